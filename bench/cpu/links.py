@@ -27,7 +27,7 @@ import node_faults  # noqa: E402
 WARM_UP = 2
 
 #: Bytes that a link lets through at once: small next to what a step sends. All others wait, and none is dropped.
-BURST = 16 << 10
+BURST = 2 << 10
 
 #: Bytes of a stream among those of a link that both nodes use alike: two full segments have headers of 66 bytes each, and
 #: an acknowledgement of 66.

@@ -1,7 +1,7 @@
 """Random faults on three nodes of one run, and what must hold after each: the run goes on from its last checkpoint, or ends
 clearly; no process stays behind; no step is lost, and none has other numbers than in a run that nobody disturbed.
 
-    python tests/python/node_faults.py --faults 200 --seed 1
+    python tests/python/node_faults.py --folder FOLDER --faults 200 --seed 1 [--compression int8]
 
 Needs root and iproute2: every node has a network of its own, a bridge connects them, and node 0 writes to a small disk in
 memory. `test_nodes.py` runs a short form of it.
@@ -117,6 +117,16 @@ def options(output: Path, data: Path, **changed: object) -> dict[str, object]:
         "resume_from_checkpoint": True,
         **changed,
     }
+
+
+def shared(compression: str) -> dict[str, object]:
+    """Options of what nodes send each other."""
+    if compression == "none":
+        # Shards of all nodes have the bits of as many ranks in one process; those of each node are equal up to rounding.
+        return {"shard_scope": "world"}
+    # Faults come on both sides of the end of the warm-up.
+    warm_up = {"compression_warmup_steps": 40} if compression == "onebit" else {}
+    return {"shard_scope": "node", "optimizer": "adamw", "gradient_compression": compression, **warm_up}
 
 
 @dataclass
@@ -292,27 +302,35 @@ def check_log(steps: list[dict[str, object]], reference: dict[int, tuple[object,
     return again
 
 
-def reference_run(folder: Path, steps: int) -> dict[int, tuple[object, object]]:
-    """Loss and norm of the first steps of three ranks of one process."""
+def reference_run(folder: Path, steps: int, compression: str, spaces: list[str]) -> dict[int, tuple[object, object]]:
+    """Loss and norm of the first steps of a run that nobody disturbs: of three ranks of one process, or where sums are
+    compressed, of three nodes.
+    """
     folder.mkdir()
-    (folder / "run.json").write_text(json.dumps(options(folder / "output", folder, gpus=NODES, save_steps=1_000_000)))
-    words = [sys.executable, "-m", "surogate", "sft", str(folder / "run.json"), "--quiet"]
-    process = subprocess.Popen(words)
-    while last_step(folder / "output") < steps and process.poll() is None:
+    several = compression != "none"
+    of = {**shared(compression), "gpus": 1 if several else NODES, "save_steps": 1_000_000}
+    (folder / "run.json").write_text(json.dumps(options(folder / "output", folder, **of)))
+    launcher = Launcher(folder, spaces)
+    if several:
+        for node in range(NODES):
+            launcher.start(node)
+    else:
+        words = [sys.executable, "-m", "surogate", "sft", str(folder / "run.json"), "--quiet"]
+        launcher.processes[0] = subprocess.Popen(words)
+    processes = launcher.processes.values()
+    while last_step(folder / "output") < steps and all(process.poll() is None for process in processes):
         time.sleep(0.5)
-    process.send_signal(signal.SIGTERM)
-    if (code := process.wait(120)) != 143:
-        raise Broken(f"the run that nobody disturbs ended with {code}")
+    if set(codes := launcher.end(signal.SIGTERM)) != {143}:
+        raise Broken(f"the run that nobody disturbs ended with {codes}")
     return {int(str(of["step"])): (of["loss"], of["grad_norm"]) for of in logged(folder / "output")}
 
 
-def campaign(folder: Path, faults: int, seed: int, tell: bool = True) -> dict[str, object]:
+def campaign(folder: Path, faults: int, seed: int, tell: bool = True, compression: str = "none") -> dict[str, object]:
     """So many faults; what came of them. Raises `Broken`."""
     draw = random.Random(seed)
     disk = folder / "disk"
     output = disk / "output"
-    # Shards of all nodes have the bits of as many ranks in one process; those of each node are equal up to rounding.
-    (folder / "run.json").write_text(json.dumps(options(output, folder, shard_scope="world")))
+    (folder / "run.json").write_text(json.dumps(options(output, folder, **shared(compression))))
     kinds: collections.Counter[str] = collections.Counter()
     took: list[float] = []
     with networks(f"sg{os.getpid() % 100_000}n") as spaces, small_disk(disk):
@@ -339,6 +357,8 @@ def campaign(folder: Path, faults: int, seed: int, tell: bool = True) -> dict[st
         steps = logged(output)
         damaged = [str(path) for path in output.rglob("damaged-*")]
         said = "".join(launcher.said(node).read_text(errors="replace") for node in range(NODES))
+        last = min(int(str(steps[-1]["step"])), 4000)
+        reference = reference_run(folder / "reference", last, compression, spaces)
     for line, following in itertools.pairwise(said.splitlines()):
         if following.startswith("surogate: restart ") and not re.match(r"surogate: .*\bnode \d\b|surogate: the nodes were meeting", line):
             raise Broken(f"a restart whose reason names no node: {line}")
@@ -346,11 +366,11 @@ def campaign(folder: Path, faults: int, seed: int, tell: bool = True) -> dict[st
         raise Broken(f"something was damaged, or panicked: {damaged}")
     if not set(codes) <= {143, 6, 1}:
         raise Broken(f"a signal ended the nodes with {codes}")
-    reference = reference_run(folder / "reference", min(int(str(steps[-1]["step"])), 4000))
     again = check_log(steps, reference)
     return {
         "faults": dict(kinds),
         "seed": seed,
+        "compression": compression,
         "steps": int(str(steps[-1]["step"])) + 1,
         "steps_done_again": again,
         "compared": min(len(reference), int(str(steps[-1]["step"])) + 1),
@@ -365,11 +385,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
+    parser.add_argument("--compression", choices=["none", "int8", "topk", "onebit"], default="none", help="between nodes")
     parser.add_argument("--folder", type=Path, required=True, help="an empty folder for what the run says")
     options = parser.parse_args()
     options.folder.mkdir(parents=True)
     print(f"seed {options.seed}", flush=True)
-    print(json.dumps(campaign(options.folder.resolve(), options.faults, options.seed), indent=1))
+    found = campaign(options.folder.resolve(), options.faults, options.seed, compression=options.compression)
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

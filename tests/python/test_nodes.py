@@ -133,18 +133,26 @@ def test_two_processes_write_what_one_with_two_ranks_does(tmp_path: Path, one_pr
 
 def test_gradients_between_nodes_may_be_compressed(tmp_path: Path) -> None:
     curves = {}
-    for compression in ("none", "int8", "topk"):
-        path = written(tmp_path / compression, shard_scope="node", gradient_compression=compression)
+    for compression in ("none", "int8", "topk", "onebit"):
+        path = written(tmp_path / compression, shard_scope="node", optimizer="adamw", gradient_compression=compression)
         found = ended(nodes(path, 2))
         assert [code for code, _ in found] == [0, 0], found
         curves[compression] = [step["loss"] for step in steps(path.parent / "output")]
     # The first loss is that of the model as it was.
     assert len({curve[0] for curve in curves.values()}) == 1 and curves["none"][1:] != curves["int8"][1:] != curves["topk"][1:]
     assert curves["int8"] == pytest.approx(curves["none"], rel=1e-2)
-    path = written(tmp_path / "int8", shard_scope="node", gradient_compression="topk", max_steps=10)
+    # A fifth of the steps, rounded up, is the warm-up; what the first update behind it did shows a step later.
+    assert curves["onebit"][:3] == curves["none"][:3] and curves["onebit"][3:] != curves["none"][3:]
+    # Errors of `int8` and `onebit` have the same sizes.
+    for before, compression in (("topk", "int8"), ("int8", "onebit")):
+        changed = {"optimizer": "adamw", "gradient_compression": compression, "max_steps": 10}
+        path = written(tmp_path / before, shard_scope="node", **changed)
+        found = ended(nodes(path, 2))
+        assert [code for code, _ in found] == [0, 0], found
+        assert "what compression had left of gradients is dropped" in found[0][1], found
+    path = written(tmp_path / "onebit", shard_scope="node", optimizer="adamw", gradient_compression="int8", max_steps=10)
     found = ended(nodes(path, 2))
-    assert [code for code, _ in found] == [0, 0], found
-    assert "what compression had left of gradients is dropped" in found[0][1], found
+    assert found[0][0] == 2 and "second moments stay as they were after 2 updates" in found[0][1], found
 
 
 def test_processes_of_torchrun_on_a_host_share_one_packing(tmp_path: Path) -> None:
@@ -203,13 +211,15 @@ def test_a_killed_node_ends_the_other_which_names_it_and_the_run_goes_on(tmp_pat
     assert tensors(tmp_path / "output") == tensors(one_process)
 
 
-def test_random_faults_lose_no_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compression", ["none", "onebit"])
+def test_random_faults_lose_no_step(tmp_path: Path, compression: str) -> None:
     """A short form of `node_faults.py`; longer with SUROGATE_NODE_FAULTS."""
     if os.geteuid() != 0 or not shutil.which("ip") or subprocess.run(["ip", "netns", "add", f"try{os.getpid()}"]).returncode:
         pytest.skip("namespaces need root, iproute2 and a system that makes them")
     subprocess.run(["ip", "netns", "del", f"try{os.getpid()}"], check=True)
     seed = int(os.environ.get("SUROGATE_KILL_SEED", time.time_ns() % 1_000_000))
-    found = node_faults.campaign(tmp_path, int(os.environ.get("SUROGATE_NODE_FAULTS", "4")), seed)
+    faults = int(os.environ.get("SUROGATE_NODE_FAULTS", "4"))
+    found = node_faults.campaign(tmp_path, faults, seed, compression=compression)
     assert found["compared"] == found["steps"], found
 
 

@@ -305,7 +305,7 @@ def test_several_nodes_are_computed_from_one(options, tmp_path, capsys):
     assert "3 nodes of 8 GPUs, 50 GB/s between nodes for each GPU. Computed from the plan of one node" in text
     rows = re.findall(r"^(.) +(\d+) +(\d+) .* % █+$", text, re.MULTILINE)
     assert [row[1] for row in rows if row[0] == "*"] == ["24"] and len(rows) == 12, text
-    for compression, share in [("bf16", 1 / 2), ("int8", 260 / 1024), ("topk", 80 / 1024)]:
+    for compression, share in [("bf16", 1 / 2), ("int8", 260 / 1024), ("topk", 80 / 1024), ("onebit", 36 / 1024)]:
         run.write_text(json.dumps({**on_gpus, "gradient_compression": compression}))
         assert sizes("2x8xh200@50")[16]["between_bytes"] == pytest.approx(share * fast[16]["between_bytes"])
 

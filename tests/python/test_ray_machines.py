@@ -123,7 +123,20 @@ def wait_for(head: Machine, count: int) -> None:
         assert time.monotonic() < until, "the cluster did not come together"
 
 
-def guide(folder: Path, restarts: int = 0, **more: object) -> Path:
+def wait_for_clients(machine: Machine, address: str) -> None:
+    """Until Ray's client server takes a client of this machine: on a busy machine its process is late."""
+    look = f"import ray; ray.init({address!r}, logging_level='error'); print('taken')"
+    until = time.monotonic() + TOGETHER
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            words = machine.inside(sys.executable, "-c", look)
+            if "taken" in subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT, timeout=TOGETHER).stdout:
+                return
+        assert time.monotonic() < until, "Ray's client server takes no client"
+        time.sleep(2)
+
+
+def guide(folder: Path, restarts: int = 0, address: str = "auto", **more: object) -> Path:
     """The guide's example, with a model, data and sizes that a test has time for."""
     text = CONFIGURATIONS["a model on two nodes"]
     small: dict[str, object] = {
@@ -134,6 +147,7 @@ def guide(folder: Path, restarts: int = 0, **more: object) -> Path:
         "warmup_steps": 2,
         "output_dir": "./output/stories",
         "gpus_per_node": 1,
+        "ray_address": address,
     }
     for name, value in small.items():
         text, count = re.subn(rf"(?m)^( *{name}:) .*$", rf"\g<1> {value}", text)
@@ -183,6 +197,25 @@ def test_without_the_process_that_keeps_the_cluster_all_save_and_end(tmp_path: P
     for machine in machines:
         until_gone(machine, "--set=distributed.node_rank=", 5)
         assert "the head of the Ray cluster, 10.78.0.1:6379, is lost" in machine.said()
+
+
+@pytest.mark.parametrize("how", ["switched off", "without its keeper"])
+def test_a_client_ends_with_the_head(tmp_path: Path, machines: list[Machine], how: str) -> None:
+    """The command is given behind Ray's client server, on the other machine."""
+    address = "ray://10.78.0.1:10001"
+    path = guide(tmp_path, restarts=2, address=address, **LONG)
+    wait_for_clients(machines[1], address)
+    leader = start(machines[1], path)
+    until_steps(tmp_path / "output" / "stories")
+    if how == "switched off":
+        machines[0].switch_off()
+    else:
+        (keeper,) = machines[0].processes("gcs_server")
+        os.kill(keeper, signal.SIGKILL)
+    ((code, text),) = ended([leader], ENDED)
+    assert code == 6 and "the head of the Ray cluster, 10.78.0.1:" in text and "is lost: no answer for 20 s" in text, text
+    assert "restart 1 of" not in text, text
+    until_gone(machines[1], "--set=distributed.node_rank=", ENDED)
 
 
 @pytest.mark.parametrize("place", [0, 1])

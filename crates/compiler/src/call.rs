@@ -57,6 +57,7 @@ pub fn compile_call(
             steps: vec![Step { instruction, provenance, cost }],
             inputs: named_inputs,
             outputs: named_outputs,
+            stage: Default::default(),
         }],
         memory: Vec::new(),
         activations: Vec::new(),

@@ -20,6 +20,7 @@ mod recipes;
 mod reduce;
 mod residency;
 mod rule;
+mod stages;
 mod tied;
 mod time;
 mod update;
@@ -38,6 +39,7 @@ pub use options::{
 };
 pub use pass::{Observer, Pass, PassTrace, Passes};
 pub use passes::expand::expand;
+use passes::stage::Cut;
 pub use probes::{Links, Probe, links, probes};
 pub use recipes::{Fp8Hybrid, GradientFormat, Nvfp4, Recipe};
 pub use tied::tied;
@@ -120,6 +122,9 @@ pub fn compile_observed(
     machine: &Machine,
     passes: &mut Passes<'_>,
 ) -> Result<Program, CompileError> {
+    if options.sharding.stages > 1 {
+        return stages::compile(model, options, machine, passes);
+    }
     let mut graphs = Vec::new();
     let (usual, own): (Vec<_>, Vec<_>) = options.entries.iter().partition(|entry| entry.shapes.is_empty());
     let usual = options.variants.iter().flat_map(|variant| usual.iter().map(move |entry| (*entry, *variant)));
@@ -127,18 +132,29 @@ pub fn compile_observed(
     for (entry, variant) in usual.chain(own) {
         graphs.push((entry.kind, variant, entry_graph(model, options, machine, entry, variant, passes)?));
     }
+    compile_graphs(&model.architecture, &graphs, options, machine, passes)
+}
+
+/// Compiles graphs that are ready to be lowered. The first has the parameters of all.
+fn compile_graphs(
+    name: &str,
+    graphs: &[(EntryKind, Variant, Graph)],
+    options: &CompileOptions,
+    machine: &Machine,
+    passes: &mut Passes<'_>,
+) -> Result<Program, CompileError> {
     let options = &passes.allowed(options);
     let table = &graphs.first().expect("at least one entry is requested").2;
     let sharded = |options: &CompileOptions| {
         let placed =
-            |options: &CompileOptions| memory::plan_parameters(table, memory::plan_states(&graphs, options), options);
+            |options: &CompileOptions| memory::plan_parameters(table, memory::plan_states(graphs, options), options);
         let compiled = |options: &CompileOptions| {
-            let mut graphs = graphs.clone();
+            let mut graphs = graphs.to_vec();
             // Codes have an arena of their own on the host.
             let parameters = placed(options);
             // What is kept, recomputed, offloaded or done in parts. Nothing may share computations after it.
             let plan = plan::decide(&mut graphs, &parameters, options, machine, passes)?;
-            lower::program(&model.architecture, graphs, &parameters, plan, options, machine)
+            lower::program(name, graphs, &parameters, plan, options, machine)
         };
         // What only the update needs may lie on the host, and codes of frozen weights: of the programs that this makes, the
         // one with the shortest step. Codes on the device are among the weights.
@@ -153,6 +169,59 @@ pub fn compile_observed(
 
 /// The graph of one entry, ready to be lowered.
 pub fn entry_graph(
+    model: &Model,
+    options: &CompileOptions,
+    machine: &Machine,
+    entry: &EntryOptions,
+    variant: Variant,
+    passes: &mut Passes<'_>,
+) -> Result<Graph, CompileError> {
+    graph_of(model, options, machine, entry, variant, None, passes)
+}
+
+/// [`entry_graph`], of one stage of a pipeline where a cut is given.
+fn graph_of(
+    model: &Model,
+    options: &CompileOptions,
+    machine: &Machine,
+    entry: &EntryOptions,
+    variant: Variant,
+    cut: Option<&Cut>,
+    passes: &mut Passes<'_>,
+) -> Result<Graph, CompileError> {
+    let kind = entry.kind;
+    let mut graph = whole_graph(model, options, machine, entry, variant, passes)?;
+    if let Some(cut) = cut {
+        // Before autodiff, which begins and ends at what crosses; behind all that may join layers.
+        passes.run(kind, Pass::Stage, &mut graph, |g| passes::stage::run(g, cut))?;
+    }
+    if kind == EntryKind::FirstMicroStep && !cut.is_some_and(|cut| cut.forward_alone) {
+        // Before autodiff, which looks for parameters that nothing moves.
+        passes.run(kind, Pass::ExpertBias, &mut graph, passes::expert_bias::run)?;
+        passes.run(kind, Pass::Autodiff, &mut graph, differentiate)?;
+        // Right behind: what starts the backward pass still stands alone.
+        passes.run(kind, Pass::LossScale, &mut graph, |g| passes::loss_scale::run(g, options))?;
+    }
+    // Constants first: what they replace may leave others dead or equal.
+    passes.run(kind, Pass::FoldConstants, &mut graph, passes::fold_constants::run)?;
+    passes.run(kind, Pass::CommonSubexpressions, &mut graph, passes::common_subexpressions::run)?;
+    passes.run(kind, Pass::DeadCode, &mut graph, passes::dead_code::run)?;
+    // Element types are decided once the graph holds everything that computes.
+    passes.run(kind, Pass::Recipe, &mut graph, |g| recipes::run(g, options, machine))?;
+    // Products of adapters as such, before one of them becomes part of a sum.
+    passes.run(kind, Pass::LowRank, &mut graph, |g| passes::low_rank::run(g, machine))?;
+    // Before what an adapter gives the gradient of its input becomes part of an element-wise sum.
+    passes.run(kind, Pass::DropoutLinear, &mut graph, |g| passes::dropout_linear::run(g, machine))?;
+    // Last: fused nodes are opaque to every rule above.
+    passes.run(kind, Pass::Fuse, &mut graph, passes::fuse::run)?;
+    // Behind the rules, which take some of what has a form; codes are then joined with what is left.
+    passes.run(kind, Pass::ProducedCodes, &mut graph, passes::produced_codes::run)?;
+    passes.run(kind, Pass::JoinForms, &mut graph, passes::join_forms::run)?;
+    Ok(graph)
+}
+
+/// All layers of an entry, each by itself: what stages of a pipeline are cut from.
+fn whole_graph(
     model: &Model,
     options: &CompileOptions,
     machine: &Machine,
@@ -186,27 +255,5 @@ pub fn entry_graph(
     passes.run(kind, Pass::Cache, &mut graph, |g| passes::cache::run(g, entry, variant, machine))?;
     // Before autodiff, which sends gradients the way back; behind what adds dropout.
     passes.run(kind, Pass::Sequence, &mut graph, |g| passes::sequence::run(g, &options.sharding, variant))?;
-    if kind == EntryKind::FirstMicroStep {
-        // Before autodiff, which looks for parameters that nothing moves.
-        passes.run(kind, Pass::ExpertBias, &mut graph, passes::expert_bias::run)?;
-        passes.run(kind, Pass::Autodiff, &mut graph, differentiate)?;
-        // Right behind: what starts the backward pass still stands alone.
-        passes.run(kind, Pass::LossScale, &mut graph, |g| passes::loss_scale::run(g, options))?;
-    }
-    // Constants first: what they replace may leave others dead or equal.
-    passes.run(kind, Pass::FoldConstants, &mut graph, passes::fold_constants::run)?;
-    passes.run(kind, Pass::CommonSubexpressions, &mut graph, passes::common_subexpressions::run)?;
-    passes.run(kind, Pass::DeadCode, &mut graph, passes::dead_code::run)?;
-    // Element types are decided once the graph holds everything that computes.
-    passes.run(kind, Pass::Recipe, &mut graph, |g| recipes::run(g, options, machine))?;
-    // Products of adapters as such, before one of them becomes part of a sum.
-    passes.run(kind, Pass::LowRank, &mut graph, |g| passes::low_rank::run(g, machine))?;
-    // Before what an adapter gives the gradient of its input becomes part of an element-wise sum.
-    passes.run(kind, Pass::DropoutLinear, &mut graph, |g| passes::dropout_linear::run(g, machine))?;
-    // Last: fused nodes are opaque to every rule above.
-    passes.run(kind, Pass::Fuse, &mut graph, passes::fuse::run)?;
-    // Behind the rules, which take some of what has a form; codes are then joined with what is left.
-    passes.run(kind, Pass::ProducedCodes, &mut graph, passes::produced_codes::run)?;
-    passes.run(kind, Pass::JoinForms, &mut graph, passes::join_forms::run)?;
     Ok(graph)
 }

@@ -45,18 +45,17 @@ pub(crate) fn program(
     });
     if let Some(optimizer) = options.training.as_ref().and_then(|t| t.optimizer.as_ref()) {
         let scales_loss = options.scales_loss();
-        let mut update = update::entry(parameters, optimizer, scales_loss, options.seed, &homes, &mut lowering);
         let changed =
             |id: &ValueId| matches!(table.value(*id).origin, Origin::Parameter(id) if table.parameter(id).trainable);
-        if table.prepared.iter().flat_map(|node| &node.inputs).any(changed) {
-            // An entry records each of its events once.
-            let taken = update.steps.iter().filter_map(|step| event_of(&step.instruction)).max().map_or(0, |e| e + 1);
-            update.steps.extend(prepared.iter().flat_map(|prepared| &prepared.steps).map(|step| {
-                let provenance = Provenance { phase: program::Phase::Update, ..step.provenance.clone() };
-                Step { provenance, instruction: with_events_from(taken, &step.instruction), cost: step.cost }
-            }));
+        let again = table.prepared.iter().flat_map(|node| &node.inputs).any(changed);
+        for name in update::names(parameters) {
+            let seed = options.seed;
+            let mut update = update::entry(name, parameters, optimizer, scales_loss, seed, &homes, &mut lowering);
+            if let Some(prepared) = prepared.as_ref().filter(|_| again) {
+                update.steps.extend(behind(&update, prepared));
+            }
+            entries.push(update);
         }
-        entries.push(update);
     }
     entries.extend(prepared);
     let cluster = parameters.sharding.cluster();
@@ -86,6 +85,16 @@ fn event_of(instruction: &Instruction) -> Option<u32> {
         | Instruction::Transfer { .. }
         | Instruction::Collective(_) => None,
     }
+}
+
+/// The steps of an entry behind those of another, whose events they are not: an entry records each of its events once.
+fn behind(before: &Entry, of: &Entry) -> Vec<Step> {
+    let taken = before.steps.iter().filter_map(|step| event_of(&step.instruction)).max().map_or(0, |e| e + 1);
+    let moved = |step: &Step| {
+        let provenance = Provenance { phase: program::Phase::Update, ..step.provenance.clone() };
+        Step { provenance, instruction: with_events_from(taken, &step.instruction), cost: step.cost }
+    };
+    of.steps.iter().map(moved).collect()
 }
 
 /// The same instruction, its event numbered from another one on.
@@ -124,7 +133,10 @@ fn forms(kind: EntryKind, parameters: &ParameterPlan) -> Vec<Form> {
 /// Whether an entry can neither race nor, where ranks meet in it, wait for ever.
 fn check_entry(entry: &Entry, cluster: Cluster) -> Result<(), String> {
     match entry.steps.iter().any(|step| step.instruction.stream() == StreamId::Exchange) {
-        true => check_group(&(0..cluster.ranks).map(|rank| entry.of_rank(rank, cluster)).collect::<Vec<_>>()),
+        true => {
+            let all = cluster.ranks * cluster.stages;
+            check_group(&(0..all).map(|rank| entry.of_rank(rank, cluster)).collect::<Vec<_>>())
+        }
         false => check_order(entry),
     }
 }
@@ -312,6 +324,7 @@ fn entry(
         steps: streams.steps,
         inputs: batch.map(|id| (graph.value(*id).name.clone(), at(id, 0))).collect(),
         outputs: graph.outputs.iter().map(named).collect(),
+        stage: Default::default(),
     }
 }
 

@@ -190,7 +190,7 @@ pub(crate) fn fixed_places(graph: &Graph, parameters: &ParameterPlan, lowering: 
         };
         fixed.insert(*id, tensor);
     }
-    lowering.batch_bytes = lowering.batch_bytes.max(batch_end);
+    lowering.batch_bytes = lowering.batch_bytes.max(batch_end * parameters.sharding.slots());
     for (parameter, slot) in graph.parameters.iter().zip(&parameters.slots) {
         fixed.insert(parameter.value, slot.weight.clone());
     }

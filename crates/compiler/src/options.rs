@@ -73,6 +73,10 @@ pub struct Sharding {
     /// Whether the plan may cut gradients, or both, where that takes less time than everything else that makes it fit.
     pub open: bool,
     pub compression: Compression,
+    /// Devices that have some layers each, with one rank; 1 where each has all.
+    pub stages: usize,
+    /// The one that is compiled, set while each is.
+    pub stage: usize,
 }
 
 /// The ranks that share what is sharded.
@@ -110,6 +114,8 @@ impl Default for Sharding {
             weights: false,
             open: false,
             compression: Compression::None,
+            stages: 1,
+            stage: 0,
         }
     }
 }
@@ -121,7 +127,13 @@ const BUCKET_BYTES: usize = 128 << 20;
 impl Sharding {
     /// Who takes part.
     pub fn cluster(&self) -> Cluster {
-        Cluster { ranks: self.ranks, sequence: self.sequence, nodes: self.nodes, shards: self.shards() }
+        let Sharding { ranks, sequence, nodes, stages, .. } = *self;
+        Cluster { ranks, sequence, nodes, shards: self.shards(), stages }
+    }
+
+    /// Micro-steps that a stage has under way at most: each has its batch tensors, and what came from the stage before.
+    pub(crate) fn slots(&self) -> usize {
+        self.stages - self.stage
     }
 
     /// Ranks in a row that have a piece each of what is cut.
@@ -165,6 +177,11 @@ impl Sharding {
             Compression::Blocks(blocks) if self.rail().count > 1 => Some(blocks),
             Compression::Blocks(_) | Compression::None | Compression::Bf16 => None,
         }
+    }
+
+    /// Whether the update has two forms: behind a warm-up first moments are summed between nodes, in blocks.
+    pub(crate) fn compresses_momentum(&self) -> bool {
+        self.blocks().is_some_and(Blocks::are_of_momentum)
     }
 
     /// Bytes on the way for so many bytes of gradients.

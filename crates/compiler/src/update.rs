@@ -8,16 +8,24 @@ mod nodes;
 mod slices;
 
 use ops::{OpId, id};
-use program::{Documents, Entry, EntryKind, Instruction, Provenance, Step, StreamId, TensorRef, scalar};
+use program::{COMPRESSED, Documents, Entry, EntryKind, Instruction, Provenance, Step, StreamId, TensorRef, scalar};
 use tensor::{Attrs, DType};
 
 use crate::lowering::Lowering;
 use crate::memory::{Histories, ParameterPlan, Run, SUM_SQUARES, Squares, arena, scalar_ref};
 use crate::options::{LOSS_SCALE_INTERVAL, OptimizerOptions};
 use crate::residency::{Homes, Streams, Transfers};
+use crate::rule::Rule;
+use nodes::Summed;
 use slices::{Slices, Work};
 
+/// The names of the updates of a program.
+pub(crate) fn names(parameters: &ParameterPlan) -> &'static [&'static str] {
+    if parameters.sharding.compresses_momentum() { &["", COMPRESSED] } else { &[""] }
+}
+
 pub(crate) fn entry(
+    name: &'static str,
     parameters: &ParameterPlan,
     optimizer: &OptimizerOptions,
     scales_loss: bool,
@@ -33,11 +41,19 @@ pub(crate) fn entry(
     let mut transfers = Transfers::new(&slices.stays, EntryKind::Update);
     let from = provenance("update");
     transfers.before(0, &from, &mut streams);
-    if parameters.sharding.rail().count > 1 {
-        nodes::sum(&mut streams, lowering, taken, parameters);
+    // Compressed first moments are summed when the norm is known: it says how much of them gradients are.
+    let momentum = name == COMPRESSED;
+    if momentum {
+        nodes::own_squares(&mut streams.steps, lowering, taken, parameters);
+    } else if parameters.sharding.rail().count > 1 {
+        nodes::sum(&mut streams, lowering, taken, parameters, Summed::Gradients);
     }
     let gathered = sharded.then(|| exchange::agree(&mut streams, lowering, taken, parameters));
-    norm(&mut streams.steps, lowering, taken, parameters, optimizer, scales_loss, homes, gathered);
+    norm(&mut streams, lowering, taken, parameters, optimizer, scales_loss, homes, gathered, momentum);
+    if momentum {
+        let summed = Summed::Momentum { beta1: optimizer.beta1 };
+        nodes::sum(&mut streams, lowering, taken, parameters, summed);
+    }
     if scales_loss {
         next_loss_scale(&mut streams.steps, lowering, taken);
     }
@@ -48,7 +64,7 @@ pub(crate) fn entry(
         let steps = &mut streams.steps;
         match &slice.work {
             Work::Elements { run, start } => {
-                update_run(steps, lowering, taken, run, *start, optimizer, seed, slice.number);
+                update_run(steps, lowering, taken, run, *start, optimizer, seed, slice.number, momentum);
                 if let Some(master) = &run.master {
                     round(steps, lowering, taken, master, &run.weight);
                 }
@@ -85,19 +101,22 @@ pub(crate) fn entry(
     transfers.end(slices.all.len() + 1, &from, &mut streams);
     Entry {
         kind: EntryKind::Update,
-        name: String::new(),
+        name: name.to_owned(),
         variant: None,
         steps: streams.steps,
         inputs: Vec::new(),
         outputs: Vec::new(),
+        stage: Default::default(),
     }
 }
 
 /// The norm of all gradients and what follows from it. Gradients on the host have been summed up on their way there, those
-/// of several ranks when they came together: `gathered` are the sums of their blocks.
+/// of several ranks when they came together: `gathered` are the sums of their blocks. `of_nodes`: each node has gradients of its
+/// own; then the norm is the root of the mean square of theirs, each times the number of nodes, which that of the sum does not
+/// exceed.
 #[expect(clippy::too_many_arguments, reason = "what a norm consists of")]
 fn norm(
-    steps: &mut Vec<Step>,
+    streams: &mut Streams,
     lowering: &mut Lowering<'_>,
     taken: usize,
     parameters: &ParameterPlan,
@@ -105,6 +124,7 @@ fn norm(
     scales_loss: bool,
     homes: &Homes,
     gathered: Option<TensorRef>,
+    of_nodes: bool,
 ) {
     let sums = gathered.unwrap_or_else(|| {
         let bytes = parameters.gradients_bytes;
@@ -112,12 +132,23 @@ fn norm(
         if homes.on_device(arena::GRADIENTS) {
             let all = TensorRef::dense(arena::GRADIENTS, 0, DType::F32, [bytes / DType::F32.size()]);
             let inputs = vec![all, lowering.constant(&blocks)];
+            let steps = &mut streams.steps;
             push_behind(steps, lowering, taken, id::BLOCK_SQUARES, Attrs::new(), inputs, vec![sums.clone()]);
         }
         sums
     });
     let total = scalar_ref(SUM_SQUARES);
+    let steps = &mut streams.steps;
     push_behind(steps, lowering, taken, id::TOTAL_SQUARES, Attrs::new(), vec![sums], vec![total.clone()]);
+    let mut attrs = Attrs::new().with("max_norm", optimizer.max_grad_norm);
+    if of_nodes {
+        nodes::total(streams, lowering, taken, parameters, &total);
+        attrs = attrs.with("parts", parameters.sharding.rail().count as u64);
+    }
+    if parameters.sharding.stages > 1 {
+        exchange::agree_stages(streams, lowering, taken, parameters);
+    }
+    let steps = &mut streams.steps;
     if let Some(Histories { scaling, amax, limits, tops }) = &parameters.states.histories {
         // Before the norm is looked at: magnitudes that are not finite suppress the update.
         let attrs = Attrs::new().with("quantisers", scaling.quantisers.len()).with("window", scaling.window);
@@ -132,7 +163,7 @@ fn norm(
         lowering,
         taken,
         id::GRADIENT_SCALE,
-        Attrs::new().with("max_norm", optimizer.max_grad_norm),
+        attrs,
         std::iter::once(total).chain(divisors.map(scalar_ref)).collect(),
         [scalar::GRADIENT_NORM, scalar::GRADIENT_SCALE, scalar::UPDATE_APPLIED].map(scalar_ref).to_vec(),
     );
@@ -161,9 +192,14 @@ fn update_run(
     optimizer: &OptimizerOptions,
     seed: u64,
     stream: usize,
+    frozen: bool,
 ) {
     let updated = run.master.as_ref().unwrap_or(&run.weight);
     let mut attrs = run.rule.attributes(optimizer);
+    if frozen {
+        assert_eq!(run.rule, Rule::AdamW, "1-bit Adam keeps the second moments of AdamW");
+        attrs = attrs.with("frozen", true);
+    }
     if run.rule.descends() {
         attrs = attrs
             .with("weight_decay", if run.decay { optimizer.weight_decay } else { 0.0 })

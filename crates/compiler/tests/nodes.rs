@@ -67,9 +67,11 @@ fn a_rank_keeps_its_share_of_a_node() {
     }
 }
 
-/// Bytes that a rank gets from other nodes in the entries of a step, by what kind of entry.
+/// Bytes that a rank gets from other nodes in the entries of a step, by what kind of entry; behind a warm-up.
 fn between(program: &Program, kind: EntryKind) -> usize {
+    let update = program.update(true).map(|index| &program.entries[index]);
     let entries = program.entries.iter().filter(|entry| entry.kind == kind);
+    let entries = entries.filter(|entry| kind != EntryKind::Update || Some(*entry) == update);
     let all = entries.flat_map(|entry| &entry.steps).filter_map(|step| match &step.instruction {
         Instruction::Collective(of) => Some(program.cluster.between(of)),
         _ => None,
@@ -78,8 +80,13 @@ fn between(program: &Program, kind: EntryKind) -> usize {
 }
 
 /// Of every kind.
-const COMPRESSIONS: [Compression; 4] =
-    [Compression::None, Compression::Bf16, Compression::Blocks(Blocks::Int8), Compression::Blocks(Blocks::TopK)];
+const COMPRESSIONS: [Compression; 5] = [
+    Compression::None,
+    Compression::Bf16,
+    Compression::Blocks(Blocks::Int8),
+    Compression::Blocks(Blocks::TopK),
+    Compression::Blocks(Blocks::OneBit),
+];
 
 /// Bytes that come of an element: from all other nodes, and once or twice a part of each.
 fn bytes(of: Compression, nodes: usize) -> f64 {
@@ -90,6 +97,7 @@ fn bytes(of: Compression, nodes: usize) -> f64 {
         Compression::Bf16 => twice * 2.0,
         Compression::Blocks(Blocks::Int8) => twice * 260.0 / 256.0,
         Compression::Blocks(Blocks::TopK) => others * 80.0 / 256.0,
+        Compression::Blocks(Blocks::OneBit) => twice * 36.0 / 256.0,
     }
 }
 

@@ -258,6 +258,7 @@ fn a_rank_that_departs_from_the_order_is_refused() {
             (of, 3, 1, Compression::Bf16),
             (of, 6, 3, Compression::Bf16),
             (of, 6, 3, Compression::Blocks(Blocks::Int8)),
+            (of, 6, 3, Compression::Blocks(Blocks::OneBit)),
         ]
     };
     for (of, ranks, nodes, compression) in CUTS.into_iter().flat_map(nodes) {

@@ -10,6 +10,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::fabric::{Fabric, Seat};
 use crate::group::GroupSession;
+use crate::pipeline::PipelineSession;
 use crate::session::CpuSession;
 use crate::wire::NodeWire;
 
@@ -76,7 +77,15 @@ impl Backend for CpuBackend {
     }
 
     fn load(&self, program: Arc<Program>) -> Result<Box<dyn Session>, BackendError> {
-        let ranks = program.cluster.ranks;
+        let (ranks, stages) = (program.cluster.ranks, program.cluster.stages);
+        if stages > 1 {
+            let threads = self.pool.current_num_threads() / stages;
+            let load = |program: Arc<Program>, seat: Seat| {
+                CpuSession::load(program, pool(threads)?, self.check_finite, Some(seat))
+            };
+            let seats = Fabric::seats(stages, PATIENCE);
+            return Ok(Box::new(PipelineSession::load(program, seats, PATIENCE, load)?));
+        }
         if ranks == 1 {
             return Ok(Box::new(CpuSession::load(program, self.pool.clone(), self.check_finite, None)?));
         }

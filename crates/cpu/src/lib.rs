@@ -17,6 +17,7 @@ mod finite;
 mod group;
 mod layout;
 mod matmul;
+mod pipeline;
 mod rows;
 mod scratch;
 mod session;

@@ -96,6 +96,7 @@ fn run(op: &str, operands: &Operands, threads: usize) -> Vec<Vec<f32>> {
             steps: vec![step],
             inputs: vec![],
             outputs: vec![],
+            stage: Default::default(),
         }],
         ..empty()
     };

@@ -39,6 +39,7 @@ fn program(instructions: Vec<Instruction>, constants: Vec<Constant>) -> Program 
             steps: steps.collect(),
             inputs: vec![],
             outputs: vec![],
+            stage: Default::default(),
         }],
         memory: vec![],
         activations: vec![],

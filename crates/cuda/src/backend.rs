@@ -35,6 +35,9 @@ impl CudaBackend {
     }
 
     fn load_on(&self, program: Arc<Program>, options: &Options) -> std::result::Result<Box<dyn Session>, BackendError> {
+        if program.cluster.stages > 1 {
+            return Err(BackendError::Unavailable("programs of several stages do not run on GPUs yet".to_owned()));
+        }
         if program.cluster.ranks == 1 {
             return Ok(Box::new(CudaSession::new(program, options)?));
         }

@@ -8,7 +8,7 @@ use std::fmt;
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
@@ -226,8 +226,8 @@ impl Nodes {
         let why: String = failure.why.chars().take(REASON / 4).collect();
         let node = (failure.node as u32).to_le_bytes();
         for peer in self.peers.iter().flatten() {
-            // One that is being written to learns of it by the end of the connection.
-            if let Ok(mut writer) = peer.writer.try_lock() {
+            // One that has been written to for long learns of it by the end of the connection.
+            if let Some(mut writer) = peer.writer_within(Duration::from_millis(500)) {
                 let _ = writer.set_write_timeout(Some(Duration::from_secs(1)));
                 let _ = frame::write(&mut *writer, Channel::Abort, &[&node, &[failure.code], why.as_bytes()]);
             }
@@ -301,6 +301,10 @@ impl fmt::Debug for Nodes {
 
 impl Drop for Nodes {
     fn drop(&mut self) {
+        // Others may see the end of this connection before they hear of who failed.
+        if let Some(failure) = self.failure() {
+            self.pass_on(&failure);
+        }
         self.shared.state().left.fill(true);
         for peer in self.peers.iter().flatten() {
             let _ = peer.writer.lock().unwrap_or_else(PoisonError::into_inner).shutdown(Shutdown::Both);
@@ -329,6 +333,19 @@ impl Peer {
             }
         })?;
         Ok(Peer { writer: Mutex::new(stream), address })
+    }
+
+    /// The connection, as soon as nobody writes to it; none if that takes longer.
+    fn writer_within(&self, most: Duration) -> Option<MutexGuard<'_, TcpStream>> {
+        let deadline = Instant::now() + most;
+        loop {
+            match self.writer.try_lock() {
+                Ok(writer) => return Some(writer),
+                Err(TryLockError::Poisoned(writer)) => return Some(writer.into_inner()),
+                Err(TryLockError::WouldBlock) if Instant::now() > deadline => return None,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(5)),
+            }
+        }
     }
 }
 

@@ -90,6 +90,23 @@ fn the_first_cause_is_told_to_all() {
 }
 
 #[test]
+fn a_cause_is_told_to_those_who_are_being_written_to() {
+    let (nodes, big) = (all(3, 20.0, Duration::ZERO), vec![7; 96 << 20]);
+    thread::scope(|scope| {
+        scope.spawn(|| drop(nodes[1].send(0, Channel::Collective, &[&big])));
+        // The connection to node 0 is busy for long behind this.
+        thread::sleep(Duration::from_millis(10));
+        nodes[1].abort("its data is not there", 3);
+    });
+    let begun = Instant::now();
+    while nodes[0].failure().is_none() && begun.elapsed() < Duration::from_secs(10) {
+        thread::sleep(Duration::from_millis(10));
+    }
+    let failure = nodes[0].failure().expect("node 0 was told");
+    assert_eq!((failure.node, failure.why.as_str(), failure.code), (1, "its data is not there", 3));
+}
+
+#[test]
 fn who_does_not_answer_is_named_after_the_time_that_is_given() {
     let nodes = all(2, 1.0, Duration::ZERO);
     let failure = nodes[0].receive(1, Channel::Collective, "a gather of 8 bytes").unwrap_err();

@@ -85,6 +85,7 @@ operations! {
     ADAMW_8BIT = "adamw_8bit": optimizer::AdamW8bit,
     DYNAMIC_MAP = "dynamic_map": optimizer::DynamicMap,
     MOMENTUM = "momentum": optimizer::Momentum,
+    MOMENTUM_PART = "momentum_part": optimizer::MomentumPart,
     UNIT_MATRICES = "unit_matrices": optimizer::UnitMatrices,
     NEWTON_SCHULZ_POLYNOMIAL = "newton_schulz_polynomial": optimizer::NewtonSchulzPolynomial,
     NORMUON = "normuon": optimizer::NorMuon,

@@ -23,11 +23,13 @@ pub struct Cluster {
     pub nodes: usize,
     /// So many ranks in a row share what is sharded, and the others have copies of it: all ranks, or those of a node.
     pub shards: usize,
+    /// Devices that have some layers each and hand each micro-batch on: the stages of a pipeline. Their ranks are 1.
+    pub stages: usize,
 }
 
 impl Cluster {
     /// A single device.
-    pub const ONE: Cluster = Cluster { ranks: 1, sequence: 1, nodes: 1, shards: 1 };
+    pub const ONE: Cluster = Cluster { ranks: 1, sequence: 1, nodes: 1, shards: 1, stages: 1 };
 
     /// Of one machine, where each rank has rows and shards of its own.
     pub const fn of(ranks: usize) -> Cluster {
@@ -51,6 +53,9 @@ impl Cluster {
 
     /// Bytes that a rank gets from other nodes in a collective. What several ranks of a node need comes once, for all of them.
     pub fn between(&self, of: &Collective) -> usize {
+        if self.nodes == 1 {
+            return 0;
+        }
         let local = self.ranks / self.nodes;
         let far = (0..of.among.count).filter(|number| of.among.member(0, *number) >= local).count();
         let bytes = of.to.bytes() / of.among.count * far;

@@ -189,7 +189,7 @@ mod tests {
         let step = |instruction| Step { instruction, provenance: Provenance::default(), cost: Cost::default() };
         let steps = instructions.into_iter().map(step).collect();
         let (kind, name, variant) = (EntryKind::Update, String::new(), None);
-        Entry { kind, name, variant, steps, inputs: vec![], outputs: vec![] }
+        Entry { kind, name, variant, steps, inputs: vec![], outputs: vec![], stage: Default::default() }
     }
 
     /// The check with the instructions of one rank changed.

@@ -24,6 +24,7 @@ mod nodes;
 mod order;
 mod parameter;
 mod program;
+mod stages;
 mod text;
 mod unite;
 mod work;
@@ -47,6 +48,7 @@ pub use memory::{Arena, ArenaId, ArenaKind, MemoryClass, MemoryLine, MemorySpace
 pub use nodes::{NodeSession, ranks_of};
 pub use order::check_order;
 pub use parameter::{Initializer, OptimizerState, PackedWeight, ParameterSlot};
-pub use program::{Constant, Entry, EntryKind, LAST, Program, Variant, generation, scalar};
+pub use program::{COMPRESSED, Constant, Entry, EntryKind, LAST, Program, Variant, generation, scalar};
+pub use stages::{Hand, STAGE, Stage, Turn, check_stages, idle_share, join, schedule};
 pub use unite::unite;
 pub use work::{Arithmetic, Cause, Extents, Spread, Times, Work, clock, expected_times, products_ceiling};

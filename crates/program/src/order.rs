@@ -104,6 +104,7 @@ mod tests {
             steps,
             inputs: vec![],
             outputs: vec![],
+            stage: Default::default(),
         })
     }
 

@@ -9,6 +9,7 @@ use crate::layout::Layout;
 use crate::machine::Machine;
 use crate::memory::{Arena, ArenaId, ArenaKind, MemoryClass, MemoryLine, MemorySpace, TensorRef};
 use crate::parameter::ParameterSlot;
+use crate::stages::Stage;
 
 /// Names of the step scalars. The host writes the first group before an entry runs; the program
 /// writes the second.
@@ -102,6 +103,10 @@ impl EntryKind {
 /// Where every micro-step exchanges its own, there is no entry of this name.
 pub const LAST: &str = "last";
 
+/// The name of an update whose sums between nodes are compressed, where the first steps of a run have another one: behind
+/// the warm-up of 1-bit Adam. Elsewhere there is no entry of this name.
+pub const COMPRESSED: &str = "compressed";
+
 /// The shape of the batches that an entry takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
@@ -123,6 +128,8 @@ pub struct Entry {
     pub inputs: Vec<(String, TensorRef)>,
     /// Results by name; valid until another entry runs.
     pub outputs: Vec<(String, TensorRef)>,
+    /// Of a pipeline, the stage that runs it and what it hands on.
+    pub stage: Stage,
 }
 
 /// A tensor whose contents the compiler computed.
@@ -170,6 +177,12 @@ impl Program {
         let kind = if first { EntryKind::FirstMicroStep } else { EntryKind::NextMicroStep };
         let ending = self.named(kind, LAST, variant).filter(|_| last);
         ending.or_else(|| self.entry(kind, variant))
+    }
+
+    /// The update; behind a warm-up that of compressed sums, where there is one.
+    pub fn update(&self, warm: bool) -> Option<usize> {
+        let compressed = self.named(EntryKind::Update, COMPRESSED, None).filter(|_| warm);
+        compressed.or_else(|| self.entry(EntryKind::Update, None))
     }
 
     /// The entry of a kind and a name.

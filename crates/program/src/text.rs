@@ -57,9 +57,12 @@ impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let separator = if self.name.is_empty() { "" } else { " " };
         write!(f, "entry {}{separator}{}", self.kind.name(), self.name)?;
-        match self.variant {
-            Some(v) => writeln!(f, " [{} × {}, {:?}]", v.batch, v.seq_len, v.documents)?,
-            None => writeln!(f)?,
+        if let Some(v) = self.variant {
+            write!(f, " [{} × {}, {:?}]", v.batch, v.seq_len, v.documents)?;
+        }
+        match self.crosses() || self.stage.number > 0 {
+            true => writeln!(f, ", stage {}", self.stage.number)?,
+            false => writeln!(f)?,
         }
         for step in &self.steps {
             let layer = step.provenance.layer.as_ref().map_or_else(|| "    ".into(), |layer| format!("{layer:>3} "));
@@ -73,6 +76,7 @@ impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "program {} for {} ({})", self.name, self.machine.name, self.machine.arch)?;
         match self.cluster.ranks {
+            1 if self.cluster.stages > 1 => writeln!(f, ", {} stages", self.cluster.stages)?,
             1 => writeln!(f)?,
             ranks => writeln!(f, ", {ranks} ranks")?,
         }

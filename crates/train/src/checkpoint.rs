@@ -12,7 +12,7 @@ use program::{Choices, Documents, TensorRef, Variant, scalar};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::config::Reasons;
+use crate::config::{GradientCompression, Reasons};
 use crate::digest;
 use crate::engine::Engine;
 use crate::error::{Result, TrainError};
@@ -82,7 +82,7 @@ const COUNTED: u64 = i32::MAX as u64;
 impl State {
     /// Whether the numbers can be those of a run: a digest can be made for any. The error says which cannot.
     fn check(&self) -> std::result::Result<(), String> {
-        let Progress { step, updates, micro_step, suppressed, evaluated, loss: _, ref judged } = self.progress;
+        let Progress { step, updates, frozen, micro_step, suppressed, evaluated, loss: _, ref judged } = self.progress;
         let counts = [("step", step), ("updates", updates), ("micro_step", micro_step), ("suppressed", suppressed)];
         if let Some((name, count)) = counts.into_iter().find(|(_, count)| *count > COUNTED) {
             return Err(format!("has `{name}: {count}`, expected at most {COUNTED}"));
@@ -90,11 +90,12 @@ impl State {
         if updates > step
             || suppressed > step
             || micro_step < step
+            || frozen.is_some_and(|frozen| frozen > updates || frozen == 0)
             || evaluated.max(judged.best.map(|of| of.step)) > Some(step)
         {
             return Err(format!(
                 "contradicts itself: {step} steps with {micro_step} micro-steps, {updates} updates, the last {suppressed} \
-                 of them suppressed, evaluated at {evaluated:?}"
+                 of them suppressed, evaluated at {evaluated:?}, second moments of {frozen:?} updates"
             ));
         }
         if self.position.as_ref().is_some_and(|position| position.before.iter().any(Vec::is_empty)) {
@@ -240,8 +241,9 @@ impl Checkpoint {
         self.state.progress.step
     }
 
-    /// Writes the optimizer's states into a session. Gives what was left out, a sentence each.
-    pub fn load_optimizer(&self, engine: &mut Engine) -> Result<Vec<String>> {
+    /// Writes the optimizer's states into a session, whose gradients are compressed so. Gives what was left out, a sentence
+    /// each.
+    pub fn load_optimizer(&self, engine: &mut Engine, compression: GradientCompression) -> Result<Vec<String>> {
         let path = self.folder.join(OPTIMIZER);
         let files = Weights::open(&path).map_err(TrainError::model_file)?;
         let program = engine.program().clone();
@@ -251,13 +253,14 @@ impl Checkpoint {
         // They are those of ranks, each of its share, and of one compression.
         let now = wanted.iter().find(|(name, _)| errors(name)).map(|(_, at)| at.shape.clone());
         let then = files.get(scalar::GRADIENT_ERRORS).ok().map(|view| view.shape.to_vec());
-        if now != then {
+        let same = now == then && self.state.options["gradient_compression"] == compression.name();
+        if !same {
             wanted.retain(|(name, _)| !errors(name));
         }
-        if then.is_some() && now != then {
+        if then.is_some() && !same {
             notes.push("what compression had left of gradients is dropped: it is that of other ranks, or of another compression".to_owned());
         }
-        for name in files.names().into_iter().filter(|name| !(now != then && errors(name))) {
+        for name in files.names().into_iter().filter(|name| same || !errors(name)) {
             if !wanted.iter().any(|(known, _)| known == name) {
                 return Err(TrainError::Usage(format!("{}: `{name}` does not belong to the run", path.display())));
             }
@@ -449,6 +452,8 @@ mod tests {
         assert!(refused(|state| state.progress.micro_step = 1 << 31).contains("`micro_step: 2147483648`"));
         for change in [
             |state: &mut State| state.progress.updates = 4,
+            |state: &mut State| state.progress.frozen = Some(4),
+            |state: &mut State| state.progress.frozen = Some(0),
             |state: &mut State| state.progress.micro_step = 2,
             |state: &mut State| state.progress.suppressed = 4,
             |state: &mut State| state.progress.evaluated = Some(4),

@@ -18,6 +18,7 @@ mod model;
 mod names;
 mod offload;
 mod optimizer;
+mod pipeline;
 mod precision;
 mod recommended;
 mod recompute;
@@ -125,8 +126,18 @@ macro_rules! union_of_tables {
         self.local_ranks() * self.nodes()
     }
 
-    /// Devices of this node.
+    /// Devices of this node that have rows of their own: all layers, or those of a pipeline.
     pub fn local_ranks(&self) -> usize {
+        (self.devices() / self.stages()).max(1)
+    }
+
+    /// Devices that have some layers each.
+    pub fn stages(&self) -> usize {
+        self.sharding.pipeline_parallel_size as usize
+    }
+
+    /// Devices of this node.
+    pub fn devices(&self) -> usize {
         match self.multi_node.distributed.gpus_per_node {
             0 => self.hardware.gpus.max(1) as usize,
             of_node => of_node as usize,

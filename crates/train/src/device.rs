@@ -50,7 +50,7 @@ impl DeviceRequest {
     pub fn of(config: &config::Config, site_packages: Vec<PathBuf>) -> DeviceRequest {
         DeviceRequest {
             device: config.hardware.device,
-            ranks: config.local_ranks(),
+            ranks: config.devices(),
             site_packages,
             eager: !config.hardware.use_cuda_graphs,
             every_gpu: config.hardware.gpus == 0,

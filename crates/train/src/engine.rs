@@ -125,6 +125,10 @@ impl Engine {
 
     /// Adds entries for a shape to the session; only those for `variants` are kept.
     fn extend(&mut self, wanted: Variant, variants: Vec<Variant>) -> Result<()> {
+        // Stages are dealt layers by what all shapes are expected to take.
+        if self.program.cluster.stages > 1 {
+            return self.replace(CompileOptions { variants, ..self.options.clone() });
+        }
         // What has shapes of its own is in the first part.
         let usual = self.options.entries.iter().filter(|entry| entry.shapes.is_empty()).cloned().collect();
         let alone = CompileOptions { variants: vec![wanted], entries: usual, ..self.options.clone() };
@@ -219,7 +223,9 @@ impl Engine {
         assert_eq!(round.len(), self.replicas(), "a round has a batch for each replica");
         let program = self.program.clone();
         let cluster = program.cluster;
-        for (name, at) in &program.entries[entry].inputs {
+        let parts = program.parts(entry);
+        let inputs = parts.iter().flat_map(|part| &program.entries[*part].inputs);
+        for (name, at) in inputs {
             let input = data::inputs::input(name).expect("a model's inputs are checked when it is opened");
             let here = round.iter().zip((0..).step_by(cluster.sequence)).filter(|(batch, _)| batch.away.is_none());
             for (batch, ranks) in here {
@@ -253,9 +259,9 @@ impl Engine {
         self.timed.take().unwrap_or_default()
     }
 
-    /// Runs the update.
-    pub fn update(&mut self) -> Result<()> {
-        let entry = self.entry(EntryKind::Update, None);
+    /// Runs the update; behind a warm-up that of compressed sums, where there is one.
+    pub fn update(&mut self, warm: bool) -> Result<()> {
+        let entry = self.program.update(warm).expect("an update is compiled with everything that trains");
         self.run_entry(entry)
     }
 

@@ -12,7 +12,11 @@ use crate::source::ModelSource;
 /// multiplied with: the head counts, looking up an embedding does not, of experts and their adapters as many as a token
 /// visits. Recomputing does not count.
 pub fn per_token(program: &Program, source: &ModelSource, sequence_len: usize) -> Option<f64> {
-    let entry = program.entries.iter().find(|entry| entry.kind == EntryKind::FirstMicroStep)?;
+    let first = program.entries.iter().position(|entry| entry.kind == EntryKind::FirstMicroStep)?;
+    let parts = program.parts(first);
+    let mut entry = program.entries[first].clone();
+    entry.steps.extend(parts[1..].iter().flat_map(|part| program.entries[*part].steps.iter().cloned()));
+    let entry = &entry;
     let parameters = &program.layout.parameters;
     let experts = Experts::of(program, entry);
     let adapters = parameters.iter().filter(|slot| slot.adapter && !experts.have(slot));

@@ -10,7 +10,7 @@ use compiler::{
     PlanOptions, RecomputeOptions, Scope, Sharding, Training,
 };
 use options::Setting;
-use program::Machine;
+use program::{Arch, Machine};
 use serde_json::json;
 use tensor::DType;
 use tensor::packed::{Quantisation, Target};
@@ -113,6 +113,18 @@ pub fn require_machine(config: &Config, machine: &Machine, gpus: usize) -> Resul
     }
 }
 
+/// An error where a run would have stages on GPUs. A plan may.
+pub fn require_stages(config: &Config, machine: &Machine) -> Result<()> {
+    let stages = config.stages();
+    if stages == 1 || machine.arch == Arch::Cpu {
+        return Ok(());
+    }
+    let message = format!("`pipeline_parallel_size: {stages}` runs on the CPU only so far, but the device is a GPU");
+    let hint = "set `device: cpu` to try it, or remove it: `zero_level: 3` divides the weights over GPUs; `surogate plan` \
+                compares both";
+    Err(TrainError::Config(vec![config.mistake("pipeline_parallel_size", message, Some(hint.to_owned()))]))
+}
+
 /// `SUROGATE_PASSES`: how many of the rewrites that may be left out run, for finding the one that breaks a result.
 fn passes(notes: &mut Vec<String>) -> Result<Option<usize>> {
     const NAME: &str = "SUROGATE_PASSES";
@@ -139,6 +151,7 @@ fn memory_options(config: &Config) -> PlanOptions {
         Setting::Value(parts) => Some(parts as usize),
         Setting::Auto => None,
     };
+    let one_bit = config.sharding.gradient_compression == GradientCompression::OneBit;
     let of = &config.recompute;
     // What the adapters read can be recomputed only from inside the layer.
     let needs_block = config.lora.lora && requested(of.recompute_lora) == Some(true);
@@ -159,7 +172,8 @@ fn memory_options(config: &Config) -> PlanOptions {
         offload: OffloadOptions {
             residual: requested(config.offload.offload_residual),
             master: requested(config.offload.offload_master),
-            optimizer: requested(config.offload.offload_optimizer),
+            // First moments that are compressed are read before the update.
+            optimizer: requested(config.offload.offload_optimizer).or(one_bit.then_some(false)),
             // Of several ranks they stay: bucket by bucket they go to the others.
             gradients: requested(config.offload.offload_grads).or((config.ranks() > 1).then_some(false)),
             quants: requested(config.offload.offload_quants),
@@ -189,6 +203,18 @@ fn check_compression(config: &Config, dtype: DType) -> Option<Problem> {
                 format!("{written} is not available yet with weights in float16, whose loss scale changes"),
                 "set `torch_dtype: bfloat16`, or `gradient_compression: bf16`",
             ),
+            Scope::Node if of != GradientCompression::OneBit => return None,
+            Scope::Node if config.optimizer.optimizer != config::OptimizerKind::AdamW => (
+                format!(
+                    "{written} needs the moments of AdamW in float32, not `optimizer: {}`",
+                    config.optimizer.optimizer
+                ),
+                "set `optimizer: adamw`, or `gradient_compression: int8`",
+            ),
+            Scope::Node if config.offload.offload_optimizer == Setting::Value(true) => (
+                format!("{written} reads the optimizer's states twice in an update: they must be on the device"),
+                "remove `offload_optimizer`, or set `gradient_compression: int8`",
+            ),
             Scope::Node => return None,
         };
         return Some(config.mistake("gradient_compression", message, Some(hint.into())));
@@ -214,6 +240,7 @@ fn sharding(config: &Config) -> Sharding {
         GradientCompression::BFloat16 => Compression::Bf16,
         GradientCompression::Int8 => Compression::Blocks(Blocks::Int8),
         GradientCompression::TopK => Compression::Blocks(Blocks::TopK),
+        GradientCompression::OneBit => Compression::Blocks(Blocks::OneBit),
     };
     let nodes = config.nodes();
     // What is to be sharded needs others who have the rest.
@@ -225,13 +252,29 @@ fn sharding(config: &Config) -> Sharding {
         // Shards of all nodes have no sums of nodes to compress.
         Setting::Auto => (Scope::Node, !of.gradient_compression.is_between_nodes()),
     };
-    Sharding { ranks, nodes, scope, open_scope, sequence, gradients, weights, open, compression, ..Sharding::default() }
+    let stages = config.stages();
+    Sharding {
+        ranks,
+        nodes,
+        scope,
+        open_scope,
+        sequence,
+        gradients,
+        weights,
+        open,
+        compression,
+        stages,
+        ..Sharding::default()
+    }
 }
 
 /// What options that are left open come to where nothing is decided: one device, and what the model itself says.
 fn explain_open(config: &Config, reasons: &mut Reasons) {
     let of = &config.sharding;
-    let one = "one device has everything";
+    let one = match config.stages() {
+        1 => "one device has everything",
+        _ => "each device has the states of its own layers",
+    };
     let sharding = [
         ("zero_level", of.zero_level.is_auto(), json!(1)),
         ("shard_gradients", of.shard_gradients.is_auto(), json!(false)),
@@ -244,6 +287,10 @@ fn explain_open(config: &Config, reasons: &mut Reasons) {
         if open && config.ranks() == 1 {
             reasons.insert(name.into(), reason(value, one));
         }
+    }
+    if of.compression_warmup_steps.is_auto() && of.gradient_compression != GradientCompression::OneBit {
+        let because = "only `gradient_compression: onebit` has a warm-up";
+        reasons.insert("compression_warmup_steps".into(), reason(json!("auto"), because));
     }
     if config.model.router_aux_loss_coef.is_auto() {
         let because = "`output_router_logits` and `router_aux_loss_coef` of the model's configuration";

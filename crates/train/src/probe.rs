@@ -30,8 +30,10 @@ pub fn find(
         let entry = engine.micro_step(index == 0, (index + 1) * replicas == batches.len(), variant);
         engine.load_batches(entry, round)?;
         let program = engine.program().clone();
-        for (number, step) in program.entries[entry].steps.iter().enumerate() {
-            engine.session().run_instruction(entry, number)?;
+        let passes = program.passes(entry).into_iter();
+        let steps = passes.flat_map(|pass| program.entries[pass].steps.iter().enumerate().map(move |of| (pass, of)));
+        for (pass, (number, step)) in steps {
+            engine.session().run_instruction(pass, number)?;
             let places = step.instruction.writes().into_iter().flat_map(|at| (0..ranks).map(move |rank| (rank, at)));
             for (rank, at) in places {
                 if let Some(what) = look(engine, rank, at)? {

@@ -195,6 +195,13 @@ impl Known<'_> {
             let (warmup, cooldown) = (config.optimizer.warmup(total), config.optimizer.cooldown(total));
             choose("warmup_steps", json!(warmup), "`warmup_ratio` of all steps");
             choose("cooldown_steps", json!(cooldown), "the schedule");
+            if let Some(first) = config.sharding.compression_warmup(total, warmup) {
+                choose(
+                    "compression_warmup_steps",
+                    json!(first),
+                    "a fifth of all steps, and the warm-up of the learning rate",
+                );
+            }
         }
         drop(choose);
         reasons

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::checkpoint::{Checkpoint, State, step_of};
-use crate::config::{Config, Problem, Resume, rows};
+use crate::config::{Config, GradientCompression, Problem, Resume, rows};
 use crate::device::Device;
 use crate::error::{Result, TrainError};
 use crate::run_folder::RunFolder;
@@ -178,6 +178,7 @@ pub fn check(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<Vec<Strin
     let resolved = trainer.config.resolved_json(&trainer.reasons());
     let (mut problems, mut notes) = compare(&trainer.config, &resolved, &checkpoint.state);
     let state = &checkpoint.state;
+    problems.extend(check_moments(&trainer.config, state));
     if trainer.source.config_digest()? != state.model.config {
         problems.push(not_the_models(trainer, "`config.json`"));
     }
@@ -228,6 +229,20 @@ pub fn check(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<Vec<Strin
         ));
     }
     Ok(notes)
+}
+
+/// The problem that second moments stay as they are in the checkpoint, and the options would change them again.
+fn check_moments(config: &Config, state: &State) -> Option<Problem> {
+    let (frozen, of) = (state.progress.frozen?, config.sharding.gradient_compression);
+    (of != GradientCompression::OneBit).then(|| {
+        let message = format!(
+            "`gradient_compression` is `{}`, but in the checkpoint second moments stay as they were after {}",
+            of.name(),
+            crate::words::count(frozen, "update")
+        );
+        let hint = "a run can only leave `onebit` before the end of its warm-up, `compression_warmup_steps`";
+        config.mistake("gradient_compression", message, Some(hint.into()))
+    })
 }
 
 /// Whether the weights under an adapter are those that the run began with; a run that trains its weights has its own.
@@ -324,7 +339,8 @@ fn compare(config: &Config, resolved: &Value, state: &State) -> (Vec<Problem>, V
         let [rows, accumulation, gpus] = SPLIT.map(|name| number(&of.given[name]));
         let of_node = nodes["gpus_per_node"].as_u64().filter(|gpus| *gpus > 0).unwrap_or(gpus);
         let sequence = number(&of.given["sequence_parallel_size"]);
-        [rows, accumulation, of_node * number(&nodes["num_nodes"]) / sequence]
+        let stages = number(&of.given["pipeline_parallel_size"]);
+        [rows, accumulation, of_node * number(&nodes["num_nodes"]) / sequence / stages]
     };
     let (split_now, split_then) = (split_of(&now), split_of(&then));
     let [rows_now, rows_then] = [split_now, split_then].map(|of| of.iter().product::<u64>());

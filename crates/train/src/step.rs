@@ -9,6 +9,7 @@ use program::{Arch, EntryKind, Reading, Variant, scalar};
 use crate::engine::Engine;
 use crate::error::{Result, TrainError};
 use crate::metrics::{EvaluationMetrics, RouterMetrics, StepMetrics};
+use crate::schedule::LearningRate;
 use crate::trainer::{Progress, Trainer};
 use crate::{flops, probe};
 
@@ -181,10 +182,13 @@ impl Trainer {
     /// been suppressed, which the bias corrections of this one must know.
     fn update(&mut self, fed: Fed, learning_rate: f64, begin: Instant) -> Result<()> {
         assert!(self.flight.started.is_none(), "the results of the step before are read first");
-        let Progress { step, updates, .. } = self.progress;
+        if self.progress.frozen.is_none() && self.compression_warmup().is_some_and(|of| of <= self.progress.updates) {
+            self.progress.frozen = Some(self.progress.updates);
+        }
+        let Progress { step, updates, frozen, .. } = self.progress;
         let engine = self.engine.as_mut().expect("micro-steps ran in it");
-        write_update_scalars(engine, step, updates, learning_rate)?;
-        engine.update()?;
+        write_update_scalars(engine, step, updates, frozen, learning_rate)?;
+        engine.update(frozen.is_some())?;
         let reported = engine.program().scalar(scalar::ROUTER_REPORT).is_some();
         let names: Vec<&str> = RESULTS.into_iter().chain(reported.then_some(scalar::ROUTER_REPORT)).collect();
         let results = engine.read_scalars(&names)?;
@@ -192,6 +196,12 @@ impl Trainer {
         self.progress.micro_step += fed.batches.len() as u64;
         self.flight.started = Some(Started { fed, results, step, learning_rate, begin });
         Ok(())
+    }
+
+    /// Updates before first moments are compressed; none where they never are.
+    fn compression_warmup(&self) -> Option<u64> {
+        let LearningRate { total, warmup, .. } = self.schedule?;
+        self.config.sharding.compression_warmup(total, warmup)
     }
 
     /// Waits for the results of the step that is in flight; none where nothing is.
@@ -214,7 +224,7 @@ impl Trainer {
         let begin = self.flight.read.map_or(begin, |read| read.max(begin));
         let seconds = now.duration_since(begin).as_secs_f64();
         let tokens: u64 = fed.batches.iter().map(tokens).sum();
-        let of_rank = tokens as f64 / self.config.ranks() as f64;
+        let of_rank = tokens as f64 / (self.config.ranks() * self.config.stages()) as f64;
         let rate = self.flops_per_second(fed.batches[0].seq_len, of_rank / seconds.max(1e-9));
         let machine = &self.device.machine;
         let mfu = rate.zip(program::peak(&machine.name)).map(|(rate, peak)| rate / peak);
@@ -368,14 +378,21 @@ pub(crate) fn resident() -> Option<usize> {
     line.split_whitespace().nth(1)?.parse::<usize>().ok().map(|kilobytes| kilobytes * 1024)
 }
 
-/// Learning rate, bias corrections and step number of an update, of which `updates` were applied before.
-fn write_update_scalars(engine: &mut Engine, step: u64, updates: u64, learning_rate: f64) -> Result<()> {
+/// Learning rate, bias corrections and step number of an update, of which `updates` were applied before; second moments are
+/// those of the first `frozen` of them, if they stay.
+fn write_update_scalars(
+    engine: &mut Engine,
+    step: u64,
+    updates: u64,
+    frozen: Option<u64>,
+    learning_rate: f64,
+) -> Result<()> {
     let training = engine.options().training.clone().and_then(|training| training.optimizer);
     let optimizer = training.expect("a trainer has an optimizer");
-    let correction = |beta: f64| (1.0 - beta.powi(updates as i32 + 1)) as f32;
+    let correction = |beta: f64, updates: u64| (1.0 - beta.powi(updates as i32)) as f32;
     engine.set_f32(scalar::LEARNING_RATE, learning_rate as f32)?;
-    engine.set_f32(scalar::BIAS_CORRECTION_1, correction(optimizer.beta1))?;
-    engine.set_f32(scalar::BIAS_CORRECTION_2, correction(optimizer.beta2))?;
+    engine.set_f32(scalar::BIAS_CORRECTION_1, correction(optimizer.beta1, updates + 1))?;
+    engine.set_f32(scalar::BIAS_CORRECTION_2, correction(optimizer.beta2, frozen.unwrap_or(updates + 1)))?;
     engine.set_i32(scalar::STEP, step as i32)
 }
 

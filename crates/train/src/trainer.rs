@@ -43,6 +43,9 @@ pub struct Progress {
     /// Updates that were applied: those of steps with a norm that is not finite were suppressed. The
     /// optimizer's bias corrections follow it.
     pub updates: u64,
+    /// Of 1-bit Adam behind its warm-up: the updates of which second moments are, which stay as they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub frozen: Option<u64>,
     /// Micro-steps that are done, over all steps: part of every dropout counter.
     pub micro_step: u64,
     /// Steps in a row, up to the last, whose update was suppressed.
@@ -104,6 +107,7 @@ impl Trainer {
             return Err(TrainError::Usage(text.to_owned()));
         }
         plan::require_machine(&config, &device.machine, device.gpus)?;
+        plan::require_stages(&config, &device.machine)?;
         let plan = Plan::new(&config, &source)?;
         preflight::check(&config, &source, &plan)?;
         let encoded = match config.data.datasets {
@@ -168,7 +172,7 @@ impl Trainer {
         }
         self.startup_phase("folders");
         let mut engine = self.start(variants, Some(checkpoint))?;
-        let notes = checkpoint.load_optimizer(&mut engine)?;
+        let notes = checkpoint.load_optimizer(&mut engine, self.config.sharding.gradient_compression)?;
         checkpoint.load_scaling(&mut engine)?;
         if let Some(startup) = &mut self.startup {
             startup.split(engine.load_times(), "weights and optimizer");

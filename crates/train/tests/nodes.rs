@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use compiler::{Blocks, Compression, Scope};
 use net::{Facts, Place, Token};
-use program::{Backend, Documents, EntryKind, Instruction, Machine, Variant};
+use program::{Backend, Documents, Instruction, Machine, Variant};
 use serde_json::{Value, json};
 use stories::{Lines, losses, source};
 use train::config::Config;
@@ -199,15 +199,15 @@ fn nodes_send_what_the_plan_says() {
     let trainer = Trainer::begin(config, source(), Arc::new(Device::open(&request).unwrap())).unwrap();
     let mut options = trainer.plan.compile.clone();
     options.variants = vec![Variant { batch: 1, seq_len: 16, documents: Documents::Rows }];
-    let blocks = [Blocks::Int8, Blocks::TopK].map(Compression::Blocks);
-    let kinds = [Compression::None, Compression::Bf16, blocks[0], blocks[1]];
+    let blocks = [Blocks::Int8, Blocks::TopK, Blocks::OneBit].map(Compression::Blocks);
+    let kinds = [Compression::None, Compression::Bf16, blocks[0], blocks[1], blocks[2]];
     let scopes = [(Scope::Node, false), (Scope::Node, true), (Scope::World, false), (Scope::World, true)];
     for ((scope, cut), compression) in scopes.into_iter().flat_map(|of| kinds.map(|compression| (of, compression))) {
         let of = &mut options.sharding;
         (of.nodes, of.scope, of.open, of.open_scope) = (2, scope, false, false);
         (of.gradients, of.weights, of.compression) = (cut, cut, compression);
         let program = Arc::new(compiler::compile(&source().model, &options, &Machine::cpu(1 << 30, 2)).unwrap());
-        let update = program.entry(EntryKind::Update, None).unwrap();
+        let update = program.update(true).unwrap();
         let run = [program.micro_step(true, true, None).unwrap(), update];
         let planned = run.iter().flat_map(|entry| &program.entries[*entry].steps).filter_map(|step| {
             let Instruction::Collective(of) = &step.instruction else { return None };
@@ -234,6 +234,44 @@ fn nodes_send_what_the_plan_says() {
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         assert_eq!(sent, [expected; 2], "{scope:?}, {cut}, {compression:?}");
+    }
+}
+
+/// 1-bit Adam: as without compression up to the end of the warm-up, which the options say; a checkpoint on either side of it
+/// goes on with the same bits.
+#[test]
+fn first_moments_are_compressed_behind_a_warm_up() {
+    let place = tempfile::tempdir().unwrap();
+    let data = json!({
+        "max_steps": 6, "eval_steps": 100, "save_steps": 100, "logging_steps": 1, "shuffle": false, "optimizer": "adamw",
+        "datasets": rows_of_tokens(place.path(), "train.jsonl", 200, true), "shard_scope": "node",
+    });
+    for more in [json!({"lora": false, "learning_rate": 1e-3}), json!({"lora_dropout": 0.1})] {
+        let place = place.path().join(format!("lora-{}", more["lora"]));
+        let more = merged(data.clone(), &more);
+        let run = |name: &str, more: &Value, stop_after: Option<usize>| {
+            let ended = nodes(&place.join(name), 2, 1, more, |node| (json!({}), stop_after.filter(|_| node == 0)));
+            assert!(ended.iter().all(|(outcome, _)| outcome.is_ok()), "{ended:?}");
+            recorded(&place.join(name)).0
+        };
+        let whole = run("whole", &more, None);
+        let one_bit = |warm_up: usize| {
+            merged(more.clone(), &json!({"gradient_compression": "onebit", "compression_warmup_steps": warm_up}))
+        };
+        for warm_up in [2, 4] {
+            let name = format!("straight-{warm_up}");
+            let straight = run(&name, &one_bit(warm_up), None);
+            assert_eq!(straight[..warm_up], whole[..warm_up], "the losses of the warm-up, and the norms");
+            // What an update did shows a step later; the norm is one of nodes at once, and no less than that of their mean.
+            assert!(straight[warm_up][0] == whole[warm_up][0] && straight[warm_up][1] > whole[warm_up][1]);
+            assert!(straight[warm_up + 1][0] != whole[warm_up + 1][0]);
+            for stopped in [1, 5] {
+                let name = format!("broken-{warm_up}-{stopped}");
+                run(&name, &one_bit(warm_up), Some(stopped));
+                let again = merged(one_bit(warm_up), &json!({"resume_from_checkpoint": true}));
+                assert_eq!(run(&name, &again, None), straight, "from step {stopped}");
+            }
+        }
     }
 }
 

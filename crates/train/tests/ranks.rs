@@ -11,8 +11,8 @@ use data::Batch;
 use data::safetensors::Weights;
 use program::Machine;
 use serde_json::{Value, json};
-use stories::{Lines, events, losses, names, root, source};
-use train::config::{Config, Task};
+use stories::{Lines, assert_close, events, losses, names, root, source};
+use train::config::{Config, GradientCompression, Task};
 use train::{Device, DeviceRequest, Outcome, Preview, Trainer};
 
 /// A multiple of every number of ranks.
@@ -79,15 +79,6 @@ fn curve(ranks: usize, steps: usize, packed: bool, more: &Value) -> Vec<(f64, f6
 #[track_caller]
 fn assert_same(found: &[(f64, f64)], expected: &[(f64, f64)], what: &str) {
     assert_close(found, expected, 1e-5, what);
-}
-
-#[track_caller]
-fn assert_close(found: &[(f64, f64)], expected: &[(f64, f64)], most: f64, what: &str) {
-    assert_eq!(found.len(), expected.len());
-    for (step, (f, e)) in found.iter().zip(expected).enumerate() {
-        let far = (f.0 / e.0 - 1.0).abs().max((f.1 / e.1 - 1.0).abs());
-        assert!(far < most, "{what}, step {step}: {f:?} instead of {e:?}, {far:e} apart");
-    }
 }
 
 /// All numbers of ranks on 20 steps, the same bits when run again.
@@ -286,16 +277,37 @@ fn gradients_that_do_not_travel_are_not_compressed() {
     let text = error.to_string();
     assert!(text.contains("`gradient_compression: bf16` needs several GPUs") && error.exit_code() == 2, "{text}");
     let nodes = |more: Value| merged(json!({"distributed": {"num_nodes": 2}}), &more);
+    let one_bit = |more: Value| merged(nodes(json!({"gradient_compression": "onebit"})), &more);
     for (ranks, more, expected) in [
         (4, json!({}), "`gradient_compression: int8` needs several nodes"),
         (2, nodes(json!({"shard_scope": "world"})), "`gradient_compression: int8` needs shards of each node"),
         (1, nodes(json!({"zero_level": 2})), "`gradient_compression: int8` needs shards of each node"),
         (2, nodes(json!({"torch_dtype": "float16"})), "is not available yet with weights in float16"),
+        (2, one_bit(json!({"optimizer": "adamw_8bit"})), "not `optimizer: adamw_8bit`"),
+        (2, one_bit(json!({"optimizer": "normuon"})), "not `optimizer: normuon`"),
+        (2, one_bit(json!({"offload_optimizer": true, "device": "cuda"})), "they must be on the device"),
+        (2, one_bit(json!({"distributed": {"num_nodes": 1}})), "`gradient_compression: onebit` needs several nodes"),
     ] {
-        let config = config(ranks, &merged(more, &json!({"gradient_compression": "int8"})));
-        let error = Preview::new(&config, &source(), &Machine::cpu(1 << 30, 2), None).err().expect("refused");
+        let config = config(ranks, &merged(json!({"gradient_compression": "int8"}), &more));
+        let machine = if more["device"] == "cuda" { Machine::h200() } else { Machine::cpu(1 << 30, 2) };
+        let error = Preview::new(&config, &source(), &machine, None).err().expect("refused");
         assert!(error.to_string().contains(expected) && error.exit_code() == 2, "{error}");
     }
+}
+
+#[test]
+fn a_warm_up_of_compression_is_part_of_the_run() {
+    let refused = |more: Value| {
+        let options = merged(json!({"model": "m", "distributed": {"num_nodes": 2}, "optimizer": "adamw"}), &more);
+        let problems = Config::load_json(&options.to_string(), Task::Sft, &[]).expect_err("refused");
+        problems.iter().map(ToString::to_string).collect::<String>()
+    };
+    let text = refused(json!({"gradient_compression": "int8", "compression_warmup_steps": 3}));
+    assert!(text.contains("`compression_warmup_steps: 3` has no effect with `gradient_compression: int8`"), "{text}");
+    let text = refused(json!({"gradient_compression": "onebit", "compression_warmup_steps": 20, "max_steps": 20}));
+    assert!(text.contains("nothing is compressed in 20 steps: the warm-up of `onebit` has 20"), "{text}");
+    let text = refused(json!({"gradient_compression": "onebit", "warmup_steps": 9, "max_steps": 9}));
+    assert!(text.contains("nothing is compressed in 9 steps: the warm-up of `onebit` has 9"), "{text}");
 }
 
 /// A run of 60 steps comes as far with gradients in bf16 as in float32.
@@ -316,10 +328,15 @@ fn compressed(ranks: usize, nodes: usize, compression: Compression, more: &Value
     let mut trainer = trainer(ranks, more);
     let sharding = &mut trainer.plan.compile.sharding;
     (sharding.nodes, sharding.compression) = (nodes, compression);
+    if compression == ONE_BIT {
+        // Options of one process name no nodes.
+        Arc::make_mut(&mut trainer.config).sharding.gradient_compression = GradientCompression::OneBit;
+    }
     trainer
 }
 
-const BLOCKS: [Compression; 2] = [Compression::Blocks(Blocks::Int8), Compression::Blocks(Blocks::TopK)];
+const ONE_BIT: Compression = Compression::Blocks(Blocks::OneBit);
+const BLOCKS: [Compression; 3] = [Compression::Blocks(Blocks::Int8), Compression::Blocks(Blocks::TopK), ONE_BIT];
 
 /// The same bits when run again, and of levels 2 and 3; another curve than without, as what is not sent comes later.
 #[test]
@@ -327,15 +344,21 @@ fn nodes_may_send_blocks() {
     let adapters = json!({"lora": true, "lora_rank": 4, "lora_dropout": 0.1, "learning_rate": 1e-2});
     for more in [json!({"max_grad_norm": 0.05}), json!({"optimizer": "normuon"}), adapters] {
         for (ranks, nodes) in [(2, 2), (6, 3)] {
-            for compression in BLOCKS {
+            for compression in BLOCKS.into_iter().filter(|of| *of != ONE_BIT || more["optimizer"].is_null()) {
                 let of = |level: usize| {
-                    let more = merged(more.clone(), &json!({"zero_level": level}));
+                    let more = merged(more.clone(), &json!({"zero_level": level, "max_steps": 6}));
                     curve_of(&mut compressed(ranks, nodes, compression, &more), 0..6, true)
                 };
                 let (found, what) = (of(1), format!("{ranks} ranks of {nodes} nodes, {compression:?}, {more}"));
                 assert_eq!(of(1), found, "{what}: run again");
                 let whole = curve_of(&mut compressed(ranks, nodes, Compression::None, &more), 0..6, true);
-                assert!(found.iter().zip(&whole).all(|(found, whole)| found.1 != whole.1), "{what}");
+                // A fifth of the steps, rounded up, is as without.
+                let (same, found_behind) = found.split_at(if compression == ONE_BIT { 2 } else { 0 });
+                assert_eq!(same, &whole[..same.len()], "{what}: warm-up");
+                assert!(
+                    found_behind.iter().zip(&whole[same.len()..]).all(|(found, whole)| found.1 != whole.1),
+                    "{what}"
+                );
                 if compression == BLOCKS[0] {
                     assert_close(&found, &whole, 5e-2, &what);
                 }
@@ -349,7 +372,7 @@ fn nodes_may_send_blocks() {
 
 /// The mean of the last ten losses of a run on two nodes.
 fn comes_to(compression: Compression, steps: usize, rate: f64) -> f64 {
-    let mut trainer = compressed(4, 2, compression, &json!({}));
+    let mut trainer = compressed(4, 2, compression, &json!({"max_steps": steps}));
     let losses = (0..steps).map(|step| trainer.step(&rows(step, true), Some(rate)).unwrap().loss);
     losses.skip(steps - 10).sum::<f64>() / 10.0
 }
@@ -360,6 +383,43 @@ fn blocks_of_eight_bits_between_nodes_learn_as_much() {
     let [whole, found] = [Compression::None, BLOCKS[0]].map(|of| comes_to(of, 60, 1e-3));
     assert!(whole < 5.0, "{whole}");
     assert!((found / whole - 1.0).abs() < 5e-3, "{found}, {whole}");
+}
+
+/// Behind a warm-up of a fifth of the run, with first moments of one bit between nodes, a run of 60 steps comes about as far,
+/// and a long one no less.
+#[test]
+fn first_moments_of_one_bit_between_nodes_learn_as_much() {
+    let [whole, found] = [Compression::None, ONE_BIT].map(|of| comes_to(of, 60, 1e-3));
+    assert!(whole < 5.0 && (found / whole - 1.0).abs() < 3e-2, "{found}, {whole}");
+    let [whole, found] = [Compression::None, ONE_BIT].map(|of| comes_to(of, 240, 1e-3));
+    assert!(found < whole && whole < 0.2, "{found}, {whole}");
+}
+
+/// With weights in bf16 and rounded stochastically, with copies in f32, with magnitudes that are recorded, and DoRA.
+#[test]
+fn first_moments_of_one_bit_go_with_other_options() {
+    let adapters = json!({"lora": true, "lora_rank": 4, "lora_dropout": 0.0, "lora_dora": true});
+    let bf16 = json!({"torch_dtype": "bfloat16"});
+    let copies = merged(bf16.clone(), &json!({"master_dtype": "float32"}));
+    for more in [bf16, copies, json!({"recipe": "fp8_hybrid"}), adapters] {
+        let of = |level: usize| {
+            let more = merged(more.clone(), &json!({"zero_level": level, "max_steps": 20}));
+            curve_of(&mut compressed(4, 2, ONE_BIT, &more), 0..20, true)
+        };
+        let found = of(1);
+        assert_eq!(of(1), found, "{more}: run again");
+        // After 4 updates some second moments are close to 0: without a bound the loss of the next step is 3 times as high.
+        let whole = curve_of(
+            &mut compressed(4, 2, Compression::None, &merged(more.clone(), &json!({"max_steps": 20}))),
+            0..20,
+            true,
+        );
+        let near = found.iter().zip(&whole).all(|(found, whole)| found.0 < 1.05 * whole.0);
+        assert!(near, "{more}: {found:?}, {whole:?}");
+        if more["recipe"].is_null() {
+            assert_eq!(of(2), of(3), "{more}: levels 2 and 3");
+        }
+    }
 }
 
 /// Of sparse blocks an element comes about every 16th step, and is 16 times as large: the root of AdamW's second moment is 4 times
@@ -376,7 +436,7 @@ fn sparse_blocks_between_nodes_learn_as_much_with_larger_steps() {
 fn what_is_left_of_gradients_is_in_checkpoints() {
     for compression in BLOCKS {
         let place = tempfile::tempdir().unwrap();
-        let of = |nodes: usize| compressed(4, nodes, compression, &json!({"zero_level": 2}));
+        let of = |nodes: usize| compressed(4, nodes, compression, &json!({"zero_level": 2, "max_steps": 8}));
         let straight = curve_of(&mut of(2), 0..8, true);
         let mut first = of(2);
         assert_eq!(curve_of(&mut first, 0..5, true), straight[..5]);
@@ -392,6 +452,11 @@ fn what_is_left_of_gradients_is_in_checkpoints() {
         let (others, notes) = resumed(4);
         assert!(notes.contains("what compression had left of gradients is dropped"), "{notes}");
         assert!(others != straight[5..] && others.iter().all(|step| step.0.is_finite()));
+        if compression == ONE_BIT {
+            let mut other = compressed(4, 2, BLOCKS[0], &json!({"zero_level": 2, "max_steps": 8}));
+            let text = other.resume(&place.path().join("checkpoint-5")).unwrap_err().to_string();
+            assert!(text.contains("second moments stay as they were after 2 updates"), "{text}");
+        }
     }
 }
 

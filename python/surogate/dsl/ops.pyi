@@ -156,15 +156,16 @@ def max_pieces(*inputs: Tensor | Parameter) -> Any:
 def compress(*inputs: Tensor | Parameter, form: str | each[str], elements: int | each[int]) -> Any:
     """Blocks of 256 elements in fewer bytes, of x and of the error that was left before: x f32 [n] → codes u8
     [bytes], error f32 [n], which then has what the codes have not. `int8`: a scale in f32 and codes of eight
-    bits, the nearest. `topk`: the 16 largest elements in f32 and their places. Codes behind those of x are zeros.
+    bits, the nearest. `topk`: the 16 largest elements in f32 and their places. `onebit`: the mean of the
+    magnitudes in f32 and signs of a bit. Codes behind those of x are zeros.
 
-    form: `int8` or `topk`
+    form: `int8`, `topk` or `onebit`
     elements: elements for which there are codes: at least those of x"""
 
 def sum_compressed(*inputs: Tensor | Parameter, form: str | each[str]) -> Any:
     """The sum of pieces that `compress` made, in their order. pieces u8 [count, bytes] → sum f32 [n].
 
-    form: `int8` or `topk`"""
+    form: `int8`, `topk` or `onebit`"""
 
 def block_squares(*inputs: Tensor | Parameter) -> Any:
     """Σ x² of each block. x f32 [n]; blocks i32 [blocks, 2], of each its first element in units of 256 and its
@@ -173,12 +174,14 @@ def block_squares(*inputs: Tensor | Parameter) -> Any:
 def total_squares(*inputs: Tensor | Parameter) -> Any:
     """The sum of all. sums f32 [blocks] → total f32 [1]."""
 
-def gradient_scale(*inputs: Tensor | Parameter, max_norm: float | each[float]) -> Any:
-    """W = weight_sum, times loss_scale where it is given. norm = √sum_squares/W; scale = min(1, max_norm/(norm +
-    1e-6))/W, without the minimum when max_norm is 0; applied = 1. A norm that is not finite gives scale = applied
-    = 0. sum_squares, weight_sum, loss_scale (optional) → norm, scale, applied, all f32 [1].
+def gradient_scale(*inputs: Tensor | Parameter, max_norm: float | each[float], parts: int | each[int] | None = None) -> Any:
+    """W = weight_sum, times loss_scale where it is given. norm = √(parts·sum_squares)/W; scale = min(1,
+    max_norm/(norm + 1e-6))/W, without the minimum when max_norm is 0; applied = 1. A norm that is not finite
+    gives scale = applied = 0. sum_squares, weight_sum, loss_scale (optional) → norm, scale, applied, all f32 [1].
 
-    max_norm: clip the norm to this; 0 for not at all"""
+    max_norm: clip the norm to this; 0 for not at all
+    parts: sum_squares is that of so many parts of the gradients: the norm is at least that of their sum; default
+        1"""
 
 def next_loss_scale(*inputs: Tensor | Parameter, growth_interval: int | each[int]) -> Any:
     """Dynamic loss scaling. used = scale; where applied is 0: scale ← scale/2, count ← 0; else count ← count + 1,
@@ -187,11 +190,12 @@ def next_loss_scale(*inputs: Tensor | Parameter, growth_interval: int | each[int
 
     growth_interval: steps in a row with finite gradients, from 1"""
 
-def adamw(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float | each[float], epsilon: float | each[float], weight_decay: float | each[float], stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int], start: int | each[int] | None = None, start_per_rank: int | each[int] | None = None) -> Any:
+def adamw(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float | each[float], epsilon: float | each[float], weight_decay: float | each[float], stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int], start: int | each[int] | None = None, start_per_rank: int | each[int] | None = None, frozen: bool | each[bool] | None = None) -> Any:
     """g = gradient·gradient_scale; w ← w(1 − lr·weight_decay); m ← m + (g − m)(1 − β₁); v ← β₂v + (1 − β₂)g²; w ← w
-    − lr/c₁·m/(√v/√c₂ + epsilon). Nothing changes when applied is 0. gradient f32 [n], learning_rate,
-    bias_correction_1 (c₁), bias_correction_2 (c₂), gradient_scale, applied f32 [1], step i32 [1] → weight [n],
-    first (m) f32 [n], second (v) f32 [n].
+    − lr/c₁·m/(√v/√c₂ + epsilon). Frozen: m ← gradient, or 0 where v is 0, v stays, and m/(√v/√c₂ + epsilon) is at
+    most max(1, (1 − β₁)/√(1 − β₂)), as it is for Adam. Nothing changes when applied is 0. gradient f32 [n],
+    learning_rate, bias_correction_1 (c₁), bias_correction_2 (c₂), gradient_scale, applied f32 [1], step i32 [1] →
+    weight [n], first (m) f32 [n], second (v) f32 [n].
 
     beta1: decay of the first moment
     beta2: decay of the second moment
@@ -201,7 +205,8 @@ def adamw(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float 
     seed: key of the random numbers
     stream: keeps the random numbers of different tensors apart
     start: elements of the whole tensor before these, a multiple of four: the random numbers go on from there
-    start_per_rank: `start` is so much larger on each next rank"""
+    start_per_rank: `start` is so much larger on each next rank
+    frozen: gradient is the first moment of this step, and the second stays"""
 
 def even_bias(*inputs: Tensor | Parameter, rate: float | each[float]) -> Any:
     """bias ← bias − rate·sign(excess), as it is where the excess is 0 and where applied is 0. excess f32 [n] (the
@@ -237,6 +242,14 @@ def momentum(*inputs: Tensor | Parameter, momentum: float | each[float]) -> Any:
     gradient_scale, applied f32 [1] → first (m) f32 [n].
 
     momentum: what a step keeps of the mean"""
+
+def momentum_part(*inputs: Tensor | Parameter, beta1: float | each[float], nodes: int | each[int]) -> Any:
+    """gradient ← β₁/nodes·m + (1 − β₁)·gradient·gradient_scale, or 0 where v is 0: of all nodes together the
+    momentum behind the step. NaN when applied is 0. first (m), second (v) f32 [n], gradient_scale, applied f32
+    [1] → gradient f32 [n].
+
+    beta1: what a step keeps of the momentum
+    nodes: how many have the same momentum"""
 
 def unit_matrices(*inputs: Tensor | Parameter, epsilon: float | each[float]) -> Any:
     """Each matrix divided by its norm: yᵢ = xᵢ/(‖xᵢ‖ + epsilon), the root of the sum of its squares. x f32 [count,
@@ -461,14 +474,15 @@ def dropout_linear_backward(*inputs: Tensor | Parameter, p: float | each[float],
     stream: keeps the masks of different places apart; likewise
     accumulate: add to da instead of overwriting it"""
 
-def dequantise(*inputs: Tensor | Parameter, packing: str | each[str], shape: list[int] | each[list[int]], axes: str | each[str] | None = None, unscaled: bool | each[bool] | None = None) -> Any:
+def dequantise(*inputs: Tensor | Parameter, packing: str | each[str], shape: list[int] | each[list[int]], axes: str | each[str] | None = None, members: int | each[int] | None = None, unscaled: bool | each[bool] | None = None) -> Any:
     """The values of a tensor that is kept as codes and scales: a code's value times its block's scale, in f32.
-    packed u8 [bytes] → `shape`; with `unscaled` without the factor that a tensor has in addition to the scales of
-    its blocks.
+    packed u8 [bytes] → `shape`, or with `members` [bytes·members] → that many times the rows; with `unscaled`
+    without the factor that a tensor has in addition to the scales of its blocks.
 
     packing: code, block and scales, such as `nf4 flat:64 mapped:256`
     shape: of the tensor
     axes: their names, such as `B T -`
+    members: so many such tensors behind one another
     unscaled: the factor of the whole tensor is left out"""
 
 def own_amax(*inputs: Tensor | Parameter, factor: bool | each[bool] | None = None) -> Any:

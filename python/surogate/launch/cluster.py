@@ -5,10 +5,14 @@ What goes through Ray are options, lines of text and exit codes: no tensor and n
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
+import queue
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,13 +85,65 @@ class Head:
     def check(self) -> None:
         """Raises NodeLostError where it has not answered for too long."""
         if not self.answers() and time.monotonic() > self._answered + SILENCE:
-            raise NodeLostError(f"the head of the Ray cluster, {self.address}, is lost: no answer for {SILENCE:.0f} s")
+            raise self.lost()
+
+    def lost(self) -> NodeLostError:
+        """The error of a head that does not answer."""
+        return NodeLostError(f"the head of the Ray cluster, {self.address}, is lost: no answer for {SILENCE:.0f} s")
 
     def wait(self) -> None:
         """Until it answers. What Ray is asked without a head never comes back."""
         while not self.answers():
             self.check()
             time.sleep(ASKED / 4)
+
+
+class Calls:
+    """Calls of Ray. One of a client never comes back where its server is gone: it is given up, and with it the head."""
+
+    def __init__(self, server: Head | None) -> None:
+        """`server` is what a client speaks with; none where this process belongs to the cluster."""
+        self._server = server
+        self.is_lost = False
+
+    def __call__(self, function: Callable[..., Any], *arguments: object, **named: object) -> Any:
+        """What a function gives that takes `LOOK` seconds at most. Raises NodeLostError where it does not come back."""
+        if self._server is None:
+            return function(*arguments, **named)
+        if self.is_lost:
+            raise self._server.lost()
+        until = time.monotonic() + LOOK + SILENCE
+        found: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                found.put((function(*arguments, **named), None))
+            except BaseException as error:
+                found.put((None, error))
+
+        threading.Thread(target=run, daemon=True).start()
+        while True:
+            try:
+                value, error = found.get(timeout=ASKED)
+            except queue.Empty:
+                self._check(self._server, until)
+                continue
+            if isinstance(error, ConnectionError):
+                self.is_lost = True
+                raise self._server.lost() from None
+            if error is not None:
+                raise error
+            return value
+
+    def _check(self, server: Head, until: float) -> None:
+        try:
+            server.check()
+        except NodeLostError:
+            self.is_lost = True
+            raise
+        if time.monotonic() > until:
+            self.is_lost = True
+            raise server.lost()
 
 
 class Worker(Node):
@@ -134,21 +190,26 @@ class Cluster:
             ray.init(address=address, **options)
         except (ConnectionError, ImportError, OSError, RuntimeError, TimeoutError, ValueError) as error:
             raise RunError(f"{_no_cluster(address)}: {_first_line(error)}") from None
-        # Behind Ray's client server it may be out of reach.
-        self._head = None if ray.util.client.ray.is_connected() else Head(ray.get_runtime_context().gcs_address)
+        # A client reaches its server, and perhaps nothing else of the head.
+        is_client = ray.util.client.ray.is_connected()
+        self._head = Head(address.removeprefix("ray://") if is_client else ray.get_runtime_context().gcs_address)
+        self._call = Calls(self._head if is_client else None)
 
     def __enter__(self) -> Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ray.shutdown()
+        with contextlib.suppress(NodeLostError):
+            self._call(self._ray.shutdown)
+        if self._call.is_lost:
+            # It would wait for the server when this process ends.
+            atexit.unregister(self._ray.shutdown)
 
     def machines(self) -> list[Machine]:
         """Those that are alive: the one that this process speaks with first, the others by address."""
-        if self._head:
-            self._head.wait()
-        here = self._ray.get_runtime_context().get_node_id()
-        alive = [node for node in self._ray.nodes() if node["Alive"]]
+        self._head.wait()
+        here = self._call(lambda: self._ray.get_runtime_context().get_node_id())
+        alive = [node for node in self._call(self._ray.nodes) if node["Alive"]]
         found = [
             Machine(
                 node["NodeID"],
@@ -163,23 +224,25 @@ class Cluster:
 
     def workers(self, machines: list[Machine], gpus: int, seconds: float) -> Workers:
         """A worker on each, with a CPU and so many GPUs. Errors: the cluster has no room in time, a worker does not answer."""
-        return Workers(self._ray, self._head, machines, gpus, seconds, self.is_local)
+        return Workers(self._ray, self._call, self._head, machines, gpus, seconds, self.is_local)
 
 
 class Workers:
     """A worker on each of some machines, by number."""
 
     def __init__(
-        self, ray: Any, head: Head | None, machines: list[Machine], gpus: int, seconds: float, together: bool
+        self, ray: Any, call: Calls, head: Head, machines: list[Machine], gpus: int, seconds: float, together: bool
     ) -> None:
         self._ray = ray
+        self._call = call
         self._head = head
         self.machines = machines
         self._actors: list[Any] = []
         bundle = {"CPU": 1.0} | ({"GPU": float(gpus)} if gpus else {})
         places = [{"ray.io/node-id": machine.id} for machine in machines]
         strategy = "PACK" if together else "STRICT_SPREAD"
-        self._group = ray.util.placement_group([bundle] * len(machines), strategy, bundle_label_selector=places)
+        bundles = [bundle] * len(machines)
+        self._group = call(ray.util.placement_group, bundles, strategy, bundle_label_selector=places)
         try:
             self._start(bundle, seconds)
         except BaseException:
@@ -189,9 +252,9 @@ class Workers:
     def _wait(self, seconds: float) -> bool:
         """Whether there is room in time. Raises `Lost` where a machine is gone meanwhile."""
         until = time.monotonic() + seconds
-        while not self._group.wait(min(LOOK, max(0.0, until - time.monotonic()))):
+        while not self._call(self._group.wait, min(LOOK, max(0.0, until - time.monotonic()))):
             self.wait_for_head()
-            alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
+            alive = {node["NodeID"] for node in self._call(self._ray.nodes) if node["Alive"]}
             for number, machine in enumerate(self.machines):
                 if machine.id not in alive:
                     raise Lost(number, "Ray has lost it")
@@ -211,14 +274,14 @@ class Workers:
             place = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, number)
             options = {"max_restarts": 0, "max_concurrency": CALLS, "scheduling_strategy": place}
             resources = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0)}
-            self._actors.append(kind.options(**options, **resources).remote())
+            self._actors.append(self._call(kind.options(**options, **resources).remote))
 
     def __len__(self) -> int:
         return len(self.machines)
 
     def begin(self, number: int, method: str, *arguments: object) -> Any:
         """Calls a method of a worker, and does not wait for it."""
-        return getattr(self._actors[number], method).remote(*arguments)
+        return self._call(lambda: getattr(self._actors[number], method).remote(*arguments))
 
     def ask(self, number: int, method: str, *arguments: object) -> Any:
         """What a method of a worker gives. Raises `Lost`, or RunError with what the method raised."""
@@ -239,7 +302,7 @@ class Workers:
                 self.check_head()
                 if time.monotonic() > until:
                     raise Lost(number, f"its worker does not answer, waited {seconds:.0f} s")
-            return self._ray.get(call)
+            return self._call(self._ray.get, call)
         except errors.RayActorError as error:
             if "ModuleNotFoundError" in str(error):
                 text = f"{self.machines[number]}: surogate is not installed there: {_last_line(error)}"
@@ -250,18 +313,16 @@ class Workers:
 
     def first(self, calls: list[Any], seconds: float) -> list[Any]:
         """Those calls that are done, as soon as there is one."""
-        done, _ = self._ray.wait(calls, num_returns=1, timeout=seconds)
+        done, _ = self._call(self._ray.wait, calls, num_returns=1, timeout=seconds)
         return list(done)
 
     def check_head(self) -> None:
         """Raises NodeLostError where the head of the cluster is lost."""
-        if self._head:
-            self._head.check()
+        self._head.check()
 
     def wait_for_head(self) -> None:
         """Until the head answers. Raises NodeLostError where it is lost."""
-        if self._head:
-            self._head.wait()
+        self._head.wait()
 
     def put_first(self, number: int) -> None:
         """Makes one of them number 0."""
@@ -270,12 +331,14 @@ class Workers:
 
     def close(self) -> None:
         """Ends all workers with what they started, and gives their room back."""
+        if self._call.is_lost:
+            return
         for actor in self._actors:
-            self._ray.kill(actor, no_restart=True)
+            self._call(self._ray.kill, actor, no_restart=True)
         self._actors = []
         # Ray does so itself when this process has ended, and waits for ever where it has no head.
-        if self._head is None or self._head.answers():
-            self._ray.util.remove_placement_group(self._group)
+        if self._head.answers():
+            self._call(self._ray.util.remove_placement_group, self._group)
 
 
 def _no_cluster(address: str) -> str:

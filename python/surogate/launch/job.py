@@ -239,6 +239,9 @@ class Job:
                         ends[number] = End(LOST, lost.why)
                         continue
                     self._take(number, said, words[number])
+                    if said.ended and head_lost is None:
+                        # A client does not see more of the head than its server.
+                        head_lost, failed_at = NodeLostError(said.ended), time.monotonic() - NOTICED + SAVES
                     if said.code is None:
                         calls[workers.begin(number, "say", LOOK)] = number
                     else:

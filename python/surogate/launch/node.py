@@ -57,6 +57,8 @@ class Said:
     errors: list[str] = field(default_factory=list)
     #: Its exit code; None while it works. Minus the signal that killed it.
     code: int | None = None
+    #: Why it was ended here, if it was.
+    ended: str | None = None
 
 
 class Node:
@@ -107,7 +109,7 @@ class Node:
         """What it has said since the last call; waits so long for something."""
         with self._changed:
             self._changed.wait_for(self._has_said, seconds)
-            said, self._said = self._said, Said(code=self._said.code)
+            said, self._said = self._said, Said(code=self._said.code, ended=self._said.ended)
             return said
 
     def signal(self, number: int) -> None:
@@ -118,6 +120,7 @@ class Node:
     def end(self, why: str) -> None:
         """Ends the process, if there is one: as after a signal, or at once if that takes too long."""
         warn(f"surogate: {why}")
+        self._said.ended = why
         self.signal(signal.SIGTERM)
         with self._changed:
             self._changed.wait_for(lambda: self._said.code is not None, SAVES)

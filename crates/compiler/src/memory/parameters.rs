@@ -190,15 +190,41 @@ impl ParameterPlan {
         Some(TensorRef::dense(arena::SCALARS, start, DType::F32, [self.sharding.ranks, histories.amax.len()]))
     }
 
+    /// Behind these, the squares of the gradients of all nodes, f32 [nodes], where each has its own.
+    pub fn gathered_totals(&self) -> TensorRef {
+        let scalars = self.gathered_scalars(self.counted_bytes() / DType::F32.size());
+        let gathered = self.gathered_magnitudes().unwrap_or(scalars);
+        let start = align(gathered.offset + gathered.bytes(), ALIGNMENT_BYTES);
+        TensorRef::dense(arena::SCALARS, start, DType::F32, [self.sharding.rail().count])
+    }
+
     /// Bytes of the step scalars and of the sums of squares behind them.
     pub fn scalar_bytes(&self) -> usize {
         if self.sharding.ranks > 1 {
             let scalars = self.gathered_scalars(self.counted_bytes() / DType::F32.size());
             let gathered = self.gathered_magnitudes().unwrap_or(scalars);
-            return gathered.offset + gathered.bytes();
+            let last = if self.sharding.compresses_momentum() { self.gathered_totals() } else { gathered };
+            return last.offset + last.bytes();
         }
+        if self.sharding.stages > 1 {
+            let [_, squares] = self.of_stages();
+            return squares.offset + squares.bytes();
+        }
+        self.own_scalar_bytes()
+    }
+
+    fn own_scalar_bytes(&self) -> usize {
         let blocks: usize = self.gradients.iter().map(|(_, elements)| block_count(*elements)).sum();
         self.counted_bytes() + blocks * DType::F32.size()
+    }
+
+    /// Of a pipeline, behind all that a stage has by itself: the step scalars of all stages, f32 [stages, n], and the sums of
+    /// the squares of each, f32 [stages].
+    pub fn of_stages(&self) -> [TensorRef; 2] {
+        let (stages, start) = (self.sharding.stages, align(self.own_scalar_bytes(), ALIGNMENT_BYTES));
+        let numbers = TensorRef::dense(arena::SCALARS, start, DType::F32, [stages, SCALAR_BYTES / DType::F32.size()]);
+        let behind = align(start + numbers.bytes(), ALIGNMENT_BYTES);
+        [numbers, TensorRef::dense(arena::SCALARS, behind, DType::F32, [stages])]
     }
 }
 

@@ -24,4 +24,5 @@ pub mod results;
 pub mod sequence;
 mod stacked_adapters;
 pub mod stacked_parameters;
+pub mod stage;
 pub mod without_adapters;

@@ -31,7 +31,10 @@ impl<'a> Memory<'a> {
             fixed_places(graph, parameters, &mut lowering);
         }
         if let Some(optimizer) = options.training.as_ref().and_then(|t| t.optimizer.as_ref()) {
-            update::entry(parameters, optimizer, options.scales_loss(), options.seed, &homes, &mut lowering);
+            for name in update::names(parameters) {
+                let scales_loss = options.scales_loss();
+                update::entry(name, parameters, optimizer, scales_loss, options.seed, &homes, &mut lowering);
+            }
         }
         // All that is on the device for every entry. What an entry wants of the activations is weighed apart.
         let fixed = ArenaKind::ALL.into_iter().filter(|kind| *kind != ArenaKind::Activations);

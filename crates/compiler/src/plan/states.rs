@@ -121,7 +121,7 @@ pub(super) fn step_seconds(program: &Program, micro_steps: f64) -> f64 {
         [(true, !several), (false, true)].map(|(first, last)| of(program.micro_step(first, last, None)));
     let between =
         if micro_steps > 2.0 { of(program.micro_step(false, false, None)) * (micro_steps - 2.0) } else { 0.0 };
-    first + between + if several { last } else { 0.0 } + of(program.entry(EntryKind::Update, None))
+    first + between + if several { last } else { 0.0 } + of(program.update(true))
 }
 
 /// Seconds of a micro-step that a plan spends to fit: on recomputation, and on waiting for the link.

@@ -65,6 +65,7 @@ fn link(directions: &[StreamId], machine: &Machine) -> Program {
             steps: stream.steps,
             inputs: Vec::new(),
             outputs: Vec::new(),
+            stage: Default::default(),
         }],
         memory: Vec::new(),
         activations: Vec::new(),

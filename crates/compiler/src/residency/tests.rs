@@ -103,6 +103,7 @@ fn entry(kind: EntryKind, streams: Streams) -> Entry {
         steps: streams.steps,
         inputs: Vec::new(),
         outputs: Vec::new(),
+        stage: Default::default(),
     };
     assert_eq!(check_order(&entry), Ok(()));
     entry

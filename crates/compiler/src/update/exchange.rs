@@ -4,12 +4,12 @@
 
 use ops::id;
 use ops::optimizer::blocks_of;
-use program::{Collective, EventId, StreamId, TensorRef, scalar};
+use program::{Collective, Cost, EventId, Instruction, Step, StreamId, TensorRef, scalar};
 use tensor::{Attrs, DType};
 
 use super::{provenance, push_behind};
 use crate::lowering::Lowering;
-use crate::memory::{ParameterPlan, SCALARS, arena, scalar_ref};
+use crate::memory::{ParameterPlan, SCALARS, SUM_SQUARES, arena, scalar_ref};
 use crate::residency::Streams;
 use crate::rule::Per;
 
@@ -69,6 +69,39 @@ pub(super) fn agree(
         streams.wait(StreamId::Compute, gathered, &from);
     }
     all
+}
+
+/// Gives all stages of a pipeline the sum of the squares of all, and the weight of the step, which the last one has counted.
+pub(super) fn agree_stages(
+    streams: &mut Streams,
+    lowering: &mut Lowering<'_>,
+    taken: usize,
+    parameters: &ParameterPlan,
+) {
+    let from = provenance("exchange");
+    let [numbers, squares] = parameters.of_stages();
+    let (stages, count) = (numbers.shape[0], numbers.shape[1]);
+    let own = TensorRef::dense(arena::SCALARS, 0, DType::F32, [count]);
+    streams.follow(StreamId::Exchange, &from);
+    streams.collective(Collective::gather(own, numbers.clone()), &from);
+    let gathered = streams.record(StreamId::Exchange, &from);
+    streams.wait(StreamId::Compute, gathered, &from);
+    let of = |stage: usize, name: &str, stages: usize| TensorRef {
+        offset: numbers.offset + stage * count * DType::F32.size() + scalar_ref(name).offset,
+        shape: vec![stages],
+        strides: vec![count],
+        ..numbers.clone()
+    };
+    let weight = scalar_ref(scalar::WEIGHT_SUM);
+    for (from_all, to) in
+        [(of(0, SUM_SQUARES, stages), squares.clone()), (of(stages - 1, scalar::WEIGHT_SUM, 1), weight)]
+    {
+        let cost = Cost { flops: 0.0, bytes: 2.0 * to.bytes() as f64 };
+        let instruction = Instruction::Copy { from: from_all, to };
+        streams.push(Step { instruction, provenance: from.clone(), cost });
+    }
+    let total = scalar_ref(SUM_SQUARES);
+    push_behind(&mut streams.steps, lowering, taken, id::TOTAL_SQUARES, Attrs::new(), vec![squares], vec![total]);
 }
 
 /// Begins to gather the sums of loss and weights.

@@ -2,28 +2,50 @@
 //! share, and adds it up with the ranks of the other nodes that have the same share, the first node's first. Bucket by bucket,
 //! twice: each gets a part of what all have and adds it up, then all get the parts. Where gradients are compressed, both are
 //! sent in blocks, and what these leave is added the next time; of blocks of a few elements, every rank gets those of all nodes
-//! and adds them up itself, as their sum has more elements than one. Knows buckets and places; not how gradients became the
-//! sums of a node, or what the sums are for.
+//! and adds them up itself, as their sum has more elements than one. What is summed so may be the first moment: then each node
+//! makes its part of it from its gradients, which the sum takes the place of. Knows buckets and places; not how gradients
+//! became the sums of a node, or what the sums are for.
 
 use ops::id;
 use ops::optimizer::{Blocks, COMPRESSED_BLOCK, block_count, blocks_of};
-use program::{Among, Collective, Cost, EventId, Instruction, Movement, Step, StreamId, TensorRef};
+use program::{
+    Among, Collective, Cost, EventId, Instruction, Movement, OptimizerState, Step, StreamId, TensorRef, scalar,
+};
 use tensor::{Attrs, DType};
 
 use super::{provenance, push_behind};
 use crate::lowering::Lowering;
-use crate::memory::{self, ALIGNMENT_BYTES, Errors, ParameterPlan, Run, align, arena, part};
+use crate::memory::{self, ALIGNMENT_BYTES, Errors, ParameterPlan, Run, align, arena, part, scalar_ref};
 use crate::options::Sharding;
 use crate::residency::Streams;
-use crate::rule::Per;
+use crate::rule::{Per, Rule};
 
 /// Buckets that have places at a time: one that is sent, one that is added up, one whose sums come back.
 const AT_ONCE: usize = 3;
+
+/// What is summed over the nodes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Summed {
+    Gradients,
+    /// First moments of AdamW, by what a step keeps of them.
+    Momentum {
+        beta1: f64,
+    },
+}
+
+impl Summed {
+    /// In which blocks it is sent, where it is.
+    fn blocks(self, sharding: &Sharding) -> Option<Blocks> {
+        sharding.blocks().filter(|blocks| blocks.are_of_momentum() == matches!(self, Summed::Momentum { .. }))
+    }
+}
 
 /// A bucket on its way between nodes.
 struct Bucket {
     /// f32 [n]: the sum of the node, and then that of all.
     gradient: TensorRef,
+    /// Both moments of AdamW, where the first one is summed.
+    moments: Option<[TensorRef; 2]>,
     /// [nodes · m]: the same as it is sent.
     sent: TensorRef,
     /// None where every rank adds up all parts.
@@ -49,8 +71,8 @@ struct Part {
 
 impl Bucket {
     /// Its places begin at an offset of the activation arena.
-    fn new(of: &Sent, sharding: &Sharding, offset: usize) -> Bucket {
-        let Sent { gradient, squares, errors } = of.clone();
+    fn new(of: &Sent, sharding: &Sharding, blocks: Option<Blocks>, offset: usize) -> Bucket {
+        let Sent { gradient, moments, squares, errors } = of.clone();
         let (nodes, dtype) = (sharding.rail().count, sharding.sent());
         let part = part(gradient.len(), sharding);
         let mut end = offset;
@@ -59,17 +81,17 @@ impl Bucket {
             end = align(end + at.bytes(), ALIGNMENT_BYTES);
             at
         };
-        if let Some(blocks) = sharding.blocks().filter(|blocks| blocks.are_sparse()) {
+        if let Some(blocks) = blocks.filter(|blocks| blocks.are_sparse()) {
             let bytes = blocks.bytes(gradient.len());
             let (sent, whole) = (take(DType::U8, &[bytes]), take(DType::U8, &[nodes, bytes]));
-            return Bucket { gradient, sent, part: None, whole, errors, squares, bytes: end - offset };
+            return Bucket { gradient, moments, sent, part: None, whole, errors, squares, bytes: end - offset };
         }
-        if let Some(blocks) = sharding.blocks() {
+        if let Some(blocks) = blocks {
             let bytes = blocks.bytes(part);
             let [sent, whole] = [(); 2].map(|()| take(DType::U8, &[nodes * bytes]));
             let (come, returned) = (take(DType::U8, &[nodes, bytes]), take(DType::U8, &[bytes]));
             let part = Some(Part { come, sum: take(DType::F32, &[part]), returned });
-            return Bucket { gradient, sent, part, whole, errors, squares, bytes: end - offset };
+            return Bucket { gradient, moments, sent, part, whole, errors, squares, bytes: end - offset };
         }
         let is_whole = dtype == DType::F32 && part * nodes == gradient.len();
         let mut of_all = || if is_whole { gradient.clone() } else { take(dtype, &[nodes * part]) };
@@ -78,7 +100,7 @@ impl Bucket {
         let sum = take(DType::F32, &[part]);
         let returned = if dtype == DType::F32 { sum.clone() } else { take(dtype, &[part]) };
         let part = Some(Part { come, sum, returned });
-        Bucket { gradient, sent, part, whole, errors, squares, bytes: end - offset }
+        Bucket { gradient, moments, sent, part, whole, errors, squares, bytes: end - offset }
     }
 
     /// What is sent for the elements of the gradient, without what fills the parts up.
@@ -91,13 +113,16 @@ impl Bucket {
 #[derive(Clone)]
 struct Sent {
     gradient: TensorRef,
+    /// Both moments of AdamW, where the first one is summed.
+    moments: Option<[TensorRef; 2]>,
     /// Blocks of squares before its own; none where its squares are not part of the norm.
     squares: Option<usize>,
     errors: Option<Errors>,
 }
 
-fn sent(parameters: &ParameterPlan) -> Vec<Sent> {
-    let (mut end, mut errors) = (0, parameters.errors().into_iter());
+fn sent(parameters: &ParameterPlan, summed: Summed) -> Vec<Sent> {
+    let compressed = summed.blocks(&parameters.sharding).is_some();
+    let (mut end, mut errors) = (0, parameters.errors().into_iter().filter(|_| compressed));
     let of = |(run, bucket): (&Run, &memory::Bucket)| {
         let squares = run.rule.descends().then_some(end);
         end += squares.map_or(0, |_| block_count(bucket.piece));
@@ -105,23 +130,35 @@ fn sent(parameters: &ParameterPlan) -> Vec<Sent> {
             true => bucket.kept(&run.gradient, Per::Element, parameters.shards),
             false => bucket.own(&run.gradient),
         };
-        Sent { gradient, squares, errors: errors.next() }
+        let kept = |state: &OptimizerState| bucket.kept(&state.at, Per::Element, parameters.shards);
+        let moments = matches!(summed, Summed::Momentum { .. }).then(|| {
+            assert_eq!(run.rule, Rule::AdamW, "1-bit Adam sums the first moments of AdamW");
+            [kept(&run.states[0]), kept(&run.states[1])]
+        });
+        Sent { gradient, moments, squares, errors: errors.next() }
     };
     parameters.buckets().map(of).collect()
 }
 
-/// Queues the sums over all nodes. The first `taken` bytes of the activation arena are occupied.
-pub(super) fn sum(streams: &mut Streams, lowering: &mut Lowering<'_>, taken: usize, parameters: &ParameterPlan) {
-    let (sharding, sent) = (&parameters.sharding, sent(parameters));
+/// Queues the sums over all nodes. The first `taken` bytes of the activation arena are occupied. Sums of first moments take
+/// the gradients' places.
+pub(super) fn sum(
+    streams: &mut Streams,
+    lowering: &mut Lowering<'_>,
+    taken: usize,
+    parameters: &ParameterPlan,
+    summed: Summed,
+) {
+    let (sharding, sent) = (&parameters.sharding, sent(parameters, summed));
+    let blocks = summed.blocks(sharding);
     let start = align(taken, ALIGNMENT_BYTES);
-    let each = sent.iter().map(|of| Bucket::new(of, sharding, 0).bytes).max().unwrap_or(0);
+    let each = sent.iter().map(|of| Bucket::new(of, sharding, blocks, 0).bytes).max().unwrap_or(0);
     let end = start + each * AT_ONCE.min(sent.len());
     lowering.update_workspace(end);
-    let bucket = |(number, of)| Bucket::new(of, sharding, start + number % AT_ONCE * each);
+    let bucket = |(number, of)| Bucket::new(of, sharding, blocks, start + number % AT_ONCE * each);
     let buckets: Vec<Bucket> = sent.iter().enumerate().map(bucket).collect();
     let events = vec![[None; 2]; buckets.len()];
-    let (among, blocks) = (sharding.rail(), sharding.blocks());
-    let mut rail = Rail { among, blocks, taken: end, streams, lowering, events };
+    let mut rail = Rail { among: sharding.rail(), summed, blocks, taken: end, streams, lowering, events };
     for round in 0..buckets.len() + AT_ONCE - 1 {
         let of = |behind: usize| round.checked_sub(behind).filter(|number| *number < buckets.len());
         if let Some(number) = of(0) {
@@ -136,8 +173,62 @@ pub(super) fn sum(streams: &mut Streams, lowering: &mut Lowering<'_>, taken: usi
     }
 }
 
+/// Queues the squares of the gradients of this node, where each rank has whole ones and has not summed any over nodes.
+pub(super) fn own_squares(
+    steps: &mut Vec<Step>,
+    lowering: &mut Lowering<'_>,
+    taken: usize,
+    parameters: &ParameterPlan,
+) {
+    if parameters.sharding.gradients {
+        return;
+    }
+    for Sent { gradient, squares, .. } in sent(parameters, Summed::Gradients) {
+        if let Some(before) = squares {
+            push_squares(steps, lowering, taken, parameters, &gradient, before);
+        }
+    }
+}
+
+/// Queues the sum of what each node has for one number; for parts of a node all ranks of it have the same.
+pub(super) fn total(
+    streams: &mut Streams,
+    lowering: &mut Lowering<'_>,
+    taken: usize,
+    parameters: &ParameterPlan,
+    total: &TensorRef,
+) {
+    let origin = provenance("exchange");
+    let all = parameters.gathered_totals();
+    streams.follow(StreamId::Exchange, &origin);
+    let among = parameters.sharding.rail();
+    let of = Collective { movement: Movement::Gather, among, from: total.clone(), to: all.clone() };
+    streams.collective(of, &origin);
+    let gathered = streams.record(StreamId::Exchange, &origin);
+    streams.wait(StreamId::Compute, gathered, &origin);
+    let steps = &mut streams.steps;
+    push_behind(steps, lowering, taken, id::TOTAL_SQUARES, Attrs::new(), vec![all], vec![total.clone()]);
+}
+
+/// Queues the squares of a bucket's gradient, behind so many blocks of others.
+fn push_squares(
+    steps: &mut Vec<Step>,
+    lowering: &mut Lowering<'_>,
+    taken: usize,
+    parameters: &ParameterPlan,
+    gradient: &TensorRef,
+    before: usize,
+) {
+    let [_, own] = parameters.gathered_squares();
+    let table = lowering.constant(&blocks_of(std::iter::once((0, gradient.len()))));
+    let offset = own.offset + before * DType::F32.size();
+    let sums = TensorRef { offset, shape: vec![block_count(gradient.len())], ..own };
+    push_behind(steps, lowering, taken, id::BLOCK_SQUARES, Attrs::new(), vec![gradient.clone(), table], vec![sums]);
+}
+
 struct Rail<'r, 'l> {
     among: Among,
+    summed: Summed,
     blocks: Option<Blocks>,
     taken: usize,
     streams: &'r mut Streams,
@@ -193,7 +284,19 @@ impl Rail<'_, '_> {
         self.streams.wait(StreamId::Compute, event, &provenance("exchange"));
     }
 
+    /// Makes a node's part of the first moment where its gradient is.
+    fn add_momentum(&mut self, beta1: f64, [first, second]: &[TensorRef; 2], gradient: &TensorRef) {
+        let attrs = Attrs::new().with("beta1", beta1).with("nodes", self.among.count as u64);
+        let scalars = [scalar::GRADIENT_SCALE, scalar::UPDATE_APPLIED].map(scalar_ref);
+        let inputs = [first.clone(), second.clone()].into_iter().chain(scalars).collect();
+        let steps = &mut self.streams.steps;
+        push_behind(steps, self.lowering, self.taken, id::MOMENTUM_PART, attrs, inputs, vec![gradient.clone()]);
+    }
+
     fn send(&mut self, number: usize, of: &Bucket) {
+        if let (Summed::Momentum { beta1 }, Some(moments)) = (self.summed, &of.moments) {
+            self.add_momentum(beta1, moments, &of.gradient);
+        }
         if let (Some(blocks), Some(errors)) = (self.blocks, &of.errors) {
             self.compress(blocks, &of.gradient, &of.sent, &errors.gradient);
         } else {
@@ -236,13 +339,9 @@ impl Rail<'_, '_> {
             }
             None => self.convert(&of.of_gradient(&of.whole), &of.gradient),
         }
-        let Some(squares) = of.squares.filter(|_| !parameters.sharding.gradients) else { return };
-        let [_, own] = parameters.gathered_squares();
-        let table = self.lowering.constant(&blocks_of(std::iter::once((0, of.gradient.len()))));
-        let offset = own.offset + squares * DType::F32.size();
-        let sums = TensorRef { offset, shape: vec![block_count(of.gradient.len())], ..own };
-        let inputs = vec![of.gradient.clone(), table];
-        let steps = &mut self.streams.steps;
-        push_behind(steps, self.lowering, self.taken, id::BLOCK_SQUARES, Attrs::new(), inputs, vec![sums]);
+        let of_gradients = self.summed == Summed::Gradients && !parameters.sharding.gradients;
+        if let Some(before) = of.squares.filter(|_| of_gradients) {
+            push_squares(&mut self.streams.steps, self.lowering, self.taken, parameters, &of.gradient, before);
+        }
     }
 }

@@ -54,7 +54,8 @@ impl Slices {
     pub fn new(runs: &[Run], sharding: &Sharding, homes: &Homes) -> Slices {
         let moves = |of: ArenaId| homes.streams(of);
         let gathers = sharding.shards() > 1;
-        let mut cut = Cut { all: Vec::new(), batches: Vec::new(), numbers: 0 };
+        // Stages draw from other streams, as other parameters do.
+        let mut cut = Cut { all: Vec::new(), batches: Vec::new(), numbers: sharding.stage << 16 };
         for whole in runs {
             for (index, run) in whole.pieces(sharding).iter().enumerate() {
                 let bytes: usize = tensors(&mut run.clone()).iter().filter(|(t, _)| moves(t.arena)).map(bytes_of).sum();

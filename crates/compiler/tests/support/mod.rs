@@ -111,6 +111,7 @@ fn input<T: Real>(name: &str, len: usize) -> Array<T> {
         "weights" => {
             Array::Real((0..len).map(|i| T::from_f64(if i % 5 == 4 { 0.0 } else { 0.5 + (i % 3) as f64 })).collect())
         }
+        "present" => Array::Real(vec![T::from_f64(1.0); len]),
         other => panic!("no contents for the input `{other}`"),
     }
 }

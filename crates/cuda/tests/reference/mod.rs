@@ -55,6 +55,7 @@ impl Layout {
             steps: instructions.into_iter().map(step).collect(),
             inputs: vec![],
             outputs: vec![],
+            stage: Default::default(),
         };
         Arc::new(Program {
             name: "test".into(),

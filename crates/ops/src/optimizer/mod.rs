@@ -22,7 +22,7 @@ pub use dynamic_map::{DynamicMap, dynamic_map};
 pub use even_bias::EvenBias;
 pub use gradient_scale::GradientScale;
 pub use loss_scale::NextLossScale;
-pub use momentum::Momentum;
+pub use momentum::{Momentum, MomentumPart};
 pub use newton_schulz::{NewtonSchulzPolynomial, UnitMatrices};
 pub use normuon::NorMuon;
 pub use pieces::{MaxPieces, SumPieces};

@@ -12,6 +12,7 @@ use data::template::families;
 use options::{Reader, Setting, Table};
 use program::{Arch, Machine};
 
+use super::pipeline;
 use crate::conversation::loss_rule;
 
 /// All contradictions inside one configuration.
@@ -45,7 +46,9 @@ pub(super) fn check_options(config: &Config, reader: &mut Reader) {
         }
     }
     if let Some(total) = config.training.fixed_steps()
-        && !["max_steps", "warmup_steps", "warmup_ratio", "cooldown_steps"].iter().any(|path| reader.is_faulty(path))
+        && !["max_steps", "warmup_steps", "warmup_ratio", "cooldown_steps", "compression_warmup_steps"]
+            .iter()
+            .any(|path| reader.is_faulty(path))
         && let Some((path, message, hint)) = steps_problem(config, total)
         && total > 0
     {
@@ -169,6 +172,16 @@ fn check_sharding(config: &Config, reader: &mut Reader) {
         (_, _, Setting::Value(true)) => Some("shard_weights: true".to_owned()),
         _ => None,
     };
+    let compression = sharding.gradient_compression;
+    let path = "compression_warmup_steps";
+    if let Setting::Value(steps) = sharding.compression_warmup_steps
+        && compression != GradientCompression::OneBit
+        && !["gradient_compression", path].iter().any(|path| reader.is_faulty(path))
+    {
+        let message = format!("`{path}: {steps}` has no effect with `gradient_compression: {}`", compression.name());
+        let hint = format!("remove `{path}`, or set `gradient_compression: onebit`");
+        reader.report(path, message, Some(hint));
+    }
     let alone = config.nodes() > 1 && config.local_ranks() == 1;
     if let Some(shared) = shared.filter(|_| alone && sharding.shard_scope == Setting::Value(ShardScope::Node)) {
         let message =
@@ -232,9 +245,10 @@ const MOST_RANKS: u32 = 64;
 
 /// What several ranks need, and what does not go with them yet.
 fn check_ranks(config: &Config, reader: &mut Reader) {
-    let gpus = config.local_ranks() as u32;
+    let gpus = config.devices() as u32;
     // `gpus: 0` is as many as will be found.
-    let open = config.ranks() <= 1 && (config.hardware.gpus == 0 || config.sequence() == 1);
+    let several = config.sequence() > 1 || config.stages() > 1;
+    let open = config.ranks() <= 1 && (config.hardware.gpus == 0 || !several);
     if open || reader.is_faulty("gpus") || reader.is_faulty("device") {
         return;
     }
@@ -251,7 +265,7 @@ fn check_ranks(config: &Config, reader: &mut Reader) {
 
 /// Options that do not go with several ranks yet: each with a message and a hint.
 pub(super) fn refused_with_ranks(config: &Config) -> Vec<(&'static str, String, String)> {
-    let gpus = config.local_ranks();
+    let gpus = config.devices();
     let (recipe, of) = (config.precision.recipe, &config.sharding);
     // Codes of weights are made from whole ones.
     let codes = recipe.quantises_weights();
@@ -282,6 +296,7 @@ pub(super) fn refused_with_ranks(config: &Config) -> Vec<(&'static str, String, 
             format!("set `gpus` to a multiple of {sequence}, or `sequence_parallel_size` to a divisor of {gpus}");
         refused.push(("sequence_parallel_size", message, hint));
     }
+    refused.extend(pipeline::refused(config));
     refused
 }
 
@@ -591,8 +606,12 @@ fn check_formatted(config: &Config, dataset: &Dataset, path: &str, reader: &mut 
 /// (option, message, hint).
 fn steps_problem(config: &Config, total: u64) -> Option<(&'static str, String, String)> {
     let (warmup, cooldown) = (config.optimizer.warmup(total), config.optimizer.cooldown(total));
+    let compressed_from = config.sharding.compression_warmup(total, warmup).filter(|first| *first >= total);
     if warmup.saturating_add(cooldown) <= total {
-        return None;
+        let first = compressed_from?;
+        let message = format!("nothing is compressed in {total} steps: the warm-up of `onebit` has {first}");
+        let hint = "shorten it, or train for more steps".to_owned();
+        return Some(("compression_warmup_steps", message, hint));
     }
     let path = match (config.optimizer.warmup_steps, config.optimizer.cooldown_steps) {
         (Setting::Value(_), _) => "warmup_steps",

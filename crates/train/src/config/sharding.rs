@@ -6,6 +6,11 @@ options! {
     /// How weights, gradients and optimizer states are sharded over the GPUs of a machine. The results do not depend on
     /// it.
     pub struct Sharding: "Several GPUs" {
+        /// Pipeline parallelism: the layers are divided into this many stages of consecutive layers, one on each GPU, and
+        /// the micro-batches of a step go through all of them. Must equal `gpus`. Embeddings that are also the output
+        /// head, mixtures of experts and several nodes are not supported. Runs on the CPU only so far; `surogate plan`
+        /// plans for GPUs as well.
+        pipeline_parallel_size: u32 = 1, min = 1, max = 64, resumable;
         /// ZeRO level: 1 shards optimizer states, 2 also gradients, 3 also weights. `auto` is 1, or a higher level if
         /// that makes the run fit or takes less time than recomputing more.
         zero_level: Setting<u32> = auto, min = 1, max = 3, resumable;
@@ -18,6 +23,10 @@ options! {
         shard_scope: Setting<ShardScope> = auto, resumable;
         /// What gradients become for their way to the other GPUs and nodes. They are summed in float32.
         gradient_compression: GradientCompression = "none", resumable;
+        /// With `gradient_compression: onebit`: the first updates of the run, in which gradients travel in float32. They
+        /// decide the second moments of AdamW, which then stay as they are. `auto` is a fifth of all steps, and at least the
+        /// warm-up of the learning rate.
+        compression_warmup_steps: Setting<u64> = auto, min = 1;
         /// Allow reducing gradients with an all-to-all exchange: each GPU sends every other one its piece, and adds what it
         /// receives in the order of the GPUs. The engine always does this.
         use_all_to_all_reduce: bool = false, resumable;
@@ -41,10 +50,20 @@ choices! {
     }
 }
 
+impl Sharding {
+    /// Updates of the warm-up before first moments are compressed, in a run of `total` steps whose learning rate rises over
+    /// `rising` of them; none where they never are.
+    pub fn compression_warmup(&self, total: u64, rising: u64) -> Option<u64> {
+        let open = || total.div_ceil(5).max(rising);
+        let compresses = self.gradient_compression == GradientCompression::OneBit;
+        compresses.then(|| self.compression_warmup_steps.unwrap_or_else(open))
+    }
+}
+
 impl GradientCompression {
     /// Whether it is for what travels between nodes alone.
     pub fn is_between_nodes(self) -> bool {
-        matches!(self, GradientCompression::Int8 | GradientCompression::TopK)
+        matches!(self, GradientCompression::Int8 | GradientCompression::TopK | GradientCompression::OneBit)
     }
 }
 
@@ -61,5 +80,8 @@ choices! {
         /// Between nodes only: the 16 largest of every 256. What is left is sent with later steps, in sums of about 16
         /// gradients. AdamW needs up to 4 times the learning rate then.
         TopK = "topk",
+        /// Between nodes only: 1-bit Adam. Behind a warm-up the first moments of AdamW travel instead of gradients, in blocks
+        /// of 256 signs with one scale each. What is left is sent with the next step. Needs `optimizer: adamw`.
+        OneBit = "onebit",
     }
 }

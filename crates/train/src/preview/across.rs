@@ -100,6 +100,7 @@ impl Across {
             GradientCompression::BFloat16 => "bf16",
             GradientCompression::Int8 => "int8",
             GradientCompression::TopK => "topk",
+            GradientCompression::OneBit => "onebit",
         };
         let device = if machine.arch == Arch::Cpu { "rank" } else { "GPU" };
         Ok(Across { nodes, gpus, network, sizes, sent, device })
@@ -195,6 +196,7 @@ fn between(trained: f64, compression: GradientCompression, gpus: usize, nodes: u
         GradientCompression::BFloat16 => 2.0 * twice,
         GradientCompression::Int8 => blocks(Blocks::Int8) * twice,
         GradientCompression::TopK => blocks(Blocks::TopK) * others * each,
+        GradientCompression::OneBit => blocks(Blocks::OneBit) * twice,
     }
 }
 
@@ -219,8 +221,9 @@ mod tests {
         assert_eq!(whole(8e9, 8, 2), 4e9);
         assert!((whole(8e9, 8, 128) - 7.9375e9).abs() < 1.0);
         assert_eq!(whole(1e6, 1, 2), 4e6);
-        // 260 bytes for 256, twice 3/4 of them, and 80 bytes of each of three others.
+        // 260 and 36 bytes for 256, twice 3/4 of them, and 80 bytes of each of three others.
         assert_eq!(between(256e6, GradientCompression::Int8, 1, 4), 390e6);
         assert_eq!(between(256e6, GradientCompression::TopK, 1, 4), 240e6);
+        assert_eq!(between(256e6, GradientCompression::OneBit, 1, 4), 54e6);
     }
 }

@@ -25,7 +25,8 @@ pub struct Estimate {
     /// The same at the ceilings.
     pub ceiling_seconds: f64,
     pub tokens_per_second: f64,
-    /// Floating-point operations of an optimizer step, those done again included; of each rank, where there are several.
+    /// Floating-point operations of an optimizer step, those done again included; of each rank, where there are several,
+    /// and of all stages.
     pub step_flops: f64,
     /// Bytes that an optimizer step moves, inputs and outputs of each instruction counted once.
     pub step_bytes: f64,
@@ -79,10 +80,13 @@ impl Expected<'_> {
         Some(format!("a step is expected to take {times:.1} times its bound; {share:.0} % of it is {}", cause.words()))
     }
 
-    /// All instructions one after the other, over shapes of batches as frequent as they are.
+    /// All instructions one after the other, over shapes of batches as frequent as they are; of updates that behind a warm-up.
     pub fn estimate(&self) -> Estimate {
+        if self.program.cluster.stages > 1 {
+            return self.of_stages();
+        }
         let evaluate = self.mean(|variant| self.program.entry(EntryKind::Evaluate, Some(variant)));
-        let update = self.entry(self.program.entry(EntryKind::Update, None));
+        let update = self.entry(self.program.update(true));
         let replicas = self.program.cluster.replicas();
         let micro_steps = self.micro_steps();
         let sum = |of: &dyn Fn(&program::Estimate) -> f64| {
@@ -117,13 +121,13 @@ impl Expected<'_> {
         }
     }
 
-    fn entry(&self, index: Option<usize>) -> program::Estimate {
+    pub(super) fn entry(&self, index: Option<usize>) -> program::Estimate {
         let found = index.map(|index| &self.program.entries[index]);
         found.map(|entry| program::estimate(entry, self.program, self.shapes.seen)).unwrap_or_default()
     }
 
     /// An entry over all shapes of batches, in the mean.
-    fn mean(&self, index: impl Fn(Variant) -> Option<usize>) -> program::Estimate {
+    pub(super) fn mean(&self, index: impl Fn(Variant) -> Option<usize>) -> program::Estimate {
         let of = |variant: &Variant| self.entry(index(*variant));
         let all = self.shapes.variants.iter().map(of).zip(&self.shapes.shares);
         all.fold(program::Estimate::default(), |sum, (of, share)| program::Estimate {
@@ -148,7 +152,11 @@ impl Expected<'_> {
         on_device.arenas.iter_mut().for_each(|arena| arena.place = MemorySpace::Device);
         let longest = self.shapes.variants.last().copied();
         let of = |kind: EntryKind, variant: Option<Variant>| {
-            let entry = &self.program.entries[self.program.entry(kind, variant)?];
+            let index = match kind {
+                EntryKind::Update => self.program.update(true),
+                kind => self.program.entry(kind, variant),
+            };
+            let entry = &self.program.entries[index?];
             let (found, without) = (
                 program::estimate(entry, self.program, self.shapes.seen),
                 program::estimate(entry, &on_device, self.shapes.seen),

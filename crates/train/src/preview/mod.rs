@@ -7,6 +7,7 @@ mod local_data;
 mod options;
 mod shapes;
 mod stage;
+mod stages;
 mod text;
 
 use compiler::{PassTrace, Passes};
@@ -26,6 +27,7 @@ pub use local_data::documents;
 pub use options::resolved;
 pub use shapes::Shapes;
 pub use stage::{Stage, show};
+pub use stages::Stages;
 
 /// The run's program and what follows from it.
 pub struct Preview {
@@ -44,6 +46,8 @@ pub struct Preview {
     pub away: Option<String>,
     /// What several nodes of this one would take, where they are asked for.
     pub across: Option<Across>,
+    /// What the stages of a pipeline take, and what ZeRO-3 would.
+    pub stages: Option<Stages>,
 }
 
 /// The model as a flat graph, in the shape of the run's longest batches. Where only some of the rewrites run
@@ -92,7 +96,7 @@ impl Preview {
         let program = compiler::compile(&source.model, &options, machine)
             .map_err(|error| TrainError::from(error).located(config))?;
         let of_data = data.iter().flat_map(|data| data.notes.clone());
-        Ok(Preview {
+        let mut preview = Preview {
             program,
             notes: plan.notes.into_iter().chain(of_data).collect(),
             recommended: config.recommended.clone(),
@@ -103,7 +107,12 @@ impl Preview {
             shapes,
             away: None,
             across: None,
-        })
+            stages: None,
+        };
+        if config.stages() > 1 {
+            preview.stages = Some(Stages::new(&preview, config, source, machine, data));
+        }
+        Ok(preview)
     }
 
     /// Bytes of everything that the plan holds.

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use program::{Arch, ArenaKind, Cause, Choice, EntryKind, MemoryClass, MemoryLine, Variant};
 use serde_json::{Value, json};
 
-use super::{Across, HostEstimate, Preview};
+use super::{Across, HostEstimate, Preview, Stages};
 use crate::decisions;
 use crate::memory::lines_json;
 use crate::words::{size, time};
@@ -61,12 +61,13 @@ impl Preview {
         };
         let share = figure(&format!("{share:.1} %"), &of);
         format!(
-            "{}\n{}{share}\n{}Expected, {}:\n{}{}{}",
+            "{}\n{}{share}\n{}Expected, {}:\n{}{}{}{}",
             self.head_text(),
             self.memory_text(),
             self.decisions_text(),
             machine.origin.words(),
             self.time_text(),
+            self.stages.as_ref().map(Stages::text).unwrap_or_default(),
             self.notes_text(),
             self.across.as_ref().map(Across::text).unwrap_or_default(),
         )
@@ -82,7 +83,7 @@ impl Preview {
                 format!("{} × {} tokens", several[0].batch, lengths.join(", "))
             }
         };
-        let ranks = match self.program.cluster.ranks {
+        let ranks = match self.program.cluster.ranks * self.program.cluster.stages {
             1 => String::new(),
             several => format!("{several} × "),
         };
@@ -207,6 +208,7 @@ impl Preview {
                 })),
             },
             "nodes": self.across.as_ref().map(Across::to_json),
+            "stages": self.stages.as_ref().map(Stages::to_json),
             "recommended": self.recommended,
             "notes": self.notes,
             "far_above": self.expected().far_above(),

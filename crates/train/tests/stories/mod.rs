@@ -93,3 +93,13 @@ pub fn names(folder: &Path) -> Vec<String> {
     names.sort();
     names
 }
+
+/// Holds losses and norms of steps against others.
+#[track_caller]
+pub fn assert_close(found: &[(f64, f64)], expected: &[(f64, f64)], most: f64, what: &str) {
+    assert_eq!(found.len(), expected.len());
+    for (step, (f, e)) in found.iter().zip(expected).enumerate() {
+        let far = (f.0 / e.0 - 1.0).abs().max((f.1 / e.1 - 1.0).abs());
+        assert!(far < most, "{what}, step {step}: {f:?} instead of {e:?}, {far:e} apart");
+    }
+}

@@ -1,5 +1,6 @@
 // Blocks of 256 elements in BYTES bytes, a warp a block, eight elements a lane: element i of the block is lane i % 32's.
-//   INT8: scale = max|v| / 127 in f32, then codes round(v / scale); TOPK: the KEPT largest |v| in f32, then their places.
+//   INT8: scale = max|v| / 127 in f32, then codes round(v / scale); TOPK: the KEPT largest |v| in f32, then their places;
+//   ONEBIT: scale = Σ|v| / 256 in f32, each lane's first, then lanes pairwise; then signs, bit i % 8 of byte i / 8 set for v >= 0.
 // `compress`: v = x + error; what the bytes have not becomes the error, unless v is not finite: then the scale, or the
 // numbers, are NaN and the error stays. `sum_compressed`: the sum of PIECES blocks in their order. Products and sums are
 // written uncontracted, as the CPU reference computes them. Not measured: written for its bytes alone.
@@ -25,6 +26,10 @@ sum_compressed(const u8* __restrict__ pieces, float* __restrict__ sum) {
       const float code = (float)(signed char)from[4 + i * 32 + lane];
       total[i] = __fadd_rn(total[i], __fmul_rn(code, scale));
     }
+#elif defined(ONEBIT)
+    const u32* signs = reinterpret_cast<const u32*>(from + 4);
+#pragma unroll
+    for (int i = 0; i < 8; i++) total[i] = __fadd_rn(total[i], signs[i] >> lane & 1 ? numbers[0] : -numbers[0]);
 #else
     for (int at = 0; at < KEPT; at++) {
       const u32 place = from[4 * KEPT + at];
@@ -72,6 +77,21 @@ compress(const float* __restrict__ x, u8* __restrict__ codes, float* __restrict_
     const float code = fminf(fmaxf(rintf(quotient), -127.0f), 127.0f);
     to[4 + i * 32 + lane] = (u8)(signed char)code;
     v[i] = __fsub_rn(v[i], __fmul_rn(code, scale));
+  }
+#elif defined(ONEBIT)
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; i++) sum = __fadd_rn(sum, fabsf(v[i]));
+#pragma unroll
+  for (int far = 16; far; far >>= 1) sum = __fadd_rn(sum, __shfl_xor_sync(ALL_LANES, sum, far));
+  const float scale = is_finite ? __fmul_rn(sum, 1.0f / 256.0f) : nan;
+  if (lane == 0) numbers[0] = scale;
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    const bool is_positive = v[i] >= 0.0f;
+    const u32 signs = __ballot_sync(ALL_LANES, is_positive);
+    if (lane == 0) reinterpret_cast<u32*>(to + 4)[i] = signs;
+    v[i] = __fsub_rn(v[i], is_positive ? scale : -scale);
   }
 #else
   u32 taken = 0;

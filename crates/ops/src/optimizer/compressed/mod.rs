@@ -33,6 +33,9 @@ const LARGEST: f64 = 127.0;
 /// Elements that are left of a block where only the largest are.
 const KEPT: usize = 16;
 
+/// Threads of a warp: so many sums of magnitudes are added up pairwise.
+const LANES: usize = 32;
+
 /// What becomes of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocks {
@@ -40,6 +43,8 @@ pub enum Blocks {
     Int8,
     /// Its 16 largest elements in f32, and then their places in a byte each.
     TopK,
+    /// The mean of its magnitudes in f32, and 256 signs of a bit each. What is sent so is the first moment.
+    OneBit,
 }
 
 impl Blocks {
@@ -48,7 +53,13 @@ impl Blocks {
         match self {
             Blocks::Int8 => "int8",
             Blocks::TopK => "topk",
+            Blocks::OneBit => "onebit",
         }
+    }
+
+    /// Whether first moments are sent, not gradients (1-bit Adam, Tang et al. 2021).
+    pub const fn are_of_momentum(self) -> bool {
+        matches!(self, Blocks::OneBit)
     }
 
     /// Whether blocks have a few elements each: a sum of several has more.
@@ -65,6 +76,7 @@ impl Blocks {
         match self {
             Blocks::Int8 => 4 + BLOCK,
             Blocks::TopK => KEPT * 5,
+            Blocks::OneBit => 4 + BLOCK / 8,
         }
     }
 
@@ -72,7 +84,8 @@ impl Blocks {
         match attrs.text("form")? {
             "int8" => Ok(Blocks::Int8),
             "topk" => Ok(Blocks::TopK),
-            other => Err(format!("`form` is `{other}`, expected `int8` or `topk`")),
+            "onebit" => Ok(Blocks::OneBit),
+            other => Err(format!("`form` is `{other}`, expected `int8`, `topk` or `onebit`")),
         }
     }
 
@@ -110,6 +123,16 @@ impl Blocks {
                 let sent = taken.iter().zip(rest).filter(|(taken, _)| **taken);
                 sent.for_each(|(_, value)| *value = T::default());
             }
+            Blocks::OneBit => {
+                let scale = if is_finite { mean_magnitude(rest) } else { T::from_f32(f32::NAN) };
+                bytes.fill(0);
+                bytes[..4].copy_from_slice(&scale.to_f32().to_le_bytes());
+                for (at, value) in rest.iter_mut().enumerate() {
+                    let is_positive = *value >= T::default();
+                    bytes[4 + at / 8] |= u8::from(is_positive) << (at % 8);
+                    *value -= if is_positive { scale } else { T::default() - scale };
+                }
+            }
         }
     }
 
@@ -123,6 +146,11 @@ impl Blocks {
                 sum.iter_mut().zip(codes).for_each(|(sum, code)| *sum += code * scale);
             }
             Blocks::TopK => (0..KEPT).for_each(|at| sum[usize::from(bytes[4 * KEPT + at])] += number(4 * at)),
+            Blocks::OneBit => {
+                let signs = [T::default() - number(0), number(0)];
+                let bit = |at: usize| usize::from(bytes[4 + at / 8] >> (at % 8) & 1);
+                sum.iter_mut().enumerate().for_each(|(at, sum)| *sum += signs[bit(at)]);
+            }
         }
     }
 
@@ -131,10 +159,23 @@ impl Blocks {
         let form = match self {
             Blocks::Int8 => "INT8",
             Blocks::TopK => "TOPK",
+            Blocks::OneBit => "ONEBIT",
         };
         let numbers = [("THREADS", THREADS as usize), ("KEPT", KEPT), ("BYTES", self.block_bytes()), (form, 1)];
         numbers.map(|(name, value)| (name.to_owned(), value.to_string())).to_vec()
     }
+}
+
+/// The mean of the magnitudes of a block, rounded to f32, in the order of a warp: a lane adds up every 32nd, then lanes
+/// are added up pairwise.
+fn mean_magnitude<T: Real>(block: &[T]) -> T {
+    let mut lanes = [T::default(); LANES];
+    block.iter().enumerate().for_each(|(at, value)| lanes[at % LANES] += value.abs());
+    for far in [16, 8, 4, 2, 1] {
+        let before = lanes;
+        lanes.iter_mut().enumerate().for_each(|(lane, sum)| *sum += before[lane ^ far]);
+    }
+    T::from_f32((lanes[0] / T::from_f64(BLOCK as f64)).to_f32())
 }
 
 /// codes, error = compress(x)
@@ -171,12 +212,13 @@ impl Op for Compress {
     fn doc(&self) -> &'static str {
         "Blocks of 256 elements in fewer bytes, of x and of the error that was left before: x f32 [n] → codes u8 [bytes], \
          error f32 [n], which then has what the codes have not. `int8`: a scale in f32 and codes of eight bits, the nearest. \
-         `topk`: the 16 largest elements in f32 and their places. Codes behind those of x are zeros."
+         `topk`: the 16 largest elements in f32 and their places. `onebit`: the mean of the magnitudes in f32 and signs of a \
+         bit. Codes behind those of x are zeros."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
         &[
-            Attribute { name: "form", kind: "string", doc: "`int8` or `topk`" },
+            Attribute { name: "form", kind: "string", doc: "`int8`, `topk` or `onebit`" },
             Attribute { name: "elements", kind: "int", doc: "elements for which there are codes: at least those of x" },
         ]
     }
@@ -234,7 +276,8 @@ impl Op for Compress {
             let attrs = Attrs::new().with("form", form.name()).with("elements", all as u64);
             Example::new(vec![normal(1.0)], attrs).with_state(vec![codes, normal(0.1)])
         };
-        [Blocks::Int8, Blocks::TopK].into_iter().flat_map(|form| [of(form, 8192, 8192), of(form, 512, 768)]).collect()
+        let all = [Blocks::Int8, Blocks::TopK, Blocks::OneBit].into_iter();
+        all.flat_map(|form| [of(form, 8192, 8192), of(form, 512, 768)]).collect()
     }
 }
 
@@ -263,7 +306,9 @@ mod tests {
     #[test]
     fn what_is_not_sent_arrives_later() {
         let x: Vec<f32> = (0..512).map(|i| ((i * 7919) % 1009) as f32 / 1009.0 - 0.5).collect();
-        for (form, steps) in [(Blocks::Int8, 20), (Blocks::TopK, 200)] {
+        for (form, steps, bound) in
+            [(Blocks::Int8, 20, 0.5 / 127.0), (Blocks::TopK, 200, 20.0), (Blocks::OneBit, 400, 10.0)]
+        {
             let (total, error) = arrived(form, &x, steps);
             for ((x, total), error) in x.iter().zip(&total).zip(&error) {
                 let given = x * steps as f32;
@@ -271,14 +316,14 @@ mod tests {
             }
             // No more than the largest elements of so many steps as all need to have their turn.
             let most = error.iter().fold(0.0f32, |most, error| most.max(error.abs()));
-            assert!(most < if form == Blocks::Int8 { 0.5 / 127.0 } else { 20.0 }, "{form:?}: {most}");
+            assert!(most < bound, "{form:?}: {most}");
             assert!(error.iter().any(|error| *error != 0.0), "{form:?}");
         }
     }
 
     #[test]
     fn what_is_not_finite_arrives_and_is_not_kept() {
-        for form in [Blocks::Int8, Blocks::TopK] {
+        for form in [Blocks::Int8, Blocks::TopK, Blocks::OneBit] {
             for bad in [f32::NAN, f32::INFINITY] {
                 let mut x = vec![0.25f32; 256];
                 x[100] = bad;

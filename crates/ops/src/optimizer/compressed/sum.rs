@@ -44,7 +44,7 @@ impl Op for SumCompressed {
     }
 
     fn attributes(&self) -> &'static [Attribute] {
-        &[Attribute { name: "form", kind: "string", doc: "`int8` or `topk`" }]
+        &[Attribute { name: "form", kind: "string", doc: "`int8`, `topk` or `onebit`" }]
     }
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
@@ -97,6 +97,7 @@ impl Op for SumCompressed {
                 let byte = |at: usize| (at * 37 + block * 11) as u8;
                 match form {
                     Blocks::Int8 => number(block).into_iter().chain((0..BLOCK).map(byte)).collect(),
+                    Blocks::OneBit => number(block).into_iter().chain((0..BLOCK / 8).map(byte)).collect(),
                     Blocks::TopK => {
                         let numbers = (0..super::KEPT).flat_map(|at| number(at + block));
                         numbers.chain((0..super::KEPT).map(byte)).collect()
@@ -108,6 +109,7 @@ impl Op for SumCompressed {
             let pieces = ExampleInput::Bytes { shape, values };
             Example::new(vec![pieces], Attrs::new().with("form", form.name()))
         };
-        [Blocks::Int8, Blocks::TopK].into_iter().flat_map(|form| [of(form, 3, 33), of(form, 1, 5)]).collect()
+        let all = [Blocks::Int8, Blocks::TopK, Blocks::OneBit].into_iter();
+        all.flat_map(|form| [of(form, 3, 33), of(form, 1, 5)]).collect()
     }
 }

@@ -1,4 +1,4 @@
-// From Σ g² and Σ weights: W = Σ weights, times the loss scale where there is one; norm = sqrt(Σ g²)/W, scale =
+// From Σ g² and Σ weights: W = Σ weights, times the loss scale where there is one; norm = sqrt(PARTS·Σ g²)/W, scale =
 // min(1, MAX_NORM/(norm + 1e-6))/W; scale and applied are 0 when the norm is not finite. One thread: five numbers.
 extern "C" __global__ void gradient_scale(const float* __restrict__ sum_squares, const float* __restrict__ weight_sum,
 #if SCALED_LOSS
@@ -11,7 +11,7 @@ extern "C" __global__ void gradient_scale(const float* __restrict__ sum_squares,
 #else
   const float weight = *weight_sum;
 #endif
-  const float n = sqrtf(*sum_squares) / weight;
+  const float n = sqrtf(*sum_squares * PARTS) / weight;
   const bool fine = isfinite(n);
   const float coefficient = MAX_NORM > 0.0f ? fminf(1.0f, MAX_NORM / (n + 1e-6f)) : 1.0f;
   *norm = n;

@@ -23,13 +23,17 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
     let one = T::from_f64(1.0);
     let sum = call.inputs[0].real()[0];
     let weight = call.inputs[1].real()[0] * call.inputs.get(2).map_or(one, |scale| scale.real()[0]);
-    let norm = sum.sqrt() / weight;
+    let norm = (sum * T::from_f64(parts(call.attrs) as f64)).sqrt() / weight;
     let clipped = if max_norm > T::default() { one.min(max_norm / (norm + T::from_f64(1e-6))) } else { one };
     let (scale, applied) = if norm.is_finite() { (clipped / weight, one) } else { (T::default(), T::default()) };
     let outputs = call.outputs_mut::<3>();
     for (output, value) in outputs.iter_mut().zip([norm, scale, applied]) {
         output.real()[0] = value;
     }
+}
+
+fn parts(attrs: &Attrs) -> usize {
+    attrs.get("parts").map_or(1, |_| attrs.size("parts").expect("checked by the shape rule"))
 }
 
 impl Op for GradientScale {
@@ -42,13 +46,20 @@ impl Op for GradientScale {
     }
 
     fn doc(&self) -> &'static str {
-        "W = weight_sum, times loss_scale where it is given. norm = √sum_squares/W; scale = min(1, max_norm/(norm + \
+        "W = weight_sum, times loss_scale where it is given. norm = √(parts·sum_squares)/W; scale = min(1, max_norm/(norm + \
          1e-6))/W, without the minimum when max_norm is 0; applied = 1. A norm that is not finite gives scale = applied \
          = 0. sum_squares, weight_sum, loss_scale (optional) → norm, scale, applied, all f32 [1]."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
-        &[Attribute { name: "max_norm", kind: "float", doc: "clip the norm to this; 0 for not at all" }]
+        &[
+            Attribute { name: "max_norm", kind: "float", doc: "clip the norm to this; 0 for not at all" },
+            Attribute {
+                name: "parts",
+                kind: "int?",
+                doc: "sum_squares is that of so many parts of the gradients: the norm is at least that of their sum; default 1",
+            },
+        ]
     }
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
@@ -57,6 +68,7 @@ impl Op for GradientScale {
             return Err("takes sum_squares, weight_sum and, where the loss is scaled, loss_scale, all f32[1]".into());
         }
         attrs.float("max_norm")?;
+        attrs.get("parts").map(|_| attrs.size("parts")).transpose()?;
         Ok(vec![one; 3])
     }
 
@@ -74,6 +86,7 @@ impl Op for GradientScale {
             headers: Vec::new(),
             defines: vec![
                 ("MAX_NORM".to_owned(), format!("{:e}f", max_norm as f32)),
+                ("PARTS".to_owned(), format!("{}.0f", parts(call.attrs))),
                 ("SCALED_LOSS".to_owned(), u32::from(inputs == 3).to_string()),
             ],
             grid: [1, 1, 1],
@@ -94,7 +107,10 @@ impl Op for GradientScale {
             let inputs = [sum, weight, scale].map(scalar).to_vec();
             Example::new(inputs, Attrs::new().with("max_norm", 1.0))
         };
+        let mut of_parts = example(900.0, 2.0, 50.0);
+        of_parts.attrs = of_parts.attrs.with("parts", 3u64);
         vec![
+            of_parts,
             example(4.0, 16.0, 1.0),
             example(900.0, 2.0, 1.0),
             example(900.0, 2.0, 0.0),
@@ -126,6 +142,19 @@ mod tests {
         let [norm, scale, applied] = run(900.0, 2.0, 1.5);
         assert_eq!((norm, applied), (15.0, 1.0));
         assert!((scale - 0.05).abs() < 1e-7, "{scale}");
+    }
+
+    /// Of equal parts it is the norm of their sum, of others at least that.
+    #[test]
+    fn the_norm_of_parts_bounds_that_of_their_sum() {
+        for parts in [[3.0f32, 3.0], [1.0, 2.0], [4.0, -4.0]] {
+            let [squares, weight] = [parts.iter().map(|part| part * part).sum(), 4.0].map(|of| Array::Real(vec![of]));
+            let attrs = Attrs::new().with("max_norm", 0.0).with("parts", 2u64);
+            let mut outputs = vec![(vec![1], Array::Real(vec![9.0f32])); 3];
+            apply::<f32>(&GradientScale, &attrs, &[(&[1], &squares), (&[1], &weight)], &mut outputs);
+            let (found, sum) = (outputs[0].1.real()[0], parts.iter().sum::<f32>().abs() / 4.0);
+            assert!(found >= sum && (found == sum) == (parts[0] == parts[1]), "{found} {sum}");
+        }
     }
 
     #[test]

@@ -1,4 +1,6 @@
-//! Momentum of a flat tensor: a running mean of its gradients, kept in f32.
+//! Momentum of a flat tensor: a running mean of its gradients, kept in f32; and what one of several nodes adds to it.
+
+mod part;
 
 use graph::{Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
@@ -12,6 +14,8 @@ use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
 use crate::registry::id;
 use crate::vector::{Loop, vectorised};
+
+pub use part::MomentumPart;
 
 const SOURCE: &str = include_str!("momentum.cu");
 const HEADERS: &[(&str, &str)] =

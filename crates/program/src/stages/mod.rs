@@ -1,0 +1,196 @@
+//! Several devices that have some layers each: the stages of a pipeline. Their program is one, over the arenas of all stages
+//! behind one another; every entry is of one stage, and says what it hands on. Knows entries, arenas and what crosses from
+//! stage to stage; not which layers a stage has, or how bytes get there.
+
+mod check;
+mod join;
+mod schedule;
+
+pub use check::check_stages;
+pub use join::join;
+pub use schedule::{Turn, idle_share, schedule};
+
+use crate::memory::{Arena, ArenaId, ArenaKind, MemoryClass, MemoryLine, TensorRef};
+use crate::program::{Entry, EntryKind, Program};
+
+/// The name of the entry that computes the forward pass of a micro-step on a stage in front of others.
+pub const STAGE: &str = "stage";
+
+/// Arenas of one stage: all kinds, of which some are empty.
+pub(crate) const ARENAS: u32 = ArenaKind::ALL.len() as u32;
+
+/// Where an entry of a pipeline runs, and what crosses there. The tensors of both sides of a crossing are alike, one for one.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stage {
+    /// From 0, in the order of the layers.
+    pub number: usize,
+    /// What layers in front hand on.
+    pub from_before: Vec<TensorRef>,
+    /// What is handed on to the layers behind.
+    pub to_behind: Vec<TensorRef>,
+    /// Gradients of that.
+    pub from_behind: Vec<TensorRef>,
+    /// Gradients of what came from the layers in front.
+    pub to_before: Vec<TensorRef>,
+}
+
+/// From one stage to the next one, or back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hand {
+    On,
+    Back,
+}
+
+impl Stage {
+    /// What comes in before the entry begins.
+    pub fn received(&self) -> [(Hand, &[TensorRef]); 2] {
+        [(Hand::On, &self.from_before), (Hand::Back, &self.from_behind)]
+    }
+
+    /// What goes out when the entry has ended.
+    pub fn sent(&self) -> [(Hand, &[TensorRef]); 2] {
+        [(Hand::On, &self.to_behind), (Hand::Back, &self.to_before)]
+    }
+
+    pub(crate) fn tensors_mut(&mut self) -> impl Iterator<Item = &mut TensorRef> {
+        let Stage { number: _, from_before, to_behind, from_behind, to_before } = self;
+        from_before.iter_mut().chain(to_behind).chain(from_behind).chain(to_before)
+    }
+}
+
+impl Entry {
+    /// Every tensor that the entry names, to be placed elsewhere.
+    pub(crate) fn tensors_mut(&mut self) -> impl Iterator<Item = &mut TensorRef> {
+        let steps = self.steps.iter_mut().flat_map(|step| step.instruction.tensors_mut());
+        let named = self.inputs.iter_mut().chain(&mut self.outputs).map(|(_, at)| at);
+        steps.chain(named).chain(self.stage.tensors_mut())
+    }
+}
+
+impl Program {
+    /// Micro-steps that a stage has under way at most: so many slots its batch tensors have, and what it received.
+    pub fn slots(&self, stage: usize) -> usize {
+        self.cluster.stages - stage
+    }
+
+    /// Bytes from slot to slot of a stage.
+    pub fn in_slots(&self, stage: usize) -> usize {
+        let batch = stage * ARENAS as usize + ArenaKind::Batch.id().0 as usize;
+        self.arenas[batch].bytes / self.slots(stage)
+    }
+
+    /// The stage that has an arena.
+    pub fn stage_of(&self, arena: ArenaId) -> usize {
+        if self.cluster.stages == 1 { 0 } else { (arena.0 / ARENAS) as usize }
+    }
+
+    /// A tensor of one stage as the stage by itself finds it.
+    pub fn in_stage(&self, at: &TensorRef) -> TensorRef {
+        let arena = ArenaId(if self.cluster.stages == 1 { at.arena.0 } else { at.arena.0 % ARENAS });
+        TensorRef { arena, ..at.clone() }
+    }
+
+    /// The same entry on all stages, in their order: as many as there are stages.
+    pub fn parts(&self, entry: usize) -> Vec<usize> {
+        let of = &self.entries[entry];
+        let same = |other: &Entry| (other.kind, &other.name, other.variant) == (of.kind, &of.name, of.variant);
+        (0..self.entries.len()).filter(|index| same(&self.entries[*index])).collect()
+    }
+
+    /// The entries that a micro-batch goes through, one after the other.
+    pub fn passes(&self, entry: usize) -> Vec<usize> {
+        let mut parts = self.parts(entry);
+        let of = &self.entries[entry];
+        if parts.len() == 1 || !of.kind.trains() {
+            return parts;
+        }
+        parts.reverse();
+        let ahead = self.named(EntryKind::Forward, STAGE, of.variant).expect("a pipeline has forward passes");
+        [self.parts(ahead), parts].concat()
+    }
+
+    /// One stage as a program of its own, with its entries for each slot: those of an entry are behind one another.
+    pub fn of_stage(&self, stage: usize) -> Program {
+        let first = stage * ARENAS as usize;
+        let arenas = self.arenas[first..first + ARENAS as usize].to_vec();
+        let slots = self.slots(stage);
+        let step = self.in_slots(stage);
+        let own = |at: &TensorRef| self.stage_of(at.arena) == stage;
+        let place = |at: &mut TensorRef| *at = self.in_stage(at);
+        let mut entries = Vec::new();
+        for entry in self.entries.iter().filter(|entry| entry.stage.number == stage) {
+            let mut entry = entry.clone();
+            entry.tensors_mut().for_each(place);
+            entries.extend((0..slots).map(|slot| entry.in_slot(slot * step)));
+        }
+        let mut layout = self.layout.clone();
+        layout.parameters.retain(|slot| own(&slot.weight));
+        for slot in &mut layout.parameters {
+            slot.tensors_mut().for_each(place);
+        }
+        let scalars = self.scalars.iter().map(|(name, at)| (name.clone(), self.in_stage(at)));
+        let constants = self.constants.iter().filter(|of| own(&of.at)).map(|of| {
+            let mut of = of.clone();
+            place(&mut of.at);
+            of
+        });
+        Program {
+            memory: self.memory_of(stage),
+            arenas,
+            layout,
+            scalars: scalars.collect(),
+            constants: constants.collect(),
+            entries,
+            ..self.clone()
+        }
+    }
+
+    /// The entry of [`Program::of_stage`] for one of this program's, and for a slot.
+    pub fn entry_in_stage(&self, entry: usize, slot: usize) -> usize {
+        let stage = self.entries[entry].stage.number;
+        let before = self.entries[..entry].iter().filter(|of| of.stage.number == stage).count();
+        before * self.slots(stage) + slot
+    }
+
+    /// The memory plan of a stage's device.
+    pub fn memory_of(&self, stage: usize) -> Vec<MemoryLine> {
+        if self.cluster.stages == 1 {
+            return self.memory.clone();
+        }
+        let first = stage * ARENAS as usize;
+        // Those that one device's program would not have are left out.
+        let has = |arena: &&Arena| arena.bytes > 0 || arena.kind.id() < ArenaKind::Masters.id();
+        let own = self.arenas[first..first + ARENAS as usize].iter().filter(|arena| !arena.is_on_host()).filter(has);
+        let line = |class, bytes, note| MemoryLine { class, bytes, note };
+        let lines = own.map(|arena| line(MemoryClass::Arena(arena.kind), arena.bytes, arena.kind.words()));
+        let others = self.memory.iter().filter(|line| !matches!(line.class, MemoryClass::Arena(_))).copied();
+        lines.chain(others).collect()
+    }
+
+    /// The stage whose device holds most.
+    pub fn fullest_stage(&self) -> usize {
+        let bytes = |stage: &usize| self.memory_of(*stage).iter().map(|line| line.bytes).sum::<usize>();
+        (0..self.cluster.stages).rev().max_by_key(bytes).expect("there is a stage")
+    }
+}
+
+impl Entry {
+    /// The same with the batch and what was received of another micro-step: so many bytes further.
+    fn in_slot(&self, bytes: usize) -> Entry {
+        let mut entry = self.clone();
+        entry.tensors_mut().filter(|at| at.arena == ArenaKind::Batch.id()).for_each(|at| at.offset += bytes);
+        entry
+    }
+
+    /// Whether it moves bytes to or from other stages.
+    pub fn crosses(&self) -> bool {
+        [self.stage.received(), self.stage.sent()].iter().flatten().any(|(_, tensors)| !tensors.is_empty())
+    }
+}
+
+impl EntryKind {
+    /// Whether it is a micro-step.
+    pub const fn trains(self) -> bool {
+        matches!(self, EntryKind::FirstMicroStep | EntryKind::NextMicroStep)
+    }
+}

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use net::Nodes;
-use program::{Backend, BackendError, NodeSession, Program, Session, ranks_of};
+use program::{Backend, BackendError, NodeSession, PipelineSession, Program, Session, ranks_of};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::fabric::{Fabric, Seat};
 use crate::group::GroupSession;
-use crate::pipeline::PipelineSession;
+use crate::pipeline::CpuStages;
 use crate::session::CpuSession;
 use crate::wire::NodeWire;
 
@@ -84,7 +84,8 @@ impl Backend for CpuBackend {
                 CpuSession::load(program, pool(threads)?, self.check_finite, Some(seat))
             };
             let seats = Fabric::seats(stages, PATIENCE);
-            return Ok(Box::new(PipelineSession::load(program, seats, PATIENCE, load)?));
+            let stages = CpuStages::load(&program, seats, PATIENCE, load)?;
+            return Ok(Box::new(PipelineSession::new(program, stages)));
         }
         if ranks == 1 {
             return Ok(Box::new(CpuSession::load(program, self.pool.clone(), self.check_finite, None)?));

@@ -183,6 +183,11 @@ impl Seat {
         state.check(self.rank)
     }
 
+    /// Ranks of all processes.
+    pub fn count(&self) -> usize {
+        self.fabric.shown.len()
+    }
+
     /// The rank that failed first, and why.
     pub fn failure(&self) -> Option<(usize, String)> {
         self.fabric.state().failure.clone()

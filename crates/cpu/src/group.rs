@@ -1,14 +1,13 @@
 //! The ranks of a program that are of this process, as threads: a session for each, with memory and a pool of its own, that
 //! come together where the program says so. Knows ranks and where tensors of the whole are; not what an instruction does.
 
-use std::panic;
 use std::sync::Arc;
-use std::thread;
 
 use program::{BackendError, MemoryLine, Program, Session, TensorRef};
 
 use crate::fabric::Seat;
 use crate::session::CpuSession;
+use crate::together::together;
 
 /// A program for several ranks.
 pub struct GroupSession {
@@ -35,46 +34,12 @@ impl GroupSession {
         &mut self.ranks[rank - self.seats[0].rank]
     }
 
-    /// Does something on every rank at once. The error is that of the rank that failed first, and names it; the
-    /// others have stopped.
+    /// Does something on every rank at once.
     fn together<T: Send>(
         &mut self,
         run: impl Fn(&mut CpuSession) -> Result<T, BackendError> + Sync,
     ) -> Result<Vec<T>, BackendError> {
-        let on_rank = |seat: &Seat, session: &mut CpuSession| {
-            let result = panic::catch_unwind(panic::AssertUnwindSafe(|| run(session)));
-            match &result {
-                Ok(Ok(_)) => {}
-                Ok(Err(error)) => seat.fail(error.to_string()),
-                Err(_) => seat.fail("it panicked".into()),
-            }
-            result
-        };
-        let results: Vec<_> = thread::scope(|scope| {
-            let ranks = self.seats.iter().zip(&mut self.ranks);
-            let threads: Vec<_> = ranks.map(|(seat, session)| scope.spawn(|| on_rank(seat, session))).collect();
-            threads.into_iter().map(|thread| thread.join().expect("a rank's thread catches what it runs")).collect()
-        });
-        let mut done = Vec::new();
-        let mut failed = false;
-        for result in results {
-            match result {
-                Err(payload) => panic::resume_unwind(payload),
-                Ok(Ok(value)) => done.push(value),
-                Ok(Err(_)) => failed = true,
-            }
-        }
-        match self.seats[0].failure().filter(|_| failed) {
-            Some((rank, why)) => {
-                let message = format!("{why}; the other ranks were stopped");
-                Err(BackendError::Failed {
-                    call: format!("rank {rank} of {}", self.program.cluster.ranks),
-                    message,
-                    context: None,
-                })
-            }
-            None => Ok(done),
-        }
+        together("rank", &self.seats, self.ranks.iter_mut(), |session| run(session))
     }
 }
 

@@ -23,6 +23,7 @@ mod scratch;
 mod session;
 mod simd;
 mod storage;
+mod together;
 mod wire;
 
 pub use backend::CpuBackend;

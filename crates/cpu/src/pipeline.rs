@@ -1,30 +1,15 @@
-//! The stages of a pipeline as threads: a session for each, with memory and a pool of its own. Micro-steps are queued until
-//! something needs what they come to; then all stages do their passes of all of them, one forward, one backward, and hand on
-//! what the program says. Knows stages, slots and what crosses; not what an instruction does.
+//! The stages of a pipeline as threads: a session for each, with memory and a pool of its own. What crosses goes through
+//! channels. Knows stages and what crosses; not when micro-steps run, or what an instruction does.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
-use std::{panic, thread};
 
-use program::{
-    ArenaKind, BackendError, EntryKind, Hand, MemoryLine, Program, STAGE, Session, TensorRef, Turn, scalar, schedule,
-};
+use program::{BackendError, Hand, MicroStep, Program, Session, Stages, TensorRef, Turn, schedule};
 
 use crate::fabric::Seat;
 use crate::session::CpuSession;
-
-/// Bytes for places of stages, in which they are found by themselves.
-type Writes = Vec<(usize, TensorRef, Vec<u8>)>;
-
-/// A micro-step that has not run yet.
-struct Queued {
-    /// One of its entries.
-    entry: usize,
-    /// Its batch and its number.
-    writes: Writes,
-}
+use crate::together::together;
 
 /// What a stage gets from its neighbours and gives them. A message is what crosses at one pass, tensor by tensor.
 struct Links {
@@ -33,60 +18,31 @@ struct Links {
     patience: Duration,
 }
 
-/// A program of stages.
-pub struct PipelineSession {
-    program: Arc<Program>,
-    stages: Vec<CpuSession>,
+/// The stages of a program.
+pub struct CpuStages {
+    sessions: Vec<CpuSession>,
     seats: Vec<Seat>,
+    /// How long a stage waits for its neighbours.
     patience: Duration,
-    queued: Vec<Queued>,
-    /// Written for the entry that runs next.
-    pending: Writes,
 }
 
-fn failed(call: String, message: String) -> BackendError {
-    BackendError::Failed { call, message, context: None }
-}
-
-impl PipelineSession {
+impl CpuStages {
     /// One session for each seat, made by `load`. `patience`: how long a stage waits for its neighbours.
     pub fn load(
-        program: Arc<Program>,
+        program: &Program,
         seats: Vec<Seat>,
         patience: Duration,
         load: impl Fn(Arc<Program>, Seat) -> Result<CpuSession, BackendError>,
     ) -> Result<Self, BackendError> {
         let of = |seat: &Seat| load(Arc::new(program.of_stage(seat.rank)), seat.clone());
-        let stages = seats.iter().map(of).collect::<Result<_, _>>()?;
-        Ok(PipelineSession { program, stages, seats, patience, queued: Vec::new(), pending: Vec::new() })
-    }
-
-    /// Runs what is queued.
-    fn flush(&mut self) -> Result<(), BackendError> {
-        let queued = std::mem::take(&mut self.queued);
-        if queued.is_empty() {
-            return Ok(());
-        }
-        let count = self.stages.len();
-        let mut links: VecDeque<Links> = self.links().into();
-        let program = self.program.clone();
-        self.together(
-            |stage, session| (stage, session, links.pop_front().expect("links for each stage")),
-            |work| {
-                let (stage, session, links) = work;
-                for turn in schedule(*stage, count, queued.len()) {
-                    pass(&program, *stage, session, links, &queued, turn)?;
-                }
-                Ok(())
-            },
-        )
-        .map(drop)
+        let sessions = seats.iter().map(of).collect::<Result<_, _>>()?;
+        Ok(CpuStages { sessions, seats, patience })
     }
 
     /// Channels from each stage to the next and back.
     fn links(&self) -> Vec<Links> {
         let none = || Links { from: [None, None], to: [None, None], patience: self.patience };
-        let mut links: Vec<Links> = self.stages.iter().map(|_| none()).collect();
+        let mut links: Vec<Links> = self.sessions.iter().map(|_| none()).collect();
         for stage in 1..links.len() {
             let (on, taken) = channel();
             (links[stage - 1].to[Hand::On as usize], links[stage].from[Hand::On as usize]) = (Some(on), Some(taken));
@@ -96,112 +52,53 @@ impl PipelineSession {
         }
         links
     }
+}
 
-    /// Does something on every stage at once, with what `given` gives it. The error is that of the stage that failed first,
-    /// and names it; the others have stopped. What a stage was given is dropped when its failure is known: links that end
-    /// make its neighbours fail too.
-    fn together<'s, G: Send, T: Send>(
-        &'s mut self,
-        mut given: impl FnMut(usize, &'s mut CpuSession) -> G,
-        run: impl Fn(&mut G) -> Result<T, BackendError> + Sync,
-    ) -> Result<Vec<T>, BackendError> {
-        let run = &run;
-        let on_stage = |seat: &Seat, mut given: G| {
-            let result = panic::catch_unwind(panic::AssertUnwindSafe(|| run(&mut given)));
-            match &result {
-                Ok(Ok(_)) => {}
-                Ok(Err(error)) => seat.fail(error.to_string()),
-                Err(_) => seat.fail("it panicked".into()),
-            }
-            drop(given);
-            result
+impl Stages for CpuStages {
+    type Of = CpuSession;
+
+    fn of(&mut self, stage: usize) -> &mut CpuSession {
+        &mut self.sessions[stage]
+    }
+
+    fn get(&self, stage: usize) -> &CpuSession {
+        &self.sessions[stage]
+    }
+
+    fn adopt(&mut self, program: &Arc<Program>) -> Result<(), BackendError> {
+        let mut stages = self.sessions.iter_mut().enumerate();
+        stages.try_for_each(|(stage, session)| session.adopt(Arc::new(program.of_stage(stage))))
+    }
+
+    fn run_micro_steps(&mut self, program: &Arc<Program>, micro_steps: &[MicroStep]) -> Result<(), BackendError> {
+        let links = self.links();
+        let given = self.sessions.iter_mut().zip(links).enumerate();
+        let run = |(stage, (session, links)): &mut (usize, (&mut CpuSession, Links))| {
+            let mut turns = schedule(*stage, program.cluster.stages, micro_steps.len()).into_iter();
+            turns.try_for_each(|turn| pass(program, *stage, session, links, micro_steps, turn))
         };
-        let stages = self.seats.len();
-        let results: Vec<_> = thread::scope(|scope| {
-            let work = self.seats.iter().zip(self.stages.iter_mut().enumerate());
-            let threads: Vec<_> = work
-                .map(|(seat, (stage, session))| {
-                    let given = given(stage, session);
-                    scope.spawn(move || on_stage(seat, given))
-                })
-                .collect();
-            threads.into_iter().map(|thread| thread.join().expect("a stage's thread catches what it runs")).collect()
-        });
-        let mut done = Vec::new();
-        let mut stopped = false;
-        for result in results {
-            match result {
-                Err(payload) => panic::resume_unwind(payload),
-                Ok(Ok(value)) => done.push(value),
-                Ok(Err(_)) => stopped = true,
-            }
-        }
-        match self.seats[0].failure().filter(|_| stopped) {
-            Some((stage, why)) => {
-                let message = format!("{why}; the other stages were stopped");
-                Err(failed(format!("stage {stage} of {stages}"), message))
-            }
-            None => Ok(done),
-        }
+        together("stage", &self.seats, given, run).map(drop)
     }
 
-    /// Lets a micro-batch go through all stages by itself, in the first slot, with `run` for each pass.
-    fn alone(
-        &mut self,
-        entry: usize,
-        mut run: impl FnMut(&mut CpuSession, usize, usize) -> Result<(), BackendError>,
-    ) -> Result<(), BackendError> {
-        self.flush()?;
-        self.write_pending()?;
-        for pass in self.program.clone().passes(entry) {
-            self.hand(pass)?;
-            let stage = self.program.entries[pass].stage.number;
-            let local = self.program.entry_in_stage(pass, 0);
-            run(&mut self.stages[stage], pass, local).map_err(|error| self.of_stage(stage, error))?;
-        }
-        Ok(())
+    fn run_together(&mut self, entries: &[usize]) -> Result<(), BackendError> {
+        let given = self.sessions.iter_mut().zip(entries);
+        together("stage", &self.seats, given, |(session, entry)| session.run(**entry)).map(drop)
     }
 
-    fn of_stage(&self, stage: usize, error: BackendError) -> BackendError {
-        failed(format!("stage {stage} of {}", self.seats.len()), error.to_string())
+    fn profile_together(&mut self, entries: &[usize], stage: usize) -> Result<Vec<f64>, BackendError> {
+        let given = self.sessions.iter_mut().zip(entries);
+        let profiles = together("stage", &self.seats, given, |(session, entry)| session.profile(**entry))?;
+        Ok(profiles.into_iter().nth(stage).expect("every stage has a profile"))
     }
 
-    fn write_pending(&mut self) -> Result<(), BackendError> {
-        for (stage, at, bytes) in std::mem::take(&mut self.pending) {
-            self.stages[stage].write(&at, &bytes)?;
-        }
-        Ok(())
+    fn hand(&mut self, from: (usize, &TensorRef), to: (usize, &TensorRef)) -> Result<(), BackendError> {
+        let mut bytes = vec![0; from.1.bytes()];
+        self.sessions[from.0].read(from.1, &mut bytes)?;
+        self.sessions[to.0].write(to.1, &bytes)
     }
 
-    /// Brings what an entry receives from where the passes before it left it.
-    fn hand(&mut self, entry: usize) -> Result<(), BackendError> {
-        let program = self.program.clone();
-        let (of, variant) = (&program.entries[entry].stage, program.entries[entry].variant);
-        let kind = program.entries[entry].kind;
-        for (hand, to) in of.received().into_iter().filter(|(_, to)| !to.is_empty()) {
-            let from = match hand {
-                Hand::On => of.number - 1,
-                Hand::Back => of.number + 1,
-            };
-            let ahead = hand == Hand::On && kind.trains();
-            let gives = program.entries.iter().find(|other| {
-                let named = if ahead { other.name == STAGE } else { other.kind == kind };
-                (other.stage.number, other.variant) == (from, variant) && named
-            });
-            let sent = gives.expect("a neighbour has the pass in front").stage.sent();
-            let sent = sent[hand as usize].1;
-            for (from_at, to_at) in sent.iter().zip(to) {
-                let mut bytes = vec![0; to_at.bytes()];
-                self.stages[from].read(&program.in_stage(from_at), &mut bytes)?;
-                self.stages[of.number].write(&program.in_stage(to_at), &bytes)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The place of a tensor: its stage, and where that finds it.
-    fn place(&self, at: &TensorRef) -> (usize, TensorRef) {
-        (self.program.stage_of(at.arena), self.program.in_stage(at))
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
     }
 }
 
@@ -211,31 +108,21 @@ fn pass(
     stage: usize,
     session: &mut CpuSession,
     links: &Links,
-    queued: &[Queued],
+    micro_steps: &[MicroStep],
     turn: Turn,
 ) -> Result<(), BackendError> {
     let (Turn::Forward(number) | Turn::Backward(number)) = turn;
-    let micro_step = &queued[number];
-    let slots = program.slots(stage);
-    let slot = number % slots;
-    let step = program.in_slots(stage);
-    let ahead = matches!(turn, Turn::Forward(_));
-    let entry = program.passes(micro_step.entry).into_iter().find(|pass| {
-        let entry = &program.entries[*pass];
-        entry.stage.number == stage && (entry.name == STAGE) == ahead
-    });
-    let entry = entry.expect("a stage has its passes");
-    let in_slot = |at: &TensorRef| {
-        let batch = at.arena == ArenaKind::Batch.id();
-        TensorRef { offset: at.offset + if batch { slot * step } else { 0 }, ..at.clone() }
-    };
+    let micro_step = &micro_steps[number];
+    let slot = number % program.slots(stage);
+    let entry = program.pass(micro_step.entry, stage, turn);
+    let in_slot = |at: &TensorRef| program.in_slot(stage, slot, at);
     for (_, at, bytes) in micro_step.writes.iter().filter(|(of, _, _)| *of == stage) {
         session.write(&in_slot(at), bytes)?;
     }
     let of = &program.entries[entry].stage;
     for (hand, to) in of.received().into_iter().filter(|(_, to)| !to.is_empty()) {
         for (at, bytes) in to.iter().zip(links.take(hand)?) {
-            session.write(&in_slot(&program.in_stage(at)), &bytes)?;
+            session.write(&in_slot(at), &bytes)?;
         }
     }
     session.run(program.entry_in_stage(entry, slot))?;
@@ -243,7 +130,7 @@ fn pass(
         let mut message = Vec::new();
         for at in from {
             let mut bytes = vec![0; at.bytes()];
-            session.read(&in_slot(&program.in_stage(at)), &mut bytes)?;
+            session.read(&in_slot(at), &mut bytes)?;
             message.push(bytes);
         }
         links.give(hand, message)?;
@@ -267,109 +154,7 @@ impl Links {
 }
 
 fn ended(message: String) -> BackendError {
-    failed("handing on".to_owned(), message)
-}
-
-impl Session for PipelineSession {
-    fn program(&self) -> &Arc<Program> {
-        &self.program
-    }
-
-    fn adopt(&mut self, program: Arc<Program>) -> Result<(), BackendError> {
-        assert!(program.has_layout_of(&self.program), "a session goes on over the layout that it was loaded with");
-        self.flush()?;
-        for (seat, session) in self.seats.iter().zip(&mut self.stages) {
-            session.adopt(Arc::new(program.of_stage(seat.rank)))?;
-        }
-        self.program = program;
-        Ok(())
-    }
-
-    /// A batch, and the number of a micro-step, are for the entry that runs next. Scalars are those of all stages.
-    fn write(&mut self, at: &TensorRef, bytes: &[u8]) -> Result<(), BackendError> {
-        let (stage, place) = self.place(at);
-        if self.program.scalar(scalar::MICRO_STEP) == Some(at) {
-            let all = 0..self.stages.len();
-            self.pending.extend(all.map(|stage| (stage, place.clone(), bytes.to_vec())));
-            return Ok(());
-        }
-        if place.arena == ArenaKind::Batch.id() {
-            self.pending.push((stage, place, bytes.to_vec()));
-            return Ok(());
-        }
-        self.flush()?;
-        match place.arena == ArenaKind::Scalars.id() {
-            true => self.stages.iter_mut().try_for_each(|session| session.write(&place, bytes)),
-            false => self.stages[stage].write(&place, bytes),
-        }
-    }
-
-    fn read(&mut self, at: &TensorRef, out: &mut [u8]) -> Result<(), BackendError> {
-        self.flush()?;
-        let (stage, place) = self.place(at);
-        self.stages[stage].read(&place, out)
-    }
-
-    fn run(&mut self, entry: usize) -> Result<(), BackendError> {
-        match self.program.entries[entry].kind {
-            EntryKind::FirstMicroStep | EntryKind::NextMicroStep => {
-                let writes = std::mem::take(&mut self.pending);
-                self.queued.push(Queued { entry, writes });
-                Ok(())
-            }
-            EntryKind::Evaluate | EntryKind::Forward => self.alone(entry, |session, _, local| session.run(local)),
-            EntryKind::Update | EntryKind::Prepare => {
-                self.flush()?;
-                let program = self.program.clone();
-                let parts = program.parts(entry);
-                let local = |stage: usize| program.entry_in_stage(parts[stage], 0);
-                self.together(|stage, session| (session, local(stage)), |(session, local)| session.run(*local))
-                    .map(drop)
-            }
-        }
-    }
-
-    /// Of one stage, when what it receives is where the passes before it left it.
-    fn run_instruction(&mut self, entry: usize, index: usize) -> Result<(), BackendError> {
-        self.flush()?;
-        if index == 0 {
-            self.write_pending()?;
-            self.hand(entry)?;
-        }
-        let local = self.program.entry_in_stage(entry, 0);
-        self.stages[self.program.entries[entry].stage.number].run_instruction(local, index)
-    }
-
-    /// Of the stage that holds most.
-    fn allocated(&self) -> Vec<MemoryLine> {
-        self.stages[self.program.fullest_stage()].allocated()
-    }
-
-    /// Of the stage that the entry is of; an update with its waits for the others. Nothing else runs at the same time.
-    fn profile(&mut self, entry: usize) -> Result<Vec<f64>, BackendError> {
-        let program = self.program.clone();
-        if program.entries[entry].kind == EntryKind::Update {
-            self.flush()?;
-            let parts = program.parts(entry);
-            let local = |stage: usize| program.entry_in_stage(parts[stage], 0);
-            let given = |stage, session| (session, local(stage));
-            let mut all = self.together(given, |given: &mut (&mut CpuSession, usize)| given.0.profile(given.1))?;
-            return Ok(all.swap_remove(program.entries[entry].stage.number));
-        }
-        let mut seconds = Vec::new();
-        self.alone(entry, |session, pass, local| {
-            let times = session.profile(local)?;
-            if pass == entry {
-                seconds = times;
-            }
-            Ok(())
-        })?;
-        Ok(seconds)
-    }
-
-    fn synchronize(&mut self) -> Result<(), BackendError> {
-        self.flush()
-    }
+    BackendError::Failed { call: "handing on".to_owned(), message, context: None }
 }
 
 #[cfg(test)]
@@ -377,8 +162,8 @@ mod tests {
     use std::time::Instant;
 
     use program::{
-        Arena, ArenaId, Cluster, Cost, Entry, Instruction, Layout, Machine, Provenance, Stage, Step, Variant,
-        check_stages, join,
+        Arena, ArenaId, ArenaKind, Cluster, Cost, Entry, EntryKind, Instruction, Layout, Machine, PipelineSession,
+        Provenance, STAGE, Stage, Step, Variant, check_stages, join, scalar,
     };
     use rayon::ThreadPoolBuilder;
     use tensor::DType;
@@ -457,17 +242,18 @@ mod tests {
         }
     }
 
-    fn pipeline() -> PipelineSession {
+    fn pipeline() -> PipelineSession<CpuStages> {
         let program = Arc::new(join((0..STAGES).map(part).collect(), &[]));
         assert_eq!(check_stages(&program), Ok(()));
         let pool = || Arc::new(ThreadPoolBuilder::new().num_threads(1).build().unwrap());
         let load = |program: Arc<Program>, seat: Seat| CpuSession::load(program, pool(), false, Some(seat));
         let patience = Duration::from_secs(600);
-        PipelineSession::load(program, Fabric::seats(STAGES, patience), patience, load).unwrap()
+        let stages = CpuStages::load(&program, Fabric::seats(STAGES, patience), patience, load).unwrap();
+        PipelineSession::new(program, stages)
     }
 
     /// Queues micro-steps whose batches are these numbers.
-    fn queue(pipeline: &mut PipelineSession, numbers: &[f32]) {
+    fn queue(pipeline: &mut PipelineSession<CpuStages>, numbers: &[f32]) {
         let program = pipeline.program().clone();
         for (index, number) in numbers.iter().enumerate() {
             let entry = program.micro_step(index == 0, index + 1 == numbers.len(), Some(VARIANT)).unwrap();
@@ -476,7 +262,7 @@ mod tests {
         }
     }
 
-    fn last(pipeline: &mut PipelineSession, stage: usize) -> f32 {
+    fn last(pipeline: &mut PipelineSession<CpuStages>, stage: usize) -> f32 {
         let arena = ArenaId(stage as u32 * ArenaKind::ALL.len() as u32 + ArenaKind::Weights.id().0);
         let mut bytes = [0; 4];
         pipeline.read(&TensorRef { arena, ..at(ArenaKind::Weights, 0) }, &mut bytes).unwrap();
@@ -511,7 +297,7 @@ mod tests {
         let cases = (0..STAGES).flat_map(|stage| [1, 4].map(|count| (stage, count)));
         for (stage, micro_steps) in cases.flat_map(|case| [case; 50]) {
             let mut pipeline = pipeline();
-            pipeline.stages[stage].fails_at = Some(0);
+            pipeline.stages_mut().of(stage).fails_at = Some(0);
             queue(&mut pipeline, &vec![1.0; micro_steps]);
             let begin = Instant::now();
             let message = pipeline.synchronize().unwrap_err().to_string();
@@ -524,8 +310,8 @@ mod tests {
     #[test]
     fn a_neighbour_that_does_not_answer_is_not_waited_for_for_ever() {
         let mut pipeline = pipeline();
-        pipeline.patience = Duration::from_millis(50);
-        let links = pipeline.links();
+        pipeline.stages_mut().patience = Duration::from_millis(50);
+        let links = pipeline.stages_mut().links();
         let message = links[1].take(Hand::On).unwrap_err().to_string();
         assert!(message.contains("it waited 0 s for its neighbour"), "{message}");
         drop(links);

@@ -7,12 +7,13 @@ use crate::group::CudaGroup;
 use crate::library::{open_driver, open_nvml};
 use crate::nccl::Endings;
 use crate::nvml::{Instruments, Nvml};
+use crate::pipeline::CudaStages;
 use crate::session::{CudaSession, backend_error};
 use net::Nodes;
-use program::{Backend, BackendError, Choices, Gauges, NodeSession, Program, Session};
+use program::{Backend, BackendError, Choices, Gauges, NodeSession, PipelineSession, Program, Session};
 use std::sync::{Arc, OnceLock};
 
-/// Loads programs onto one GPU, or onto as many as they have ranks.
+/// Loads programs onto one GPU, or onto as many as they have ranks or stages.
 pub struct CudaBackend {
     options: Options,
     /// The processes of the other ranks.
@@ -36,7 +37,8 @@ impl CudaBackend {
 
     fn load_on(&self, program: Arc<Program>, options: &Options) -> std::result::Result<Box<dyn Session>, BackendError> {
         if program.cluster.stages > 1 {
-            return Err(BackendError::Unavailable("programs of several stages do not run on GPUs yet".to_owned()));
+            let stages = CudaStages::load(&program, options)?;
+            return Ok(Box::new(PipelineSession::new(program, stages)));
         }
         if program.cluster.ranks == 1 {
             return Ok(Box::new(CudaSession::new(program, options)?));

@@ -6,7 +6,7 @@ use crate::cublaslt::{CublasLt, Product, ProductPlan};
 use crate::cudnn::sdpa::Sdpa;
 use crate::cudnn::{Cudnn, Handle, Plan, Target};
 use crate::disk_cache::DiskCache;
-use crate::driver::{Device, DeviceBuffer, Driver, Function, Module, Properties, Stream};
+use crate::driver::{Device, DeviceBuffer, Driver, Function, Module, Properties, Stream, Watch};
 use crate::error::{During, Error, Result};
 use crate::fabric::Ways;
 use crate::kernel_cache::KernelCache;
@@ -15,6 +15,10 @@ use crate::library::{Search, open_cublaslt, open_cudnn, open_driver, open_nvrtc}
 use crate::nvrtc::{Compiler, KernelSource};
 use program::{Architecture, StreamId};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// What the end of what is under way may take once others were told to end it.
+const SOON: Duration = Duration::from_secs(5);
 
 /// Where libraries and caches are, and how instructions are run.
 #[derive(Clone, Debug)]
@@ -34,6 +38,8 @@ pub struct Options {
     pub graphs: bool,
     /// How bytes come from one GPU to another.
     pub ways: Ways,
+    /// All ranks or stages are on the one GPU, each with memory of its own: slow, for tests where there is one only.
+    pub one_device: bool,
 }
 
 impl Options {
@@ -48,6 +54,7 @@ impl Options {
             check_each: false,
             graphs: true,
             ways: Ways::default(),
+            one_device: false,
         }
     }
 }
@@ -140,6 +147,13 @@ impl Engine {
             StreamId::ToDevice => &self.to_device,
             StreamId::Exchange => &self.exchange,
         }
+    }
+
+    /// Whether all that is under way ends soon, whoever has failed.
+    pub fn comes_to_rest(&self) -> bool {
+        let soon = Watch { patience: SOON, ended: Box::new(|| None) };
+        let mut streams = StreamId::ALL.into_iter().map(|id| self.stream_of(id));
+        streams.all(|stream| self.device.bind().and_then(|()| soon.wait(String::new, || stream.has_run())).is_ok())
     }
 
     /// Waits for every stream.

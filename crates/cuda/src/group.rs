@@ -9,28 +9,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use net::{Channel, Nodes};
-use program::{
-    Among, BackendError, Choices, Instruction, MemoryLine, Movement, Program, Reading, Session, StreamId, TensorRef,
-    ranks_of,
-};
+use program::{Among, BackendError, Choices, MemoryLine, Movement, Program, Reading, Session, TensorRef, ranks_of};
 
 use crate::driver::{Event, Graph, Watch};
 use crate::engine::{Engine, Options};
 use crate::error::{During, Error, Result};
-use crate::fabric::{Fabric, Lane, Transport, transports};
+use crate::fabric::{Fabric, Lane, Transport, all_reach, transports};
 use crate::library::open_nccl;
 use crate::nccl::{Communicators, Endings, Nccl, UniqueId};
 use crate::progress::Progress;
 use crate::session::{CudaSession, backend_error};
+
+/// What is told where GPUs have no links.
+pub(crate) const THROUGH_HOST: &str =
+    "the GPUs do not reach the memory of each other: what they exchange goes through host memory";
 
 /// How long a GPU is waited for: far longer than any step takes.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// The ranks of other nodes are waited for longer than these for one another: the node that is silent is named.
 const LONGER: Duration = Duration::from_secs(30);
-
-/// What the end of what is under way may take once NCCL was told to end it.
-const SOON: Duration = Duration::from_secs(5);
 
 /// An entry as it was captured, and how often it ran.
 #[derive(Default)]
@@ -118,7 +116,7 @@ impl CudaGroup {
             options.algorithms.extend(chosen);
         }
         for rank in here.clone() {
-            options.device = first_device + rank - here.start;
+            options.device = first_device + if options.one_device { 0 } else { rank - here.start };
             ranks.push(CudaSession::load(Arc::new(program.of_rank(rank)), &options)?);
             if rank == 0 {
                 let chosen = shared_choices(nodes.as_deref(), || Ok(ranks[0].algorithms().clone()))?;
@@ -141,17 +139,10 @@ impl CudaGroup {
         let devices: Vec<_> = ranks.iter().map(|rank| rank.engine().device.clone()).collect();
         let watch = Arc::new(watch_over(nodes.clone()));
         devices.iter().for_each(|device| device.watch_with(&watch));
-        let mut peers = true;
-        for (own, device) in devices.iter().enumerate() {
-            for other in devices.iter().enumerate().filter(|(other, _)| *other != own).map(|(_, other)| other) {
-                peers &= !options.ways.without_peers && device.reach(other)?;
-            }
-        }
+        let peers = all_reach(&devices, options.ways)?;
         let processes = nodes.as_ref().map_or(1, |nodes| nodes.count);
         let transports = transports(options.ways, processes, peers);
-        let mut way = transports.contains(&Transport::Host).then(|| {
-            "the GPUs do not reach the memory of each other: what they exchange goes through host memory".to_owned()
-        });
+        let mut way = transports.contains(&Transport::Host).then(|| THROUGH_HOST.to_owned());
         let nccl = match transports.contains(&Transport::Nccl) {
             false => None,
             true => {
@@ -197,18 +188,9 @@ impl CudaGroup {
 
     /// Makes the memory between GPUs large enough for a program; graphs that have the old one go.
     fn make_room(&mut self, program: &Program) -> Result<()> {
-        let steps = program.entries.iter().flat_map(|entry| &entry.steps);
-        let needed = steps.filter_map(|step| match &step.instruction {
-            Instruction::Collective(of) if self.fabric.must_grow(of.movement, of.from.bytes()) => Some(of.from.bytes()),
-            _ => None,
-        });
-        match needed.max() {
-            None => Ok(()),
-            Some(bytes) => {
-                self.replays.clear();
-                self.fabric.grow(bytes)
-            }
-        }
+        let Some(bytes) = self.fabric.missing(program) else { return Ok(()) };
+        self.replays.clear();
+        self.fabric.grow(bytes)
     }
 
     /// A rank of this process.
@@ -380,16 +362,6 @@ impl CudaGroup {
         self.fabric.check()
     }
 
-    /// Whether all that is under way ends soon, whoever has failed.
-    fn comes_to_rest(&self) -> bool {
-        let soon = Watch { patience: SOON, ended: Box::new(|| None) };
-        let mut streams = self.engines().flat_map(|engine| StreamId::ALL.map(|id| engine.stream_of(id)));
-        streams.all(|stream| {
-            let rest = stream.device.bind().and_then(|()| soon.wait(String::new, || stream.has_run()));
-            rest.is_ok()
-        })
-    }
-
     /// Runs an entry with a time stamp on the first rank behind every instruction.
     fn profile_steps(&mut self, entry: usize) -> Result<Vec<f64>> {
         self.synchronise()?;
@@ -519,7 +491,7 @@ impl Session for CudaGroup {
 }
 
 /// What ends a wait for the ranks of this process and of others.
-fn watch_over(nodes: Option<Arc<Nodes>>) -> Watch {
+pub(crate) fn watch_over(nodes: Option<Arc<Nodes>>) -> Watch {
     let patience = nodes.as_ref().map_or(PATIENCE, |nodes| nodes.patience + LONGER);
     let ended = move || nodes.as_ref()?.ended().map(|failure| failure.to_string());
     Watch { patience, ended: Box::new(ended) }
@@ -535,7 +507,7 @@ impl Drop for CudaGroup {
         }
         // The other processes come to their ends later, perhaps because of this one.
         self.fabric.end(idle).into_iter().for_each(|ending| self.endings.add(ending));
-        if idle || self.comes_to_rest() {
+        if idle || self.engines().all(Engine::comes_to_rest) {
             self.replays.clear();
             return;
         }

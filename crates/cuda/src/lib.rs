@@ -21,6 +21,7 @@ mod machine;
 pub mod nccl;
 pub mod nvml;
 pub mod nvrtc;
+mod pipeline;
 mod prepare;
 mod progress;
 mod report;

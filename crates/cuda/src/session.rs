@@ -148,6 +148,11 @@ impl CudaSession {
         (self.memory.address(&of.from), self.memory.address(&of.to), of.from.bytes())
     }
 
+    /// Where a tensor of the program is now.
+    pub(crate) fn address(&self, at: &TensorRef) -> u64 {
+        self.memory.address(at)
+    }
+
     /// Takes these algorithms for products that have none yet.
     pub(crate) fn prefer(&mut self, algorithms: &Algorithms) {
         self.engine.chooser.prefer(algorithms);

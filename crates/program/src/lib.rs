@@ -49,6 +49,9 @@ pub use nodes::{NodeSession, ranks_of};
 pub use order::check_order;
 pub use parameter::{Initializer, OptimizerState, PackedWeight, ParameterSlot};
 pub use program::{COMPRESSED, Constant, Entry, EntryKind, LAST, Program, Variant, generation, scalar};
-pub use stages::{Hand, STAGE, Stage, Turn, check_stages, idle_share, join, schedule};
+pub use stages::{
+    Hand, MicroStep, PipelineSession, STAGE, Stage, Stages, Turn, Writes, check_stages, idle_share, join, schedule,
+    turns,
+};
 pub use unite::unite;
 pub use work::{Arithmetic, Cause, Extents, Spread, Times, Work, clock, expected_times, products_ceiling};

@@ -18,6 +18,9 @@ use crate::nodes;
 /// With the value 0 no GPU counts as reaching the memory of another.
 const WITHOUT_PEERS: &str = "SUROGATE_PEER_ACCESS";
 
+/// With the value 1 all ranks or stages are on the first GPU, which they share: for tests where there is one only.
+const ONE_GPU: &str = "SUROGATE_ONE_GPU";
+
 /// What NCCL takes of a GPU's memory, bytes: 1.27 GiB between two H200, NCCL 2.28.3; 0.44 over sockets.
 const NCCL_BYTES: usize = 3 << 29;
 
@@ -207,7 +210,8 @@ fn cuda(request: &DeviceRequest, because: &str) -> std::result::Result<Device, S
         return Err(format!("no GPU can be used here:\n{report}"));
     }
     let mut devices = report.devices.expect("a usable report lists devices");
-    let gpus = devices.len();
+    let one_device = std::env::var_os(ONE_GPU).is_some_and(|value| value == "1");
+    let gpus = if one_device { request.ranks.max(1) } else { devices.len() };
     let kind = |of: &cuda::driver::Properties| (of.name.clone(), of.architecture, of.multiprocessors);
     let together = if request.every_gpu { gpus } else { request.ranks.max(1) };
     let unlike = devices.iter().take(together).find(|other| kind(other) != kind(&devices[0]));
@@ -216,11 +220,13 @@ fn cuda(request: &DeviceRequest, because: &str) -> std::result::Result<Device, S
     }
     let properties = devices.swap_remove(0);
     let (check_each, graphs) = (request.check_each, !request.eager);
-    let options = cuda::Options { check_each, graphs, ways: request.ways, ..cuda::Options::new(search) };
+    let ways = request.ways;
+    let options = cuda::Options { check_each, graphs, ways, one_device, ..cuda::Options::new(search) };
     let machine = cuda::machine(&properties);
     let card = (properties.name.clone(), report.driver_release.unwrap_or_default());
     let arithmetic = format!("a GPU {}, {}", machine.name, machine.arch);
     let machine = machines::calibrated(&machine, &card.0, &card.1).unwrap_or(machine);
+    let machine = if one_device { Machine { memory: machine.memory / gpus, ..machine } } else { machine };
     let backend = CudaBackend::new(options).among(request.nodes.clone());
     let by_nccl = together > 1 && [request.ways.gather, request.ways.exchange].contains(&Some(false));
     let machine = if by_nccl && request.nodes.is_none() { without_nccl(machine) } else { machine };

@@ -10,7 +10,7 @@ use compiler::{
     PlanOptions, RecomputeOptions, Scope, Sharding, Training,
 };
 use options::Setting;
-use program::{Arch, Machine};
+use program::Machine;
 use serde_json::json;
 use tensor::DType;
 use tensor::packed::{Quantisation, Target};
@@ -111,18 +111,6 @@ pub fn require_machine(config: &Config, machine: &Machine, gpus: usize) -> Resul
         problems if problems.is_empty() => Ok(()),
         problems => Err(TrainError::Config(problems)),
     }
-}
-
-/// An error where a run would have stages on GPUs. A plan may.
-pub fn require_stages(config: &Config, machine: &Machine) -> Result<()> {
-    let stages = config.stages();
-    if stages == 1 || machine.arch == Arch::Cpu {
-        return Ok(());
-    }
-    let message = format!("`pipeline_parallel_size: {stages}` runs on the CPU only so far, but the device is a GPU");
-    let hint = "set `device: cpu` to try it, or remove it: `zero_level: 3` divides the weights over GPUs; `surogate plan` \
-                compares both";
-    Err(TrainError::Config(vec![config.mistake("pipeline_parallel_size", message, Some(hint.to_owned()))]))
 }
 
 /// `SUROGATE_PASSES`: how many of the rewrites that may be left out run, for finding the one that breaks a result.

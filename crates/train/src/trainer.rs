@@ -107,7 +107,6 @@ impl Trainer {
             return Err(TrainError::Usage(text.to_owned()));
         }
         plan::require_machine(&config, &device.machine, device.gpus)?;
-        plan::require_stages(&config, &device.machine)?;
         let plan = Plan::new(&config, &source)?;
         preflight::check(&config, &source, &plan)?;
         let encoded = match config.data.datasets {

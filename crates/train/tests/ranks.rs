@@ -1,5 +1,6 @@
 //! Training on several ranks is training on one: the same losses and norms for every number of ranks, the same bits for
-//! one and for the same number twice, and checkpoints that any number goes on from.
+//! one and for the same number twice, and checkpoints that any number goes on from. With `SUROGATE_TEST_DEVICE=cuda` they are
+//! on GPUs, or on one that they share (`SUROGATE_ONE_GPU=1`).
 
 mod stories;
 
@@ -33,7 +34,8 @@ fn trainer(ranks: usize, more: &Value) -> Trainer {
 fn config(ranks: usize, more: &Value) -> Config {
     let model = root().join("examples/stories/model");
     let options = json!({
-        "model": model, "lora": false, "optimizer": "adamw", "learning_rate": 1e-3, "device": "cpu", "gpus": ranks,
+        "model": model, "lora": false, "optimizer": "adamw", "learning_rate": 1e-3, "device": stories::device_name(),
+        "gpus": ranks,
         "torch_dtype": "float32",
         "per_device_train_batch_size": 1, "gradient_accumulation_steps": ROWS / ranks,
     });
@@ -566,7 +568,7 @@ fn batches_that_are_no_rounds_are_refused() {
 /// A run of the command line: what its steps and evaluations say.
 fn run(output: &Path, ranks: usize, more: &Value, stop_after: Option<usize>) -> (Outcome, Vec<[f64; 3]>, Vec<f64>) {
     let options = json!({
-        "device": "cpu", "gpus": ranks, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 6 / ranks,
+        "device": stories::device_name(), "gpus": ranks, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 6 / ranks,
         "torch_dtype": "float32",
     });
     let config = stories::config(output, &merged(options, more));

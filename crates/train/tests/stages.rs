@@ -1,5 +1,6 @@
 //! Training with the layers on several devices is training on one: the same losses and norms for every number of stages, the
-//! same bits of weights where nothing is clipped, the same files, and checkpoints that any number goes on from.
+//! same bits of weights where nothing is clipped, the same files, and checkpoints that any number goes on from. With
+//! `SUROGATE_TEST_DEVICE=cuda` they are on GPUs, or on one that they share (`SUROGATE_ONE_GPU=1`).
 
 mod stories;
 
@@ -57,7 +58,8 @@ fn device(config: &Config) -> Arc<Device> {
 
 fn config(stages: usize, micro_steps: usize, more: &Value) -> Config {
     let options = json!({
-        "model": model(), "init": "random", "lora": false, "optimizer": "adamw", "learning_rate": 1e-3, "device": "cpu",
+        "model": model(), "init": "random", "lora": false, "optimizer": "adamw", "learning_rate": 1e-3,
+        "device": stories::device_name(),
         "gpus": stages, "pipeline_parallel_size": stages, "torch_dtype": "float32",
         "per_device_train_batch_size": 1, "gradient_accumulation_steps": micro_steps,
     });
@@ -241,7 +243,7 @@ fn a_shape_that_comes_later_goes_through_all_stages() {
 /// A run of the command line: what its steps and evaluations say.
 fn run(output: &Path, stages: usize, more: &Value, stop_after: Option<usize>) -> (Outcome, Vec<(f64, f64)>, Vec<f64>) {
     let options = json!({
-        "model": model(), "init": "random", "device": "cpu", "gpus": stages, "pipeline_parallel_size": stages,
+        "model": model(), "init": "random", "device": stories::device_name(), "gpus": stages, "pipeline_parallel_size": stages,
         "per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "torch_dtype": "float32",
         "load_best_model_at_end": true, "max_steps": 6, "eval_steps": 3, "save_steps": 3, "lora_dropout": 0.1,
     });
@@ -284,7 +286,7 @@ fn what_is_not_finite_is_found_on_its_stage() {
     let place = tempfile::tempdir().unwrap();
     let more = json!({"learning_rate": 1e30, "max_grad_norm": 0.0, "warmup_steps": 0, "lora": false});
     let options = json!({
-        "model": model(), "init": "random", "device": "cpu", "gpus": 3, "pipeline_parallel_size": 3,
+        "model": model(), "init": "random", "device": stories::device_name(), "gpus": 3, "pipeline_parallel_size": 3,
         "torch_dtype": "float32",
     });
     let config = stories::config(place.path(), &merged(options, &more));
@@ -327,18 +329,6 @@ fn a_plan_says_what_each_stage_takes_and_compares() {
 }
 
 #[test]
-fn a_run_on_gpus_is_refused_by_name() {
-    let config = config(2, 1, &json!({"device": "auto"}));
-    let of_cpu = Config::load_json(&json!({"model": model(), "device": "cpu"}).to_string(), Task::Sft, &[]).unwrap();
-    let device = Arc::into_inner(device(&of_cpu)).unwrap();
-    let device = Device { machine: Machine::h200(), gpus: 2, ..device };
-    let error = Trainer::begin(Arc::new(config), source(), Arc::new(device)).err().expect("it is refused");
-    let text = error.to_string();
-    assert!(text.contains("`pipeline_parallel_size: 2` runs on the CPU only so far"), "{text}");
-    assert!(text.contains("hint:") && error.exit_code() == 2, "{text}");
-}
-
-#[test]
 fn what_does_not_go_with_stages_is_refused_by_name() {
     let refused = |options: Value| {
         let all = merged(json!({"model": model(), "device": "cpu", "gpus": 2, "pipeline_parallel_size": 2}), &options);
@@ -358,6 +348,8 @@ fn what_does_not_go_with_stages_is_refused_by_name() {
         ("gradient_compression", json!("bf16")),
         ("apply_recommended_values", json!(true)),
         ("sequence_parallel_size", json!(2)),
+        ("memcpy_all_gather", json!(false)),
+        ("memcpy_send_recv", json!(false)),
     ] {
         let text = refused(json!({option: value}));
         let expected = "is not available yet with `pipeline_parallel_size: 2`";

@@ -190,6 +190,10 @@ impl Device {
         self.check("cuCtxSetCurrent", unsafe { (self.table().cuCtxSetCurrent)(self.context) })
     }
 
+    fn context(&self) -> sys::Context {
+        self.context
+    }
+
     /// From now on waits for this GPU are given up when the watch says so.
     pub fn watch_with(&self, watch: &Arc<Watch>) {
         self.watch.get_or_init(|| watch.clone());
@@ -215,6 +219,9 @@ impl Device {
     /// Lets this GPU read the memory of another one over the link between them; false where there is none.
     pub fn reach(&self, other: &Device) -> Result<bool> {
         self.bind()?;
+        if self.ordinal == other.ordinal {
+            return Ok(true);
+        }
         let mut reaches = 0;
         // SAFETY: the pointer is to a live local.
         let asked = unsafe { (self.table().cuDeviceCanAccessPeer)(&mut reaches, self.ordinal, other.ordinal) };

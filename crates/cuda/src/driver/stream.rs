@@ -58,6 +58,16 @@ impl Stream {
         self.device.check("cuMemcpyDtoDAsync", status)
     }
 
+    /// Copies memory of this GPU to one that does not reach it: through host memory, by the driver.
+    pub fn copy_across(&self, to: (&Device, u64), from: u64, bytes: usize) -> Result<()> {
+        let (from_context, (to_device, to)) = (self.device.context(), to);
+        // SAFETY: both ranges are in arenas of sessions that wait for all streams before they free any.
+        let status = unsafe {
+            (self.device.table().cuMemcpyPeerAsync)(to, to_device.context(), from, from_context, bytes, self.raw)
+        };
+        self.device.check("cuMemcpyPeerAsync", status)
+    }
+
     /// Work queued from now on waits for `event`.
     pub fn wait(&self, event: &Event) -> Result<()> {
         // SAFETY: stream and event are alive.

@@ -8,7 +8,7 @@ mod tests;
 
 use std::ops::Range;
 
-use program::{Among, Movement};
+use program::{Among, Instruction, Movement, Program};
 
 use crate::driver::{Device, Event, Stream};
 use crate::error::Result;
@@ -43,6 +43,17 @@ pub(crate) fn transports(ways: Ways, processes: usize, peers: bool) -> [Transpor
         _ if peers && !ways.without_peers => Transport::Peers,
         _ => Transport::Host,
     })
+}
+
+/// Whether every GPU reads the memory of every other one, where that is not ruled out.
+pub(crate) fn all_reach(devices: &[Arc<Device>], ways: Ways) -> Result<bool> {
+    let mut all = !ways.without_peers;
+    for (own, device) in devices.iter().enumerate() {
+        for (_, other) in devices.iter().enumerate().filter(|(other, _)| *other != own) {
+            all = all && device.reach(other)?;
+        }
+    }
+    Ok(all)
 }
 
 /// A rank in something that ranks do together: where it has what it gives and takes, and the bytes that it gives.
@@ -97,8 +108,18 @@ impl Fabric {
         self.transports[movement as usize]
     }
 
+    /// The bytes that memory between GPUs needs for a program, where it has fewer.
+    pub fn missing(&self, program: &Program) -> Option<usize> {
+        let steps = program.entries.iter().flat_map(|entry| &entry.steps);
+        let missing = steps.filter_map(|step| match &step.instruction {
+            Instruction::Collective(of) if self.must_grow(of.movement, of.from.bytes()) => Some(of.from.bytes()),
+            _ => None,
+        });
+        missing.max()
+    }
+
     /// Whether memory between GPUs is too small for a movement of so many bytes of each rank.
-    pub fn must_grow(&self, movement: Movement, bytes: usize) -> bool {
+    fn must_grow(&self, movement: Movement, bytes: usize) -> bool {
         self.transport(movement) == Transport::Host
             && self.staging.as_ref().is_some_and(|staging| staging.bytes() < bytes)
     }

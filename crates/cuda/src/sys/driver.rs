@@ -105,6 +105,7 @@ function_table! {
     cuMemcpyHtoDAsync_v2(DevicePointer, *const c_void, usize, Stream) -> Result32;
     cuMemcpyDtoHAsync_v2(*mut c_void, DevicePointer, usize, Stream) -> Result32;
     cuMemcpyDtoDAsync_v2(DevicePointer, DevicePointer, usize, Stream) -> Result32;
+    cuMemcpyPeerAsync(DevicePointer, Context, DevicePointer, Context, usize, Stream) -> Result32;
     cuMemsetD8Async(DevicePointer, u8, usize, Stream) -> Result32;
     cuMemsetD16Async(DevicePointer, u16, usize, Stream) -> Result32;
     cuMemsetD32Async(DevicePointer, c_uint, usize, Stream) -> Result32;

@@ -4,11 +4,13 @@
 
 mod check;
 mod join;
+mod pipeline;
 mod schedule;
 
 pub use check::check_stages;
 pub use join::join;
-pub use schedule::{Turn, idle_share, schedule};
+pub use pipeline::{MicroStep, PipelineSession, Stages, Writes};
+pub use schedule::{Turn, idle_share, schedule, turns};
 
 use crate::memory::{Arena, ArenaId, ArenaKind, MemoryClass, MemoryLine, TensorRef};
 use crate::program::{Entry, EntryKind, Program};
@@ -121,7 +123,7 @@ impl Program {
         for entry in self.entries.iter().filter(|entry| entry.stage.number == stage) {
             let mut entry = entry.clone();
             entry.tensors_mut().for_each(place);
-            entries.extend((0..slots).map(|slot| entry.in_slot(slot * step)));
+            entries.extend((0..slots).map(|slot| entry.moved_by(slot * step)));
         }
         let mut layout = self.layout.clone();
         layout.parameters.retain(|slot| own(&slot.weight));
@@ -176,7 +178,7 @@ impl Program {
 
 impl Entry {
     /// The same with the batch and what was received of another micro-step: so many bytes further.
-    fn in_slot(&self, bytes: usize) -> Entry {
+    fn moved_by(&self, bytes: usize) -> Entry {
         let mut entry = self.clone();
         entry.tensors_mut().filter(|at| at.arena == ArenaKind::Batch.id()).for_each(|at| at.offset += bytes);
         entry

@@ -1,6 +1,8 @@
 //! In which order a stage does the passes of a step's micro-steps: one forward, one backward (1F1B; arXiv 2104.04473,
 //! section 2.2). Backward passes keep the order of the micro-steps, so that sums are those of one device.
 
+use std::collections::VecDeque;
+
 /// One pass of a stage, by the number of the micro-step in its step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
@@ -22,6 +24,37 @@ pub fn schedule(stage: usize, stages: usize, micro_steps: usize) -> Vec<Turn> {
         (next < micro_steps).then_some(Turn::Forward(next)).into_iter().chain([Turn::Backward(done)])
     });
     ahead.chain(both).collect()
+}
+
+/// The passes of all stages, each behind what it needs: what its neighbours give, and the end of the micro-step whose slot what it
+/// gives on goes to. So whoever queues them one after the other never waits for what is queued later.
+pub fn turns(stages: usize, micro_steps: usize) -> Vec<(usize, Turn)> {
+    let mut left: Vec<VecDeque<Turn>> = (0..stages).map(|stage| schedule(stage, stages, micro_steps).into()).collect();
+    // How many forward and backward passes each stage has done.
+    let (mut forward, mut backward) = (vec![0; stages], vec![0; stages]);
+    let mut order = Vec::new();
+    while left.iter().any(|turns| !turns.is_empty()) {
+        let before = order.len();
+        for stage in (0..stages).rev() {
+            let Some(turn) = left[stage].front().copied() else { continue };
+            let (Turn::Forward(number) | Turn::Backward(number)) = turn;
+            let is_last = stage + 1 == stages;
+            let given = stage == 0 || forward[stage - 1] > number;
+            let ready = match turn {
+                Turn::Forward(_) => given && number < backward[stage + 1] + stages - stage - 1,
+                Turn::Backward(_) if is_last => given,
+                Turn::Backward(_) => backward[stage + 1] > number,
+            };
+            if ready {
+                let done = if matches!(turn, Turn::Forward(_)) { &mut forward } else { &mut backward };
+                done[stage] += 1;
+                left[stage].pop_front();
+                order.push((stage, turn));
+            }
+        }
+        assert!(order.len() > before, "no stage waits for ever");
+    }
+    order
 }
 
 /// The share of a step in which a stage waits for others, where all passes of all stages take equally long.
@@ -58,6 +91,33 @@ mod tests {
                 }
                 assert_eq!(most, micro_steps.min(stages - stage), "stage {stage} of {stages}, {micro_steps}");
                 assert!(now == 0 && done == (0..micro_steps).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    #[test]
+    fn one_order_of_all_passes_has_each_behind_what_it_needs() {
+        for (stages, micro_steps) in (2..7).flat_map(|stages| (1..12).map(move |micro_steps| (stages, micro_steps))) {
+            let order = turns(stages, micro_steps);
+            let place = |stage: usize, turn: Turn| order.iter().position(|of| *of == (stage, turn));
+            for (at, (stage, turn)) in order.iter().enumerate() {
+                let (Forward(number) | Backward(number)) = *turn;
+                let ahead = stage.checked_sub(1).map(|before| place(before, Forward(number)));
+                let behind = (stage + 1 < stages).then(|| place(stage + 1, Backward(number)));
+                match turn {
+                    Forward(_) => assert!(ahead.is_none_or(|before| before.unwrap() < at)),
+                    Backward(_) if stage + 1 == stages => assert!(ahead.is_none_or(|before| before.unwrap() < at)),
+                    Backward(_) => assert!(behind.unwrap().unwrap() < at),
+                }
+                // What it gives on goes to a slot that nobody has.
+                let slots = stages - stage - 1;
+                if let (Forward(_), Some(had)) = (turn, number.checked_sub(slots)) {
+                    assert!(place(stage + 1, Backward(had)).unwrap() < at, "{stages} stages, {turn:?} of {stage}");
+                }
+            }
+            for stage in 0..stages {
+                let own: Vec<Turn> = order.iter().filter(|(of, _)| *of == stage).map(|(_, turn)| *turn).collect();
+                assert_eq!(own, schedule(stage, stages, micro_steps));
             }
         }
     }

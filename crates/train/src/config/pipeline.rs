@@ -31,6 +31,7 @@ pub(super) fn refused(config: &Config) -> Vec<(&'static str, String, String)> {
 fn others(config: &Config) -> Vec<(&'static str, bool, String)> {
     let (sharding, offload, qlora) = (&config.sharding, &config.offload, &config.qlora);
     let on = |setting: Setting<bool>| setting == Setting::Value(true);
+    let off = |setting: Setting<bool>| setting == Setting::Value(false);
     let mut others: Vec<(&'static str, bool, String)> = [
         ("shard_gradients", on(sharding.shard_gradients)),
         ("shard_weights", on(sharding.shard_weights)),
@@ -47,6 +48,14 @@ fn others(config: &Config) -> Vec<(&'static str, bool, String)> {
     ]
     .map(|(path, on)| (path, on, format!("{path}: true")))
     .into();
+    others.extend(
+        [
+            // What crosses is copied from GPU to GPU.
+            ("memcpy_all_gather", off(sharding.memcpy_all_gather)),
+            ("memcpy_send_recv", off(sharding.memcpy_send_recv)),
+        ]
+        .map(|(path, on)| (path, on, format!("{path}: false"))),
+    );
     let level = match sharding.zero_level {
         Setting::Value(level) => level,
         Setting::Auto => 1,

@@ -8,8 +8,7 @@ options! {
     pub struct Sharding: "Several GPUs" {
         /// Pipeline parallelism: the layers are divided into this many stages of consecutive layers, one on each GPU, and
         /// the micro-batches of a step go through all of them. Must equal `gpus`. Embeddings that are also the output
-        /// head, mixtures of experts and several nodes are not supported. Runs on the CPU only so far; `surogate plan`
-        /// plans for GPUs as well.
+        /// head, mixtures of experts and several nodes are not supported.
         pipeline_parallel_size: u32 = 1, min = 1, max = 64, resumable;
         /// ZeRO level: 1 shards optimizer states, 2 also gradients, 3 also weights. `auto` is 1, or a higher level if
         /// that makes the run fit or takes less time than recomputing more.

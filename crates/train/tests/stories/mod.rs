@@ -9,7 +9,13 @@ use train::config::{Config, Task};
 use train::{Device, DeviceRequest, ModelSource, Observer};
 
 pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/train lies in the repository").to_owned()
+    let own = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_else(|_| env!("CARGO_MANIFEST_DIR").to_owned());
+    Path::new(&own).ancestors().nth(2).expect("crates/train lies in the repository").to_owned()
+}
+
+/// What tests train on, unless they say it themselves: `SUROGATE_TEST_DEVICE`, or the CPU.
+pub fn device_name() -> String {
+    std::env::var("SUROGATE_TEST_DEVICE").unwrap_or_else(|_| "cpu".to_owned())
 }
 
 pub fn source() -> Arc<ModelSource> {

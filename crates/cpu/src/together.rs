@@ -1,0 +1,51 @@
+//! Work that several seats do at once, a thread for each. Knows who failed first; not what the work is.
+
+use std::{panic, thread};
+
+use program::BackendError;
+
+use crate::fabric::Seat;
+
+/// Does something on every seat at once, with what `given` gives each. The error is that of the seat that failed first, and
+/// names it as a `member`; the others have stopped. What a seat was given is dropped when its failure is known: links that
+/// end make its neighbours fail too.
+pub(crate) fn together<G: Send, T: Send>(
+    member: &str,
+    seats: &[Seat],
+    given: impl Iterator<Item = G>,
+    run: impl Fn(&mut G) -> Result<T, BackendError> + Sync,
+) -> Result<Vec<T>, BackendError> {
+    let run = &run;
+    let on_seat = |seat: &Seat, mut given: G| {
+        let result = panic::catch_unwind(panic::AssertUnwindSafe(|| run(&mut given)));
+        match &result {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => seat.fail(error.to_string()),
+            Err(_) => seat.fail("it panicked".into()),
+        }
+        drop(given);
+        result
+    };
+    let results: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> =
+            seats.iter().zip(given).map(|(seat, given)| scope.spawn(move || on_seat(seat, given))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a seat's thread catches what it runs")).collect()
+    });
+    let mut done = Vec::new();
+    let mut failed = false;
+    for result in results {
+        match result {
+            Err(payload) => panic::resume_unwind(payload),
+            Ok(Ok(value)) => done.push(value),
+            Ok(Err(_)) => failed = true,
+        }
+    }
+    match seats[0].failure().filter(|_| failed) {
+        Some((number, why)) => Err(BackendError::Failed {
+            call: format!("{member} {number} of {}", seats[0].count()),
+            message: format!("{why}; the other {member}s were stopped"),
+            context: None,
+        }),
+        None => Ok(done),
+    }
+}

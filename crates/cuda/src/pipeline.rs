@@ -1,0 +1,310 @@
+//! The stages of a pipeline on a GPU each. One thread queues the passes of all, each behind what it needs, so nothing that is
+//! queued waits for what is not. What a stage gives on is copied into the slot of the next one by the giver's GPU. Knows stages,
+//! slots and what crosses; not when micro-steps run, or what an instruction does.
+
+use std::sync::Arc;
+
+use program::{BackendError, Hand, MicroStep, Program, Session, Stages, TensorRef, Turn, turns};
+
+use crate::driver::{Device, Event};
+use crate::engine::Options;
+use crate::error::{During, Result};
+use crate::fabric::{Fabric, Lane, Transport, all_reach, transports};
+use crate::group::{THROUGH_HOST, watch_over};
+use crate::session::{CudaSession, backend_error};
+
+/// What others wait for of a stage. Marks are of the GPU that sets them.
+struct Marks {
+    /// By slot: the micro-step that had it has ended.
+    free: Vec<Event>,
+    /// By hand and slot: what the neighbour on that side gives has come.
+    come: [Vec<Event>; 2],
+    /// All that was queued so far.
+    now: Event,
+}
+
+/// The stages of a program. The fields are dropped in order: what uses memory goes before it.
+pub struct CudaStages {
+    program: Arc<Program>,
+    fabric: Fabric,
+    marks: Vec<Marks>,
+    /// Whether all GPUs reach the memory of each other.
+    peers: bool,
+    check_each: bool,
+    sessions: Vec<CudaSession>,
+}
+
+impl CudaStages {
+    /// Opens as many GPUs as the program has stages, from the first visible one on. Later stages take the algorithms that
+    /// earlier ones chose for the same products.
+    pub fn load(program: &Arc<Program>, options: &Options) -> std::result::Result<CudaStages, BackendError> {
+        Self::opened(program, options).map_err(backend_error)
+    }
+
+    fn opened(program: &Arc<Program>, options: &Options) -> Result<CudaStages> {
+        let mut options = options.clone();
+        let first_device = options.device;
+        let count = program.cluster.stages;
+        let mut sessions = Vec::new();
+        for stage in 0..count {
+            options.device = first_device + if options.one_device { 0 } else { stage };
+            let loaded = CudaSession::load(Arc::new(program.of_stage(stage)), &options);
+            let session = loaded.during(|| format!("loading stage {stage} of {count}"))?;
+            options.algorithms.extend(session.algorithms().clone());
+            sessions.push(session);
+        }
+        let devices: Vec<_> = sessions.iter().map(|session| session.engine().device.clone()).collect();
+        let watch = Arc::new(watch_over(None));
+        devices.iter().for_each(|device| device.watch_with(&watch));
+        let peers = all_reach(&devices, options.ways)?;
+        let ways = transports(options.ways, 1, peers);
+        assert!(!ways.contains(&Transport::Nccl), "the options of a pipeline do not ask for NCCL");
+        let marks = (0..count).map(|stage| Marks::new(program, &devices, stage)).collect::<Result<_>>()?;
+        let fabric = Fabric::new(0..count, count, devices, ways, None)?;
+        let mut stages =
+            CudaStages { program: program.clone(), fabric, marks, peers, check_each: options.check_each, sessions };
+        stages.make_room(program)?;
+        Ok(stages)
+    }
+
+    fn make_room(&mut self, program: &Program) -> Result<()> {
+        self.fabric.missing(program).map_or(Ok(()), |bytes| self.fabric.grow(bytes))
+    }
+
+    /// Queues one pass of a stage: it waits for what comes, runs its entry in the slot of the micro-step, and gives what that
+    /// comes to.
+    fn pass(&mut self, micro_steps: &[MicroStep], stage: usize, turn: Turn) -> std::result::Result<(), BackendError> {
+        let program = self.program.clone();
+        let (Turn::Forward(number) | Turn::Backward(number)) = turn;
+        let micro_step = &micro_steps[number];
+        let slot = number % program.slots(stage);
+        let entry = program.pass(micro_step.entry, stage, turn);
+        let session = &mut self.sessions[stage];
+        for (_, at, bytes) in micro_step.writes.iter().filter(|(of, _, _)| *of == stage) {
+            session.write(&program.in_slot(stage, slot, at), bytes)?;
+        }
+        let crossing = &program.entries[entry].stage;
+        self.wait_for(stage, slot, crossing.received()).map_err(backend_error)?;
+        self.sessions[stage].run(program.entry_in_stage(entry, slot))?;
+        for (hand, from) in crossing.sent().into_iter().filter(|(_, from)| !from.is_empty()) {
+            let taker = hand.taker(stage);
+            let slot_there = number % program.slots(taker);
+            let taken = match (hand, taker + 1 == program.cluster.stages) {
+                (Hand::On, false) => program.pass(micro_step.entry, taker, Turn::Forward(number)),
+                _ => program.pass(micro_step.entry, taker, Turn::Backward(number)),
+            };
+            let to = program.entries[taken].stage.received()[hand as usize].1;
+            let from = from.iter().map(|at| program.in_slot(stage, slot, at));
+            let to = to.iter().map(|at| program.in_slot(taker, slot_there, at));
+            self.give(hand, (stage, from), (taker, slot_there, to)).map_err(backend_error)?;
+        }
+        if let Turn::Backward(_) = turn {
+            let engine = self.sessions[stage].engine();
+            let marked = engine.device.bind().and_then(|()| self.marks[stage].free[slot].record(&engine.stream));
+            marked.map_err(backend_error)?;
+        }
+        Ok(())
+    }
+
+    /// A stage waits for what an entry receives.
+    fn wait_for(&self, stage: usize, slot: usize, received: [(Hand, &[TensorRef]); 2]) -> Result<()> {
+        let engine = self.sessions[stage].engine();
+        engine.device.bind()?;
+        let mut hands = received.into_iter().filter(|(_, to)| !to.is_empty());
+        hands.try_for_each(|(hand, _)| engine.stream.wait(&self.marks[stage].come[hand as usize][slot]))
+    }
+
+    /// Copies what a pass came to into a slot of a neighbour. Forward passes wait until nobody has the slot; on the way back
+    /// it is that of the micro-step itself.
+    fn give(
+        &self,
+        hand: Hand,
+        (stage, from): (usize, impl Iterator<Item = TensorRef>),
+        (taker, slot, to): (usize, usize, impl Iterator<Item = TensorRef>),
+    ) -> Result<()> {
+        let engine = self.sessions[stage].engine();
+        engine.device.bind()?;
+        if hand == Hand::On {
+            engine.stream.wait(&self.marks[taker].free[slot])?;
+        }
+        from.zip(to).try_for_each(|(from, to)| self.copy((stage, &from), (taker, &to)))?;
+        self.marks[taker].come[hand as usize][slot].record(&engine.stream)
+    }
+
+    /// Queues a copy on the giver's GPU, whose context is bound.
+    fn copy(&self, from: (usize, &TensorRef), to: (usize, &TensorRef)) -> Result<()> {
+        let (giver, taker) = (&self.sessions[from.0], &self.sessions[to.0]);
+        let (source, target, bytes) = (giver.address(from.1), taker.address(to.1), from.1.bytes());
+        match self.peers {
+            true => giver.engine().stream.copy_between(target, source, bytes),
+            false => giver.engine().stream.copy_across((&taker.engine().device, target), source, bytes),
+        }
+    }
+
+    /// Queues an entry of each stage: instruction by instruction up to where stages come together.
+    fn queue_together(&mut self, entries: &[usize], mut after: impl FnMut(&Self, usize) -> Result<()>) -> Result<()> {
+        let count = entries.len();
+        let steps: Vec<usize> =
+            entries.iter().zip(&self.sessions).map(|(entry, of)| of.program().entries[*entry].steps.len()).collect();
+        let mut next = vec![0; count];
+        loop {
+            for stage in 0..count {
+                while next[stage] < steps[stage] && self.sessions[stage].joint(entries[stage], next[stage]).is_none() {
+                    let at = (entries[stage], next[stage]);
+                    let queued = self.sessions[stage].queue_step(at.0, at.1).and_then(|()| self.checked(stage));
+                    queued.during(|| {
+                        format!("stage {stage} of {count}, {}", self.sessions[stage].place_of(at.0, at.1))
+                    })?;
+                    after(self, stage)?;
+                    next[stage] += 1;
+                }
+            }
+            if next == steps {
+                return Ok(());
+            }
+            self.meet(entries, &next)?;
+            for (stage, next) in next.iter_mut().enumerate() {
+                after(self, stage)?;
+                *next += 1;
+            }
+        }
+    }
+
+    /// What all stages do together: each at its own instruction.
+    fn meet(&self, entries: &[usize], steps: &[usize]) -> Result<()> {
+        let at = |stage: usize| (&self.sessions[stage], entries[stage], steps[stage]);
+        let joints: Vec<_> = (0..entries.len())
+            .map(|stage| {
+                let (session, entry, step) = at(stage);
+                session.joint(entry, step).expect("the updates of all stages come together alike")
+            })
+            .collect();
+        assert!(joints.iter().all(|joint| *joint == joints[0]), "the updates of all stages come together alike");
+        let lane = |stage: usize| {
+            let (session, entry, step) = at(stage);
+            let (from, to, bytes) = session.joint_places(entry, step);
+            Lane { stream: session.engine().exchange(), from, to, bytes }
+        };
+        let lanes: Vec<Lane<'_>> = (0..entries.len()).map(lane).collect();
+        self.fabric.queue(joints[0].0, joints[0].1, &lanes)
+    }
+
+    /// Waits for a stage where every instruction is looked at.
+    fn checked(&self, stage: usize) -> Result<()> {
+        if self.check_each { self.sessions[stage].engine().synchronise() } else { Ok(()) }
+    }
+
+    fn synchronise(&self) -> Result<()> {
+        self.sessions.iter().try_for_each(|session| {
+            let engine = session.engine();
+            engine.device.bind()?;
+            engine.synchronise()
+        })
+    }
+}
+
+impl Marks {
+    /// Those of a stage: neighbours set that something has come.
+    fn new(program: &Program, devices: &[Arc<Device>], stage: usize) -> Result<Marks> {
+        let slots = |device: &Arc<Device>| {
+            device.bind()?;
+            (0..program.slots(stage)).map(|_| Event::without_time(device)).collect::<Result<Vec<_>>>()
+        };
+        let of = |giver: Option<usize>| giver.and_then(|giver| devices.get(giver)).map_or(Ok(Vec::new()), slots);
+        let come = [of(stage.checked_sub(1))?, of(Some(stage + 1))?];
+        let free = slots(&devices[stage])?;
+        Ok(Marks { free, come, now: Event::without_time(&devices[stage])? })
+    }
+}
+
+impl Stages for CudaStages {
+    type Of = CudaSession;
+
+    fn of(&mut self, stage: usize) -> &mut CudaSession {
+        &mut self.sessions[stage]
+    }
+
+    fn get(&self, stage: usize) -> &CudaSession {
+        &self.sessions[stage]
+    }
+
+    fn adopt(&mut self, program: &Arc<Program>) -> std::result::Result<(), BackendError> {
+        let mut replace = || {
+            self.synchronise()?;
+            for (stage, session) in self.sessions.iter_mut().enumerate() {
+                session.replace_entries(Arc::new(program.of_stage(stage)))?;
+            }
+            self.program = program.clone();
+            self.make_room(program)
+        };
+        replace().during(|| "making other entries ready".into()).map_err(backend_error)
+    }
+
+    fn run_micro_steps(
+        &mut self,
+        program: &Arc<Program>,
+        micro_steps: &[MicroStep],
+    ) -> std::result::Result<(), BackendError> {
+        let mut all = turns(program.cluster.stages, micro_steps.len()).into_iter();
+        all.try_for_each(|(stage, turn)| {
+            self.pass(micro_steps, stage, turn).map_err(|error| error.of_stage(program, stage))
+        })
+    }
+
+    fn run_together(&mut self, entries: &[usize]) -> std::result::Result<(), BackendError> {
+        self.queue_together(entries, |_, _| Ok(())).map_err(backend_error)
+    }
+
+    fn profile_together(&mut self, entries: &[usize], of: usize) -> std::result::Result<Vec<f64>, BackendError> {
+        let mark = |stages: &CudaStages| {
+            let engine = stages.sessions[of].engine();
+            engine.device.bind()?;
+            let mark = Event::new(&engine.device)?;
+            mark.record(&engine.stream)?;
+            Ok(mark)
+        };
+        let mut profile = || {
+            self.synchronise()?;
+            let mut marks = vec![mark(self)?];
+            self.queue_together(entries, |stages, stage| {
+                if stage == of {
+                    marks.push(mark(stages)?);
+                }
+                Ok(())
+            })?;
+            self.synchronise()?;
+            marks.windows(2).map(|pair| Ok(f64::from(pair[1].since(&pair[0])?) / 1e3)).collect::<Result<Vec<_>>>()
+        };
+        profile().map_err(backend_error)
+    }
+
+    /// On the giver's GPU, behind what both have queued; what the taker queues next is behind it.
+    fn hand(&mut self, from: (usize, &TensorRef), to: (usize, &TensorRef)) -> std::result::Result<(), BackendError> {
+        let hand = || {
+            let (giver, taker) = (self.sessions[from.0].engine(), self.sessions[to.0].engine());
+            taker.device.bind()?;
+            self.marks[to.0].now.record(&taker.stream)?;
+            giver.device.bind()?;
+            giver.stream.wait(&self.marks[to.0].now)?;
+            self.copy(from, to)?;
+            self.marks[from.0].now.record(&giver.stream)?;
+            taker.device.bind()?;
+            taker.stream.wait(&self.marks[from.0].now)
+        };
+        hand().map_err(backend_error)
+    }
+
+    fn notes(&self) -> Vec<String> {
+        if self.peers { Vec::new() } else { vec![THROUGH_HOST.to_owned()] }
+    }
+}
+
+impl Drop for CudaStages {
+    fn drop(&mut self) {
+        // Stages write to each other's memory: nothing may be under way when the first one is freed.
+        if self.synchronise().is_err() && !self.sessions.iter().all(|session| session.engine().comes_to_rest()) {
+            // A GPU that does not come to its end is left to that of the process: freeing its memory would wait for it.
+            std::mem::forget(std::mem::take(&mut self.sessions));
+        }
+    }
+}

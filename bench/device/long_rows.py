@@ -99,7 +99,7 @@ def write(name: str, model: str | dict[str, Any], options: dict[str, Any], a: ar
 def floor(model: str | dict[str, Any], length: int, tiny: bool) -> float:
     """Seconds of products and attention of one row with adapters' weights left out."""
     if isinstance(model, str):
-        hidden, wide, layers, heads, key_heads, _ = TINY if tiny else SIZES[model]
+        hidden, wide, layers, heads, key_heads = TINY if tiny else SIZES[model][:5]
         size, vocabulary, window = 128, 151936, None
     else:
         hidden, wide, layers = (model[f] for f in ("hidden_size", "intermediate_size", "num_hidden_layers"))

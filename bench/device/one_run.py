@@ -123,7 +123,9 @@ def watch(run: pathlib.Path, folder: pathlib.Path, warm_up: float, seconds: floa
                 steps = [event for event in events(folder) if event["event"] == "step"]
                 if steps and when(steps[-1]) - when(steps[0]) >= warm_up:
                     resident.append(resident_bytes(process.pid) or 0)
-                if steps and when(steps[-1]) - when(steps[0]) >= warm_up + seconds:
+                long_enough = steps and when(steps[-1]) - when(steps[0]) >= warm_up + seconds
+                # A rate is the time between two steps behind the warm-up.
+                if long_enough and len([step for step in steps if when(step) - when(steps[0]) >= warm_up]) >= 2:
                     break
                 if process.poll() is not None or time.time() - began > limit:
                     tail = printed.read_text(errors="replace")[-2000:]

@@ -6,8 +6,8 @@
 
 `run` trains all weights in bf16, `fp8_hybrid` and emulated `nvfp4`, and adapters on an NF4 base and on the bf16 model that
 holds that base's values, which must end alike to the bit. Every seed orders the same rows in its own way; the held-out rows
-are the same for all. Prints losses, and for each format the distance to its yardstick and that of seeds; ends with 1 if
-the adapters differ. Rows have a `question` and an `answer`. Knows no reference numbers.
+are the same for all. What a recipe trained is also evaluated in bf16, as its users will run it. Prints losses, and for each format
+the distance to its yardstick and that of seeds; ends with 1 if the adapters differ. Rows have a `question` and an `answer`. Knows no reference numbers.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ ROWS: list[tuple[str, dict[str, Any], bool, str | None]] = [
     ("lora on NF4's values", ADAPTERS, True, None),
     ("lora on NF4", ADAPTERS | NF4, False, "lora on NF4's values"),
 ]
+
+# Ends the name of a row whose result is evaluated in bf16.
+IN_BF16 = ", in bf16"
 
 # --- the model -----------------------------------------------------------------------------------------------------
 
@@ -252,8 +255,24 @@ def write_base(model: pathlib.Path, to: pathlib.Path) -> None:
 # --- the runs ------------------------------------------------------------------------------------------------------
 
 
-def final_loss(a: argparse.Namespace, folder: pathlib.Path, model: pathlib.Path, seed: int, own: dict[str, Any]) -> float:
-    """The held-out loss behind the last step of a run."""
+# A step that changes nothing, with the held-out loss behind it.
+UNCHANGED = ADAPTERS | {"learning_rate": 0.0, "warmup_steps": 0, "max_steps": 1, "save_steps": 1, "eval_steps": 1}
+
+
+def final_losses(
+    a: argparse.Namespace, folder: pathlib.Path, model: pathlib.Path, seed: int, own: dict[str, Any]
+) -> list[float]:
+    """The held-out loss behind the last step of a run; with a recipe, also that of its result in bf16."""
+    losses = [held_out_loss(a, folder, model, seed, own)]
+    if "recipe" in own:
+        losses.append(held_out_loss(a, folder.with_name(folder.name + "-in-bf16"), folder / "model", seed, UNCHANGED))
+    shutil.rmtree(folder)
+    return losses
+
+
+def held_out_loss(
+    a: argparse.Namespace, folder: pathlib.Path, model: pathlib.Path, seed: int, own: dict[str, Any]
+) -> float:
     dataset = {"type": "instruction", "instruction_field": "question", "output_field": "answer"}
     if a.prompt:
         dataset["prompt_format"] = a.prompt
@@ -282,7 +301,6 @@ def final_loss(a: argparse.Namespace, folder: pathlib.Path, model: pathlib.Path,
     (log,) = folder.glob("log-*.json")
     events = [json.loads(line) for line in log.read_text().splitlines()]
     shutil.copyfile(log, a.out / f"{folder.name}.log.json")
-    shutil.rmtree(folder)
     return [event["loss"] for event in events if event["event"] == "evaluation"][-1]
 
 
@@ -303,7 +321,10 @@ def run(a: argparse.Namespace) -> int:
             losses[name] = []
             for seed in seeds:
                 folder = pathlib.Path(place) / f"{name.replace(' ', '-')}-{seed}"
-                losses[name].append(final_loss(a, folder, base if on_base else a.model, seed, own))
+                loss, *in_bf16 = final_losses(a, folder, base if on_base else a.model, seed, own)
+                losses[name].append(loss)
+                if in_bf16:
+                    losses.setdefault(name + IN_BF16, []).extend(in_bf16)
             shown = "  ".join(f"{loss:.5f}" for loss in losses[name])
             print(f"{name:22} {shown}   {(time.monotonic() - began) / len(seeds):.1f} s a run", flush=True)
     return show(losses)
@@ -312,9 +333,9 @@ def run(a: argparse.Namespace) -> int:
 def show(losses: dict[str, list[float]]) -> int:
     """Distances to the yardsticks; 1 where what must be equal is not."""
     print(f"\n{'':22} {'mean':>8} {'of seeds':>9}   next to its yardstick")
-    for name, _, _, other in ROWS:
-        if name not in losses:
-            continue
+    yardsticks = {name: other for name, _, _, other in ROWS}
+    for name in losses:
+        other = yardsticks[name.removesuffix(IN_BF16)]
         of = losses[name]
         line = f"{name:22} {statistics.mean(of):8.5f} {max(of) - min(of):9.5f}"
         if other in losses:

@@ -43,7 +43,12 @@ RUNS: list[tuple[str, str, str, dict[str, Any], int]] = [
     ("full-8b-zero3", "qwen3-8b", "full", {"zero_level": 3}, 1),
     ("full-32b-zero3", "shape-32b", "full", {"zero_level": 3}, 4),
     ("long-8b", "qwen3-8b", "long", {}, 1),
+    ("lora-8b-stages", "qwen3-8b", "lora", {}, 1),
+    ("full-8b-stages", "qwen3-8b", "full", {}, 1),
 ]
+
+# A pipeline has one micro-batch at a time enter it: so many micro-steps for each stage.
+MICRO_STEPS = 4
 
 
 def arguments() -> argparse.Namespace:
@@ -64,7 +69,14 @@ def known(a: argparse.Namespace) -> list[dict[str, Any]]:
 
 def baseline(name: str) -> str:
     """What a run on one GPU is called: levels are the same there."""
-    return name.split("-zero")[0]
+    return name.split("-zero")[0].removesuffix("-stages")
+
+
+def of_several(name: str, work: str, gpus: int) -> dict[str, Any]:
+    """What a run on several GPUs has beside its own options."""
+    if name.endswith("-stages"):
+        return {"pipeline_parallel_size": gpus, "gradient_accumulation_steps": MICRO_STEPS * gpus}
+    return {"sequence_parallel_size": gpus} if work == "long" else {}
 
 
 def line(found: dict[str, Any], one: dict[str, Any] | None) -> str:
@@ -97,9 +109,7 @@ def measure(a: argparse.Namespace, counts: list[int], done: list[dict[str, Any]]
             if time.time() - began > a.budget:
                 print(f"| {name} | {gpus} | the budget ends here |", flush=True)
                 continue
-            of_ranks = {"gpus": gpus} | (options if gpus > 1 else {})
-            if work == "long":
-                of_ranks["sequence_parallel_size"] = gpus
+            of_ranks = {"gpus": gpus} | (options | of_several(name, work, gpus) if gpus > 1 else {})
             run = shaped.write(f"{name}-{gpus}", model, work, of_ranks, a)
             try:
                 found = one_run.watch(run, run.parent / "output", a.warm_up, a.seconds, a.limit)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import surogate
@@ -11,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from surogate.errors import ConfigError
 from test_mixtures import tiny_deepseek_v3, tiny_glm4_moe, tiny_mixtral
 
+DEVICE = os.environ.get("SUROGATE_TEST_DEVICE", "cpu")
 RATE = 0.01
 
 #: Of the only mixture of two layers, whose load is all that a step reports.
@@ -21,7 +24,7 @@ IDS = np.random.default_rng(6).integers(1, 90, (4, 2, 2, 12))
 
 
 def trainer(folder, **options) -> surogate.Trainer:
-    base = {"model": str(folder), "torch_dtype": "float32", "device": "cpu", "lora": False, "optimizer": "adamw"}
+    base = {"model": str(folder), "torch_dtype": "float32", "device": DEVICE, "lora": False, "optimizer": "adamw"}
     base |= {"router_bias_update_rate": RATE, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
     return surogate.Trainer(base | options)
 

@@ -36,7 +36,10 @@ def test_formats_are_compared_and_adapters_on_nf4_are_those_on_its_values(tmp_pa
         losses = [float(word) for word in line.removeprefix(name).split()[:2]]
         assert losses[0] != losses[1] and all(1 < loss < 20 for loss in losses), line
         assert (" %, by seed " in done.stdout.split("yardstick")[1]) or other is None
-    assert len(list((tmp_path / "out").glob("*.log.json"))) == 2 * len(quality.ROWS)
+    recipes = [name for name, own, _, _ in quality.ROWS if "recipe" in own]
+    for name in recipes:
+        assert f"\n{name}{quality.IN_BF16} " in done.stdout.split("yardstick")[1], done.stdout
+    assert len(list((tmp_path / "out").glob("*.log.json"))) == 2 * (len(quality.ROWS) + len(recipes))
 
 
 def test_a_difference_between_adapters_is_a_failure(capsys):

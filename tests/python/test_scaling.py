@@ -36,6 +36,10 @@ def test_ranks_are_measured_beside_one_and_a_second_call_goes_on(tmp_path):
     ratio = two["tokens_per_second"] / one["tokens_per_second"]
     assert row.split("|")[4].strip() == f"{ratio:.3f}"
 
+    staged = scaling("--only", "lora-8b-stages", "--seconds", "0.2", "--gpus", "2", "--out", tmp_path / "stages")
+    assert staged.returncode == 0, staged.stdout + staged.stderr
+    assert "| lora-8b-stages | 2 |" in staged.stdout
+
     assert scaling("--record", kept, "--picture", tmp_path / "scaling.svg").returncode == 0
     drawn = ElementTree.parse(tmp_path / "scaling.svg").getroot()
     assert len(list(drawn.iter("{http://www.w3.org/2000/svg}circle"))) >= 1

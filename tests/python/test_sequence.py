@@ -3,6 +3,8 @@ whole batch, held against one device."""
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import surogate
@@ -11,6 +13,7 @@ from surogate.errors import SurogateError
 from test_hybrids import tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next
 from test_mixtures import tiny_gpt_oss, tiny_mixtral, tiny_qwen3_moe
 
+DEVICE = os.environ.get("SUROGATE_TEST_DEVICE", "cpu")
 STEPS = 20
 LENGTH = 24
 ROWS = 4
@@ -27,7 +30,7 @@ def packed() -> np.ndarray:
 
 def curve(folder, *, positions: np.ndarray | None = None, rate: float = 2e-3, **options: object) -> np.ndarray:
     """What the steps report, a row for each."""
-    base = {"model": str(folder), "torch_dtype": "float32", "device": "cpu", "optimizer": "adamw", "lora": False}
+    base = {"model": str(folder), "torch_dtype": "float32", "device": DEVICE, "optimizer": "adamw", "lora": False}
     base |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": ROWS, "max_grad_norm": 0.5}
     trainer = surogate.Trainer(base | options)
     batch = {"input_ids": IDS, "labels": IDS}
@@ -65,7 +68,7 @@ def test_sinks_are_trained(make_model, tmp_path):
     folder = make_model(tiny_gpt_oss(**HEADS, initializer_range=0.1))
 
     def sinks(**options: object) -> dict[str, np.ndarray]:
-        base = {"model": str(folder), "torch_dtype": "float32", "device": "cpu", "optimizer": "adamw", "lora": False}
+        base = {"model": str(folder), "torch_dtype": "float32", "device": DEVICE, "optimizer": "adamw", "lora": False}
         trainer = surogate.Trainer(base | {"gradient_accumulation_steps": ROWS} | options)
         trainer.step({"input_ids": IDS, "labels": IDS}, learning_rate=1e-2)
         output = tmp_path / str(options.get("gpus", 1))

@@ -13,9 +13,11 @@ use crate::source::ModelSource;
 /// visits. Recomputing does not count.
 pub fn per_token(program: &Program, source: &ModelSource, sequence_len: usize) -> Option<f64> {
     let first = program.entries.iter().position(|entry| entry.kind == EntryKind::FirstMicroStep)?;
-    let parts = program.parts(first);
+    // What a stage hands on, its backward pass does not compute again: both passes together have all products.
+    let passes = program.passes(first);
     let mut entry = program.entries[first].clone();
-    entry.steps.extend(parts[1..].iter().flat_map(|part| program.entries[*part].steps.iter().cloned()));
+    let others = passes.iter().filter(|pass| **pass != first);
+    entry.steps.extend(others.flat_map(|pass| program.entries[*pass].steps.iter().cloned()));
     let entry = &entry;
     let parameters = &program.layout.parameters;
     let experts = Experts::of(program, entry);
@@ -99,10 +101,11 @@ fn forward_operands(entry: &Entry) -> impl Iterator<Item = &TensorRef> {
 /// Elements of the base weights, those of experts apart, that products of the forward pass read, each once, whatever they
 /// read of them.
 fn multiplied(program: &Program, entry: &Entry, experts: &Experts<'_>) -> usize {
-    let mut spans: Vec<(usize, usize, usize)> = Vec::new();
+    // By arena: each stage has its own.
+    let mut spans: Vec<(u32, usize, usize, usize)> = Vec::new();
     let is_weight = |at: &&TensorRef| program.arenas[at.arena.0 as usize].kind == ArenaKind::Weights;
     let operands = forward_operands(entry).filter(is_weight);
-    spans.extend(operands.map(|at| (at.offset, at.offset + at.span(), at.dtype.size())));
+    spans.extend(operands.map(|at| (at.arena.0, at.offset, at.offset + at.span(), at.dtype.size())));
     spans.sort_unstable();
     // Products read the values of packed weights, or codes that were prepared from weights, which lie elsewhere.
     let prepares = program.entries.iter().filter(|entry| entry.kind == EntryKind::Prepare);
@@ -111,10 +114,11 @@ fn multiplied(program: &Program, entry: &Entry, experts: &Experts<'_>) -> usize 
     let is_prepared = |slot: &&ParameterSlot| prepared.iter().any(|read| read.overlaps(&slot.weight));
     let is_elsewhere = |slot: &&ParameterSlot| (slot.packed.is_some() || is_prepared(slot)) && !experts.have(slot);
     let elsewhere = program.layout.parameters.iter().filter(is_elsewhere);
-    let (mut elements, mut end) = (elsewhere.map(ParameterSlot::elements).sum(), 0);
-    for (from, to, size) in spans {
-        elements += to.saturating_sub(from.max(end)) / size;
-        end = end.max(to);
+    let (mut elements, mut end) = (elsewhere.map(ParameterSlot::elements).sum(), (0, 0));
+    for (arena, from, to, size) in spans {
+        let known = if end.0 == arena { end.1 } else { 0 };
+        elements += to.saturating_sub(from.max(known)) / size;
+        end = (arena, known.max(to));
     }
     elements
 }
@@ -127,6 +131,34 @@ mod tests {
     use super::*;
     use crate::config::{Config, Task};
     use crate::preview::Preview;
+
+    #[test]
+    fn the_arithmetic_of_a_model_does_not_depend_on_stages() {
+        let folder = tempfile::tempdir().unwrap();
+        let fields = json!({
+            "model_type": "llama", "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 8,
+            "num_key_value_heads": 4, "intermediate_size": 172, "max_position_embeddings": 512,
+        });
+        std::fs::write(folder.path().join("config.json"), fields.to_string()).unwrap();
+        let mut ir: Value = serde_json::from_str(include_str!("../tests/ir/stories.json")).unwrap();
+        let mut head = ir["parameters"][0].clone();
+        head["name"] = json!("lm_head.weight");
+        ir["parameters"].as_array_mut().unwrap().push(head);
+        ir["body"].as_array_mut().unwrap().last_mut().unwrap()["inputs"][1] = json!("lm_head.weight");
+        let source = ModelSource::open(folder.path(), &ir.to_string()).unwrap();
+        for lora in [false, true] {
+            let of = |stages: usize| {
+                let options = json!({
+                    "model": "m", "init": "random", "sequence_len": 64, "lora": lora, "gpus": stages,
+                    "pipeline_parallel_size": stages,
+                });
+                let config = Config::load_json(&options.to_string(), Task::Sft, &[]).unwrap();
+                let preview = Preview::new(&config, &source, &Machine::h200(), None).unwrap();
+                per_token(&preview.program, &source, 64).unwrap()
+            };
+            assert_eq!([2, 3, 5].map(of), [of(1); 3], "lora: {lora}");
+        }
+    }
 
     #[test]
     fn the_arithmetic_of_a_model_does_not_depend_on_formats() {

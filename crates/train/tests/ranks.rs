@@ -144,7 +144,7 @@ fn matrices_that_are_updated_as_wholes_are() {
 /// Codes of eight bits make a difference of the last bit one of a code, now and then.
 #[test]
 fn quantised_states_are() {
-    agree_within(1e-4, true, &json!({"optimizer": "adamw_8bit"}));
+    agree_within(2e-4, true, &json!({"optimizer": "adamw_8bit"}));
 }
 
 /// ZeRO levels 2 and 3 on all numbers of ranks: one device's curve, each other's bits, the same when run again.
@@ -290,7 +290,7 @@ fn gradients_that_do_not_travel_are_not_compressed() {
         (2, one_bit(json!({"offload_optimizer": true, "device": "cuda"})), "they must be on the device"),
         (2, one_bit(json!({"distributed": {"num_nodes": 1}})), "`gradient_compression: onebit` needs several nodes"),
     ] {
-        let config = config(ranks, &merged(json!({"gradient_compression": "int8"}), &more));
+        let config = config(ranks, &merged(json!({"gradient_compression": "int8", "device": "cpu"}), &more));
         let machine = if more["device"] == "cuda" { Machine::h200() } else { Machine::cpu(1 << 30, 2) };
         let error = Preview::new(&config, &source(), &machine, None).err().expect("refused");
         assert!(error.to_string().contains(expected) && error.exit_code() == 2, "{error}");
@@ -630,7 +630,8 @@ fn a_run_that_was_stopped_goes_on_with_other_ranks() {
     );
     // Another number of rows a step is another run.
     let wrong = merged(again, &json!({"gradient_accumulation_steps": 1, "gpus": 2}));
-    let config = stories::config(&broken, &merged(json!({"device": "cpu", "per_device_train_batch_size": 2}), &wrong));
+    let options = json!({"device": stories::device_name(), "per_device_train_batch_size": 2});
+    let config = stories::config(&broken, &merged(options, &wrong));
     let device = Arc::new(Device::open(&DeviceRequest::of(&config, Vec::new())).unwrap());
     let error = train::run(config, source(), device, &mut Lines::default()).unwrap_err().to_string();
     assert!(error.contains("a step has 2 × 1 × 2 = 4 rows") && error.contains("2 × 6 × 1 = 12"), "{error}");

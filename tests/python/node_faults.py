@@ -286,7 +286,7 @@ def check_processes(launcher: Launcher) -> None:
 
 def check_log(steps: list[dict[str, object]], reference: dict[int, tuple[object, object]]) -> int:
     """Every step has its number and bits, however often it was done; how often steps were done again."""
-    expected, again = 0, 0
+    expected, again, begun = 0, 0, 0
     for event in steps:
         number = int(str(event["step"]))
         if number > expected:
@@ -296,9 +296,13 @@ def check_log(steps: list[dict[str, object]], reference: dict[int, tuple[object,
             # A run goes on from a checkpoint, whose number of steps is a multiple of 5.
             if number % 5:
                 raise Broken(f"the run went on at step {number}, where no checkpoint was")
+            begun = number
         expected = number + 1
         if number in reference and (event["loss"], event["grad_norm"]) != reference[number]:
-            raise Broken(f"step {number} has other numbers than in the run that nobody disturbed: {event}")
+            raise Broken(
+                f"step {number} of a run that went on at step {begun} has other numbers than in the run that nobody disturbed, "
+                f"{reference[number]}: {event}"
+            )
     return again
 
 

@@ -43,15 +43,15 @@ pub(crate) fn entry(
     transfers.before(0, &from, &mut streams);
     // Compressed first moments are summed when the norm is known: it says how much of them gradients are.
     let momentum = name == COMPRESSED;
+    let summed = if momentum { Summed::Momentum { beta1: optimizer.beta1 } } else { Summed::Gradients };
     if momentum {
         nodes::own_squares(&mut streams.steps, lowering, taken, parameters);
     } else if parameters.sharding.rail().count > 1 {
-        nodes::sum(&mut streams, lowering, taken, parameters, Summed::Gradients);
+        nodes::sum(&mut streams, lowering, taken, parameters, summed);
     }
     let gathered = sharded.then(|| exchange::agree(&mut streams, lowering, taken, parameters));
     norm(&mut streams, lowering, taken, parameters, optimizer, scales_loss, homes, gathered, momentum);
     if momentum {
-        let summed = Summed::Momentum { beta1: optimizer.beta1 };
         nodes::sum(&mut streams, lowering, taken, parameters, summed);
     }
     if scales_loss {
@@ -95,6 +95,7 @@ pub(crate) fn entry(
             weights = Some(exchange::gather_weights(updated, &mut streams));
         }
     }
+    nodes::clear(&mut streams.steps, parameters, summed);
     if let Some(gathered) = weights {
         streams.wait(StreamId::Compute, gathered, &from);
     }

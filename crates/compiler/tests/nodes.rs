@@ -3,11 +3,18 @@
 
 mod support;
 
+use std::sync::Arc;
+
 use compiler::{
-    Blocks, CompileError, CompileOptions, Compression, OffloadOptions, OptimizerKind, Scope, Sharding, compile,
+    AdapterOptions, Blocks, CompileError, CompileOptions, Compression, OffloadOptions, OptimizerKind, Scope, Sharding,
+    compile,
 };
-use program::{Among, ArenaKind, Choice, EntryKind, Instruction, Machine, Program, Reason, Subject};
-use support::training::{assert_same, bits, bits_after, cases, model};
+use program::{
+    Among, ArenaKind, Backend, Choice, EntryKind, Instruction, Machine, Program, Reason, Session, Subject, TensorRef,
+    scalar,
+};
+use support::VARIANT;
+use support::training::{assert_same, bits, bits_after, cases, fill, model, numbers, read, write};
 
 /// Ranks and nodes: parts of a bucket fill it, and do not.
 const CLUSTERS: [(usize, usize); 4] = [(2, 2), (3, 3), (4, 2), (6, 3)];
@@ -160,6 +167,82 @@ fn gradients_in_bf16_travel_between_nodes() {
         };
         assert!(of(Compression::Bf16) != of(Compression::None), "{cluster:?}: nothing was rounded");
         assert_same(of(Compression::Bf16), &of(Compression::Bf16), "run again");
+    }
+}
+
+/// A step whose targets have this weight each. Of 1-bit Adam the first is the warm-up.
+fn step(session: &mut dyn Session, program: &Program, number: usize, weight: f32) {
+    let entry = program.micro_step(true, true, Some(VARIANT)).unwrap();
+    for (name, at) in &program.entries[entry].inputs {
+        match name.as_str() {
+            "weights" => write(session, at, std::iter::repeat(weight)),
+            _ => fill(session, name, at, number),
+        }
+    }
+    session.run(entry).unwrap();
+    let scalars = [(scalar::LEARNING_RATE, 1e-2), (scalar::BIAS_CORRECTION_1, 0.1), (scalar::BIAS_CORRECTION_2, 1e-3)];
+    scalars.iter().for_each(|(name, value)| write(session, program.scalar(name).unwrap(), std::iter::once(*value)));
+    session.run(program.update(number > 0).unwrap()).unwrap();
+}
+
+/// What a checkpoint holds.
+fn states(program: &Program) -> Vec<TensorRef> {
+    let of = program.layout.parameters.iter();
+    let of = of.flat_map(|slot| std::iter::once(&slot.weight).chain(slot.states.iter().map(|state| &state.at)));
+    of.chain(program.layout.extra.iter().map(|(_, at)| at)).cloned().collect()
+}
+
+/// Runs whose gradients do not lie without gaps.
+fn with_gaps(blocks: Blocks) -> Vec<(String, Arc<Program>)> {
+    let (_, mut options) = cases().swap_remove(0);
+    (options.weights, options.compute) = (tensor::DType::F32, tensor::DType::F32);
+    options.adapter = Some(AdapterOptions { rank: 4, ..support::adapter() });
+    let clusters = CLUSTERS.into_iter().flat_map(|cluster| LEVELS.map(|level| (cluster, level)));
+    let compiled = |(cluster, level)| {
+        let mut options = on(cluster, level, &options);
+        options.sharding.compression = Compression::Blocks(blocks);
+        (format!("{blocks:?}, {cluster:?}, {level:?}"), Arc::new(compiled(&options)))
+    };
+    clusters.map(compiled).collect()
+}
+
+fn begun(program: &Arc<Program>) -> Box<dyn Session> {
+    let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();
+    for (index, slot) in program.layout.parameters.iter().enumerate() {
+        write(session.as_mut(), &slot.weight, numbers(index));
+    }
+    session
+}
+
+/// Only what a checkpoint holds says what comes next.
+#[test]
+fn what_was_summed_is_no_part_of_the_next_norm() {
+    for (what, program) in [Blocks::Int8, Blocks::TopK, Blocks::OneBit].into_iter().flat_map(with_gaps) {
+        let mut straight = begun(&program);
+        (0..4).for_each(|number| step(straight.as_mut(), &program, number, 0.01));
+        let mut again = begun(&program);
+        for at in states(&program) {
+            again.write(&at, &read(straight.as_mut(), &at)).unwrap();
+        }
+        let [expected, found] = [&mut straight, &mut again].map(|session| {
+            step(session.as_mut(), &program, 4, 0.01);
+            let scalars = [scalar::GRADIENT_NORM, scalar::LOSS_SUM].map(|name| program.scalar(name).unwrap().clone());
+            let all = scalars.into_iter().chain(states(&program));
+            all.map(|at| (at.to_string(), read(session.as_mut(), &at))).collect::<Vec<_>>()
+        });
+        assert_same(found, &expected, &what);
+    }
+}
+
+#[test]
+fn an_update_that_was_suppressed_leaves_nothing() {
+    for (what, program) in [Blocks::Int8, Blocks::TopK, Blocks::OneBit].into_iter().flat_map(with_gaps) {
+        let mut session = begun(&program);
+        let applied = [0.01, 0.01, f32::NAN, 0.01, 0.01].into_iter().enumerate().map(|(number, weight)| {
+            step(session.as_mut(), &program, number, weight);
+            read(session.as_mut(), program.scalar(scalar::UPDATE_APPLIED).unwrap()) != [0; 4]
+        });
+        assert_eq!(applied.collect::<Vec<_>>(), [true, true, false, true, true], "{what}");
     }
 }
 

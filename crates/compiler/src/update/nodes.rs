@@ -190,6 +190,19 @@ pub(super) fn own_squares(
     }
 }
 
+/// Takes sums out of the gradients' places that came in blocks. These write what lies between tensors, too, which micro-steps do
+/// not: a sign with a magnitude, or what is not finite, would be part of the next norm.
+pub(super) fn clear(steps: &mut Vec<Step>, parameters: &ParameterPlan, summed: Summed) {
+    if summed.blocks(&parameters.sharding).is_some() {
+        steps.extend(sent(parameters, summed).into_iter().map(|of| zero(of.gradient)));
+    }
+}
+
+fn zero(at: TensorRef) -> Step {
+    let cost = Cost { flops: 0.0, bytes: at.bytes() as f64 };
+    Step { instruction: Instruction::Zero { at }, provenance: provenance("zero"), cost }
+}
+
 /// Queues the sum of what each node has for one number; for parts of a node all ranks of it have the same.
 pub(super) fn total(
     streams: &mut Streams,
@@ -304,10 +317,7 @@ impl Rail<'_, '_> {
             let filled = of.sent.len() - of.gradient.len();
             if filled > 0 {
                 let offset = of.sent.offset + of.gradient.len() * of.sent.dtype.size();
-                let at = TensorRef { offset, shape: vec![filled], ..of.sent.clone() };
-                let cost = Cost { flops: 0.0, bytes: at.bytes() as f64 };
-                let instruction = Instruction::Zero { at };
-                self.streams.push(Step { instruction, provenance: provenance("zero"), cost });
+                self.streams.push(zero(TensorRef { offset, shape: vec![filled], ..of.sent.clone() }));
             }
         }
         match &of.part {

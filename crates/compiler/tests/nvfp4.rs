@@ -10,7 +10,12 @@ use support::{adapter, model, numbers, options};
 use tensor::DType;
 
 fn four(stochastic: bool, adapted: bool) -> CompileOptions {
-    let recipe = Recipe::Nvfp4(Nvfp4 { stochastic, skip_first: 0, skip_last: 0 });
+    with_units(false, stochastic, adapted)
+}
+
+/// For units of four bits, or emulated.
+fn with_units(units: bool, stochastic: bool, adapted: bool) -> CompileOptions {
+    let recipe = Recipe::Nvfp4(Nvfp4 { emulate: !units, stochastic, skip_first: 0, skip_last: 0 });
     CompileOptions { recipe, adapter: adapted.then(adapter), variants: vec![ODD], ..options() }
 }
 
@@ -28,10 +33,15 @@ fn gradients(session: &mut dyn Session) -> Vec<f32> {
 
 #[test]
 fn a_program_for_a_gpu_has_the_numbers_of_the_reference() {
-    for (stochastic, adapted) in [(false, false), (true, false), (true, true)] {
-        let options = four(stochastic, adapted);
-        let mut here = prepared(&options, &Machine::cpu(1 << 30, 2));
-        let mut there = prepared(&options, &Machine::h200());
+    let all = [(false, false), (true, false), (true, true)];
+    let machines = [(Machine::h200(), false), (Machine::named("b200").unwrap(), true)];
+    for ((machine, units), (stochastic, adapted)) in
+        machines.iter().flat_map(|of| all.iter().map(move |more| (of, more)))
+    {
+        let (units, stochastic, adapted) = (*units, *stochastic, *adapted);
+        let mut here = prepared(&four(stochastic, adapted), &Machine::cpu(1 << 30, 2));
+        let mut there = prepared(&with_units(units, stochastic, adapted), machine);
+        assert_eq!(products(there.program()).iter().all(|gemm| gemm.has_blocks()), units);
         for step in 0..2 {
             for session in [&mut here, &mut there] {
                 for (part, kind) in [EntryKind::FirstMicroStep, EntryKind::NextMicroStep].into_iter().enumerate() {
@@ -40,7 +50,7 @@ fn a_program_for_a_gpu_has_the_numbers_of_the_reference() {
                 }
             }
             let error = relative(&gradients(there.as_mut()), &gradients(here.as_mut()));
-            assert!(error < 1e-4, "{stochastic} {adapted} step {step}: {error:e}");
+            assert!(error < 1e-4, "{units} {stochastic} {adapted} step {step}: {error:e}");
             for session in [&mut here, &mut there] {
                 run(session.as_mut(), EntryKind::Update);
             }

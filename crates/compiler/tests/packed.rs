@@ -113,7 +113,7 @@ fn bits_are_those_of_the_values_that_the_codes_stand_for() {
 #[test]
 fn a_recipe_quantises_the_values_that_codes_stand_for() {
     let fp8 = Fp8Hybrid { gradient: GradientFormat::E5M2, amax_history: 2, skip_first: 0, skip_last: 0 };
-    let fp4 = Nvfp4 { stochastic: true, skip_first: 0, skip_last: 0 };
+    let fp4 = Nvfp4 { emulate: true, stochastic: true, skip_first: 0, skip_last: 0 };
     let unquantised = Fp8Hybrid { gradient: GradientFormat::Unquantised, skip_first: 1, ..fp8 };
     for recipe in [Recipe::Fp8Hybrid(fp8), Recipe::Nvfp4(fp4), Recipe::Fp8Hybrid(unquantised)] {
         for (form, machine) in FORMS

@@ -3,6 +3,8 @@
 
 use ops::{Data, Input, Loop, Output, vectorised};
 use program::TensorRef;
+use rayon::prelude::*;
+use tensor::packed::operand;
 use tensor::{DType, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
 use crate::arena::{Memory, Plain, Span, SpanMut};
@@ -141,6 +143,19 @@ impl Buffer {
             Some(Kind::Byte) => grow(&mut self.byte, at.len()),
             None => refused(at),
         }
+    }
+
+    /// Makes room for so many numbers.
+    pub fn reserve_real(&mut self, len: usize) {
+        grow(&mut self.real, len);
+    }
+
+    /// The numbers of a factor of a product, two codes of four bits in a byte, times the scales of their blocks.
+    pub fn load_operand(&mut self, memory: &Memory, codes: &TensorRef, scales: &TensorRef) {
+        let (rows, bytes, stride) = codes.as_matrix().expect("checked when the program is loaded");
+        let (codes, scales) = (memory.read::<u8>(codes), memory.read::<u8>(scales));
+        let lines = self.real[..2 * rows * bytes].par_chunks_mut((2 * bytes).max(1));
+        lines.enumerate().for_each(|(row, out)| operand::row_values(&codes[row * stride..], scales, row, out));
     }
 
     /// Copies a tensor in.

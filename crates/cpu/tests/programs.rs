@@ -323,7 +323,7 @@ fn codes_are_multiplied_as_the_numbers_that_they_stand_for() {
                 ..gemm(m, n, k, a, b, d)
             };
             let products = [
-                with(&a, &b, &d, Some(Scales { of: scales.clone(), fast_sum: false })),
+                with(&a, &b, &d, Some(Scales::of_tensors(scales.clone(), false))),
                 with(&plain_a, &plain_b, &exact, None),
             ];
             let mut session = load(products.map(Instruction::Gemm).to_vec(), 2);

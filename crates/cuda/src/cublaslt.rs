@@ -16,9 +16,9 @@ use tensor::DType;
 /// One matrix operand: how it is in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operand {
-    /// f32, bf16, f16, or of a factor codes of eight bits.
+    /// f32, bf16, f16, or of a factor codes of eight bits; u8 for codes of four bits, two in a byte.
     pub dtype: DType,
-    /// Elements from one stored row to the next.
+    /// Elements from one stored row to the next: of codes of four bits, codes.
     pub row_stride: usize,
     /// The stored matrix is the transpose of the one in the product.
     pub transposed: bool,
@@ -36,7 +36,7 @@ impl Operand {
 ///
 /// f32 operands are multiplied as f32: TF32 is never used. Codes of eight bits have a scale each, whose addresses a run
 /// is given; the tensor cores read both along k, and their sums are promoted to f32 unless the caller allows less.
-/// Numbers may have alpha and beta on the device.
+/// Numbers may have alpha and beta on the device. Codes of four bits always do, and a scale for every 16 of them along k.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Product {
     pub m: usize,
@@ -52,7 +52,7 @@ pub struct Product {
     pub bias: Option<DType>,
     /// Of codes: sums are not promoted to f32 on the way.
     pub fast_sum: bool,
-    /// Factors are numbers, and alpha and beta are on the device: those here are not read.
+    /// Factors are numbers or codes of four bits, and alpha and beta are on the device: those here are not read.
     pub factor: bool,
     /// The largest power of two, up to 256, that divides the addresses of A, B and D.
     pub alignment: [u32; 3],
@@ -61,10 +61,12 @@ pub struct Product {
 /// What a run reads of a product's factors besides their elements: addresses of f32 on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scales {
-    /// Of A and of B, which are codes.
+    /// Of A and of B, which are codes of eight bits.
     Each([u64; 2]),
     /// alpha, and beta behind it.
     Both(u64),
+    /// alpha, and beta behind it; and the tiles of scales of A and of B, which are codes of four bits.
+    Blocks { both: u64, of: [u64; 2] },
 }
 
 /// The largest power of two up to 256 that divides an address.
@@ -151,7 +153,7 @@ impl ProductPlan {
     /// timing starts from.
     pub fn candidates(library: &Arc<CublasLt>, product: Product, count: usize) -> Result<Vec<ProductPlan>> {
         check_types(&product)?;
-        let choices = Self::describe(library, product)?.heuristic(count)?;
+        let choices = Self::described_alone(library, product)?.heuristic(count)?;
         choices
             .into_iter()
             .map(|choice| Ok(ProductPlan { choice, ..Self::describe(library, product)? }))
@@ -162,7 +164,7 @@ impl ProductPlan {
     /// not take it or it wants more workspace than the limit.
     pub fn with_algorithm(library: &Arc<CublasLt>, product: Product, algorithm: Algorithm) -> Result<ProductPlan> {
         check_types(&product)?;
-        let plan = Self::describe(library, product)?;
+        let plan = Self::described_alone(library, product)?;
         let mut choice = HeuristicResult::default();
         // SAFETY: every descriptor is alive, the result is a live local.
         let status = unsafe {
@@ -213,20 +215,24 @@ impl ProductPlan {
         if let Some(bias) = bias {
             self.descriptor.set(sys::descriptor_attribute::BIAS_POINTER, bias)?;
         }
-        let (of_codes, of_numbers) = (self.product.is_of_codes(), self.product.factor);
+        let (of_codes, factor, of_blocks) =
+            (self.product.is_of_codes(), self.product.factor, self.product.is_of_blocks());
         let (alpha, beta) = (&raw const self.product.alpha, &raw const self.product.beta);
         let (mut alpha, mut beta): (*const c_void, *const c_void) = (alpha.cast(), beta.cast());
         match scales {
-            None => assert!(!of_codes && !of_numbers, "scales are given where a product has some"),
-            Some(Scales::Each([of_a, of_b])) => {
-                assert!(of_codes, "each of two factors has a scale where they are codes");
-                // In columns the right operand comes first.
-                self.descriptor.set(sys::descriptor_attribute::A_SCALE_POINTER, of_b)?;
-                self.descriptor.set(sys::descriptor_attribute::B_SCALE_POINTER, of_a)?;
+            None => assert!(!of_codes && !factor, "scales are given where a product has some"),
+            Some(Scales::Each(of)) => {
+                assert!(of_codes, "each of two factors has a scale where they are codes of eight bits");
+                self.descriptor.set_scales(of)?;
             }
             Some(Scales::Both(at)) => {
-                assert!(of_numbers, "alpha and beta are on the device where that was planned");
+                assert!(factor && !of_blocks, "alpha and beta are on the device where that was planned");
                 (alpha, beta) = (at as *const c_void, (at + 4) as *const c_void);
+            }
+            Some(Scales::Blocks { both, of }) => {
+                assert!(of_blocks, "blocks have scales where factors are codes of four bits");
+                self.descriptor.set_scales(of)?;
+                (alpha, beta) = (both as *const c_void, (both + 4) as *const c_void);
             }
         }
         // SAFETY: promised by the caller; in columns the right operand comes first.
@@ -253,6 +259,16 @@ impl ProductPlan {
         self.library.check("cublasLtMatmul", status).during(|| self.product.to_string())
     }
 
+    /// For questions before addresses are known: the library answers none on codes of four bits whose scales have no address,
+    /// and reads none.
+    fn described_alone(library: &Arc<CublasLt>, product: Product) -> Result<ProductPlan> {
+        let plan = Self::describe(library, product)?;
+        if product.is_of_blocks() {
+            plan.descriptor.set_scales([UNREAD; 2])?;
+        }
+        Ok(plan)
+    }
+
     fn describe(library: &Arc<CublasLt>, product: Product) -> Result<ProductPlan> {
         let Product { m, n, k, batch, a, b, d, .. } = product;
         let descriptor = MatmulDescriptor::new(library)?;
@@ -260,6 +276,10 @@ impl ProductPlan {
         descriptor.set(sys::descriptor_attribute::TRANSB, a.transposed as i32)?;
         if product.factor {
             descriptor.set(sys::descriptor_attribute::POINTER_MODE, sys::POINTER_MODE_DEVICE)?;
+        }
+        if product.is_of_blocks() {
+            descriptor.set(sys::descriptor_attribute::A_SCALE_MODE, sys::SCALE_VEC16_UE4M3)?;
+            descriptor.set(sys::descriptor_attribute::B_SCALE_MODE, sys::SCALE_VEC16_UE4M3)?;
         }
         if let Some(bias) = product.bias {
             descriptor.set(sys::descriptor_attribute::EPILOGUE, sys::EPILOGUE_BIAS)?;
@@ -322,6 +342,11 @@ impl Product {
         self.a.dtype.small().is_some()
     }
 
+    /// Whether the factors are codes of four bits with scales of blocks.
+    pub fn is_of_blocks(&self) -> bool {
+        self.a.dtype == DType::U8
+    }
+
     /// Everything that decides which algorithms there are and how fast they are.
     pub fn description(&self) -> String {
         let Product { a, b, d, alignment, beta, .. } = self;
@@ -341,7 +366,10 @@ impl std::fmt::Display for Product {
         if self.batch != 1 {
             write!(f, " ×{}", self.batch)?;
         }
-        write!(f, " {}·{}→{}", self.a.dtype, self.b.dtype, self.d.dtype)
+        match self.is_of_blocks() {
+            true => write!(f, " nvfp4·nvfp4→{}", self.d.dtype),
+            false => write!(f, " {}·{}→{}", self.a.dtype, self.b.dtype, self.d.dtype),
+        }
     }
 }
 
@@ -355,6 +383,9 @@ fn check_types(product: &Product) -> Result<()> {
     }
     if product.d.transposed {
         return Err(unsupported(product, "the result is never stored transposed"));
+    }
+    if product.is_of_blocks() || product.b.dtype == DType::U8 {
+        return check_blocks(product);
     }
     if product.is_of_codes() && product.b.dtype.small().is_some() {
         let Product { a, b, n, k, .. } = product;
@@ -374,6 +405,34 @@ fn check_types(product: &Product) -> Result<()> {
     [product.a.dtype, product.d.dtype].iter().try_for_each(|dtype| data_type(*dtype).map(|_| ()))
 }
 
+/// Both factors along the sum, rows of whole 16 bytes, results and biases of whole 16 bytes too, alpha on the device.
+fn check_blocks(product: &Product) -> Result<()> {
+    let Product { a, b, d, n, k, batch, factor, .. } = product;
+    let refuse = |reason: &str| Err(unsupported(product, reason));
+    if a.dtype != b.dtype {
+        return refuse("both factors must be codes of four bits");
+    }
+    if a.transposed || !b.transposed {
+        return refuse("factors of four bits must both lie along the sum");
+    }
+    if ![*k, a.row_stride, b.row_stride].iter().all(|extent| extent.is_multiple_of(FOURS)) {
+        return refuse("rows of codes of four bits must be multiples of 32");
+    }
+    if !(n * d.dtype.size()).is_multiple_of(16) || *batch != 1 || !factor {
+        return refuse("products of four bits are single, of columns in whole 16 bytes, and have alpha on the device");
+    }
+    match d.dtype {
+        DType::BF16 | DType::F32 => Ok(()),
+        _ => refuse("products of four bits give bf16 or f32"),
+    }
+}
+
+/// Codes of four bits in a row are multiples of this: 16 bytes.
+const FOURS: usize = 32;
+
+/// Stands for the address of scales where nothing is read.
+const UNREAD: u64 = 4096;
+
 /// Extents of products of eight bits are multiples of this.
 const CODES: usize = 16;
 
@@ -384,9 +443,10 @@ fn data_type(dtype: DType) -> Result<u32> {
         DType::F16 => Ok(sys::R_16F),
         DType::E4M3 => Ok(sys::R_8F_E4M3),
         DType::E5M2 => Ok(sys::R_8F_E5M2),
+        DType::U8 => Ok(sys::R_4F_E2M1),
         other => Err(Error::Unsupported {
             what: format!("a product with {other}"),
-            reason: "products are of f32, bf16, f16 and codes of eight bits".into(),
+            reason: "products are of f32, bf16, f16 and codes of eight and four bits".into(),
             context: String::new(),
         }),
     }
@@ -457,6 +517,12 @@ impl MatmulDescriptor {
             (library.table.cublasLtMatmulDescCreate)(raw, sys::COMPUTE_32F, sys::R_32F)
         })
     }
+
+    /// The scales of A and of B. In columns the right operand comes first.
+    fn set_scales(&self, [of_a, of_b]: [u64; 2]) -> Result<()> {
+        self.set(sys::descriptor_attribute::A_SCALE_POINTER, of_b)?;
+        self.set(sys::descriptor_attribute::B_SCALE_POINTER, of_a)
+    }
 }
 
 impl Layout {
@@ -517,6 +583,32 @@ mod tests {
             fast_sum: false,
             factor: false,
             alignment: [256; 3],
+        }
+    }
+
+    /// What the library is known to refuse is refused by name before it is asked.
+    #[test]
+    fn factors_of_four_bits_lie_along_the_sum_in_whole_packs() {
+        let of = |k: usize, transposed: bool| Operand::new(DType::U8, k, transposed);
+        let (a, b, d) = (of(64, false), of(64, true), Operand::new(DType::BF16, 48, false));
+        let good = Product { m: 5, n: 48, k: 64, a, b, d, factor: true, ..product() };
+        check_types(&good).unwrap();
+        check_types(&Product { d: Operand::new(DType::F32, 48, false), ..good }).unwrap();
+        assert_eq!(good.to_string(), "product nt 5×48×64 nvfp4·nvfp4→bf16");
+        let refused = [
+            Product { k: 48, ..good },
+            Product { b: of(64, false), ..good },
+            Product { a: of(64, true), ..good },
+            Product { a: of(80, false), ..good },
+            Product { b: Operand::new(DType::E4M3, 64, true), ..good },
+            Product { a: Operand::new(DType::BF16, 64, false), ..good },
+            Product { d: Operand::new(DType::F16, 48, false), ..good },
+            Product { n: 44, ..good },
+            Product { factor: false, ..good },
+            Product { batch: 2, ..good },
+        ];
+        for product in refused {
+            assert!(matches!(check_types(&product), Err(Error::Unsupported { .. })), "{product}");
         }
     }
 

@@ -520,7 +520,7 @@ impl Adapted {
             scale: 1.0,
             scales: self
                 .codes
-                .map(|(_, fast_sum)| Scales { of: scales.each_ref().map(|(at, _)| at.clone()), fast_sum }),
+                .map(|(_, fast_sum)| Scales::of_tensors(scales.each_ref().map(|(at, _)| at.clone()), fast_sum)),
             bias: self.bias.then_some(vector),
             accumulate: false,
             low_rank: low_rank.collect(),

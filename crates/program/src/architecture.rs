@@ -18,6 +18,9 @@ impl Architecture {
     /// The one with products of warp groups, which no later one has.
     pub const HOPPER: Architecture = Architecture { major: 9, minor: 0 };
 
+    /// The oldest whose tensor cores multiply codes of four bits.
+    pub const BLACKWELL: Architecture = Architecture { major: 10, minor: 0 };
+
     /// Whether it is Hopper or a later one of data centres: large shared memory, and a library made for it.
     pub const fn is_large(self) -> bool {
         matches!(self.major, 9 | 10)

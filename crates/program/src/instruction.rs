@@ -97,7 +97,8 @@ pub struct Launch {
 /// axis of A, B and D counts products, and there are neither bias nor addends.
 ///
 /// Operands of eight bits are codes with a scale for each tensor, a power of two: the product is that of the numbers
-/// that they stand for.
+/// that they stand for. With scales of blocks, operands are bytes of two codes of four bits each, both along the sum: A [m,
+/// k/2], B [n, k/2], `transpose_b`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gemm {
     /// Products of these extents: 1, or the first axis of A, B and D.
@@ -125,8 +126,33 @@ pub struct Gemm {
 pub struct Scales {
     /// f32 [1] each: what elements of A and of B are multiplied with.
     pub of: [TensorRef; 2],
+    /// u8, where A and B are codes of four bits: E4M3 of every 16 elements along the sum, as
+    /// [`tensor::packed::operand`] places them.
+    pub blocks: Option<[TensorRef; 2]>,
     /// The sum may keep as few bits as the device's fastest one, instead of being f32's at least every 128 terms.
     pub fast_sum: bool,
+}
+
+impl Scales {
+    /// Factors that are numbers or codes of eight bits.
+    pub fn of_tensors(of: [TensorRef; 2], fast_sum: bool) -> Scales {
+        Scales { of, blocks: None, fast_sum }
+    }
+
+    fn tensors(&self) -> impl Iterator<Item = &TensorRef> {
+        self.of.iter().chain(self.blocks.iter().flatten())
+    }
+
+    fn tensors_mut(&mut self) -> impl Iterator<Item = &mut TensorRef> {
+        self.of.iter_mut().chain(self.blocks.iter_mut().flatten())
+    }
+}
+
+impl Gemm {
+    /// Whether the factors are codes of four bits with scales of blocks.
+    pub fn has_blocks(&self) -> bool {
+        self.scales.as_ref().is_some_and(|scales| scales.blocks.is_some())
+    }
 }
 
 /// D[:, columns] += scale · T·op(B), with T [m, r].
@@ -387,7 +413,7 @@ impl Instruction {
                 let low_rank = g.low_rank.iter().flat_map(|r| [&r.t, &r.b]);
                 [&g.a, &g.b]
                     .into_iter()
-                    .chain(g.scales.iter().flat_map(|scales| &scales.of))
+                    .chain(g.scales.iter().flat_map(Scales::tensors))
                     .chain(&g.bias)
                     .chain(low_rank)
                     .collect()
@@ -440,7 +466,7 @@ impl Instruction {
                 let low_rank = low_rank.iter_mut().flat_map(|addend| [&mut addend.t, &mut addend.b]);
                 [a, b, d]
                     .into_iter()
-                    .chain(scales.iter_mut().flat_map(|scales| &mut scales.of))
+                    .chain(scales.iter_mut().flat_map(Scales::tensors_mut))
                     .chain(bias)
                     .chain(low_rank)
                     .collect()

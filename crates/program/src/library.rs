@@ -1,5 +1,5 @@
 //! What libraries take that realise an [`crate::AttentionForward`], read off its plans (cuDNN 9.19), and products of eight
-//! bits: one table for those who choose it while a program is compiled, where there may be no library, and for the backend
+//! and of four bits: one table for those who choose it while a program is compiled, where there may be no library, and for the backend
 //! that calls it.
 //!
 //! Knows layouts and architectures; neither what an attention computes nor how the library is called.
@@ -48,6 +48,17 @@ pub fn multiplies_codes(arch: &Arch, bias: Option<DType>) -> bool {
     matches!(arch, Arch::Cpu) || matches!(arch, Arch::Cuda(of) if units(*of) && bias.is_none_or(|of| of == DType::BF16))
 }
 
+/// Whether products of codes of four bits with scales of blocks are taken: where the tensor cores have them, with a bias in
+/// bf16 only.
+pub fn multiplies_blocks(arch: &Arch, bias: Option<DType>) -> bool {
+    matches!(arch, Arch::Cpu) || has_four_bits(arch) && bias.is_none_or(|of| of == DType::BF16)
+}
+
+/// Whether a GPU's tensor cores have codes of four bits.
+pub fn has_four_bits(arch: &Arch) -> bool {
+    matches!(arch, Arch::Cuda(of) if *of >= Architecture::BLACKWELL)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,6 +70,15 @@ mod tests {
         assert!([of(8, 9), of(9, 0), of(12, 0), Arch::Cpu].iter().all(|arch| multiplies_codes(arch, None)));
         assert!(![of(8, 0), of(8, 6)].iter().any(|arch| multiplies_codes(arch, None)));
         assert!(multiplies_codes(&of(9, 0), Some(DType::BF16)) && !multiplies_codes(&of(9, 0), Some(DType::F32)));
+    }
+
+    #[test]
+    fn four_bits_need_blackwell() {
+        let of = |major, minor| Arch::Cuda(Architecture { major, minor });
+        assert!([of(10, 0), of(10, 3), of(12, 0)].iter().all(has_four_bits));
+        assert!(![of(8, 9), of(9, 0), Arch::Cpu].iter().any(has_four_bits));
+        assert!(multiplies_blocks(&Arch::Cpu, Some(DType::F32)) && multiplies_blocks(&of(10, 0), Some(DType::BF16)));
+        assert!(!multiplies_blocks(&of(9, 0), None) && !multiplies_blocks(&of(12, 0), Some(DType::F32)));
     }
 
     #[test]

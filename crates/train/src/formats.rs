@@ -145,6 +145,7 @@ pub fn recipe(config: &Config) -> Recipe {
     match of.recipe {
         config::Recipe::Bf16 => Recipe::Uniform,
         config::Recipe::Nvfp4 => Recipe::Nvfp4(Nvfp4 {
+            emulate: of.fp4_backend == config::Fp4Backend::Emulate,
             stochastic: of.fp4_stochastic_rounding,
             skip_first: of.skip_quant_first_layers as usize,
             skip_last: of.skip_quant_last_layers as usize,

@@ -58,6 +58,9 @@ pub struct Fp8Hybrid {
 /// E2M1 in blocks with E4M3 scales.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Nvfp4 {
+    /// Products are those of the numbers that codes stand for, also where the machine has units of four bits. On a CPU they
+    /// always are.
+    pub emulate: bool,
     /// Gradients are rounded up or down at random.
     pub stochastic: bool,
     /// Layers that stay in the compute type: so many first, so many last ones.

@@ -3,16 +3,17 @@
 //! are rotated along the tokens before they are quantised, gradients rounded stochastically. Adapters and biases see
 //! unquantised values.
 //!
-//! Every tensor is scaled by its own magnitude, that of its group. What products read of codes is code times scale of
-//! the block, a number of the compute type; the tensor's factor multiplies the sum. Codes of weights are made when weights
-//! were written, not in an entry.
+//! Every tensor is scaled by its own magnitude, that of its group; the tensor's factor multiplies the sum. Units of four bits
+//! read codes with the scales of their blocks, both factors along the sum, so weights have two forms. Emulated products read
+//! code times scale of the block, a number of the compute type. Codes of weights are made when weights were written, not in
+//! an entry.
 
 use std::collections::HashMap;
 
 use graph::{Dim, Element, Graph, Node, ValueId};
 use ops::dequantise::unscaled;
 use ops::id;
-use program::Machine;
+use program::{Arch, Architecture, Machine, library};
 use tensor::storage::{NVFP4, NVFP4_TILES, Packing};
 use tensor::{Attrs, DType};
 
@@ -24,19 +25,65 @@ use crate::options::CompileOptions;
 /// A tensor in codes.
 #[derive(Clone)]
 struct Codes {
-    packed: ValueId,
+    form: Form,
     /// What the numbers of the codes are multiplied with.
     factor: ValueId,
-    packing: Packing,
-    dims: Vec<Dim>,
+}
+
+#[derive(Clone)]
+enum Form {
+    /// Numbers are made of them, for products that are emulated.
+    Packed { packed: ValueId, packing: Packing, dims: Vec<Dim> },
+    /// As units read them.
+    Operand(Operand),
+}
+
+/// Codes along the sum, and the scales of their blocks.
+#[derive(Clone, Copy)]
+struct Operand {
+    codes: ValueId,
+    scales: ValueId,
+}
+
+/// The codes of a weight: as it lies, and of its transpose, where units read that.
+#[derive(Clone)]
+struct Weight {
+    plain: Option<Codes>,
+    transposed: Option<Codes>,
+}
+
+impl Weight {
+    /// The codes for a product that sums over its columns, or where `turned` over its rows.
+    fn along(&self, turned: bool, units: bool) -> &Codes {
+        let codes = if units && turned { &self.transposed } else { &self.plain };
+        codes.as_ref().expect("what products read is prepared")
+    }
+}
+
+/// What a product reads of a tensor.
+#[derive(Clone, Copy)]
+struct Factor {
+    /// Numbers, or codes.
+    values: ValueId,
+    /// Of codes.
+    scales: Option<ValueId>,
+    of: ValueId,
 }
 
 pub fn run(graph: &mut Graph, recipe: &Nvfp4, options: &CompileOptions, machine: &Machine) -> Result<(), CompileError> {
+    let units = !recipe.emulate && machine.arch != Arch::Cpu;
+    if units && !library::has_four_bits(&machine.arch) {
+        let text =
+            format!("`recipe: nvfp4` without `fp4_backend: emulate` needs a GPU from {} on", Architecture::BLACKWELL);
+        let hint = "`fp4_backend: emulate` has the same codes on any machine; `recipe: fp8_hybrid` is faster than bf16";
+        return Err(CompileError::option("recipe", text, hint));
+    }
     let groups = groups::find(graph, "nvfp4", (recipe.skip_first, recipe.skip_last), machine)?;
     let draws = recipe.stochastic && groups.iter().any(|group| group.last_gradient().is_some());
     let step = draws
         .then(|| graph.input("micro_step").unwrap_or_else(|| graph.add_input("micro_step", Element::I32, vec![1])));
-    let mut rewrite = Rewrite { graph, compute: options.compute, seed: options.seed, step, replaced: HashMap::new() };
+    let (compute, seed, trains) = (options.compute, options.seed, options.training.is_some());
+    let mut rewrite = Rewrite { graph, compute, seed, units, trains, step, replaced: HashMap::new() };
     for (number, group) in groups.iter().enumerate() {
         rewrite.group(number, group);
     }
@@ -48,6 +95,10 @@ struct Rewrite<'a> {
     graph: &'a mut Graph,
     compute: DType,
     seed: u64,
+    /// Products are those of units of four bits.
+    units: bool,
+    /// There is a backward pass to prepare weights for.
+    trains: bool,
     /// Number of the micro-step, where gradients are rounded stochastically.
     step: Option<ValueId>,
     /// What stands in the place of a node; others stay.
@@ -61,41 +112,55 @@ impl Rewrite<'_> {
         let like = self.graph.nodes[group.members[0].forward].clone();
         let mut nodes = Vec::new();
         let x = self.quantise(&mut nodes, &like, &[group.x], None).remove(0);
-        let numbers = self.numbers(&mut nodes, &like, &x);
+        let x = self.factor(&mut nodes, &like, &x);
         // What the backward pass reads of x: codes along the tokens, made where x is.
         let along = group.trains_weights().then(|| self.rotated(&mut nodes, &like, &[group.x], None).remove(0));
         for (member, weight) in group.members.iter().zip(&weights) {
-            let of_weight = self.numbers(&mut nodes, &like, weight);
-            nodes.push(self.forward(member, (numbers, x.factor), (of_weight, weight.factor)));
+            let weight = self.factor(&mut nodes, &like, weight.along(member.transposed, self.units));
+            nodes.push(self.forward(member, x, weight));
             self.replaced.insert(member.forward, std::mem::take(&mut nodes));
         }
         self.backward(number, group, along.as_ref(), &weights);
     }
 
     /// The codes of a group's weights: states, made by nodes of their own.
-    fn weights(&mut self, group: &Group) -> Vec<Codes> {
+    fn weights(&mut self, group: &Group) -> Vec<Weight> {
         let producers = self.graph.producers();
         let of_group: Vec<ValueId> = group.members.iter().map(|member| member.weight).collect();
         let stacks = of_group.iter().filter_map(|id| producers[id.0 as usize]);
         let mut nodes: Vec<Node> = stacks.map(|index| self.graph.nodes[index].clone()).collect();
         let like = self.graph.nodes[group.members[0].forward].clone();
         let parts = emit(self.graph, self.compute, &mut nodes, &like, id::OWN_AMAX, &of_group, Attrs::new())[0];
-        let mut codes = Vec::new();
-        for weight in of_group {
-            let attrs = Attrs::new().with("tiles", true);
-            let results =
-                emit(self.graph, self.compute, &mut nodes, &like, id::QUANTISE_BLOCKS, &[weight, parts], attrs);
-            for id in &results {
-                self.graph.keep(*id, &format!("fp4.{}.w", group.name));
-            }
-            codes.push(self.codes(weight, &results, NVFP4_TILES));
+        let mut all = Vec::new();
+        for member in &group.members {
+            let (plain, transposed) = match self.units {
+                true => (self.trains || !member.transposed, self.trains || member.transposed),
+                false => (true, false),
+            };
+            let mut code = |transposed: bool| {
+                let attrs = Attrs::new().with("tiles", true);
+                let attrs = if self.units { attrs.with("operand", true) } else { attrs };
+                let attrs = if transposed { attrs.with("transposed", true) } else { attrs };
+                let inputs = [member.weight, parts];
+                let results = emit(self.graph, self.compute, &mut nodes, &like, id::QUANTISE_BLOCKS, &inputs, attrs);
+                for id in &results {
+                    self.graph.keep(*id, &format!("fp4.{}.w", group.name));
+                }
+                self.codes(member.weight, &results, NVFP4_TILES)
+            };
+            let (plain, transposed) = (plain.then(|| code(false)), transposed.then(|| code(true)));
+            all.push(Weight { plain, transposed });
         }
         self.graph.prepared.extend(nodes);
-        codes
+        all
     }
 
     fn codes(&self, of: ValueId, results: &[ValueId], packing: Packing) -> Codes {
-        Codes { packed: results[0], factor: results[1], packing, dims: self.graph.value(of).value_type().shape }
+        let form = match *results {
+            [codes, scales, _] => Form::Operand(Operand { codes, scales }),
+            _ => Form::Packed { packed: results[0], packing, dims: self.graph.value(of).value_type().shape },
+        };
+        Codes { form, factor: *results.last().expect("codes have a factor") }
     }
 
     /// Codes of tensors in blocks of their rows, which share a factor. Random numbers have the places of the matrix that
@@ -114,6 +179,9 @@ impl Rewrite<'_> {
         let mut all = Vec::new();
         for tensor in tensors {
             let (mut inputs, mut attrs) = (vec![*tensor, parts], Attrs::new());
+            if self.units {
+                attrs = attrs.with("operand", true);
+            }
             if let (Some((stream, order)), Some(step)) = (dice, self.step) {
                 inputs.push(step);
                 let own = columns(self.graph, *tensor);
@@ -143,23 +211,37 @@ impl Rewrite<'_> {
         self.quantise(nodes, like, &turned, dice)
     }
 
-    /// The numbers that products read: codes times the scales of their blocks.
-    fn numbers(&mut self, nodes: &mut Vec<Node>, like: &Node, of: &Codes) -> ValueId {
-        emit(self.graph, self.compute, nodes, like, id::DEQUANTISE, &[of.packed], unscaled(of.packing, &of.dims))[0]
+    /// What products read: codes, or the numbers that they stand for.
+    fn factor(&mut self, nodes: &mut Vec<Node>, like: &Node, of: &Codes) -> Factor {
+        match &of.form {
+            Form::Operand(operand) => Factor { values: operand.codes, scales: Some(operand.scales), of: of.factor },
+            Form::Packed { packed, packing, dims } => {
+                let attrs = unscaled(*packing, dims);
+                let values = emit(self.graph, self.compute, nodes, like, id::DEQUANTISE, &[*packed], attrs)[0];
+                Factor { values, scales: None, of: of.factor }
+            }
+        }
+    }
+
+    /// Inputs and attributes of a product of two factors, of which the second lies along the sum where `along` says so.
+    fn product(&self, a: Factor, b: Factor, along: bool, attrs: Attrs) -> (Vec<ValueId>, Attrs) {
+        let inputs = [a.values, b.values, a.of, b.of].into_iter().chain(a.scales).chain(b.scales).collect();
+        let attrs = if along || self.units { attrs.with("transpose_b", true) } else { attrs };
+        (inputs, if self.units { attrs.with("blocks", true) } else { attrs })
     }
 
     /// y of one linear.
-    fn forward(&self, member: &Linear, (x, of_x): (ValueId, ValueId), (weight, of_w): (ValueId, ValueId)) -> Node {
+    fn forward(&self, member: &Linear, x: Factor, weight: Factor) -> Node {
         let node = self.graph.nodes[member.forward].clone();
         let mut attrs = node.attrs.clone();
         attrs.0.remove("transposed");
-        let attrs = if member.transposed { attrs } else { attrs.with("transpose_b", true) };
-        let inputs = [x, weight, of_x, of_w].into_iter().chain(node.inputs[2..].iter().copied()).collect();
+        let (mut inputs, attrs) = self.product(x, weight, !member.transposed, attrs);
+        inputs.extend(&node.inputs[2..]);
         Node { op: id::MATMUL_CODES, inputs, attrs, ..node }
     }
 
     /// The gradients of a group: one factor for all, so its products stand where the last of them stood.
-    fn backward(&mut self, number: usize, group: &Group, x: Option<&Codes>, weights: &[Codes]) {
+    fn backward(&mut self, number: usize, group: &Group, x: Option<&Codes>, weights: &[Weight]) {
         let Some(last) = group.last_gradient() else { return };
         let like = self.graph.nodes[last].clone();
         let mut nodes = Vec::new();
@@ -180,32 +262,33 @@ impl Rewrite<'_> {
         if let Some(x) = x.filter(|_| !to_weights.is_empty()) {
             let tensors: Vec<ValueId> = to_weights.iter().map(|(_, dy)| *dy).collect();
             let codes = self.rotated(&mut nodes, &like, &tensors, Some((stream(1), Order::Behind)));
-            let numbers = self.numbers(&mut nodes, &like, x);
+            let x = self.factor(&mut nodes, &like, x);
             for ((index, _), dy) in to_weights.iter().zip(&codes) {
-                self.weight_gradient(&mut nodes, &group.members[*index], dy, (numbers, x.factor));
+                self.weight_gradient(&mut nodes, &group.members[*index], dy, x);
             }
         }
         self.replaced.insert(last, nodes);
     }
 
     /// dx = dy·W.
-    fn input_gradient(&mut self, nodes: &mut Vec<Node>, member: &Linear, dy: &Codes, weight: &Codes) {
+    fn input_gradient(&mut self, nodes: &mut Vec<Node>, member: &Linear, dy: &Codes, weight: &Weight) {
         let at = member.input_gradient.expect("of members that have one");
         let node = self.graph.nodes[at].clone();
-        let (a, b) = (self.numbers(nodes, &node, dy), self.numbers(nodes, &node, weight));
-        let attrs = if member.transposed { Attrs::new().with("transpose_b", true) } else { Attrs::new() };
-        nodes.push(Node { op: id::MATMUL_CODES, inputs: vec![a, b, dy.factor, weight.factor], attrs, ..node });
+        let weight = weight.along(!member.transposed, self.units);
+        let (a, b) = (self.factor(nodes, &node, dy), self.factor(nodes, &node, weight));
+        let (inputs, attrs) = self.product(a, b, member.transposed, Attrs::new());
+        nodes.push(Node { op: id::MATMUL_CODES, inputs, attrs, ..node });
         self.replaced.insert(at, Vec::new());
     }
 
     /// dW = dyᵀ·x, or its transpose where the weight is that.
-    fn weight_gradient(&mut self, nodes: &mut Vec<Node>, member: &Linear, dy: &Codes, x: (ValueId, ValueId)) {
+    fn weight_gradient(&mut self, nodes: &mut Vec<Node>, member: &Linear, dy: &Codes, x: Factor) {
         let at = member.weight_gradient.expect("of members that have one");
         let node = self.graph.nodes[at].clone();
-        let dy = (self.numbers(nodes, &node, dy), dy.factor);
+        let dy = self.factor(nodes, &node, dy);
         let (a, b) = if member.transposed { (x, dy) } else { (dy, x) };
-        let attrs = Attrs::new().with("f32", true).with("transpose_b", true);
-        nodes.push(Node { op: id::MATMUL_CODES, inputs: vec![a.0, b.0, a.1, b.1], attrs, ..node });
+        let (inputs, attrs) = self.product(a, b, true, Attrs::new().with("f32", true));
+        nodes.push(Node { op: id::MATMUL_CODES, inputs, attrs, ..node });
         self.replaced.insert(at, Vec::new());
     }
 

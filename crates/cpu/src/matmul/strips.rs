@@ -1,13 +1,14 @@
 //! GEMM by strips: D is split into strips along its longer side, depending only on its shape, and each strip is
 //! computed by one thread. 16-bit operands are widened to f32: the split operand strip by strip, the other one once.
 //! Codes of 8 bits are widened once, and their scales are a factor of the product: they are powers of two, so the sums
-//! have the bits of those of the scaled numbers. Addends are added in f32 before the single rounding.
+//! have the bits of those of the scaled numbers. Codes of 4 bits are widened once, times the scales of their blocks. Addends are added in f32 before the single rounding.
 
 use std::cell::RefCell;
 use std::ops::Range;
 
 use program::{Gemm, TensorRef};
 use rayon::prelude::*;
+use tensor::packed::operand as packed;
 use tensor::{DType, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
 use crate::arena::{Memory, Plain, Span, SpanMut, overlap};
@@ -29,6 +30,8 @@ enum Access {
     InPlace,
     /// Widened to a dense copy before the product.
     Copied,
+    /// The same with codes of four bits and the scales of their blocks, by the operand's number.
+    Blocks(usize),
     /// 16 bits, widened strip by strip.
     Strips,
 }
@@ -70,7 +73,12 @@ impl StripGemm {
         let low_rank = gemm.low_rank.iter().flat_map(|r| [(&r.t, false), (&r.b, false)]);
         let all = [(&gemm.a, by_rows), (&gemm.b, !by_rows)].into_iter().chain(low_rank);
         let all = all.chain(gemm.bias.iter().map(|b| (b, false)));
-        let operands = all.map(|(at, divided)| operand(at, divided, &gemm.d)).collect::<Result<Vec<_>, _>>()?;
+        let mut operands = all.map(|(at, divided)| operand(at, divided, &gemm.d)).collect::<Result<Vec<_>, _>>()?;
+        if gemm.has_blocks() {
+            operands[..2].iter_mut().enumerate().try_for_each(|(number, of)| of.read_blocks(gemm, number))?;
+        } else if let Some(of) = operands.iter().find(|of| of.at.dtype == DType::U8) {
+            return Err(format!("{}: products of bytes are not run on the CPU", of.at));
+        }
         let product = StripGemm { gemm: gemm.clone(), operands, by_rows };
         product.check()?;
         Ok(product)
@@ -99,8 +107,10 @@ impl StripGemm {
     pub fn reserve(&self, scratch: &mut Scratch) {
         scratch.reserve_buffers(self.operands.len());
         for (index, operand) in self.operands.iter().enumerate() {
-            if operand.access == Access::Copied {
-                scratch.reserve(index, &operand.at);
+            match operand.access {
+                Access::Copied => scratch.reserve(index, &operand.at),
+                Access::Blocks(_) => scratch.buffers[index].reserve_real(operand.rows * operand.columns),
+                Access::InPlace | Access::Strips => {}
             }
         }
     }
@@ -110,12 +120,17 @@ impl StripGemm {
         let scale = scales.fold(self.gemm.scale, |scale, at| scale * memory.read::<f32>(at)[0]);
         let buffers = scratch.buffers.as_mut_slice();
         for (operand, buffer) in self.operands.iter().zip(&mut *buffers) {
-            if operand.access == Access::Copied {
-                buffer.load(memory, &operand.at);
+            match operand.access {
+                Access::Copied => buffer.load(memory, &operand.at),
+                Access::Blocks(number) => {
+                    let blocks = self.gemm.scales.as_ref().and_then(|scales| scales.blocks.as_ref());
+                    let scales = &blocks.expect("checked when the program is loaded")[number];
+                    buffer.load_operand(memory, &operand.at, scales);
+                }
+                Access::InPlace | Access::Strips => {}
             }
         }
-        let lent: Vec<&TensorRef> =
-            self.operands.iter().filter(|o| o.access != Access::Copied).map(|o| &o.at).collect();
+        let lent: Vec<&TensorRef> = self.operands.iter().filter(|o| !o.is_copied()).map(|o| &o.at).collect();
         let (spans, mut written) = memory.lend(&lent, &[&self.gemm.d]);
         let mut spans = spans.into_iter();
         let sources: Vec<Source<'_>> = self
@@ -123,11 +138,11 @@ impl StripGemm {
             .iter()
             .zip(buffers.iter())
             .map(|(operand, buffer)| match operand.access {
-                Access::Copied => {
-                    let copy = buffer.real(operand.at.len());
+                Access::Copied | Access::Blocks(_) => {
+                    let copy = buffer.real(operand.rows * operand.columns);
                     Source::Wide(Matrix::new(copy, operand.rows, operand.columns, operand.columns))
                 }
-                _ => source(operand, &spans.next().expect("one span for each")),
+                Access::InPlace | Access::Strips => source(operand, &spans.next().expect("one span for each")),
             })
             .collect();
         let d = written.pop().expect("one result");
@@ -230,13 +245,33 @@ impl StripGemm {
     }
 }
 
+impl Operand {
+    fn is_copied(&self) -> bool {
+        matches!(self.access, Access::Copied | Access::Blocks(_))
+    }
+
+    /// Two codes of four bits in a byte, both operands along the sum.
+    fn read_blocks(&mut self, gemm: &Gemm, number: usize) -> Result<(), String> {
+        let scales = &gemm.scales.as_ref().and_then(|scales| scales.blocks.as_ref()).expect("it has blocks")[number];
+        self.columns *= 2;
+        let bytes = packed::scale_bytes(self.rows, self.columns / packed::BLOCK);
+        let whole = self.at.dtype == DType::U8 && self.columns.is_multiple_of(packed::WIDTH);
+        let fits = whole && scales.dtype == DType::U8 && scales.is_dense() && scales.len() == bytes;
+        if !fits || gemm.transpose_a || !gemm.transpose_b {
+            return Err(format!("{} with {scales} is no operand of four bits along the sum", self.at));
+        }
+        self.access = Access::Blocks(number);
+        Ok(())
+    }
+}
+
 fn operand(at: &TensorRef, divided: bool, d: &TensorRef) -> Result<Operand, String> {
     let (rows, columns, row_stride) = at.as_matrix().ok_or_else(|| format!("{at} is no matrix"))?;
     let access = match at.dtype {
         _ if !std::ptr::eq(at, d) && overlap(at, d) => Access::Copied,
         DType::F32 => Access::InPlace,
         DType::BF16 | DType::F16 if divided => Access::Strips,
-        DType::BF16 | DType::F16 | DType::E4M3 | DType::E5M2 => Access::Copied,
+        DType::BF16 | DType::F16 | DType::E4M3 | DType::E5M2 | DType::U8 => Access::Copied,
         other => return Err(format!("{at}: products of {other} are not run on the CPU")),
     };
     Ok(Operand { at: at.clone(), access, rows, columns, row_stride })

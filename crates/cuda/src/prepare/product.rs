@@ -1,5 +1,5 @@
 //! Gemm instructions as cuBLASLt calls. Low-rank addends follow: in one pass over D with the backend's own kernel, or
-//! as further GEMMs onto it. Factors of numbers are multiplied on the device, in front. Products of few rows have a kernel
+//! as further GEMMs onto it. Factors of numbers and of codes of four bits are multiplied on the device, in front. Products of few rows have a kernel
 //! of their own. On Hopper the backend's own GEMM kernel, which needs no second pass, competes with the library, and timing
 //! decides.
 #![allow(unsafe_code, reason = "runs products on addresses that the program describes")]
@@ -13,6 +13,7 @@ use crate::engine::{Engine, ProductId};
 use crate::error::Result;
 use crate::kernels::{self, HopperProduct};
 use program::{Gemm, LowRank, TensorRef};
+use tensor::DType;
 
 struct LibraryCall {
     plan: ProductId,
@@ -21,7 +22,7 @@ struct LibraryCall {
     scales: Option<Scales>,
 }
 
-/// What makes alpha and beta of a product of numbers with a factor each: they lie in front of the library's workspace.
+/// What makes alpha and beta of a product of numbers or codes of four bits with a factor each: they lie in front of the library's workspace.
 enum Factor {
     /// With the factors of A and B.
     Planned(Function, [u64; 2]),
@@ -138,9 +139,13 @@ fn description(p: &Preparation, gemm: &Gemm) -> String {
 }
 
 fn main_part(p: &mut Preparation, gemm: &Gemm) -> Result<LibraryCall> {
-    let scales = gemm.scales.as_ref().map(|scales| scales.of.each_ref().map(|at| p.memory.address(at)));
+    let addresses = |of: &[TensorRef; 2]| of.each_ref().map(|at| p.memory.address(at));
     // Where alpha will be is not known yet; any number does for timing.
-    let scales = scales.map(|of| if is_of_codes(gemm) { Scales::Each(of) } else { Scales::Both(of[0]) });
+    let scales = gemm.scales.as_ref().map(|scales| match (addresses(&scales.of), &scales.blocks) {
+        (both, Some(blocks)) => Scales::Blocks { both: both[0], of: addresses(blocks) },
+        (of, None) if is_of_codes(gemm) => Scales::Each(of),
+        (both, None) => Scales::Both(both[0]),
+    });
     part(p, &main_product(gemm), [&gemm.a, &gemm.b, &gemm.d], 0, gemm.bias.as_ref(), scales)
 }
 
@@ -218,9 +223,11 @@ fn batched(what: &str, at: &TensorRef, batch: usize, transposed: bool, extents: 
     Operand { batch_stride: at.strides[0], ..operand(what, &matrix, transposed, extents) }
 }
 
-/// `extents` are those in the product; the stored matrix has them exchanged when transposed.
+/// `extents` are those in the product; the stored matrix has them exchanged when transposed. Bytes hold two codes each.
 fn operand(what: &str, at: &TensorRef, transposed: bool, extents: (usize, usize)) -> Operand {
     let (rows, columns, row_stride) = matrix(what, at);
+    let each = if at.dtype == DType::U8 { 2 } else { 1 };
+    let (columns, row_stride) = (each * columns, each * row_stride);
     let stored = if transposed { (extents.1, extents.0) } else { extents };
     assert_eq!((rows, columns), stored, "{what} of a Gemm is stored as {stored:?}, but is {at}");
     Operand::new(at.dtype, row_stride, transposed)
@@ -281,7 +288,10 @@ impl Library {
         let arguments = Arguments::new().word(workspace).word(of_a).word(of_b);
         let shape = LaunchShape { grid: [1; 3], block: [1; 3], shared_bytes: 0, early: false };
         self.factor = Some(Factor::Bound(BoundLaunch::new(function, "factor", shape, arguments)));
-        self.parts[0].scales = Some(Scales::Both(workspace));
+        self.parts[0].scales = match self.parts[0].scales {
+            Some(Scales::Blocks { of, .. }) => Some(Scales::Blocks { both: workspace, of }),
+            _ => Some(Scales::Both(workspace)),
+        };
     }
 
     fn queue(&mut self, engine: &Engine, workspace: u64) -> Result<()> {
@@ -306,8 +316,7 @@ impl Library {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use program::ArenaId;
-    use tensor::DType;
+    use program::{ArenaId, Scales};
 
     fn dense(shape: [usize; 2]) -> TensorRef {
         TensorRef::dense(ArenaId(0), 0, DType::BF16, shape)
@@ -338,6 +347,23 @@ mod tests {
         let product = main_product(&gemm());
         assert_eq!((product.a.row_stride, product.b.row_stride, product.d.row_stride), (8, 8, 96));
         assert!(product.b.transposed && product.beta == 1.0);
+    }
+
+    /// Two codes in a byte: extents and strides count codes.
+    #[test]
+    fn factors_of_four_bits_are_counted_in_codes() {
+        let bytes = |shape: [usize; 2]| TensorRef::dense(ArenaId(0), 0, DType::U8, shape);
+        let scales = Scales { blocks: Some([bytes([1, 512]), bytes([1, 512])]), ..of_tensors() };
+        let gemm =
+            Gemm { k: 64, a: bytes([6, 32]), b: bytes([32, 32]), accumulate: false, scales: Some(scales), ..gemm() };
+        let product = main_product(&gemm);
+        assert_eq!((product.a.row_stride, product.b.row_stride, product.d.row_stride), (64, 64, 96));
+        assert!(product.factor && product.is_of_blocks() && !product.is_of_codes());
+    }
+
+    fn of_tensors() -> Scales {
+        let one = TensorRef::dense(ArenaId(0), 0, DType::F32, [1]);
+        Scales::of_tensors([one.clone(), one], false)
     }
 
     #[test]

@@ -17,9 +17,13 @@ pub const R_16F: u32 = 2;
 pub const R_16BF: u32 = 14;
 pub const R_8F_E4M3: u32 = 28;
 pub const R_8F_E5M2: u32 = 29;
+/// Two codes in a byte, the first in the low half.
+pub const R_4F_E2M1: u32 = 33;
 pub const EPILOGUE_BIAS: u32 = 4;
 /// alpha and beta are each one f32 on the device.
 pub const POINTER_MODE_DEVICE: i32 = 1;
+/// Of a factor: one E4M3 for every 16 elements along the sum, in tiles of 128 rows by 4.
+pub const SCALE_VEC16_UE4M3: i32 = 1;
 /// Split-K partial sums meet in the compute type (f32), never in the output type.
 pub const REDUCTION_SCHEME_COMPUTE_TYPE: u32 = 2;
 
@@ -34,6 +38,8 @@ pub mod descriptor_attribute {
     pub const B_SCALE_POINTER: u32 = 18;
     pub const FAST_ACCUM: u32 = 25;
     pub const BIAS_DATA_TYPE: u32 = 26;
+    pub const A_SCALE_MODE: u32 = 31;
+    pub const B_SCALE_MODE: u32 = 32;
 }
 
 /// Values of `cublasLtMatrixLayoutAttribute_t`.

@@ -3,9 +3,15 @@
 // A thread has 16 neighbours of a row; with TILES 16 threads behind one another have a tile. Every step is one of IEEE
 // f32, so divisions and products are said outright. With SEED codes are rounded up or down by the byte of the element
 // FIRST + row * WIDTH + column: 16 neighbours are one block of random words. Memory-bound.
+//
+// With OPERAND codes are rows of LINE bytes and scales are apart, as units of four bits read them; threads beyond the matrix
+// fill rows and tiles of scales up with zeros. TRANSPOSED, which needs TILES: ROWS and COLUMNS are those of the result.
 #include "types.cuh"
 #include "codes.cuh"
 #include "philox.cuh"
+#ifdef OPERAND
+#include "operand.cuh"
+#endif
 
 __device__ __forceinline__ u32 nearest(float a) {
   return (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.0f);
@@ -23,6 +29,9 @@ __device__ __forceinline__ u32 stochastic(float a, u32 random) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 quantise_blocks(const X_T* __restrict__ x, const u32* __restrict__ parts, u8* __restrict__ packed,
+#ifdef OPERAND
+                u8* __restrict__ scales,
+#endif
                 float* __restrict__ factor
 #ifdef SEED
                 , const int* __restrict__ micro_step, u32 stream
@@ -35,22 +44,33 @@ quantise_blocks(const X_T* __restrict__ x, const u32* __restrict__ parts, u8* __
   const float g = __fdiv_rn(1.0f, s);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     *factor = g;
+#ifndef OPERAND
     *reinterpret_cast<float*>(packed + TENSOR_AT) = g;
+#endif
   }
 
-  constexpr u64 ACROSS = COLUMNS / 16;
+  // Rows and blocks of a row that have a thread: in memory there may be more of them than the matrix has.
+  constexpr u64 ACROSS = SPAN_BLOCKS;
   const u64 piece = (u64)blockIdx.x * THREADS + threadIdx.x;
-  const bool here = piece < (u64)ROWS * ACROSS;
 #if TILES
   const u64 block = piece / 16, row = block / ACROSS * 16 + piece % 16, column = block % ACROSS * 16;
 #else
   const u64 block = piece, row = piece / ACROSS, column = piece % ACROSS * 16;
 #endif
+  const bool here = row < ROWS && column < COLUMNS;
   float values[16];
   u32 largest = 0;
 #pragma unroll
   for (int i = 0; i < 16; i++) values[i] = 0.0f;
   if (here) {
+#ifdef TRANSPOSED
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+      values[i] = load(x + X_AT(column + i) + row);
+      const u32 bits = __float_as_uint(values[i]) & 0x7fffffffu;
+      largest = largest > bits ? largest : bits;
+    }
+#else
     const X_T* line = x + X_AT(row) + column;
 #ifdef PACKS
     union { uint4 packs[2]; bf16 each[16]; } in;
@@ -67,6 +87,7 @@ quantise_blocks(const X_T* __restrict__ x, const u32* __restrict__ parts, u8* __
       const u32 bits = __float_as_uint(values[i]) & 0x7fffffffu;
       largest = largest > bits ? largest : bits;
     }
+#endif
   }
 #if TILES
 #pragma unroll
@@ -75,7 +96,15 @@ quantise_blocks(const X_T* __restrict__ x, const u32* __restrict__ parts, u8* __
     largest = largest > other ? largest : other;
   }
 #endif
+#ifdef OPERAND
+  if (!here) {
+    if (row < SPAN_ROWS) scales[scale_at(row, (u32)(column / 16), LINE / 8)] = 0;
+    if (row < ROWS && column < 2 * LINE) *reinterpret_cast<uint2*>(packed + row * LINE + column / 2) = make_uint2(0, 0);
+    return;
+  }
+#else
   if (!here) return;
+#endif
   const u8 scale = (u8)codes_of(__fmul_rn(__uint_as_float(largest), __fmul_rn(s, 1.0f / 6.0f)), 0.0f);
   const float divisor = __fmul_rn(number_of(scale), g);
   const float r = divisor == 0.0f ? 0.0f : fminf(__fdiv_rn(1.0f, divisor), 3.402823466e38f);
@@ -94,9 +123,14 @@ quantise_blocks(const X_T* __restrict__ x, const u32* __restrict__ parts, u8* __
 #endif
     words[i / 8] |= (sign | magnitude) << 4 * (i % 8);
   }
+#ifdef OPERAND
+  *reinterpret_cast<uint2*>(packed + row * LINE + column / 2) = make_uint2(words[0], words[1]);
+  scales[scale_at(row, (u32)(column / 16), LINE / 8)] = scale;
+#else
   *reinterpret_cast<uint2*>(packed + (row * COLUMNS + column) / 2) = make_uint2(words[0], words[1]);
 #if TILES
   if (piece % 16 == 0)
 #endif
     packed[SCALES_AT + block] = scale;
+#endif
 }

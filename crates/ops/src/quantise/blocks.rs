@@ -1,16 +1,17 @@
 //! A tensor as codes of four bits: NVFP4, E2M1 with an E4M3 scale for 16 neighbours of a row or for a tile of 16 by 16,
-//! and one f32 for the tensor, from its own largest magnitude. Rounds to nearest, or stochastically.
+//! and one f32 for the tensor, from its own largest magnitude. Rounds to nearest, or stochastically. Codes and scales lie in
+//! one packed tensor, or apart as units of four bits read them ([`operand`]); of tiles also as those of the transpose.
 
-use graph::{Element, OpId, ValueType};
+use graph::{Dim, Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use rayon::prelude::*;
-use tensor::packed::{Target, block_scale, reciprocal, tensor_scale};
+use tensor::packed::{Target, block_scale, operand, reciprocal, tensor_scale};
 use tensor::philox::{Purpose, words};
 use tensor::small::{amax, e2m1_code, e2m1_code_stochastic};
 use tensor::storage::{NVFP4, NVFP4_TILES, Packing};
 use tensor::{Attrs, DType};
 
-use super::{PARTS, SMALL_HEADERS, in_packs, larger, matrix};
+use super::{OPERAND_HEADERS, PARTS, SMALL_HEADERS, in_packs, larger, matrix};
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type, row_offset};
@@ -25,7 +26,7 @@ const SOURCE: &str = include_str!("blocks.cu");
 const BLOCK: usize = 16;
 const THREADS: u32 = 256;
 
-/// packed, g = quantise_blocks(x, parts(, micro_step))
+/// packed, g = quantise_blocks(x, parts(, micro_step)), or codes, scales, g
 pub struct QuantiseBlocks;
 
 /// Random numbers of a call: those of a matrix of `width` columns, of which x begins at element `first`.
@@ -37,17 +38,33 @@ struct Dice {
     width: usize,
 }
 
+/// How codes and scales lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Packed,
+    /// As units of four bits read a factor along the sum, of the matrix or of its transpose.
+    Operand {
+        transposed: bool,
+    },
+}
+
 /// The attributes of a call, read.
 struct Reading {
     tiles: bool,
+    form: Form,
     dice: Option<Dice>,
 }
 
 impl Reading {
     fn of(attrs: &Attrs) -> Result<Reading, String> {
-        let tiles = attrs.flag("tiles").map_err(|e| e.0)?;
+        let flag = |name: &str| attrs.flag(name).map_err(|e| e.0);
+        let (tiles, transposed) = (flag("tiles")?, flag("transposed")?);
+        let form = if flag("operand")? { Form::Operand { transposed } } else { Form::Packed };
+        if transposed && (!tiles || form == Form::Packed) {
+            return Err("only tiles that are an operand have codes that are those of the transpose".into());
+        }
         if attrs.get("stream").is_none() {
-            return Ok(Reading { tiles, dice: None });
+            return Ok(Reading { tiles, form, dice: None });
         }
         let number = |name: &str| attrs.int(name).map_err(|e| e.0);
         let stream = number("stream")?;
@@ -56,7 +73,7 @@ impl Reading {
         if tiles || !first.is_multiple_of(BLOCK) || !width.is_multiple_of(BLOCK) {
             return Err(format!("random numbers are for blocks of rows, in multiples of {BLOCK}: {first}, {width}"));
         }
-        Ok(Reading { tiles, dice: Some(Dice { seed: seed_of(attrs)?, stream, first, width }) })
+        Ok(Reading { tiles, form, dice: Some(Dice { seed: seed_of(attrs)?, stream, first, width }) })
     }
 
     fn checked(attrs: &Attrs) -> Reading {
@@ -83,38 +100,85 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
     let s = tensor_scale(most, Target::Six);
     let g = 1.0 / s;
     let step = reading.dice.map_or(0, |_| call.inputs[2].int()[0]);
-    let packing = reading.packing();
-    let planes = packing.planes(shape);
-    let height = if reading.tiles { BLOCK } else { 1 };
-    let across = columns / BLOCK;
-    let (packed, factor) = call.outputs.split_at_mut(1);
-    factor[0].real()[0] = T::from_f32(g);
-    let bytes = packed[0].byte();
-    bytes[planes.codes.bytes..planes.scales.offset].fill(0);
-    bytes[planes.scales.offset + planes.scales.bytes..planes.tensor.offset].fill(0);
-    let (tensor, behind) = bytes[planes.tensor.offset..].split_at_mut(planes.tensor.bytes);
-    tensor.copy_from_slice(&g.to_le_bytes());
-    behind.fill(0);
-    let (codes, rest) = bytes.split_at_mut(planes.scales.offset);
-    let bands = codes[..planes.codes.bytes].par_chunks_mut((height * columns / 2).max(1));
-    let scales = rest[..planes.scales.bytes].par_chunks_mut(across.max(1));
-    bands.zip(scales).enumerate().for_each(|(band, (codes, scales))| {
-        let x = &x[band * height * columns..][..2 * codes.len()];
-        for (block, scale) in scales.iter_mut().enumerate() {
-            let element = |i: usize| i / BLOCK * columns + block * BLOCK + i % BLOCK;
-            let values: Vec<f32> = (0..height * BLOCK).map(|i| x[element(i)].to_f32()).collect();
-            *scale = block_scale(amax(&values), s);
-            let r = reciprocal(*scale, g);
-            let random = reading.dice.map(|dice| random_bytes(dice, step, band, block * BLOCK));
-            let code = |i: usize| match random {
-                Some(random) => e2m1_code_stochastic(values[i] * r, random[i]),
-                None => e2m1_code(values[i] * r),
-            };
-            for i in (0..values.len()).step_by(2) {
-                codes[element(i) / 2] = code(i + 1) << 4 | code(i);
+    let rounding = Rounding { tiles: reading.tiles, dice: reading.dice.map(|dice| (dice, step)), s, g };
+    let last = call.outputs.len() - 1;
+    call.outputs[last].real()[0] = T::from_f32(g);
+    let Form::Operand { transposed } = reading.form else {
+        let planes = reading.packing().planes(shape);
+        let bytes = call.outputs[0].byte();
+        bytes[planes.codes.bytes..planes.scales.offset].fill(0);
+        bytes[planes.scales.offset + planes.scales.bytes..planes.tensor.offset].fill(0);
+        let (tensor, behind) = bytes[planes.tensor.offset..].split_at_mut(planes.tensor.bytes);
+        tensor.copy_from_slice(&g.to_le_bytes());
+        behind.fill(0);
+        let (codes, rest) = bytes.split_at_mut(planes.scales.offset);
+        rounding.quantise(x, columns, &mut codes[..planes.codes.bytes], &mut rest[..planes.scales.bytes]);
+        return;
+    };
+    let rows = x.len().checked_div(columns).unwrap_or(0);
+    let height = rounding.height();
+    let (mut codes, mut scales) = (vec![0; x.len() / 2], vec![0; x.len() / (height * BLOCK)]);
+    rounding.quantise(x, columns, &mut codes, &mut scales);
+    let source = |row: usize, column: usize| if transposed { (column, row) } else { (row, column) };
+    let (height_out, columns_out) = if transposed { (columns, rows) } else { (rows, columns) };
+    let (packed, tiles) = call.outputs.split_at_mut(1);
+    let (packed, tiles) = (packed[0].byte(), tiles[0].byte());
+    packed.fill(0);
+    tiles.fill(0);
+    let (line, blocks) = (operand::width(columns_out) / 2, operand::width(columns_out) / BLOCK);
+    for row in 0..height_out {
+        for column in 0..columns_out {
+            let (r, c) = source(row, column);
+            let at = r * columns + c;
+            let code = codes[at / 2] >> (4 * (at % 2)) & 15;
+            packed[row * line + column / 2] |= code << (4 * (column % 2));
+            if column % BLOCK == 0 {
+                tiles[operand::scale_at(row, column / BLOCK, blocks)] =
+                    scales[r / height * (columns / BLOCK) + c / BLOCK];
             }
         }
-    });
+    }
+}
+
+/// How the elements of a tensor of scale S become codes.
+struct Rounding {
+    tiles: bool,
+    /// With the micro-step.
+    dice: Option<(Dice, i32)>,
+    s: f32,
+    /// 1/S.
+    g: f32,
+}
+
+impl Rounding {
+    /// Rows of a block.
+    fn height(&self) -> usize {
+        if self.tiles { BLOCK } else { 1 }
+    }
+
+    /// Codes, two in a byte, and a scale for each block, both in the order of the tensor.
+    fn quantise<T: Real>(&self, x: &[T], columns: usize, codes: &mut [u8], scales: &mut [u8]) {
+        let (height, across) = (self.height(), columns / BLOCK);
+        let bands = codes.par_chunks_mut((height * columns / 2).max(1));
+        let scales = scales.par_chunks_mut(across.max(1));
+        bands.zip(scales).enumerate().for_each(|(band, (codes, scales))| {
+            let x = &x[band * height * columns..][..2 * codes.len()];
+            for (block, scale) in scales.iter_mut().enumerate() {
+                let element = |i: usize| i / BLOCK * columns + block * BLOCK + i % BLOCK;
+                let values: Vec<f32> = (0..height * BLOCK).map(|i| x[element(i)].to_f32()).collect();
+                *scale = block_scale(amax(&values), self.s);
+                let r = reciprocal(*scale, self.g);
+                let random = self.dice.map(|(dice, step)| random_bytes(dice, step, band, block * BLOCK));
+                let code = |i: usize| match random {
+                    Some(random) => e2m1_code_stochastic(values[i] * r, random[i]),
+                    None => e2m1_code(values[i] * r),
+                };
+                for i in (0..values.len()).step_by(2) {
+                    codes[element(i) / 2] = code(i + 1) << 4 | code(i);
+                }
+            }
+        });
+    }
 }
 
 impl Op for QuantiseBlocks {
@@ -130,12 +194,20 @@ impl Op for QuantiseBlocks {
         "x as NVFP4: codes of four bits in blocks of 16 of a row, or in tiles of 16 by 16, with E4M3 scales; the factor g \
          of the tensor follows from the largest of parts. With `stream` codes are rounded stochastically, by random bytes \
          of (seed, stream, micro_step, place in a matrix of `width` columns in which x begins at element `first`). \
-         x […, K], parts f32 [n, 256], micro_step i32 [1] if `stream` → u8 [bytes], g f32 [1]."
+         x […, K], parts f32 [n, 256], micro_step i32 [1] if `stream` → u8 [bytes], g f32 [1]. With `operand` codes and scales \
+         apart, as units of four bits read them: codes u8 […, K up to a multiple of 32 / 2], scales u8 [bytes] in tiles of 128 \
+         rows by 4 blocks; with `transposed` those of xᵀ, whose tiles are the same."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
         &[
             Attribute { name: "tiles", kind: "bool?", doc: "blocks are 16 rows high" },
+            Attribute {
+                name: "operand",
+                kind: "bool?",
+                doc: "codes and scales apart, as units of four bits read them",
+            },
+            Attribute { name: "transposed", kind: "bool?", doc: "of the transpose; for tiles that are an operand" },
             Attribute { name: "stream", kind: "int?", doc: "of the random numbers; rounds to nearest if absent" },
             Attribute { name: "seed", kind: "int?", doc: "of the random numbers" },
             Attribute { name: "first", kind: "int?", doc: "place of the first element among the random numbers" },
@@ -161,9 +233,18 @@ impl Op for QuantiseBlocks {
         if !columns.is_multiple_of(BLOCK) || reading.tiles && !rows.is_multiple_of(BLOCK) {
             return Err(format!("extents must be multiples of {BLOCK}, not {rows} by {columns}"));
         }
-        let bytes = reading.packing().bytes(&[rows, columns]);
-        let packed = ValueType::new(Element::Fixed(DType::U8), [bytes.into()]);
-        Ok(vec![packed, ValueType::new(Element::F32, [1.into()])])
+        let bytes = |shape: Vec<Dim>| ValueType::new(Element::Fixed(DType::U8), shape);
+        let factor = ValueType::new(Element::F32, [1.into()]);
+        let Form::Operand { transposed } = reading.form else {
+            return Ok(vec![bytes(vec![reading.packing().bytes(&[rows, columns]).into()]), factor]);
+        };
+        let (leading, height, width) = match transposed {
+            true => (vec![columns.into()], columns, operand::width(rows)),
+            false => (x.shape[..shape.len() - 1].to_vec(), rows, operand::width(columns)),
+        };
+        let codes = leading.into_iter().chain([(width / 2).into()]).collect();
+        let scales = operand::scale_bytes(height, width / BLOCK);
+        Ok(vec![bytes(codes), bytes(vec![scales.into()]), factor])
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
@@ -173,7 +254,7 @@ impl Op for QuantiseBlocks {
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], attrs: &Attrs) -> Cost {
         // A block of random words costs about 60 integer operations.
         let random = if attrs.get("stream").is_some() { 4.0 * inputs[0].len() as f64 } else { 0.0 };
-        Cost { flops: random, bytes: (inputs[0].bytes() + outputs[0].bytes()) as f64 }
+        Cost { flops: random, bytes: inputs[..1].iter().chain(outputs).map(TensorRef::bytes).sum::<usize>() as f64 }
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
@@ -182,23 +263,42 @@ impl Op for QuantiseBlocks {
         let (rows, columns) = matrix(&x.shape);
         let dense = x.strides.last().is_none_or(|s| *s == 1) && packed.is_dense();
         assert!(dense && packed.offset.is_multiple_of(16), "rows without gaps: {x}, {packed}");
-        let planes = reading.packing().planes(&[rows, columns]);
+        let transposed = reading.form == Form::Operand { transposed: true };
+        // Those of the result.
+        let (height, width) = if transposed { (columns, rows) } else { (rows, columns) };
+        let packed_form = reading.form == Form::Packed;
+        let (threads_high, threads_wide) = match packed_form {
+            true => (height, width / BLOCK),
+            false => operand::scale_extents(height, operand::width(width) / BLOCK),
+        };
         let mut defines = vec![
             ("X_T".to_owned(), device_type(x.dtype).to_owned()),
             ("X_AT(row)".to_owned(), row_offset(x)),
-            ("COLUMNS".to_owned(), columns.to_string()),
-            ("ROWS".to_owned(), rows.to_string()),
+            ("COLUMNS".to_owned(), width.to_string()),
+            ("ROWS".to_owned(), height.to_string()),
+            ("SPAN_ROWS".to_owned(), threads_high.to_string()),
+            ("SPAN_BLOCKS".to_owned(), threads_wide.to_string()),
             ("TILES".to_owned(), u32::from(reading.tiles).to_string()),
-            ("SCALES_AT".to_owned(), planes.scales.offset.to_string()),
-            ("TENSOR_AT".to_owned(), planes.tensor.offset.to_string()),
             ("PARTS".to_owned(), call.inputs[1].len().to_string()),
             ("THREADS".to_owned(), THREADS.to_string()),
             ("FORMAT".to_owned(), "0".to_owned()),
         ];
+        if packed_form {
+            let planes = reading.packing().planes(&[rows, columns]);
+            defines.push(("SCALES_AT".to_owned(), planes.scales.offset.to_string()));
+            defines.push(("TENSOR_AT".to_owned(), planes.tensor.offset.to_string()));
+        } else {
+            defines.push(("OPERAND".to_owned(), "1".to_owned()));
+            defines.push(("LINE".to_owned(), format!("{}u", operand::width(width) / 2)));
+        }
+        if transposed {
+            defines.push(("TRANSPOSED".to_owned(), "1".to_owned()));
+        }
         if in_packs(x) {
             defines.push(("PACKS".to_owned(), "1".to_owned()));
         }
-        let mut args = vec![Arg::Input(0), Arg::Input(1), Arg::Output(0), Arg::Output(1)];
+        let results = (0..call.outputs.len()).map(Arg::Output);
+        let mut args: Vec<Arg> = [Arg::Input(0), Arg::Input(1)].into_iter().chain(results).collect();
         if let Some(dice) = reading.dice {
             defines.push(("SEED".to_owned(), format!("{}ull", dice.seed)));
             defines.push(("FIRST".to_owned(), format!("{}ull", dice.first)));
@@ -208,9 +308,9 @@ impl Op for QuantiseBlocks {
         Lowered::Kernels(vec![KernelSpec {
             entry: "quantise_blocks",
             source: SOURCE.to_owned(),
-            headers: SMALL_HEADERS.to_vec(),
+            headers: if packed_form { SMALL_HEADERS.to_vec() } else { OPERAND_HEADERS.to_vec() },
             defines,
-            grid: [(rows * columns / BLOCK).div_ceil(THREADS as usize).max(1) as u32, 1, 1],
+            grid: [(threads_high * threads_wide).div_ceil(THREADS as usize).max(1) as u32, 1, 1],
             block: [THREADS, 1, 1],
             shared_bytes: 0,
             args,
@@ -229,6 +329,7 @@ impl Op for QuantiseBlocks {
         let dice = |stream: u64, first: usize, width: usize| {
             Attrs::new().with("stream", stream).with("seed", u64::MAX).with("first", first).with("width", width)
         };
+        let apart = || Attrs::new().with("operand", true);
         vec![
             Example::new(vec![normal(&[2, 5, 48], 1.0), parts(4.0)], Attrs::new()),
             // Nothing of a tensor is so large as to be scaled.
@@ -236,6 +337,14 @@ impl Op for QuantiseBlocks {
             Example::new(vec![normal(&[64, 80], 1e-3), parts(4e-3)], Attrs::new().with("tiles", true)),
             Example::new(vec![normal(&[3, 24, 32], 1e-6), parts(3.5e-6), step(3)], dice(7, 48, 96)),
             Example::new(vec![normal(&[80, 272], 10.0), parts(42.0), step(0)], dice(u64::from(u32::MAX), 0, 272)),
+            // Rows and blocks that are filled up, and matrices of more than one tile of scales.
+            Example::new(vec![normal(&[2, 5, 48], 1.0), parts(4.0)], apart()),
+            Example::new(vec![normal(&[96, 176], 1e-3), parts(4e-3)], apart().with("tiles", true)),
+            Example::new(
+                vec![normal(&[144, 80], 1.0), parts(4.0)],
+                apart().with("tiles", true).with("transposed", true),
+            ),
+            Example::new(vec![normal(&[144, 208], 10.0), parts(42.0), step(5)], dice(3, 0, 208).with("operand", true)),
         ]
     }
 }

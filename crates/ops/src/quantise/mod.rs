@@ -32,6 +32,10 @@ const HEADERS: &[(&str, &str)] =
 /// With random numbers.
 const SMALL_HEADERS: &[(&str, &str)] = &[HEADERS[0], HEADERS[1], ("philox.cuh", include_str!("../cuda/philox.cuh"))];
 
+/// The same, for operands of units of four bits.
+const OPERAND_HEADERS: &[(&str, &str)] =
+    &[SMALL_HEADERS[0], SMALL_HEADERS[1], SMALL_HEADERS[2], ("operand.cuh", include_str!("operand.cuh"))];
+
 /// Rows and columns with all axes but the last folded.
 fn matrix(shape: &[usize]) -> (usize, usize) {
     let columns = *shape.last().expect("tensors have axes");

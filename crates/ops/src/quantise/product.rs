@@ -1,13 +1,16 @@
 //! A matrix product of two tensors of codes: that of the numbers that they stand for, with bias and adapters. Codes of
-//! four bits come as code times scale of the block, numbers of the compute type: what is left is a factor of the tensor.
+//! four bits come as operands of the units that have them, with scales of blocks, or as code times scale of the block, numbers
+//! of the compute type. What is left is a factor of the tensor.
 
 use graph::{Dim, Element, OpId, ValueType};
 use program::{Cost, Gemm, LowRank, Scales, TensorRef};
 use rayon::prelude::*;
+use tensor::packed::operand;
 use tensor::{Attrs, DType};
 
+use super::matrix;
 use super::numbers::is_codes;
-use crate::call::Call;
+use crate::call::{Call, Input};
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
@@ -24,6 +27,7 @@ struct Reading {
     f32: bool,
     fast_sum: bool,
     accumulate: bool,
+    blocks: bool,
     bias: bool,
     scale: f64,
     columns: Vec<(usize, usize)>,
@@ -43,6 +47,7 @@ impl Reading {
             f32: flag("f32")?,
             fast_sum: flag("fast_sum")?,
             accumulate: flag("accumulate")?,
+            blocks: flag("blocks")?,
             bias: flag("bias")?,
             scale: attrs.optional_float("scale").map_err(|e| e.0)?.unwrap_or(1.0),
             columns: columns.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect(),
@@ -54,24 +59,44 @@ impl Reading {
         Self::of(attrs).expect("checked by the shape rule")
     }
 
+    fn bias_at(&self) -> usize {
+        if self.blocks { 6 } else { 4 }
+    }
+
     fn first_adapter(&self) -> usize {
-        4 + usize::from(self.bias)
+        self.bias_at() + usize::from(self.bias)
     }
 
     /// m, n, k of operands whose axes but the last are folded.
     fn extents(&self, a: &[usize], b: &[usize]) -> (usize, usize, usize) {
         let fold = |shape: &[usize]| (shape[..shape.len() - 1].iter().product::<usize>(), shape[shape.len() - 1]);
         let ((a_rows, a_columns), (b_rows, b_columns)) = (fold(a), fold(b));
+        if self.blocks {
+            return (a_rows, b_rows, 2 * a_columns);
+        }
         let (m, k) = if self.transpose_a { (a_columns, a_rows) } else { (a_rows, a_columns) };
         (m, if self.transpose_b { b_rows } else { b_columns }, k)
     }
+}
+
+/// The numbers of an operand with scales of blocks.
+fn numbers<T: Real>(codes: &Input<'_, T>, scales: &Input<'_, T>) -> Vec<T> {
+    let ((rows, bytes), scales) = (matrix(codes.shape), scales.byte());
+    let mut values = vec![0.0; 2 * rows * bytes];
+    let lines = values.chunks_mut((2 * bytes).max(1)).zip(codes.byte().chunks(bytes.max(1)));
+    lines.enumerate().for_each(|(row, (values, codes))| operand::row_values(codes, scales, row, values));
+    values.into_iter().map(T::from_f32).collect()
 }
 
 fn reference<T: Real>(call: &mut Call<'_, T>) {
     let reading = Reading::checked(call.attrs);
     let inputs = call.inputs;
     let (m, n, k) = reading.extents(inputs[0].shape, inputs[1].shape);
-    let (a, b) = (inputs[0].real(), inputs[1].real());
+    let of_blocks = reading.blocks.then(|| [0, 1].map(|of| numbers(&inputs[of], &inputs[4 + of])));
+    let (a, b) = match &of_blocks {
+        Some([a, b]) => (a.as_slice(), b.as_slice()),
+        None => (inputs[0].real(), inputs[1].real()),
+    };
     let scale = inputs[2].real()[0] * inputs[3].real()[0];
     let factor = T::from_f64(reading.scale);
     let [y] = call.outputs_mut();
@@ -83,7 +108,7 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
             *y = if reading.accumulate { *y + sum } else { sum };
         }
         if reading.bias {
-            y.iter_mut().zip(inputs[4].real()).for_each(|(y, bias)| *y += *bias);
+            y.iter_mut().zip(inputs[reading.bias_at()].real()).for_each(|(y, bias)| *y += *bias);
         }
         for (adapter, (first, count)) in inputs[reading.first_adapter()..].chunks(2).zip(&reading.columns) {
             let rank = adapter[0].columns();
@@ -107,8 +132,9 @@ impl Op for MatmulCodes {
 
     fn doc(&self) -> &'static str {
         "y = sa·sb·op(a)·op(b) (+ bias), then y[…, start:start+len] += scale·t·op(c) for each adapter; of a and b all axes \
-         but the last count as rows. a and b codes of eight bits, or numbers, sa and sb f32 [1], bias [N] if `bias`, then for each \
-         adapter t […, r] and c [len, r], or [r, len] if `across` → […, N], or [M, N] if `transpose_a`."
+         but the last count as rows. a and b codes of eight bits, or numbers, sa and sb f32 [1]; with `blocks` codes of four \
+         bits along the sum, u8 […, K/2] and [N, K/2], and behind sa and sb the E4M3 scales of their blocks, u8 [bytes]; bias \
+         [N] if `bias`, then for each adapter t […, r] and c [len, r], or [r, len] if `across` → […, N], or [M, N] if `transpose_a`."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -118,7 +144,8 @@ impl Op for MatmulCodes {
             Attribute { name: "f32", kind: "bool?", doc: "the result is f32" },
             Attribute { name: "fast_sum", kind: "bool?", doc: "the sum may keep fewer bits than f32 has" },
             Attribute { name: "accumulate", kind: "bool?", doc: "add to what is there" },
-            Attribute { name: "bias", kind: "bool?", doc: "the fifth input is a bias" },
+            Attribute { name: "blocks", kind: "bool?", doc: "a and b are operands of units of four bits" },
+            Attribute { name: "bias", kind: "bool?", doc: "there is a bias in front of the adapters" },
             Attribute { name: "scale", kind: "float?", doc: "factor of the adapters, 1 if absent" },
             Attribute {
                 name: "columns",
@@ -136,13 +163,30 @@ impl Op for MatmulCodes {
             return Err(format!("takes {expected} inputs with these attributes, not {}", inputs.len()));
         }
         let (a, b) = (&inputs[0], &inputs[1]);
-        let alike = is_codes(a) && is_codes(b) || a.dtype.is_float() && a.dtype == b.dtype;
+        let bytes = |of: &ValueType| of.dtype == Element::Fixed(DType::U8);
+        let alike = match reading.blocks {
+            true => bytes(a) && bytes(b) && reading.transpose_b && !reading.transpose_a,
+            false => is_codes(a) && is_codes(b) || a.dtype.is_float() && a.dtype == b.dtype,
+        };
         let (true, Some(a_shape), Some(b_shape)) = (alike, a.extents(), b.extents()) else {
-            return Err("a and b must be codes, or numbers of one type, of known extents".into());
+            return Err(
+                "a and b must be codes, or numbers of one type, of known extents; with `blocks` along the sum".into()
+            );
         };
         let (m, n, k) = reading.extents(&a_shape, &b_shape);
-        if b_shape.iter().product::<usize>() != n * k {
+        let elements = if reading.blocks { 2 } else { 1 } * b_shape.iter().product::<usize>();
+        if elements != n * k {
             return Err("the inner extents of the operands do not agree".into());
+        }
+        if reading.blocks {
+            let scales = [m, n].map(|rows| operand::scale_bytes(rows, k / operand::BLOCK));
+            let wanted = scales.map(|bytes| ValueType::new(Element::Fixed(DType::U8), [bytes.into()]));
+            if !k.is_multiple_of(operand::WIDTH) || inputs[4..6] != wanted {
+                return Err(format!(
+                    "a product of {m} by {n} by {k} needs rows of {} and scales u8 {scales:?}",
+                    operand::WIDTH
+                ));
+            }
         }
         if inputs[2..4].iter().any(|of| of.dtype != Element::F32) {
             return Err("the scales must be f32 [1]".into());
@@ -201,8 +245,12 @@ impl Op for MatmulCodes {
             transpose_a: reading.transpose_a,
             transpose_b: reading.transpose_b,
             scale: 1.0,
-            scales: Some(Scales { of: [call.inputs[2].clone(), call.inputs[3].clone()], fast_sum: reading.fast_sum }),
-            bias: reading.bias.then(|| call.inputs[4].clone()),
+            scales: Some(Scales {
+                of: [call.inputs[2].clone(), call.inputs[3].clone()],
+                blocks: reading.blocks.then(|| [call.inputs[4].clone(), call.inputs[5].clone()]),
+                fast_sum: reading.fast_sum,
+            }),
+            bias: reading.bias.then(|| call.inputs[reading.bias_at()].clone()),
             accumulate: reading.accumulate,
             low_rank: low_rank.collect(),
         }))
@@ -244,8 +292,43 @@ impl Op for MatmulCodes {
                 .with_state(vec![ExampleInput::NormalF32 { shape: vec![48, 80], scale: 1.0 }]),
         ];
         examples.extend(of_numbers());
+        examples.extend(of_blocks());
         examples
     }
+}
+
+/// Factors of four bits with scales of blocks: codes of all values, and more than one tile of scales.
+fn of_blocks() -> Vec<Example> {
+    let bytes = |shape: &[usize], of: fn(usize) -> u8| ExampleInput::Bytes {
+        shape: shape.to_vec(),
+        values: (0..shape.iter().product()).map(of).collect(),
+    };
+    let scale = |value: f32| ExampleInput::F32 { shape: vec![1], values: vec![value] };
+    let normal = |shape: &[usize]| ExampleInput::Normal { shape: shape.to_vec(), scale: 0.5 };
+    let operands = |rows: &[usize], n: usize, k: usize| {
+        let m: usize = rows.iter().product();
+        let codes = |i: usize| (i * i + 7 * i + i / 19) as u8;
+        // E4M3 from 0.5 to 3.75.
+        let scales = |i: usize| 0x30 + (i * 5 % 23) as u8;
+        let tiles = |rows: usize| bytes(&[operand::scale_bytes(rows, k / operand::BLOCK)], scales);
+        let factors = [scale(0.37), scale(3e-3)];
+        let [a, b] = [bytes(&[rows, &[k / 2]].concat(), codes), bytes(&[n, k / 2], |i| (i * 11 + i / 13) as u8)];
+        [vec![a, b], factors.to_vec(), vec![tiles(m), tiles(n)]].concat()
+    };
+    let with = |more: Vec<ExampleInput>| [operands(&[2, 24], 32, 64), more].concat();
+    let attrs = Attrs::new().with("transpose_b", true).with("blocks", true);
+    let state = ExampleInput::NormalF32 { shape: vec![48, 80], scale: 1.0 };
+    vec![
+        Example::new(operands(&[2, 24], 32, 96), attrs.clone()),
+        Example::new(operands(&[300], 272, 1056), attrs.clone()),
+        Example::new(with(vec![normal(&[32])]), attrs.clone().with("bias", true)),
+        Example::new(
+            with(vec![normal(&[2, 24, 8]), normal(&[32, 8])]),
+            attrs.clone().with("scale", 2.0).with("columns", vec![0, 32]),
+        ),
+        Example::new(operands(&[48], 80, 32), attrs.clone().with("f32", true)),
+        Example::new(operands(&[48], 80, 32), attrs.with("f32", true).with("accumulate", true)).with_state(vec![state]),
+    ]
 }
 
 /// Factors that are numbers, in every place that they may have.

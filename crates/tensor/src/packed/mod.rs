@@ -5,6 +5,7 @@ mod book;
 mod fp8;
 mod nf4;
 mod nvfp4;
+pub mod operand;
 mod quantisation;
 mod stored;
 

@@ -29,6 +29,7 @@ pub fn machine(properties: &Properties) -> Machine {
         bandwidth: COPY_SHARE * properties.memory_bandwidth,
         bf16_flops: PRODUCTS * cycles * bf16_flops_per_cycle(properties.of_device),
         fp8_flops: FP8 * PRODUCTS * cycles * bf16_flops_per_cycle(properties.of_device),
+        fp4_flops: fp4_share(properties.of_device) * PRODUCTS * cycles * bf16_flops_per_cycle(properties.of_device),
         f32_flops: PRODUCTS * cycles * f32_flops_per_cycle(properties.of_device),
         units: properties.multiprocessors as usize,
         efficiency: Efficiency { addend_pass: !own_products, ..Efficiency::H200 },
@@ -44,6 +45,15 @@ fn bf16_flops_per_cycle(architecture: Architecture) -> f64 {
         (9, _) => 4096.0,
         (10, _) => 8192.0,
         _ => 512.0,
+    }
+}
+
+/// Products of codes of four bits against bf16, by the data sheets.
+fn fp4_share(architecture: Architecture) -> f64 {
+    match architecture.major {
+        ..10 => 1.0,
+        10 | 11 => 4.0,
+        _ => 8.0,
     }
 }
 

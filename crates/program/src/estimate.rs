@@ -8,7 +8,7 @@ use crate::instruction::{Instruction, Step, StreamId};
 use crate::machine::Arch;
 use crate::memory::TensorRef;
 use crate::program::{Entry, Program};
-use crate::work::{Cause, Times, Work, expected_times, rate};
+use crate::work::{Cause, Times, Work, expected_times};
 
 /// Totals of one run of an entry point.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -109,7 +109,7 @@ pub fn seconds(step: &Step, program: &Program, seen: Seen) -> f64 {
 pub fn ceiling(step: &Step, program: &Program, seen: Seen) -> f64 {
     let machine = &program.machine;
     let Some(work) = Work::of(step, program, seen) else { return transfer(step, program) };
-    let rate = rate(work.dtype(), machine);
+    let rate = work.rate(machine);
     (work.cost().flops / rate).max(work.cost().bytes / machine.bandwidth).max(reaching(step, program))
 }
 

@@ -14,21 +14,23 @@ struct Kind {
     card: &'static str,
     /// Dense bf16 products without sparsity, f32 accumulation, TFLOP/s.
     bf16: f64,
+    /// The same of codes of four bits with scales of blocks; 0 where it has no units for them.
+    fp4: f64,
     /// What a card gets from others over NVLink, GB/s; 0 where it has none.
     nvlink: f64,
 }
 
 /// The first that fits counts.
 const KINDS: &[Kind] = &[
-    Kind { card: "H200", bf16: 989.4, nvlink: 450.0 },
-    Kind { card: "H100 PCIe", bf16: 756.0, nvlink: 0.0 },
-    Kind { card: "H100", bf16: 989.4, nvlink: 450.0 },
-    Kind { card: "B200", bf16: 2250.0, nvlink: 900.0 },
-    Kind { card: "A100", bf16: 312.0, nvlink: 300.0 },
-    Kind { card: "L40S", bf16: 362.0, nvlink: 0.0 },
-    Kind { card: "RTX 3090", bf16: 71.0, nvlink: 0.0 },
-    Kind { card: "RTX 4090", bf16: 165.2, nvlink: 0.0 },
-    Kind { card: "RTX 5090", bf16: 209.5, nvlink: 0.0 },
+    Kind { card: "H200", bf16: 989.4, fp4: 0.0, nvlink: 450.0 },
+    Kind { card: "H100 PCIe", bf16: 756.0, fp4: 0.0, nvlink: 0.0 },
+    Kind { card: "H100", bf16: 989.4, fp4: 0.0, nvlink: 450.0 },
+    Kind { card: "B200", bf16: 2250.0, fp4: 9000.0, nvlink: 900.0 },
+    Kind { card: "A100", bf16: 312.0, fp4: 0.0, nvlink: 300.0 },
+    Kind { card: "L40S", bf16: 362.0, fp4: 0.0, nvlink: 0.0 },
+    Kind { card: "RTX 3090", bf16: 71.0, fp4: 0.0, nvlink: 0.0 },
+    Kind { card: "RTX 4090", bf16: 165.2, fp4: 0.0, nvlink: 0.0 },
+    Kind { card: "RTX 5090", bf16: 209.5, fp4: 1676.0, nvlink: 0.0 },
 ];
 
 /// The kind of a card by its name, in any case and with or without blanks.
@@ -149,7 +151,8 @@ const COPIES: f64 = 4.27 / 4.8;
 
 impl Sheet {
     fn machine(&self) -> Machine {
-        let bf16 = PRODUCTS * peak(self.card).expect("every card is of a kind");
+        let kind = kind(self.card).expect("every card is of a kind");
+        let bf16 = PRODUCTS * kind.bf16 * 1e12;
         Machine {
             name: self.name.into(),
             arch: Arch::Cuda(self.arch),
@@ -158,6 +161,7 @@ impl Sheet {
             link: Link { one_way: self.link * 1e9, both_ways: 1.84 * self.link * 1e9 },
             bf16_flops: bf16,
             fp8_flops: FP8 * bf16,
+            fp4_flops: if kind.fp4 > 0.0 { PRODUCTS * kind.fp4 * 1e12 } else { bf16 },
             f32_flops: PRODUCTS * self.f32 * 1e12,
             units: self.units,
             efficiency: Efficiency { addend_pass: self.arch != Architecture::HOPPER, ..Efficiency::H200 },
@@ -202,6 +206,7 @@ impl Machine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::library;
 
     #[test]
     fn peaks_are_known_by_the_names_of_cards() {
@@ -219,6 +224,7 @@ mod tests {
             assert_eq!(found.name, name);
             assert!(found.memory > 20 << 30 && found.bandwidth > 5e11 && found.bf16_flops > found.f32_flops, "{name}");
             assert_eq!(found.origin == Origin::DataSheet, !name.starts_with('h'), "{name}");
+            assert_eq!(found.fp4_flops > found.fp8_flops, library::has_four_bits(&found.arch), "{name}");
         }
         assert_eq!(Machine::named("a100"), None);
         assert_eq!(Machine::of_card("NVIDIA A100-SXM4-80GB").unwrap().name, "a100-80");

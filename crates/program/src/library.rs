@@ -49,9 +49,10 @@ pub fn multiplies_codes(arch: &Arch, bias: Option<DType>) -> bool {
 }
 
 /// Whether products of codes of four bits with scales of blocks are taken: where the tensor cores have them, with a bias in
-/// bf16 only.
-pub fn multiplies_blocks(arch: &Arch, bias: Option<DType>) -> bool {
-    matches!(arch, Arch::Cpu) || has_four_bits(arch) && bias.is_none_or(|of| of == DType::BF16)
+/// bf16 only, and a result in bf16 or f32.
+pub fn multiplies_blocks(arch: &Arch, bias: Option<DType>, result: DType) -> bool {
+    let on_units = bias.is_none_or(|of| of == DType::BF16) && matches!(result, DType::BF16 | DType::F32);
+    matches!(arch, Arch::Cpu) || has_four_bits(arch) && on_units
 }
 
 /// Whether a GPU's tensor cores have codes of four bits.
@@ -77,8 +78,10 @@ mod tests {
         let of = |major, minor| Arch::Cuda(Architecture { major, minor });
         assert!([of(10, 0), of(10, 3), of(12, 0)].iter().all(has_four_bits));
         assert!(![of(8, 9), of(9, 0), Arch::Cpu].iter().any(has_four_bits));
-        assert!(multiplies_blocks(&Arch::Cpu, Some(DType::F32)) && multiplies_blocks(&of(10, 0), Some(DType::BF16)));
-        assert!(!multiplies_blocks(&of(9, 0), None) && !multiplies_blocks(&of(12, 0), Some(DType::F32)));
+        let blackwell = |bias: Option<DType>, result: DType| multiplies_blocks(&of(10, 0), bias, result);
+        assert!(multiplies_blocks(&Arch::Cpu, Some(DType::F32), DType::F16) && blackwell(None, DType::F32));
+        assert!(blackwell(Some(DType::BF16), DType::BF16) && !blackwell(Some(DType::F32), DType::F32));
+        assert!(!blackwell(None, DType::F16) && !multiplies_blocks(&of(9, 0), None, DType::BF16));
     }
 
     #[test]

@@ -98,6 +98,8 @@ pub struct Machine {
     pub bf16_flops: f64,
     /// The same of products of eight-bit operands.
     pub fp8_flops: f64,
+    /// The same of codes of four bits with scales of blocks; bf16's where there are no units for them.
+    pub fp4_flops: f64,
     /// f32 matrix rate, FLOP/s.
     pub f32_flops: f64,
     /// Multiprocessors or cores.
@@ -129,6 +131,7 @@ impl Machine {
             bf16_flops: cores_at(170e9),
             // Codes are multiplied as the f32 numbers that they stand for.
             fp8_flops: cores_at(100e9),
+            fp4_flops: cores_at(100e9),
             f32_flops: cores_at(100e9),
             units: cores,
             context_bytes: 0,

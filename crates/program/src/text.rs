@@ -32,6 +32,7 @@ impl fmt::Display for Step {
                 let letter = |t: bool| if t { "t" } else { "n" };
                 let flags = [
                     (g.batch != 1, format!(" ×{}", g.batch)),
+                    (g.has_blocks(), " nvfp4".to_owned()),
                     (g.accumulate, " accumulate".to_owned()),
                     (g.bias.is_some(), " bias".to_owned()),
                     (!g.low_rank.is_empty(), format!(" low_rank×{}", g.low_rank.len())),

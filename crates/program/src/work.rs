@@ -12,7 +12,6 @@ use crate::instruction::{Cost, Instruction, Step};
 use crate::machine::{Arch, Machine};
 use crate::memory::TensorRef;
 use crate::program::{Entry, Program};
-pub(crate) use times::rate;
 pub use times::{Times, clock, expected_times};
 
 /// Why an instruction takes longer than at the ceilings.
@@ -244,6 +243,14 @@ impl Work {
         }
     }
 
+    /// What its arithmetic has as a ceiling, FLOP/s.
+    pub(crate) fn rate(&self, machine: &Machine) -> f64 {
+        match self {
+            Work::Product { dtype: Some(dtype), .. } => times::product_rate(*dtype, machine),
+            _ => times::rate(self.dtype(), machine),
+        }
+    }
+
     /// The type of the arithmetic.
     pub fn dtype(&self) -> Option<DType> {
         match self {
@@ -280,7 +287,9 @@ const GRADIENT_ALONE: f64 = 0.35;
 /// What a machine reaches at most on the products of an entry, each in its type, FLOP/s; none where it has none.
 pub fn products_ceiling(entry: &Entry, machine: &Machine) -> Option<f64> {
     let products = entry.steps.iter().filter_map(|step| match &step.instruction {
-        Instruction::Gemm(gemm) => Some((step.cost.flops, step.cost.flops / rate(Some(gemm.a.dtype), machine))),
+        Instruction::Gemm(gemm) => {
+            Some((step.cost.flops, step.cost.flops / times::product_rate(gemm.a.dtype, machine)))
+        }
         Instruction::Launch(_)
         | Instruction::AttentionForward(_)
         | Instruction::Copy { .. }

@@ -41,7 +41,7 @@ pub fn check_operations(
     let checked = py.detach(|| {
         let request = train::DeviceRequest { site_packages, ..train::DeviceRequest::default() };
         let device = train::Device::open(&request)?;
-        let which = Examples { own_kernels, names, time: seconds.map(Duration::from_secs) };
+        let which = Examples { own_kernels, names, time: seconds.map(Duration::from_secs), ..Examples::default() };
         let Checked { rows, left_out } =
             train::conformance::check(device.backend.as_ref(), &device.machine, 1, &which)?;
         if rows.is_empty() && left_out == 0 {

@@ -4,9 +4,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use graph::OpId;
 use ops::examples::{Instance, instantiate};
-use ops::{Class, Op};
-use program::{Backend, Documents, Instruction, Machine, Program, library};
+use ops::{Class, Example, Op};
+use program::{Backend, Documents, Instruction, Machine, Program, Step, library};
 use tensor::philox::philox4x32;
 use tensor::{DType, HostTensor};
 
@@ -19,7 +20,7 @@ const F32_LIMIT: f64 = 2e-5;
 const BF16_LIMIT: f64 = 6e-3;
 /// The same for results stored in f16.
 const F16_LIMIT: f64 = 2e-3;
-/// Of products of codes of eight bits, whose units keep fewer bits of a sum than f32 has until it is promoted: 8e-5 with
+/// Of products of codes of eight and four bits, whose units keep fewer bits of a sum than f32 has until it is promoted: 8e-5 with
 /// 64 terms on an H200.
 const CODES_PRODUCT_LIMIT: f64 = 5e-4;
 /// The same where the sum may be the fastest one: 5.4e-4 with 1040 terms, 2.6e-3 with 12,288.
@@ -58,11 +59,16 @@ pub struct Examples {
     /// Only those of which every instruction is a kernel of the operation's own, a copy or a fill: no library is called, so
     /// that a tool that cannot follow libraries comes to the end.
     pub own_kernels: bool,
+    /// Only those of these operations, and where an attribute is given those that have it; of all operations if empty.
+    pub calls: Vec<Call>,
     /// Only those of operations whose names begin with one of these, unless there is none.
     pub names: Vec<String>,
     /// None is begun after so much time: under a tool that slows a device down.
     pub time: Option<Duration>,
 }
+
+/// An operation, and the attribute that its calls have if one is given.
+pub type Call = (OpId, Option<&'static str>);
 
 /// What became of them.
 #[derive(Clone, Debug)]
@@ -82,7 +88,12 @@ pub fn check(backend: &dyn Backend, machine: &Machine, seed: u64, which: &Exampl
     let is_asked_for = |name: &str| which.names.is_empty() || which.names.iter().any(|begin| name.starts_with(begin));
     let ops = ops::all().iter().filter(|op| !matches!(op.class(), Class::View | Class::Constant));
     let ops = ops.filter(|op| is_asked_for(op.name()));
+    let is_called = |op: &dyn Op, example: &Example| {
+        let mut calls = which.calls.iter().filter(|(id, _)| *id == op.id());
+        which.calls.is_empty() || calls.any(|(_, with)| with.is_none_or(|name| example.attrs.get(name).is_some()))
+    };
     let mut queue: Vec<_> = ops.flat_map(|op| op.examples().into_iter().enumerate().map(move |at| (*op, at))).collect();
+    queue.retain(|(op, (_, example))| is_called(*op, example));
     queue.sort_by_key(|(_, (index, _))| *index);
     let mut checked = Checked { rows: Vec::new(), left_out: 0 };
     for (op, (index, example)) in queue {
@@ -98,7 +109,7 @@ pub fn check(backend: &dyn Backend, machine: &Machine, seed: u64, which: &Exampl
             if which.own_kernels && calls_library || !is_taken(&program) {
                 continue;
             }
-            let multiplies_codes = calls_library && instance.inputs.iter().any(|of| of.dtype.small().is_some());
+            let multiplies_codes = calls_library && multiplies_codes(steps);
             let found = run(backend, program, op, &instance)?;
             let expected = instance.expected();
             let fast = example.attrs.flag("fast_sum") == Ok(true);
@@ -131,12 +142,25 @@ fn documents_of(op: &dyn Op, instance: &Instance) -> Documents {
 /// Whether the machine has units for every product.
 fn is_taken(program: &Program) -> bool {
     let taken = |instruction: &Instruction| match instruction {
+        Instruction::Gemm(gemm) if gemm.has_blocks() => {
+            let bias = gemm.bias.as_ref().map(|at| at.dtype);
+            library::multiplies_blocks(&program.machine.arch, bias, gemm.d.dtype)
+        }
         Instruction::Gemm(gemm) if gemm.scales.is_some() => {
             library::multiplies_codes(&program.machine.arch, gemm.bias.as_ref().map(|at| at.dtype))
         }
         _ => true,
     };
     program.entries.iter().flat_map(|entry| &entry.steps).all(|step| taken(&step.instruction))
+}
+
+/// Whether a product is of codes of eight or four bits.
+fn multiplies_codes(steps: &[Step]) -> bool {
+    let of = |step: &Step| match &step.instruction {
+        Instruction::Gemm(gemm) => gemm.has_blocks() || [&gemm.a, &gemm.b].iter().any(|at| at.dtype.small().is_some()),
+        _ => false,
+    };
+    steps.iter().any(of)
 }
 
 fn program(machine: &Machine, op: &'static dyn Op, instance: &Instance) -> Arc<Program> {

@@ -15,6 +15,7 @@ use tensor::{DType, HostTensor};
 use crate::device::Device;
 use crate::error::Result;
 use crate::source::ModelSource;
+use crate::units;
 
 /// Shapes that a program keeps compiled when batches bring new ones; the one that was used least recently goes first.
 const MAX_VARIANTS: usize = 8;
@@ -52,6 +53,9 @@ impl Engine {
         let begin = Instant::now();
         let program = compile(&source, &options, &device)?;
         let mut load_times = vec![("plan", begin.elapsed().as_secs_f64())];
+        let begin = Instant::now();
+        units::check(device.backend.as_ref(), &program, &options.recipe)?;
+        load_times.push(("check of 4-bit operations", begin.elapsed().as_secs_f64()));
         let session = device.backend.load_with(program.clone(), choices)?;
         load_times.extend(session.load_times());
         let parts = vec![program.clone()];

@@ -172,10 +172,8 @@ pub fn notes_on_recipe(config: &Config, machine: &Machine) -> Vec<String> {
                     a reference, no faster than bf16";
         notes.push(text.to_owned());
     }
-    if of.recipe == config::Recipe::Nvfp4 && of.fp4_backend == config::Fp4Backend::Emulate {
-        let text = "`fp4_backend: emulate` multiplies the numbers that codes of four bits stand for: the accuracy of \
-                    `nvfp4`, slower than bf16";
-        notes.push(text.to_owned());
+    if of.recipe == config::Recipe::Nvfp4 {
+        notes.push(note_on_four_bits(of.fp4_backend, machine));
     }
     let skips = of.skip_quant_first_layers > 0 || of.skip_quant_last_layers > 0;
     if of.recipe == config::Recipe::Nvfp4 && !config.lora.lora && !skips {
@@ -184,6 +182,19 @@ pub fn notes_on_recipe(config: &Config, machine: &Machine) -> Vec<String> {
         notes.push(text.to_owned());
     }
     notes
+}
+
+fn note_on_four_bits(backend: config::Fp4Backend, machine: &Machine) -> String {
+    let emulated =
+        "multiplies the numbers that codes of four bits stand for: the accuracy of `nvfp4`, slower than bf16";
+    match (backend, machine.arch) {
+        (config::Fp4Backend::Emulate, _) => format!("`fp4_backend: emulate` {emulated}"),
+        (_, Arch::Cpu) => format!("`fp4_backend: {backend}` on a CPU is `emulate`: it {emulated}"),
+        (_, Arch::Cuda(_)) => format!(
+            "`fp4_backend: {backend}` multiplies codes of four bits with cuBLASLt's block-scaled products, which were never run on \
+             a Blackwell GPU before: the run compares them with the CPU first, and stops where they differ"
+        ),
+    }
 }
 
 /// Which products of the layers a recipe leaves as they are.

@@ -69,6 +69,7 @@ mod startup;
 mod step;
 mod time;
 mod trainer;
+mod units;
 mod weights;
 mod words;
 mod written;

@@ -180,6 +180,7 @@ pub(crate) fn to_json(machine: &Machine) -> Value {
         "link_both_ways": link.both_ways,
         "bf16_flops": machine.bf16_flops,
         "fp8_flops": machine.fp8_flops,
+        "fp4_flops": machine.fp4_flops,
         "f32_flops": machine.f32_flops,
         "efficiency": {
             "launch": efficiency.launch,
@@ -237,6 +238,8 @@ fn from_json(value: &Value) -> std::result::Result<Machine, String> {
         link: Link { one_way: rate("/link_one_way")?, both_ways: rate("/link_both_ways")? },
         bf16_flops: rate("/bf16_flops")?,
         fp8_flops: rate("/fp8_flops")?,
+        // Files of devices without such units may lack it.
+        fp4_flops: if value.get("fp4_flops").is_some() { rate("/fp4_flops")? } else { rate("/bf16_flops")? },
         f32_flops: rate("/f32_flops")?,
         efficiency: Efficiency {
             launch: number("/efficiency/launch")?,

@@ -35,6 +35,15 @@ impl Recipe {
         }
     }
 
+    /// What it adds to a program: operations, with the attribute that calls of units of four bits have if not all have it.
+    /// Empty where no units are used that nobody has seen compute.
+    pub fn calls(&self) -> &'static [(OpId, Option<&'static str>)] {
+        match self {
+            Recipe::Uniform | Recipe::Fp8Hybrid(_) => &[],
+            Recipe::Nvfp4(_) => nvfp4::CALLS,
+        }
+    }
+
     /// Steps whose magnitudes its quantisers remember; none where scales follow from the tensors alone.
     pub fn history(&self) -> Option<usize> {
         match self {

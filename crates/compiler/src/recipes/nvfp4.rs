@@ -10,7 +10,7 @@
 
 use std::collections::HashMap;
 
-use graph::{Dim, Element, Graph, Node, ValueId};
+use graph::{Dim, Element, Graph, Node, OpId, ValueId};
 use ops::dequantise::unscaled;
 use ops::id;
 use program::{Arch, Architecture, Machine, library};
@@ -21,6 +21,14 @@ use super::groups::{self, Group, Linear};
 use super::{Nvfp4, emit};
 use crate::CompileError;
 use crate::options::CompileOptions;
+
+/// What units of four bits are given, and their products.
+pub(super) const CALLS: &[(OpId, Option<&str>)] = &[
+    (id::OWN_AMAX, None),
+    (id::ROTATE, None),
+    (id::QUANTISE_BLOCKS, Some("operand")),
+    (id::MATMUL_CODES, Some("blocks")),
+];
 
 /// A tensor in codes.
 #[derive(Clone)]

@@ -307,13 +307,18 @@ fn of_blocks() -> Vec<Example> {
     let normal = |shape: &[usize]| ExampleInput::Normal { shape: shape.to_vec(), scale: 0.5 };
     let operands = |rows: &[usize], n: usize, k: usize| {
         let m: usize = rows.iter().product();
-        let codes = |i: usize| (i * i + 7 * i + i / 19) as u8;
-        // E4M3 from 0.5 to 3.75.
-        let scales = |i: usize| 0x30 + (i * 5 % 23) as u8;
-        let tiles = |rows: usize| bytes(&[operand::scale_bytes(rows, k / operand::BLOCK)], scales);
-        let factors = [scale(0.37), scale(3e-3)];
-        let [a, b] = [bytes(&[rows, &[k / 2]].concat(), codes), bytes(&[n, k / 2], |i| (i * 11 + i / 13) as u8)];
-        [vec![a, b], factors.to_vec(), vec![tiles(m), tiles(n)]].concat()
+        let blocks = k / operand::BLOCK;
+        // E4M3 from 0.5 to 3.75, other ones for each operand.
+        let tiles = |rows: usize, step: usize| {
+            let mut values = vec![0; operand::scale_bytes(rows, blocks)];
+            for (row, block) in (0..rows).flat_map(|row| (0..blocks).map(move |block| (row, block))) {
+                values[operand::scale_at(row, block, blocks)] = 0x30 + ((row * 7 + block) * step % 23) as u8;
+            }
+            ExampleInput::Bytes { shape: vec![values.len()], values }
+        };
+        let a = bytes(&[rows, &[k / 2]].concat(), |i| (i * i + 7 * i + i / 19) as u8);
+        let b = bytes(&[n, k / 2], |i| (i * 11 + i / 13) as u8);
+        vec![a, b, scale(0.37), scale(3e-3), tiles(m, 5), tiles(n, 9)]
     };
     let with = |more: Vec<ExampleInput>| [operands(&[2, 24], 32, 64), more].concat();
     let attrs = Attrs::new().with("transpose_b", true).with("blocks", true);

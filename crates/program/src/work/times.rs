@@ -9,12 +9,17 @@ use crate::efficiency::{Hidden, Realisation};
 use crate::machine::{Arch, Machine};
 
 /// Arithmetic of a type, FLOP/s.
-pub(crate) fn rate(dtype: Option<DType>, machine: &Machine) -> f64 {
+pub(super) fn rate(dtype: Option<DType>, machine: &Machine) -> f64 {
     match dtype {
         Some(DType::BF16 | DType::F16) => machine.bf16_flops,
         Some(DType::E4M3 | DType::E5M2) => machine.fp8_flops,
         Some(DType::F64 | DType::F32 | DType::I64 | DType::I32 | DType::U8) | None => machine.f32_flops,
     }
+}
+
+/// The same of products, whose factors are codes of four bits where they are bytes.
+pub(super) fn product_rate(dtype: DType, machine: &Machine) -> f64 {
+    if dtype == DType::U8 { machine.fp4_flops } else { rate(Some(dtype), machine) }
 }
 
 /// Seconds of a piece of work and what they are.
@@ -52,7 +57,7 @@ pub fn clock(share: f64, machine: &Machine) -> f64 {
 /// Seconds that work is expected to take.
 pub fn expected_times(work: &Work, machine: &Machine) -> Times {
     let efficiency = &machine.efficiency;
-    let (cost, rate) = (work.cost(), rate(work.dtype(), machine));
+    let (cost, rate) = (work.cost(), work.rate(machine));
     match work {
         Work::Kernel { launches, blocks, left, .. } => {
             let multiplies = work.multiplies();

@@ -49,6 +49,7 @@ pub fn machine(before: &Machine, samples: &[Sample], other: Other) -> Machine {
         bandwidth,
         bf16_flops: if on_cpu { before.bf16_flops / before.f32_flops * flops } else { flops },
         fp8_flops: if on_cpu { flops } else { before.fp8_flops / before.bf16_flops * flops },
+        fp4_flops: if on_cpu { flops } else { before.fp4_flops / before.bf16_flops * flops },
         f32_flops: if on_cpu { flops } else { before.f32_flops },
         link: other.link.unwrap_or(before.link),
         ..before.clone()

@@ -687,21 +687,16 @@ impl Config {
         problems
     }
 
-    /// Units of four bits, where requested: the machine must have them, and nobody has seen our products on one.
+    /// Units of four bits, where requested on a GPU: it must have them. A CPU emulates them.
     fn check_four_bits(&self, compute_capability: Option<u32>) -> Option<Problem> {
         let backend = self.precision.fp4_backend;
         if self.precision.recipe != Recipe::Nvfp4 || backend == Fp4Backend::Emulate {
             return None;
         }
-        let least = digits(FOUR_BITS);
-        let why = match compute_capability {
-            None => format!("needs a GPU of compute capability {least} or more, but this run has none"),
-            Some(has) if has < FOUR_BITS => {
-                format!("needs a GPU of compute capability {least} or more, this one has {}", digits(has))
-            }
-            Some(_) => "is not available yet: its products were never run on a GPU that has them".to_owned(),
-        };
-        let message = format!("`fp4_backend: {backend}` {why}");
+        let has = compute_capability.filter(|has| *has < FOUR_BITS)?;
+        let (least, has) = (digits(FOUR_BITS), digits(has));
+        let message =
+            format!("`fp4_backend: {backend}` needs a GPU of compute capability {least} or more, this one has {has}");
         let hint = "`fp4_backend: emulate` has the same codes on any machine; `recipe: fp8_hybrid` is faster than bf16";
         let path = if self.is_written("fp4_backend") { "fp4_backend" } else { "recipe" };
         Some(self.mistake(path, message, Some(hint.to_owned())))

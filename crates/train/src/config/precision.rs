@@ -23,8 +23,8 @@ options! {
         /// Number of steps whose largest magnitudes set the scales of `fp8_hybrid`. 0 uses the magnitudes of the
         /// tensors themselves, which reads each of them once more.
         fp8_amax_history: u32 = 1024, resumable;
-        /// Backend of the products of `nvfp4`; the codes are the same. `cutlass` and `cudnn` need the tensor cores of
-        /// Blackwell and are not available yet.
+        /// What multiplies the codes of `nvfp4`; the codes are the same. `cutlass` and `cudnn` need a GPU with the tensor cores of
+        /// Blackwell, on which neither has run yet; on a CPU they are `emulate`.
         fp4_backend: Fp4Backend = "cutlass", resumable;
         /// Round gradients up or down at random with `nvfp4`, so that their expected values are right.
         fp4_stochastic_rounding: bool = true;
@@ -42,7 +42,7 @@ choices! {
         Bf16 = "bf16",
         /// FP8: E4M3 forward, E5M2 backward. Ada, Hopper, Blackwell.
         Fp8Hybrid = "fp8_hybrid",
-        /// FP4: E2M1 with block scales. With `fp4_backend: emulate` on any device.
+        /// FP4: E2M1 with block scales. Blackwell; with `fp4_backend: emulate` any device.
         Nvfp4 = "nvfp4",
     }
 }
@@ -60,9 +60,9 @@ impl Recipe {
 choices! {
     /// What carries out FP4 matrix multiplications.
     pub enum Fp4Backend {
-        /// CUTLASS-style kernels.
+        /// The 4-bit tensor cores of Blackwell, through the block-scaled products of cuBLASLt.
         Cutlass = "cutlass",
-        /// cuDNN.
+        /// The same as `cutlass`: accepted for the sake of existing configurations.
         Cudnn = "cudnn",
         /// Products of the numbers that the codes stand for, in the weights' format: for judging the accuracy on any
         /// device, no faster than `bf16`.

@@ -4,7 +4,7 @@
 mod support;
 
 use compiler::{CompileOptions, Nvfp4, Recipe, compile};
-use program::{EntryKind, Instruction, Machine, Program, Session, scalar};
+use program::{Entry, EntryKind, Instruction, Machine, Program, Session, scalar};
 use support::quantised::{ODD, prepared, relative, run, value};
 use support::{adapter, model, numbers, options};
 use tensor::DType;
@@ -89,21 +89,66 @@ fn gradients_are_rounded_anew_in_every_micro_step_and_weights_coded_anew_by_the_
 
 /// Products whose factors have a factor each.
 fn products(program: &Program) -> Vec<&program::Gemm> {
-    let steps = program.entries.iter().flat_map(|entry| &entry.steps);
-    let gemms = steps.filter_map(|step| match &step.instruction {
+    program.entries.iter().flat_map(products_of).collect()
+}
+
+fn products_of(entry: &Entry) -> Vec<&program::Gemm> {
+    let gemms = entry.steps.iter().filter_map(|step| match &step.instruction {
         Instruction::Gemm(gemm) => Some(gemm),
         _ => None,
     });
     gemms.filter(|gemm| gemm.scales.is_some()).collect()
 }
 
+/// In bf16, as GPUs train: sums of the same terms in f32.
 #[test]
-fn products_are_of_numbers_and_adapters_ride_on_them() {
+fn units_of_four_bits_have_the_bits_of_emulated_products() {
     for adapted in [false, true] {
-        let options = CompileOptions { weights: DType::BF16, compute: DType::BF16, ..four(true, adapted) };
-        let program = compile(&model(), &options, &Machine::h200()).unwrap();
+        let in_bf16 = |units: bool| CompileOptions {
+            weights: DType::BF16,
+            compute: DType::BF16,
+            ..with_units(units, true, adapted)
+        };
+        let blackwell = |units: bool| {
+            let mut session = prepared(&in_bf16(units), &Machine::named("rtx5090").unwrap());
+            for kind in [EntryKind::FirstMicroStep, EntryKind::NextMicroStep] {
+                set_micro_step(session.as_mut(), 3);
+                run(session.as_mut(), kind);
+            }
+            (value(session.as_mut(), scalar::LOSS_SUM), gradients(session.as_mut()))
+        };
+        let (units, emulated) = (blackwell(true), blackwell(false));
+        assert_eq!(units.0, emulated.0, "{adapted}");
+        assert!(units.1 == emulated.1, "{adapted}: {:e}", relative(&units.1, &emulated.1));
+    }
+}
+
+#[test]
+fn gpus_without_units_of_four_bits_are_refused_by_name() {
+    for machine in [Machine::h200(), Machine::named("l40s").unwrap()] {
+        let refused = compile(&model(), &with_units(true, true, false), &machine).unwrap_err().to_string();
+        assert!(refused.contains("needs a GPU from sm_100a on"), "{refused}");
+        compile(&model(), &with_units(false, true, false), &machine).unwrap();
+    }
+    // A CPU emulates.
+    let program = compile(&model(), &with_units(true, true, false), &Machine::cpu(1 << 30, 2)).unwrap();
+    assert!(products(&program).iter().all(|gemm| !gemm.has_blocks()));
+}
+
+#[test]
+fn products_are_of_numbers_or_codes_and_adapters_ride_on_them() {
+    for (adapted, units) in [(false, false), (true, false), (false, true), (true, true)] {
+        let options = CompileOptions { weights: DType::BF16, compute: DType::BF16, ..with_units(units, true, adapted) };
+        let machine = if units { Machine::named("b200").unwrap() } else { Machine::h200() };
+        let program = compile(&model(), &options, &machine).unwrap();
         let products = products(&program);
-        assert!(!products.is_empty() && products.iter().all(|gemm| gemm.a.dtype == DType::BF16));
+        let dtype = if units { DType::U8 } else { DType::BF16 };
+        assert!(!products.is_empty() && products.iter().all(|gemm| gemm.a.dtype == dtype));
+        if units {
+            let first = program.entries.iter().find(|entry| entry.kind == EntryKind::FirstMicroStep).unwrap();
+            let count = products_of(first).len();
+            assert!(first.to_string().lines().next().unwrap().ends_with(&format!(", {count} products of four bits")));
+        }
         assert_eq!(products.iter().any(|gemm| !gemm.low_rank.is_empty()), adapted);
         assert_eq!(products.iter().any(|gemm| gemm.d.dtype == DType::F32), !adapted, "gradients of weights are f32");
     }

@@ -151,6 +151,42 @@ fn codes_of_four_bits_are_the_recorded_ones() {
     }
 }
 
+/// Units of four bits get the recorded codes and scales, each where they look for it, and zeros beyond the matrix: with
+/// `transposed` those of the transpose.
+#[test]
+fn operands_of_units_have_the_recorded_codes_and_scales() {
+    use tensor::packed::operand;
+    let golden = Golden::open(FILE);
+    // 48 rows make a tile of scales that is not full, 48 columns of the transpose a row of codes that is filled up.
+    let (rows, columns) = (48, 64);
+    let x = Array::Real(golden.f32("nv.x"));
+    let mut parts = [(vec![1, ops::quantise::PARTS], Array::Real(vec![0.0; ops::quantise::PARTS]))];
+    run("own_amax", &Attrs::new(), &[(&[rows, columns], &x)], &mut parts);
+    for (name, tiles, transposed) in [("rows", false, false), ("tiles", true, false), ("tiles", true, true)] {
+        let (codes, scales) = (golden.bytes(&format!("nv.{name}.codes")), golden.bytes(&format!("nv.{name}.scales")));
+        let (high, wide) = if transposed { (columns, rows) } else { (rows, columns) };
+        let (line, blocks) = (operand::width(wide) / 2, operand::width(wide) / operand::BLOCK);
+        let bytes = operand::scale_bytes(high, blocks);
+        let filled = |shape: Vec<usize>| (shape.clone(), Array::Byte(vec![9; shape.iter().product()]));
+        let mut outputs = vec![filled(vec![high, line]), filled(vec![bytes]), (vec![1], Array::Real(vec![0.0]))];
+        let inputs = [(&[rows, columns][..], &x), (&parts[0].0[..], &parts[0].1)];
+        let attrs = Attrs::new().with("tiles", tiles).with("operand", true).with("transposed", transposed);
+        run("quantise_blocks", &attrs, &inputs, &mut outputs);
+        let [Array::Byte(found), Array::Byte(found_scales)] = [&outputs[0].1, &outputs[1].1] else { panic!("bytes") };
+        let (mut expected, mut expected_scales) = (vec![0; high * line], vec![0; bytes]);
+        let height = if tiles { operand::BLOCK } else { 1 };
+        for (row, column) in (0..high).flat_map(|row| (0..wide).map(move |column| (row, column))) {
+            let (r, c) = if transposed { (column, row) } else { (row, column) };
+            expected[row * line + column / 2] |= codes[r * columns + c] << (4 * (column % 2));
+            let at = operand::scale_at(row, column / operand::BLOCK, blocks);
+            expected_scales[at] = scales[r / height * (columns / operand::BLOCK) + c / operand::BLOCK];
+        }
+        assert!(*found == expected, "{name} {transposed}: codes");
+        assert!(*found_scales == expected_scales, "{name} {transposed}: scales");
+        assert_eq!(real(&outputs[2].1), golden.f32(&format!("nv.{name}.g")), "{name} {transposed}: g");
+    }
+}
+
 #[test]
 fn rotations_are_the_recorded_ones() {
     let golden = Golden::open(FILE);

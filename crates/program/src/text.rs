@@ -61,6 +61,11 @@ impl fmt::Display for Entry {
         if let Some(v) = self.variant {
             write!(f, " [{} × {}, {:?}]", v.batch, v.seq_len, v.documents)?;
         }
+        let has_blocks = |step: &&Step| matches!(&step.instruction, Instruction::Gemm(gemm) if gemm.has_blocks());
+        match self.steps.iter().filter(has_blocks).count() {
+            0 => {}
+            products => write!(f, ", {products} products of four bits")?,
+        }
         match self.crosses() || self.stage.number > 0 {
             true => writeln!(f, ", stage {}", self.stage.number)?,
             false => writeln!(f)?,

@@ -170,13 +170,14 @@ mod tests {
         });
         std::fs::write(folder.path().join("config.json"), fields.to_string()).unwrap();
         let source = ModelSource::open(folder.path(), include_str!("../tests/ir/qwen3.json")).unwrap();
-        let of = |options: Value| {
+        let on = |options: Value, machine: &Machine| {
             let config = Config::load_json(&options.to_string(), Task::Sft, &[]).unwrap();
-            let preview = Preview::new(&config, &source, &Machine::h200(), None).unwrap();
+            let preview = Preview::new(&config, &source, machine, None).unwrap();
             let codes = preview.program.entries.iter().flat_map(|entry| &entry.steps);
             let codes = codes.filter(|step| matches!(&step.instruction, Instruction::Gemm(of) if of.scales.is_some()));
             (per_token(&preview.program, &source, 128).unwrap(), codes.count())
         };
+        let of = |options: Value| on(options, &Machine::h200());
         for lora in [false, true] {
             let [(numbers, none), (codes, some)] = ["bf16", "fp8_hybrid"]
                 .map(|recipe| of(json!({"model": "m", "sequence_len": 128, "recipe": recipe, "lora": lora})));
@@ -194,6 +195,11 @@ mod tests {
             let four = of(json!({"recipe": "nvfp4", "skip_quant_first_layers": 1}));
             assert_eq!(four, of(json!({"recipe": "bf16", "fp4_backend": "cutlass"})), "{lora}");
         }
+        let units = json!({"model": "m", "sequence_len": 128, "recipe": "nvfp4"});
+        assert_eq!(
+            on(units, &Machine::named("b200").unwrap()).0,
+            of(json!({"model": "m", "sequence_len": 128, "recipe": "bf16"})).0
+        );
         let both = json!({"model": "m", "sequence_len": 128, "qlora_bnb": true, "recipe": "fp8_hybrid"});
         assert_eq!(of(both).0, of(json!({"model": "m", "sequence_len": 128})).0);
     }

@@ -51,13 +51,13 @@ fn refused(why: &str) -> TrainError {
 mod tests {
     use std::sync::Arc;
 
+    use compiler::Nvfp4;
     use cpu::CpuBackend;
     use program::{Backend, BackendError, Machine, Session};
     use serde_json::json;
 
     use super::{Instruction, Program, Recipe, check};
     use crate::config::{Config, Task};
-    use crate::formats;
     use crate::preview::Preview;
     use crate::source::ModelSource;
 
@@ -81,18 +81,24 @@ mod tests {
     }
 
     fn program(machine: &Machine, backend: &str) -> (Program, Recipe) {
+        let preview = preview(machine, json!({"recipe": "nvfp4", "fp4_backend": backend}));
+        let emulate = backend == "emulate";
+        (preview.program, Recipe::Nvfp4(Nvfp4 { emulate, stochastic: true, skip_first: 0, skip_last: 0 }))
+    }
+
+    fn preview(machine: &Machine, more: serde_json::Value) -> Preview {
         let folder = tempfile::tempdir().unwrap();
         let fields = json!({
-            "model_type": "qwen3", "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 144,
-            "max_position_embeddings": 512, "torch_dtype": "bfloat16",
+            "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024, "num_hidden_layers": 2,
+            "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072,
+            "max_position_embeddings": 40960, "torch_dtype": "bfloat16",
         });
         std::fs::write(folder.path().join("config.json"), fields.to_string()).unwrap();
         let source = ModelSource::open(folder.path(), include_str!("../tests/ir/qwen3.json")).unwrap();
-        let options =
-            json!({"model": "m", "sequence_len": 64, "recipe": "nvfp4", "fp4_backend": backend, "lora": false});
+        let mut options = json!({"model": "m", "sequence_len": 2048, "lora": false});
+        options.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let config = Config::load_json(&options.to_string(), Task::Sft, &[]).unwrap();
-        (Preview::new(&config, &source, machine, None).unwrap().program, formats::recipe(&config))
+        Preview::new(&config, &source, machine, None).unwrap()
     }
 
     fn checked(change: fn(&mut Instruction) -> Result<(), BackendError>) -> Result<(), String> {
@@ -152,6 +158,22 @@ mod tests {
         });
         let why = none.unwrap_err();
         assert!(why.contains("cuBLASLt offers no algorithm") && why.contains("`fp4_backend: emulate`"), "{why}");
+    }
+
+    /// Emulated products are of numbers, which are made in front of each.
+    #[test]
+    fn plans_for_blackwell_are_those_of_its_units() {
+        let planned = |backend: &str| {
+            let more = json!({"recipe": "nvfp4", "fp4_backend": backend});
+            let preview = preview(&Machine::named("b200").unwrap(), more);
+            (preview.estimate().tokens_per_second, preview.memory_bytes(), preview.notes)
+        };
+        let (units, emulated) = (planned("cutlass"), planned("emulate"));
+        assert!(units.0 > 1.1 * emulated.0, "{} {}", units.0, emulated.0);
+        let unseen = |notes: &[String]| notes.iter().any(|note| note.contains("never run on a Blackwell GPU"));
+        assert!(unseen(&units.2) && !unseen(&emulated.2));
+        let other = planned("cudnn");
+        assert_eq!((units.0, units.1), (other.0, other.1), "the word changes no program");
     }
 
     /// Where products are emulated, on a CPU or because the options say so, there is nothing to check.

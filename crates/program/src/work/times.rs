@@ -188,6 +188,24 @@ mod tests {
         assert!(product(8192, 8192, 8192) > 2.0 * 8192f64.powi(3) / h200.bf16_flops);
     }
 
+    /// Codes of four bits have a rate of their own where there are units for them; a product of few terms waits for memory.
+    #[test]
+    fn products_of_four_bits_have_the_rate_of_their_units() {
+        let gain = |machine: &str, m: usize| {
+            let machine = Machine::named(machine).unwrap();
+            let (flops, extents) = (2.0 * (m * 8192 * 8192) as f64, Extents { batch: 1, m, n: 8192, k: 8192 });
+            let seconds = |dtype: DType, bytes: f64| {
+                let cost = Cost { flops, bytes: bytes * 8192.0 * (m + 8192) as f64 + 2.0 * 8192.0 * m as f64 };
+                let work = Work::Product { cost, dtype: Some(dtype), extents, launches: 1, extra: 0.0 };
+                expected_times(&work, &machine).seconds()
+            };
+            seconds(DType::BF16, 2.0) / seconds(DType::U8, 0.5625)
+        };
+        assert!((3.5..4.1).contains(&gain("b200", 16384)), "{}", gain("b200", 16384));
+        assert!((7.0..8.1).contains(&gain("rtx5090", 16384)), "{}", gain("rtx5090", 16384));
+        assert!((2.0..3.5).contains(&gain("b200", 16)), "{}", gain("b200", 16));
+    }
+
     #[test]
     fn products_are_limited_by_their_tiles() {
         let rate = |m, n, k| 2.0 * (m * n * k) as f64 / product(m, n, k) / 1e12;

@@ -18,6 +18,7 @@ use crate::advice::with_advice;
 use crate::config::{Config, Reasons};
 use crate::encoded::Encoded;
 use crate::error::{Result, TrainError};
+use crate::formats;
 use crate::plan::{self, Plan};
 use crate::source::ModelSource;
 pub use across::Across;
@@ -98,7 +99,7 @@ impl Preview {
         let of_data = data.iter().flat_map(|data| data.notes.clone());
         let mut preview = Preview {
             program,
-            notes: plan.notes.into_iter().chain(of_data).collect(),
+            notes: plan.notes.into_iter().chain(formats::notes_on_recipe(config, machine)).chain(of_data).collect(),
             recommended: config.recommended.clone(),
             recommendations: config.recommendations(),
             rows: config.training.per_device_train_batch_size as usize,

@@ -1,5 +1,5 @@
 //! What a run checks before its first step: that units of four bits compute what the reference computes. No program with such
-//! products was ever run on a GPU that has them, so each run is held against the CPU anew.
+//! products was ever run on a GPU that has them, so each run is held against the CPU again.
 //!
 //! Knows which calls a recipe makes; neither operations nor how results are compared.
 

@@ -93,6 +93,15 @@ fn plans_do_not_change_bits() {
     }
 }
 
+/// What multiplies the codes is a matter of GPUs: a CPU has the numbers of `emulate` for every word.
+#[test]
+fn the_word_changes_nothing_on_a_cpu() {
+    let golden = golden("llama");
+    let batches = golden.curve_batches();
+    let run = |backend: &str| take(&mut trainer(&golden, false, json!({ "fp4_backend": backend })), &batches, 0..2);
+    assert_eq!([run("cutlass"), run("cudnn")], [run("emulate"), run("emulate")]);
+}
+
 /// Linears that are not merged share the factors and the random numbers of those that read the same value.
 #[test]
 fn groups_do_not_depend_on_merging() {

@@ -503,13 +503,17 @@ def quantise(*inputs: Tensor | Parameter, format: str | each[str], top: int | ea
     transposed: the codes are given transposed, too
     record: the largest magnitude is kept"""
 
-def quantise_blocks(*inputs: Tensor | Parameter, tiles: bool | each[bool] | None = None, stream: int | each[int] | None = None, seed: int | each[int] | None = None, first: int | each[int] | None = None, width: int | each[int] | None = None) -> Any:
+def quantise_blocks(*inputs: Tensor | Parameter, tiles: bool | each[bool] | None = None, operand: bool | each[bool] | None = None, transposed: bool | each[bool] | None = None, stream: int | each[int] | None = None, seed: int | each[int] | None = None, first: int | each[int] | None = None, width: int | each[int] | None = None) -> Any:
     """x as NVFP4: codes of four bits in blocks of 16 of a row, or in tiles of 16 by 16, with E4M3 scales; the factor
     g of the tensor follows from the largest of parts. With `stream` codes are rounded stochastically, by random
     bytes of (seed, stream, micro_step, place in a matrix of `width` columns in which x begins at element
-    `first`). x […, K], parts f32 [n, 256], micro_step i32 [1] if `stream` → u8 [bytes], g f32 [1].
+    `first`). x […, K], parts f32 [n, 256], micro_step i32 [1] if `stream` → u8 [bytes], g f32 [1]. With `operand`
+    codes and scales apart, as units of four bits read them: codes u8 […, K up to a multiple of 32 / 2], scales u8
+    [bytes] in tiles of 128 rows by 4 blocks; with `transposed` those of xᵀ, whose tiles are the same.
 
     tiles: blocks are 16 rows high
+    operand: codes and scales apart, as units of four bits read them
+    transposed: of the transpose; for tiles that are an operand
     stream: of the random numbers; rounds to nearest if absent
     seed: of the random numbers
     first: place of the first element among the random numbers
@@ -526,18 +530,20 @@ def transpose_codes(*inputs: Tensor | Parameter) -> Any:
     """Codes of eight bits with all axes but the last folded, transposed. codes […, K] → codes [K, rows up to a
     multiple of 16], zeros behind."""
 
-def matmul_codes(*inputs: Tensor | Parameter, transpose_a: bool | each[bool] | None = None, transpose_b: bool | each[bool] | None = None, f32: bool | each[bool] | None = None, fast_sum: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None, bias: bool | each[bool] | None = None, scale: float | each[float] | None = None, columns: list[int] | each[list[int]] | None = None, across: bool | each[bool] | None = None) -> Any:
+def matmul_codes(*inputs: Tensor | Parameter, transpose_a: bool | each[bool] | None = None, transpose_b: bool | each[bool] | None = None, f32: bool | each[bool] | None = None, fast_sum: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None, blocks: bool | each[bool] | None = None, bias: bool | each[bool] | None = None, scale: float | each[float] | None = None, columns: list[int] | each[list[int]] | None = None, across: bool | each[bool] | None = None) -> Any:
     """y = sa·sb·op(a)·op(b) (+ bias), then y[…, start:start+len] += scale·t·op(c) for each adapter; of a and b all
-    axes but the last count as rows. a and b codes of eight bits, or numbers, sa and sb f32 [1], bias [N] if
-    `bias`, then for each adapter t […, r] and c [len, r], or [r, len] if `across` → […, N], or [M, N] if
-    `transpose_a`.
+    axes but the last count as rows. a and b codes of eight bits, or numbers, sa and sb f32 [1]; with `blocks`
+    codes of four bits along the sum, u8 […, K/2] and [N, K/2], and behind sa and sb the E4M3 scales of their
+    blocks, u8 [bytes]; bias [N] if `bias`, then for each adapter t […, r] and c [len, r], or [r, len] if `across`
+    → […, N], or [M, N] if `transpose_a`.
 
     transpose_a: a is transposed
     transpose_b: b is transposed
     f32: the result is f32
     fast_sum: the sum may keep fewer bits than f32 has
     accumulate: add to what is there
-    bias: the fifth input is a bias
+    blocks: a and b are operands of units of four bits
+    bias: there is a bias in front of the adapters
     scale: factor of the adapters, 1 if absent
     columns: first column and number of columns of each adapter; they may not overlap; absent for none
     across: the second matrix of an adapter is [r, len]"""

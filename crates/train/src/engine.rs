@@ -54,8 +54,9 @@ impl Engine {
         let program = compile(&source, &options, &device)?;
         let mut load_times = vec![("plan", begin.elapsed().as_secs_f64())];
         let begin = Instant::now();
-        units::check(device.backend.as_ref(), &program, &options.recipe)?;
-        load_times.push(("check of 4-bit operations", begin.elapsed().as_secs_f64()));
+        if units::check(device.backend.as_ref(), &program, &options.recipe)? {
+            load_times.push(("check of 4-bit operations", begin.elapsed().as_secs_f64()));
+        }
         let session = device.backend.load_with(program.clone(), choices)?;
         load_times.extend(session.load_times());
         let parts = vec![program.clone()];

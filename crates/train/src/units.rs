@@ -13,19 +13,20 @@ use crate::error::{Result, TrainError};
 const SEED: u64 = 1;
 
 /// Compares the calls that a recipe makes with the reference, on the backend that the program will run on. An error that
-/// names those that differ, or that the backend does not take; nothing where the program has no products of four bits.
-pub fn check(backend: &dyn Backend, program: &Program, recipe: &Recipe) -> Result<()> {
+/// names those that differ, or that the backend does not take. Whether there was something to compare: not where the program has
+/// no products of four bits.
+pub fn check(backend: &dyn Backend, program: &Program, recipe: &Recipe) -> Result<bool> {
     let mut steps = program.entries.iter().flat_map(|entry| &entry.steps);
     let has_blocks = steps.any(|step| matches!(&step.instruction, Instruction::Gemm(gemm) if gemm.has_blocks()));
     if !has_blocks || program.machine.arch == Arch::Cpu {
-        return Ok(());
+        return Ok(false);
     }
     let which = Examples { calls: recipe.calls().to_vec(), ..Examples::default() };
     let checked =
         conformance::check(backend, &program.machine, SEED, &which).map_err(|why| refused(&why.to_string()))?;
     let differ: Vec<&Row> = checked.rows.iter().filter(|row| !row.passed()).collect();
     match differ.first() {
-        None => Ok(()),
+        None => Ok(true),
         Some(first) => Err(refused(&format!(
             "{} of {} results differ, first `{}`, example {} in {}: error {:.1e}, tolerance {:.1e}",
             differ.len(),
@@ -101,7 +102,7 @@ mod tests {
         Preview::new(&config, &source, machine, None).unwrap()
     }
 
-    fn checked(change: fn(&mut Instruction) -> Result<(), BackendError>) -> Result<(), String> {
+    fn checked(change: fn(&mut Instruction) -> Result<(), BackendError>) -> Result<bool, String> {
         let (program, recipe) = program(&Machine::named("b200").unwrap(), "cutlass");
         let backend = Altered { cpu: CpuBackend::new(Some(2)).unwrap(), change };
         check(&backend, &program, &recipe).map_err(|why| why.to_string())
@@ -109,7 +110,7 @@ mod tests {
 
     #[test]
     fn units_that_compute_what_the_reference_does_pass() {
-        checked(|_| Ok(())).unwrap();
+        assert_eq!(checked(|_| Ok(())), Ok(true));
     }
 
     #[test]
@@ -189,7 +190,7 @@ mod tests {
             (Machine::h200(), "emulate"),
         ] {
             let (program, recipe) = program(&machine, backend);
-            check(&broken, &program, &recipe).unwrap();
+            assert!(!check(&broken, &program, &recipe).unwrap());
         }
     }
 }

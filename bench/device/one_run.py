@@ -124,8 +124,8 @@ def watch(run: pathlib.Path, folder: pathlib.Path, warm_up: float, seconds: floa
                 if steps and when(steps[-1]) - when(steps[0]) >= warm_up:
                     resident.append(resident_bytes(process.pid) or 0)
                 long_enough = steps and when(steps[-1]) - when(steps[0]) >= warm_up + seconds
-                # A rate is the time between two steps behind the warm-up.
-                if long_enough and len([step for step in steps if when(step) - when(steps[0]) >= warm_up]) >= 2:
+                # Between three steps behind the warm-up is a time in which nothing else was done.
+                if long_enough and len([step for step in steps if when(step) - when(steps[0]) >= warm_up]) >= 3:
                     break
                 if process.poll() is not None or time.time() - began > limit:
                     tail = printed.read_text(errors="replace")[-2000:]
@@ -145,11 +145,14 @@ def measured(logged: list[dict[str, Any]], began: float, warm_up: float) -> dict
     steps = [event for event in logged if event["event"] == "step"]
     start = next(event for event in logged if event["event"] == "start")
     first = when(steps[0])
-    pairs = [(a, b) for a, b in zip(steps, steps[1:]) if when(a) - first >= warm_up]
-    rates = [b["tokens"] / max(when(b) - when(a), 1e-9) for a, b in pairs]
-    whole = sum(b["tokens"] for _, b in pairs) / max(when(pairs[-1][1]) - when(pairs[0][0]), 1e-9)
-    manifest = start["manifest"]
     timed = next((event for event in logged if event["event"] == "time_breakdown"), None)
+    # Times of instructions are taken between two steps.
+    between = when(timed) if timed else first
+    pairs = [(a, b) for a, b in zip(steps, steps[1:]) if when(a) - first >= warm_up and not when(a) < between < when(b)]
+    rates = [b["tokens"] / max(when(b) - when(a), 1e-9) for a, b in pairs]
+    seconds = sum(when(b) - when(a) for a, b in pairs)
+    whole = sum(b["tokens"] for _, b in pairs) / max(seconds, 1e-9)
+    manifest = start["manifest"]
     startup = next((event for event in logged if event["event"] == "startup"), None)
     median = statistics.median(rates)
     mfu = (
@@ -164,7 +167,7 @@ def measured(logged: list[dict[str, Any]], began: float, warm_up: float) -> dict
         "mfu": mfu,
         "tokens_per_step": statistics.mean(b["tokens"] for _, b in pairs),
         "steps": len(pairs),
-        "seconds": when(pairs[-1][1]) - when(pairs[0][0]),
+        "seconds": seconds,
         "planned_seconds_per_step": planned,
         "planned_memory": manifest["memory_bytes"],
         "memory_in_log": max(event["memory"] or 0 for event in steps),

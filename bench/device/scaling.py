@@ -73,7 +73,7 @@ def baseline(name: str) -> str:
 
 
 def of_several(name: str, work: str, gpus: int) -> dict[str, Any]:
-    """What a run on several GPUs has beside its own options."""
+    """What a run on several GPUs has besides its own options."""
     if name.endswith("-stages"):
         return {"pipeline_parallel_size": gpus, "gradient_accumulation_steps": MICRO_STEPS * gpus}
     return {"sequence_parallel_size": gpus} if work == "long" else {}

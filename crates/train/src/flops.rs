@@ -14,7 +14,7 @@ use crate::source::ModelSource;
 pub fn per_token(program: &Program, source: &ModelSource, sequence_len: usize) -> Option<f64> {
     let first = program.entries.iter().position(|entry| entry.kind == EntryKind::FirstMicroStep)?;
     // What a stage hands on, its backward pass does not compute again: both passes together have all products.
-    let passes = program.passes(first);
+    let passes = if program.cluster.stages > 1 { program.passes(first) } else { Vec::new() };
     let mut entry = program.entries[first].clone();
     let others = passes.iter().filter(|pass| **pass != first);
     entry.steps.extend(others.flat_map(|pass| program.entries[*pass].steps.iter().cloned()));

@@ -92,7 +92,7 @@ impl Program {
         TensorRef { arena, ..at.clone() }
     }
 
-    /// The same entry on all stages, in their order: as many as there are stages.
+    /// The same entry on all stages, in their order: of several stages, one each.
     pub fn parts(&self, entry: usize) -> Vec<usize> {
         let of = &self.entries[entry];
         let same = |other: &Entry| (other.kind, &other.name, other.variant) == (of.kind, &of.name, of.variant);

@@ -162,14 +162,7 @@ mod tests {
 
     #[test]
     fn the_arithmetic_of_a_model_does_not_depend_on_formats() {
-        let folder = tempfile::tempdir().unwrap();
-        let fields = json!({
-            "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024, "num_hidden_layers": 2,
-            "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072,
-            "max_position_embeddings": 40960, "torch_dtype": "bfloat16",
-        });
-        std::fs::write(folder.path().join("config.json"), fields.to_string()).unwrap();
-        let source = ModelSource::open(folder.path(), include_str!("../tests/ir/qwen3.json")).unwrap();
+        let (_folder, source) = ModelSource::of_two_layers();
         let on = |options: Value, machine: &Machine| {
             let config = Config::load_json(&options.to_string(), Task::Sft, &[]).unwrap();
             let preview = Preview::new(&config, &source, machine, None).unwrap();

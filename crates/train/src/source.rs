@@ -194,3 +194,19 @@ impl ModelSource {
         self.config.dtype()
     }
 }
+
+#[cfg(test)]
+impl ModelSource {
+    /// Two layers of Qwen3-0.6B's shape, without weights, and the folder that has their configuration.
+    pub(crate) fn of_two_layers() -> (tempfile::TempDir, ModelSource) {
+        let folder = tempfile::tempdir().unwrap();
+        let fields = serde_json::json!({
+            "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024, "num_hidden_layers": 2,
+            "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072,
+            "max_position_embeddings": 40960, "torch_dtype": "bfloat16",
+        });
+        std::fs::write(folder.path().join("config.json"), fields.to_string()).unwrap();
+        let source = ModelSource::open(folder.path(), include_str!("../tests/ir/qwen3.json")).unwrap();
+        (folder, source)
+    }
+}

@@ -88,14 +88,7 @@ mod tests {
     }
 
     fn preview(machine: &Machine, more: serde_json::Value) -> Preview {
-        let folder = tempfile::tempdir().unwrap();
-        let fields = json!({
-            "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024, "num_hidden_layers": 2,
-            "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072,
-            "max_position_embeddings": 40960, "torch_dtype": "bfloat16",
-        });
-        std::fs::write(folder.path().join("config.json"), fields.to_string()).unwrap();
-        let source = ModelSource::open(folder.path(), include_str!("../tests/ir/qwen3.json")).unwrap();
+        let (_folder, source) = ModelSource::of_two_layers();
         let mut options = json!({"model": "m", "sequence_len": 2048, "lora": false});
         options.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let config = Config::load_json(&options.to_string(), Task::Sft, &[]).unwrap();

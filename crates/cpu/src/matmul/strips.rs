@@ -1,7 +1,8 @@
 //! GEMM by strips: D is split into strips along its longer side, depending only on its shape, and each strip is
 //! computed by one thread. 16-bit operands are widened to f32: the split operand strip by strip, the other one once.
 //! Codes of 8 bits are widened once, and their scales are a factor of the product: they are powers of two, so the sums
-//! have the bits of those of the scaled numbers. Codes of 4 bits are widened once, times the scales of their blocks. Addends are added in f32 before the single rounding.
+//! have the bits of those of the scaled numbers. Codes of 4 bits are widened once, times the scales of their blocks.
+//! Addends are added in f32 before the single rounding.
 
 use std::cell::RefCell;
 use std::ops::Range;

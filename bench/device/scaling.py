@@ -30,17 +30,22 @@ import picture  # noqa: E402
 import shaped  # noqa: E402
 from table import commit_of  # noqa: E402
 
-# Name, model, adapters on short rows or one long row that all share, or all weights; options with several GPUs, the least
-# number of GPUs that it fits.
+# Name, model, kind of work (`shaped.py`), options with several GPUs, the least number of GPUs that it fits.
 RUNS: list[tuple[str, str, str, dict[str, Any], int]] = [
     ("lora-0.6b", "qwen3-0.6b", "lora", {}, 1),
     ("lora-8b", "qwen3-8b", "lora", {}, 1),
     ("full-0.6b-zero1", "qwen3-0.6b", "full", {"zero_level": 1}, 1),
+    ("full-0.6b-zero1-bf16", "qwen3-0.6b", "full", {"zero_level": 1, "gradient_compression": "bf16"}, 1),
     ("full-0.6b-zero2", "qwen3-0.6b", "full", {"zero_level": 2}, 1),
     ("full-0.6b-zero3", "qwen3-0.6b", "full", {"zero_level": 3}, 1),
     ("full-8b-zero1", "qwen3-8b", "full", {"zero_level": 1}, 1),
+    ("full-8b-zero1-bf16", "qwen3-8b", "full", {"zero_level": 1, "gradient_compression": "bf16"}, 1),
     ("full-8b-zero2", "qwen3-8b", "full", {"zero_level": 2}, 1),
     ("full-8b-zero3", "qwen3-8b", "full", {"zero_level": 3}, 1),
+    ("steps-8b-zero1", "qwen3-8b", "steps", {"zero_level": 1}, 1),
+    ("steps-8b-zero2", "qwen3-8b", "steps", {"zero_level": 2}, 1),
+    ("masters-8b-zero3", "qwen3-8b", "masters", {"zero_level": 3}, 2),
+    ("masters-14b-zero3", "shape-14b", "masters", {"zero_level": 3}, 2),
     ("full-32b-zero3", "shape-32b", "full", {"zero_level": 3}, 4),
     ("long-8b", "qwen3-8b", "long", {}, 1),
     ("lora-8b-stages", "qwen3-8b", "lora", {}, 1),
@@ -82,7 +87,8 @@ def of_several(name: str, work: str, gpus: int) -> dict[str, Any]:
 def line(found: dict[str, Any], one: dict[str, Any] | None) -> str:
     """A row of the table."""
     ratio = f"{found['tokens_per_second'] / one['tokens_per_second']:.3f}" if one else ""
-    return f"| {found['name']} | {found['gpus']} | {shaped.cells(found, ratio)}"
+    mfu = f"{found['mfu']:.3f}" if found["mfu"] is not None else ""
+    return f"| {found['name']} | {found['gpus']} | {mfu} | {shaped.cells(found, ratio)}"
 
 
 def runs(a: argparse.Namespace, counts: list[int]) -> list[tuple[str, str, str, dict[str, Any], int]]:
@@ -99,8 +105,8 @@ def runs(a: argparse.Namespace, counts: list[int]) -> list[tuple[str, str, str, 
 def measure(a: argparse.Namespace, counts: list[int], done: list[dict[str, Any]]) -> int:
     """Runs what is not done yet; the number of failures."""
     began, failed = time.time(), 0
-    print("| run | GPUs | k tokens/s | of one | planned | used of each, GiB | planned |", flush=True)
-    print("|---|--:|--:|--:|--:|--:|--:|", flush=True)
+    print("| run | GPUs | MFU | k tokens/s | of one | planned | used of each, GiB | planned |", flush=True)
+    print("|---|--:|--:|--:|--:|--:|--:|--:|", flush=True)
     card = {"card": one_run.nvml("name"), "driver": one_run.nvml("driver_version"), "commit": commit_of(a)}
     for name, model, work, options, gpus in runs(a, counts):
         ones = [old for old in done if (old["name"], old["gpus"]) == (baseline(name), 1)]

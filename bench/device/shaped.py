@@ -14,6 +14,7 @@ from rows import MIXTURES, SIZES, vocabulary, write_data, write_model
 
 # Shapes beyond the table: hidden, intermediate, layers, heads, key heads, tied embeddings.
 SHAPES = SIZES | {
+    "shape-14b": (5120, 17408, 40, 40, 8, False),
     "shape-32b": (5120, 25600, 64, 64, 8, False),
     "shape-70b": (8192, 28672, 80, 64, 8, False),
 }
@@ -44,7 +45,11 @@ def wanted(name: str, a: argparse.Namespace) -> bool:
 
 
 def write(name: str, model: str, work: str, options: dict[str, Any], a: argparse.Namespace) -> pathlib.Path:
-    """A run's file, its model and its data: adapters on 2 rows in 4 micro-steps, on one long row, all weights on 8 rows."""
+    """A run's file, its model and its data.
+
+    `lora`: adapters on 2 rows in 4 micro-steps; `long`: on one long row. All weights: `full`, on 8 rows; `steps`, on 2 rows in
+    4 micro-steps; `masters`, on 8 rows with f32 master weights.
+    """
     folder = a.out / name
     folder.mkdir(parents=True)
     if model not in MIXTURES:
@@ -55,13 +60,15 @@ def write(name: str, model: str, work: str, options: dict[str, Any], a: argparse
         length, rows = (128 if a.tiny else LONG), 16
     write_data(folder / "data.jsonl", False, length, rows * length, vocabulary(model, a.tiny))
     own = {
-        "lora": work != "full",
+        "lora": work in ("lora", "long"),
         "lora_rank": 16,
         "lora_dropout": 0.0,
         "sequence_len": length,
-        "per_device_train_batch_size": {"lora": 2, "long": 1, "full": 8}[work],
-        "gradient_accumulation_steps": 4 if work == "lora" else 1,
+        "per_device_train_batch_size": {"lora": 2, "long": 1, "steps": 2}.get(work, 8),
+        "gradient_accumulation_steps": 4 if work in ("lora", "steps") else 1,
     }
+    if work == "masters":
+        own |= {"master_dtype": "float32"}
     if work == "long":
         own |= {"max_model_len": length} | ({} if a.tiny else {"rope_scaling": "yarn"})
     return one_run.write_run(folder, a.device, own | options)

@@ -18,7 +18,7 @@ def scaling(*words: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_ranks_are_measured_beside_one_and_a_second_call_goes_on(tmp_path):
-    words = ["--only", "full-0.6b-zero1", "--seconds", "0.4", "--warm-up", "0.1", "--out", tmp_path / "out"]
+    words = ["--only", "full-0.6b-zero3", "--seconds", "0.4", "--warm-up", "0.1", "--out", tmp_path / "out"]
     done = scaling(*words, "--gpus", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     kept = tmp_path / "out" / "scaling.jsonl"
@@ -29,12 +29,12 @@ def test_ranks_are_measured_beside_one_and_a_second_call_goes_on(tmp_path):
     one, two = (json.loads(line) for line in kept.read_text().splitlines())
     assert [(of["name"], of["gpus"], of["commit"]) for of in (one, two)] == [
         ("full-0.6b", 1, "abc"),
-        ("full-0.6b-zero1", 2, "abc"),
+        ("full-0.6b-zero3", 2, "abc"),
     ]
     assert two["tokens_per_step"] == 2 * one["tokens_per_step"]
-    row = next(line for line in done.stdout.splitlines() if line.startswith("| full-0.6b-zero1 | 2 |"))
+    row = next(line for line in done.stdout.splitlines() if line.startswith("| full-0.6b-zero3 | 2 |"))
     ratio = two["tokens_per_second"] / one["tokens_per_second"]
-    assert row.split("|")[4].strip() == f"{ratio:.3f}"
+    assert row.split("|")[5].strip() == f"{ratio:.3f}"
 
     staged = scaling("--only", "lora-8b-stages", "--seconds", "0.2", "--gpus", "2", "--out", tmp_path / "stages")
     assert staged.returncode == 0, staged.stdout + staged.stderr
@@ -43,4 +43,4 @@ def test_ranks_are_measured_beside_one_and_a_second_call_goes_on(tmp_path):
     assert scaling("--record", kept, "--picture", tmp_path / "scaling.svg").returncode == 0
     drawn = ElementTree.parse(tmp_path / "scaling.svg").getroot()
     assert len(list(drawn.iter("{http://www.w3.org/2000/svg}circle"))) >= 1
-    assert "full-0.6b-zero1" in "".join(drawn.itertext())
+    assert "full-0.6b-zero3" in "".join(drawn.itertext())

@@ -44,6 +44,7 @@ RUNS: list[tuple[str, str, str, dict[str, Any], int]] = [
     ("full-8b-zero3", "qwen3-8b", "full", {"zero_level": 3}, 1),
     ("steps-8b-zero1", "qwen3-8b", "steps", {"zero_level": 1}, 1),
     ("steps-8b-zero2", "qwen3-8b", "steps", {"zero_level": 2}, 1),
+    ("steps-8b-zero2-bf16", "qwen3-8b", "steps", {"zero_level": 2, "gradient_compression": "bf16"}, 1),
     ("masters-8b-zero3", "qwen3-8b", "masters", {"zero_level": 3}, 2),
     ("masters-14b-zero3", "shape-14b", "masters", {"zero_level": 3}, 2),
     ("full-32b-zero3", "shape-32b", "full", {"zero_level": 3}, 4),
@@ -62,6 +63,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no run is begun")
     parser.add_argument("--record", type=pathlib.Path, help="results of earlier calls")
     parser.add_argument("--picture", type=pathlib.Path, help="only draw what --record has")
+    parser.add_argument("--checkpoints", help="folder that has room for checkpoints, which are not written")
     parser.add_argument("--commit", help="what was measured; left out: that of the checkout")
     return parser.parse_args()
 
@@ -115,7 +117,8 @@ def measure(a: argparse.Namespace, counts: list[int], done: list[dict[str, Any]]
             if time.time() - began > a.budget:
                 print(f"| {name} | {gpus} | the budget ends here |", flush=True)
                 continue
-            of_ranks = {"gpus": gpus} | (options | of_several(name, work, gpus) if gpus > 1 else {})
+            place = {"checkpoint_dir": f"{a.checkpoints}/{name}-{gpus}"} if a.checkpoints else {}
+            of_ranks = place | {"gpus": gpus} | (options | of_several(name, work, gpus) if gpus > 1 else {})
             run = shaped.write(f"{name}-{gpus}", model, work, of_ranks, a)
             try:
                 found = one_run.watch(run, run.parent / "output", a.warm_up, a.seconds, a.limit)

@@ -3,124 +3,82 @@
 //!
 //! Reads weights from the program's products and sizes from the model's configuration; knows no operation.
 
-use program::{ArenaKind, Arithmetic, Entry, EntryKind, Instruction, ParameterSlot, Phase, Program, Step, TensorRef};
+use std::collections::BTreeSet;
 
+use program::{Arithmetic, EntryKind, Instruction, ParameterSlot, Phase, Program};
+
+use crate::origins::Origins;
 use crate::source::ModelSource;
 
-/// FLOPs of training one token: 6N when the base weights are trained; 4N + 6·(adapter elements) when they are
-/// frozen; plus 6·layers·heads·head_dim·T for causal attention. N are the elements of matrices that tokens are
-/// multiplied with: the head counts, looking up an embedding does not, of experts and their adapters as many as a token
-/// visits. Recomputing does not count.
-pub fn per_token(program: &Program, source: &ModelSource, sequence_len: usize) -> Option<f64> {
+/// FLOPs of causal attention for one token of a row, 6·layers·heads·head_dim·T; none where the configuration does not say how
+/// wide attention is.
+pub fn of_attention(source: &ModelSource, sequence_len: usize) -> Option<f64> {
+    Some(6.0 * source.attention_width()? as f64 * sequence_len as f64)
+}
+
+/// FLOPs of the weights for one token, the same for rows of any length: 6N when the base weights are trained; 4N + 6·(adapter
+/// elements) when they are frozen. N are the elements of matrices that tokens are multiplied with: the head counts, looking
+/// up an embedding does not, of experts and their adapters as many as a token visits. Recomputing does not count.
+pub fn of_weights(program: &Program) -> Option<f64> {
     let first = program.entries.iter().position(|entry| entry.kind == EntryKind::FirstMicroStep)?;
     // What a stage hands on, its backward pass does not compute again: both passes together have all products.
     let passes = if program.cluster.stages > 1 { program.passes(first) } else { Vec::new() };
     let mut entry = program.entries[first].clone();
     let others = passes.iter().filter(|pass| **pass != first);
     entry.steps.extend(others.flat_map(|pass| program.entries[*pass].steps.iter().cloned()));
-    let entry = &entry;
-    let parameters = &program.layout.parameters;
-    let experts = Experts::of(program, entry);
-    let adapters = parameters.iter().filter(|slot| slot.adapter && !experts.have(slot));
-    let adapter = adapters.map(ParameterSlot::elements).sum::<usize>() as f64 + experts.adapters;
-    let weights = multiplied(program, entry, &experts) as f64 + experts.base;
-    let attention = 6.0 * source.attention_width()? as f64 * sequence_len as f64;
-    // Of base weights that are trained alongside an adapter, the gradient's product.
-    let read: Vec<&TensorRef> = forward_operands(entry).collect();
-    let is_read = |slot: &&ParameterSlot| slot.saved && read.iter().any(|operand| operand.overlaps(&slot.weight));
-    let saved: usize = parameters.iter().filter(is_read).map(ParameterSlot::elements).sum();
-    let linear = match adapter {
-        0.0 => 6.0 * weights,
-        _ => 4.0 * weights + 2.0 * saved as f64 + 6.0 * adapter,
-    };
-    Some(linear + attention)
-}
-
-/// The matrices of experts, and how many of their elements a token is multiplied with in the mean.
-struct Experts<'a> {
-    parameters: Vec<&'a ParameterSlot>,
-    base: f64,
-    adapters: f64,
-}
-
-impl<'a> Experts<'a> {
-    /// From the products of groups of the forward pass, which count the rows that were routed.
-    fn of(program: &'a Program, entry: &Entry) -> Experts<'a> {
-        let tokens = entry.variant.map_or(1, |variant| variant.batch * variant.seq_len) as f64;
-        let mut experts = Experts { parameters: Vec::new(), base: 0.0, adapters: 0.0 };
-        for (index, step) in entry.steps.iter().enumerate() {
-            let Instruction::Launch(launch) = &step.instruction else { continue };
-            let is_product = matches!(launch.arithmetic, Arithmetic::Grouped { gradient: false, .. });
-            if !is_product || step.provenance.phase != Phase::Forward {
-                continue;
+    let tokens = entry.variant.map_or(1, |variant| variant.batch * variant.seq_len) as f64;
+    let mut read = Multiplied::default();
+    Origins::new(program).follow(&entry, |number, origins| {
+        let step = &entry.steps[number];
+        match &step.instruction {
+            _ if step.provenance.phase != Phase::Forward => {}
+            Instruction::Gemm(gemm) => {
+                read.matrices.extend([&gemm.a, &gemm.b].into_iter().filter_map(|factor| origins.of(factor)).flatten());
             }
-            let (columns, result) = (|of: &TensorRef| of.shape[of.shape.len() - 1], &launch.outputs[0]);
-            // The factors of a product, and of a second one that is added.
-            for factors in [launch.inputs.get(..2), launch.inputs.get(3..5)].into_iter().flatten() {
-                let before = experts.parameters.len();
-                made_of(program, &entry.steps[..index], &factors[1], &mut experts.parameters);
-                let of_adapter = experts.parameters[before..].iter().any(|slot| slot.adapter);
-                let visited = (result.len() * columns(&factors[0])) as f64 / tokens;
-                *(if of_adapter { &mut experts.adapters } else { &mut experts.base }) += visited;
+            Instruction::Launch(launch) if matches!(launch.arithmetic, Arithmetic::Grouped { gradient: false, .. }) => {
+                // The factors of a product, and of a second one that is added.
+                for factors in [launch.inputs.get(..2), launch.inputs.get(3..5)].into_iter().flatten() {
+                    let of = origins.of(&factors[1]).unwrap_or_default();
+                    let of_adapter = of.iter().any(|number| program.layout.parameters[*number].adapter);
+                    let columns = factors[0].shape[factors[0].shape.len() - 1];
+                    let visited = (launch.outputs[0].len() * columns) as f64 / tokens;
+                    *(if of_adapter { &mut read.expert_adapters } else { &mut read.expert_elements }) += visited;
+                    read.experts.extend(of);
+                }
             }
+            _ => {}
         }
-        experts
-    }
-
-    fn have(&self, slot: &ParameterSlot) -> bool {
-        self.parameters.iter().any(|of| std::ptr::eq(*of, slot))
-    }
+    });
+    Some(read.flops(&program.layout.parameters))
 }
 
-/// The parameters that a tensor was made of: those that it lies in, or that the steps which wrote it were given, such as
-/// the codes of a weight.
-fn made_of<'a>(program: &'a Program, before: &[Step], tensor: &TensorRef, found: &mut Vec<&'a ParameterSlot>) {
-    let held = program.layout.parameters.iter().filter(|slot| slot.weight.overlaps(tensor));
-    let known = found.len();
-    found.extend(held);
-    let mut missing = if found.len() > known { 0 } else { tensor.span() };
-    for (index, step) in before.iter().enumerate().rev() {
-        let writes = step.instruction.writes();
-        let Some(written) = writes.into_iter().find(|at| missing > 0 && at.overlaps(tensor)) else { continue };
-        missing = missing.saturating_sub(written.span());
-        for read in step.instruction.reads() {
-            made_of(program, &before[..index], read, found);
+/// What the products of the forward pass read.
+#[derive(Default)]
+struct Multiplied {
+    /// Parameters by their numbers in the layout: those that every token is multiplied with, and those of experts.
+    matrices: BTreeSet<usize>,
+    experts: BTreeSet<usize>,
+    /// Elements of experts, and of their adapters, that a token is multiplied with in the mean.
+    expert_elements: f64,
+    expert_adapters: f64,
+}
+
+impl Multiplied {
+    fn flops(&self, parameters: &[ParameterSlot]) -> f64 {
+        let sum = |wanted: &dyn Fn(usize, &ParameterSlot) -> bool| -> f64 {
+            let slots = parameters.iter().enumerate().filter(|(number, slot)| wanted(*number, slot));
+            slots.map(|(_, slot)| slot.elements()).sum::<usize>() as f64
+        };
+        let adapter = sum(&|number, slot| slot.adapter && !self.experts.contains(&number)) + self.expert_adapters;
+        let every = |number: usize| self.matrices.contains(&number) && !self.experts.contains(&number);
+        let weights = sum(&|number, slot| !slot.adapter && every(number)) + self.expert_elements;
+        // Of base weights that are trained alongside an adapter, the gradient's product.
+        let saved = sum(&|number, slot| slot.saved && self.matrices.contains(&number));
+        match adapter {
+            0.0 => 6.0 * weights,
+            _ => 4.0 * weights + 2.0 * saved + 6.0 * adapter,
         }
     }
-}
-
-/// Factors of the products of the forward pass.
-fn forward_operands(entry: &Entry) -> impl Iterator<Item = &TensorRef> {
-    let forward = entry.steps.iter().filter(|step| step.provenance.phase == Phase::Forward);
-    forward.flat_map(|step| match &step.instruction {
-        Instruction::Gemm(gemm) => vec![&gemm.a, &gemm.b],
-        _ => Vec::new(),
-    })
-}
-
-/// Elements of the base weights, those of experts apart, that products of the forward pass read, each once, whatever they
-/// read of them.
-fn multiplied(program: &Program, entry: &Entry, experts: &Experts<'_>) -> usize {
-    // By arena: each stage has its own.
-    let mut spans: Vec<(u32, usize, usize, usize)> = Vec::new();
-    let is_weight = |at: &&TensorRef| program.arenas[at.arena.0 as usize].kind == ArenaKind::Weights;
-    let operands = forward_operands(entry).filter(is_weight);
-    spans.extend(operands.map(|at| (at.arena.0, at.offset, at.offset + at.span(), at.dtype.size())));
-    spans.sort_unstable();
-    // Products read the values of packed weights, or codes that were prepared from weights, which lie elsewhere.
-    let prepares = program.entries.iter().filter(|entry| entry.kind == EntryKind::Prepare);
-    let prepared: Vec<&TensorRef> =
-        prepares.flat_map(|entry| &entry.steps).flat_map(|step| step.instruction.reads()).collect();
-    let is_prepared = |slot: &&ParameterSlot| prepared.iter().any(|read| read.overlaps(&slot.weight));
-    let is_elsewhere = |slot: &&ParameterSlot| (slot.packed.is_some() || is_prepared(slot)) && !experts.have(slot);
-    let elsewhere = program.layout.parameters.iter().filter(is_elsewhere);
-    let (mut elements, mut end) = (elsewhere.map(ParameterSlot::elements).sum(), (0, 0));
-    for (arena, from, to, size) in spans {
-        let known = if end.0 == arena { end.1 } else { 0 };
-        elements += to.saturating_sub(from.max(known)) / size;
-        end = (arena, known.max(to));
-    }
-    elements
 }
 
 #[cfg(test)]
@@ -131,6 +89,10 @@ mod tests {
     use super::*;
     use crate::config::{Config, Task};
     use crate::preview::Preview;
+
+    fn per_token(program: &Program, source: &ModelSource, sequence_len: usize) -> Option<f64> {
+        Some(of_weights(program)? + of_attention(source, sequence_len)?)
+    }
 
     #[test]
     fn the_arithmetic_of_a_model_does_not_depend_on_stages() {
@@ -157,6 +119,29 @@ mod tests {
                 per_token(&preview.program, &source, 64).unwrap()
             };
             assert_eq!([2, 3, 5].map(of), [of(1); 3], "lora: {lora}");
+        }
+    }
+
+    #[test]
+    fn the_arithmetic_of_a_model_does_not_depend_on_ranks() {
+        let (_folder, source) = ModelSource::of_two_layers();
+        let full = json!({"lora": false});
+        let packed = json!({"lora": true, "qlora_bnb": true});
+        for options in [full, json!({"lora": true}), packed] {
+            let of = |ranks: Value| {
+                let mut all = json!({"model": "m", "sequence_len": 128});
+                for more in [&options, &ranks] {
+                    all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+                }
+                let config = Config::load_json(&all.to_string(), Task::Sft, &[]).unwrap();
+                let preview = Preview::new(&config, &source, &Machine::h200(), None).unwrap();
+                per_token(&preview.program, &source, 128).unwrap()
+            };
+            let one = of(json!({}));
+            for level in 1..=3 {
+                let found = of(json!({"gpus": 2, "zero_level": level}));
+                assert!(one > 0.0 && found == one, "{options}: {one}, and {found} at level {level}");
+            }
         }
     }
 

@@ -42,6 +42,7 @@ mod model;
 mod model_folder;
 mod nodes;
 mod opening;
+mod origins;
 mod peft;
 mod plan;
 mod portions;

@@ -254,7 +254,8 @@ impl Trainer {
     /// The arithmetic that the tokens of a rank ask for, FLOP/s.
     fn flops_per_second(&self, sequence_len: usize, tokens_per_second: f64) -> Option<f64> {
         let program = self.engine.as_ref()?.program();
-        Some(tokens_per_second * flops::per_token(program, &self.source, sequence_len)?)
+        let of_weights = (*self.flops.get_or_init(|| flops::of_weights(program)))?;
+        Some(tokens_per_second * (of_weights + flops::of_attention(&self.source, sequence_len)?))
     }
 
     /// What the device was measured to reach at most on the products of a micro-step, each in its type, FLOP/s; none for a

@@ -2,7 +2,7 @@
 //! `step.rs` has the step.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 
 use compiler::CompileOptions;
@@ -84,6 +84,8 @@ pub struct Trainer {
     data_digest: Option<DataDigest>,
     /// What is known of the batches, once it was requested.
     shapes: Option<Shapes>,
+    /// FLOPs of the weights for one token.
+    pub(crate) flops: OnceLock<Option<f64>>,
 }
 
 impl Trainer {
@@ -152,6 +154,7 @@ impl Trainer {
             digesting: None,
             data_digest,
             shapes: None,
+            flops: OnceLock::new(),
         })
     }
 

@@ -1,0 +1,117 @@
+//! Which parameters a tensor is made of, and of nothing else: codes of weights, weights that ranks gathered or that came
+//! from host memory, stacks of adapters. Follows the instructions of a program in their order; knows no operation.
+
+use std::collections::BTreeSet;
+
+use program::{ArenaId, ArenaKind, Collective, Entry, EntryKind, Instruction, Program, TensorRef};
+
+/// What is known at one position of an entry.
+pub(crate) struct Origins<'a> {
+    program: &'a Program,
+    places: Vec<Place>,
+}
+
+/// A stretch of an arena.
+struct Place {
+    arena: ArenaId,
+    from: usize,
+    to: usize,
+    holds: Content,
+}
+
+enum Content {
+    /// The bytes of parameters as they lie in the whole of their arena, from an offset on.
+    Bytes(ArenaId, usize),
+    /// Something made of these parameters, by their numbers in the layout; of none if of constants alone.
+    Made(BTreeSet<usize>),
+}
+
+impl<'a> Origins<'a> {
+    /// At the beginning of a micro-step: what was prepared from weights is there.
+    pub fn new(program: &'a Program) -> Origins<'a> {
+        let mut origins = Origins { program, places: Vec::new() };
+        for entry in program.entries.iter().filter(|entry| entry.kind == EntryKind::Prepare) {
+            origins.follow(entry, |_, _| ());
+        }
+        origins
+    }
+
+    /// Goes through an entry; `seen` gets the number of each step, with what is known before it.
+    pub fn follow(&mut self, entry: &Entry, mut seen: impl FnMut(usize, &Origins<'a>)) {
+        for (number, step) in entry.steps.iter().enumerate() {
+            seen(number, self);
+            self.advance(&step.instruction);
+        }
+    }
+
+    /// The parameters, by their numbers; none if the tensor is made of something else, too.
+    pub fn of(&self, tensor: &TensorRef) -> Option<BTreeSet<usize>> {
+        let arena = &self.program.arenas[tensor.arena.0 as usize];
+        match arena.kind {
+            ArenaKind::Constants => return Some(BTreeSet::new()),
+            ArenaKind::Weights | ArenaKind::Adapters | ArenaKind::Quants => {
+                return Some(self.held(tensor.arena, self.whole(tensor), tensor.span()));
+            }
+            _ => {}
+        }
+        let (from, to) = (tensor.offset, tensor.offset + tensor.span());
+        let mut found = None;
+        for place in self.places.iter().filter(|of| of.arena == tensor.arena && of.from < to && from < of.to) {
+            let parameters: &mut BTreeSet<usize> = found.get_or_insert_default();
+            match &place.holds {
+                Content::Made(of) => parameters.extend(of),
+                Content::Bytes(arena, start) => {
+                    let (first, last) = (from.max(place.from), to.min(place.to));
+                    parameters.extend(self.held(*arena, start + first - place.from, last - first));
+                }
+            }
+        }
+        found
+    }
+
+    /// The parameters that bytes of the whole of an arena belong to.
+    fn held(&self, arena: ArenaId, offset: usize, bytes: usize) -> BTreeSet<usize> {
+        let slots = self.program.layout.parameters.iter().enumerate();
+        let inside = |at: &TensorRef| at.arena == arena && at.offset < offset + bytes && offset < at.offset + at.span();
+        slots.filter(|(_, slot)| inside(&slot.weight)).map(|(number, _)| number).collect()
+    }
+
+    /// Where the bytes of a tensor in an arena of parameters lie in the whole: of a piece, where the stretch begins.
+    fn whole(&self, tensor: &TensorRef) -> usize {
+        let shards = &self.program.arenas[tensor.arena.0 as usize].shards;
+        let of_piece = shards.iter().find(|of| (of.at..of.at + of.piece).contains(&tensor.offset));
+        of_piece.map_or(tensor.offset, |of| of.start + tensor.offset - of.at)
+    }
+
+    fn advance(&mut self, instruction: &Instruction) {
+        let content = || match instruction {
+            Instruction::Collective(Collective { from, .. }) | Instruction::Transfer { from, .. }
+                if self.is_parameter(from) =>
+            {
+                Some(Content::Bytes(from.arena, self.whole(from)))
+            }
+            _ => self.made(instruction).map(Content::Made),
+        };
+        let places = instruction.writes().into_iter().map(|at| (at, content())).collect::<Vec<_>>();
+        for (at, content) in places {
+            let (from, to) = (at.offset, at.offset + at.span());
+            // Between the rows of a tensor with gaps may be others that are made of parameters.
+            if content.is_none() || at.is_dense() {
+                self.places.retain(|of| of.arena != at.arena || of.to <= from || to <= of.from);
+            }
+            self.places.extend(content.map(|holds| Place { arena: at.arena, from, to, holds }));
+        }
+    }
+
+    /// What an instruction makes its results of, apart from what was there before.
+    fn made(&self, instruction: &Instruction) -> Option<BTreeSet<usize>> {
+        let written = instruction.writes();
+        let read = instruction.reads().into_iter().filter(|read| !written.iter().any(|at| at.overlaps(read)));
+        read.map(|read| self.of(read)).try_fold(BTreeSet::new(), |all, of| Some(&all | &of?))
+    }
+
+    fn is_parameter(&self, tensor: &TensorRef) -> bool {
+        let kind = self.program.arenas[tensor.arena.0 as usize].kind;
+        matches!(kind, ArenaKind::Weights | ArenaKind::Adapters | ArenaKind::Quants)
+    }
+}

@@ -270,8 +270,8 @@ fn entry(
     let replaced = |index: usize| buffers.shadow.as_ref().is_some_and(|s| s.nodes.contains(&index));
     for (index, node) in graph.nodes.iter().enumerate() {
         let from = provenance(graph, node);
-        reduction.before(index, &mut streams, lowering);
         transfers.before(index, &from, &mut streams);
+        reduction.blank(index, &mut streams);
         reduction.send(index, &mut streams, lowering);
         for copied in buffers.copies(index) {
             streams.push(copy(buffers.place(&copied.from, index), buffers.place(&copied.to, index), from.clone()));
@@ -300,20 +300,27 @@ fn entry(
                 instruction => streams.push(Step { instruction, provenance: from.clone(), cost }),
             }
         }
+        reduction.sum_before(index + 1, &mut streams, lowering);
         for (number, stay) in transfers.due(index) {
-            if stay.closes && stay.moves[0].home.arena == arena::GRADIENTS {
+            // Of several ranks they are not the sums of all yet, or have been squared.
+            if stay.closes && stay.moves[0].home.arena == arena::GRADIENTS && parameters.shards == 1 {
                 streams.steps.extend(squares(&stay.moves[0], parameters, &from, lowering));
             }
             transfers.store(number, &from, &mut streams);
         }
     }
     let end = graph.nodes.len();
-    reduction.before(end, &mut streams, lowering);
-    transfers.end(end, &graph.nodes.last().map(|node| provenance(graph, node)).unwrap_or_default(), &mut streams);
-    for behind in end..buffers.departures.end(end) {
-        reduction.before(behind, &mut streams, lowering);
+    let from = graph.nodes.last().map(|node| provenance(graph, node)).unwrap_or_default();
+    let last = buffers.departures.end(end);
+    for behind in end..last {
+        transfers.before(behind, &from, &mut streams);
         reduction.send(behind, &mut streams, lowering);
+        reduction.sum_before(behind + 1, &mut streams, lowering);
+        for (number, _) in transfers.due(behind) {
+            transfers.store(number, &from, &mut streams);
+        }
     }
+    transfers.end(last, &from, &mut streams);
     let named = |(name, id): &(String, ValueId)| (name.clone(), at(id, end));
     // State is no part of a batch: the update writes it.
     let batch = graph.inputs.iter().filter(|id| graph.value(**id).name != scalar::LOSS_SCALE);

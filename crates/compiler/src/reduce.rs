@@ -27,10 +27,17 @@ impl<'a> Reduction<'a> {
         Reduction { departures, parameters, kind, sent: Vec::new(), summed: 0 }
     }
 
-    /// What has come by a position is summed, which frees its places; then places are taken that are zeroed first.
-    pub fn before(&mut self, position: usize, streams: &mut Streams, lowering: &mut Lowering<'_>) {
+    /// Sums what has come by a position, which frees its places.
+    pub fn sum_before(&mut self, position: usize, streams: &mut Streams, lowering: &mut Lowering<'_>) {
         while self.departures.all.get(self.summed).is_some_and(|of| of.summed <= position) {
             self.sum(streams, lowering);
+        }
+    }
+
+    /// Zeroes places that are taken at a position, unless they hold what other micro-steps have added up.
+    pub fn blank(&mut self, position: usize, streams: &mut Streams) {
+        if !self.parameters.sharding.gradients && self.kind == EntryKind::NextMicroStep {
+            return;
         }
         for (_, at) in self.departures.blanks.iter().filter(|(begin, _)| *begin == position) {
             let cost = program::Cost { flops: 0.0, bytes: at.bytes() as f64 };
@@ -54,7 +61,7 @@ impl<'a> Reduction<'a> {
         }
     }
 
-    /// Sums the next bucket to what the rank keeps; where that is the sum of all ranks and micro-steps, its squares, too.
+    /// Sums the next bucket to what the rank keeps, and its squares where no look at it follows.
     fn sum(&mut self, streams: &mut Streams, lowering: &mut Lowering<'_>) {
         let of = &self.departures.all[self.summed];
         streams.wait(StreamId::Compute, self.sent[self.summed], &from("exchange"));
@@ -62,8 +69,7 @@ impl<'a> Reduction<'a> {
         let accumulate = self.parameters.sharding.gradients && self.kind == EntryKind::NextMicroStep;
         let attrs = if accumulate { Attrs::new().with("accumulate", true) } else { Attrs::new() };
         push(streams, lowering, id::SUM_PIECES, attrs, vec![of.staged.clone()], of.sum.clone());
-        let here = !self.parameters.sharding.gradients && self.parameters.sharding.rail().count == 1;
-        let Some(blocks) = of.blocks.filter(|_| here) else { return };
+        let Some(blocks) = of.blocks else { return };
         let [_, own] = self.parameters.gathered_squares();
         let table = lowering.constant(&blocks_of(std::iter::once((0, of.sum.len()))));
         let offset = own.offset + blocks * DType::F32.size();

@@ -49,7 +49,7 @@ pub(crate) fn entry(
     } else if parameters.sharding.rail().count > 1 {
         nodes::sum(&mut streams, lowering, taken, parameters, summed);
     }
-    let gathered = sharded.then(|| exchange::agree(&mut streams, lowering, taken, parameters));
+    let gathered = sharded.then(|| exchange::agree(&mut streams, lowering, taken, parameters, homes));
     norm(&mut streams, lowering, taken, parameters, optimizer, scales_loss, homes, gathered, momentum);
     if momentum {
         nodes::sum(&mut streams, lowering, taken, parameters, summed);

@@ -98,6 +98,53 @@ fn what_ranks_keep_may_be_on_the_host() {
     }
 }
 
+/// The sums of gradients, and where ranks keep whole ones, what micro-steps have added up to: alone, with everything else,
+/// and read where it lies. Behind the last micro-step a rank has of whole gradients the sums of its pieces alone.
+#[test]
+fn gradients_of_ranks_may_be_on_the_host() {
+    let stays = OffloadOptions {
+        optimizer: Some(false),
+        master: Some(false),
+        gradients: Some(false),
+        slice_bytes: Some(32 << 10),
+        ..OffloadOptions::default()
+    };
+    let alone = OffloadOptions { gradients: Some(true), ..stays };
+    let all = OffloadOptions { optimizer: Some(true), master: Some(true), ..alone };
+    let choices = [alone, all, OffloadOptions { zero_copy: true, ..alone }];
+    for (number, (case, options)) in cases().into_iter().enumerate() {
+        for (index, of_cut) in CUTS.into_iter().enumerate() {
+            let ranks = RANKS[(number + index) % 2];
+            let of = |offload: OffloadOptions| {
+                let plan = PlanOptions { offload, ..options.plan.clone() };
+                let options = CompileOptions { plan, ..options.clone() };
+                compile(&model(), &cut(ranks, of_cut, &options), &Machine::h200()).unwrap()
+            };
+            let moved = of(choices[(number + index) % choices.len()]);
+            let arena = |program: &Program| {
+                program.arenas.iter().find(|arena| arena.kind == ArenaKind::Gradients).unwrap().clone()
+            };
+            let what = format!("{case}, {ranks} ranks, cut {of_cut:?}");
+            assert!(arena(&moved).is_on_host() && arena(&of(stays)).bytes == arena(&moved).bytes, "{what}");
+            for micro_steps in [1, 3] {
+                let bits = |program: Program| {
+                    let gradients: Vec<String> = program
+                        .layout
+                        .parameters
+                        .iter()
+                        .filter_map(|slot| Some(format!("{}: {}", slot.name, slot.gradient.as_ref()?)))
+                        .filter(|_| !of_cut.0)
+                        .collect();
+                    let mut bits = bits_after(program, micro_steps);
+                    bits.retain(|(name, _)| !gradients.contains(name));
+                    bits
+                };
+                assert_same(bits(moved.clone()), &bits(of(stays)), &format!("{what}, {micro_steps} micro-steps"));
+            }
+        }
+    }
+}
+
 #[test]
 fn a_rank_keeps_its_share_of_the_states() {
     let bytes = |program: &Program, kind: ArenaKind| {
@@ -240,6 +287,32 @@ fn the_lowest_level_that_fits_is_chosen() {
     // A level that is written is obeyed.
     let written = compiled(Some(CUTS[1]), None).unwrap().plan[0].clone();
     assert_eq!((written.choice, written.reason), (Choice::Level(2), Reason::Requested));
+}
+
+/// With everything else decided, as little memory as with gradients on the host moves them there, at every level.
+#[test]
+fn gradients_of_ranks_are_moved_where_nothing_else_fits() {
+    let (_, mut options) = cases().swap_remove(0);
+    let stays = Some(false);
+    options.plan.offload = OffloadOptions { optimizer: stays, master: stays, residual: stays, ..Default::default() };
+    for of_cut in &CUTS[..3] {
+        let compiled = |gradients: Option<bool>, limit: usize| {
+            let mut options = cut(2, *of_cut, &options);
+            options.plan.offload.gradients = gradients;
+            options.plan.memory_limit = Some(limit);
+            compile(&model(), &options, &Machine::h200())
+        };
+        let needed = |gradients: bool| match compiled(Some(gradients), 1) {
+            Err(CompileError::DoesNotFit { needed, .. }) => needed,
+            other => panic!("one byte is too little: {:?}", other.map(|program| program.name)),
+        };
+        let (most, least) = (needed(false), needed(true));
+        assert!(least < most, "{of_cut:?}: {least} of {most} bytes");
+        let program = compiled(None, least).unwrap();
+        let line = program.plan.iter().find(|line| line.subject == Subject::Gradients).unwrap();
+        assert_eq!((line.choice, &line.reason), (Choice::Offload(true), &Reason::NeededToFit), "{of_cut:?}");
+        assert!(line.bytes > 0 && line.seconds > 0.0);
+    }
 }
 
 /// The entries as every rank runs them.

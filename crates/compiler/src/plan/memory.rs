@@ -4,7 +4,7 @@ use graph::Graph;
 use program::{ArenaKind, EntryKind, Machine, Variant};
 
 use crate::lowering::{Lowering, fixed_places};
-use crate::memory::ParameterPlan;
+use crate::memory::{ParameterPlan, arena};
 use crate::options::CompileOptions;
 use crate::residency::{Buffers, Homes};
 use crate::update;
@@ -47,7 +47,14 @@ impl<'a> Memory<'a> {
     /// Bytes of the activation arena that one entry needs.
     pub fn activation_bytes(&self, graph: &Graph, variant: Variant) -> usize {
         let fixed = fixed_places(graph, self.parameters, &mut Lowering::new(self.machine));
-        let leaves = self.parameters.shards > 1 && !graph.gradients.is_empty();
-        Buffers::plan(graph, &fixed, variant.documents, self.machine, &self.homes, self.parameters, leaves).bytes
+        let bytes = |leaves: bool| {
+            Buffers::plan(graph, &fixed, variant.documents, self.machine, &self.homes, self.parameters, leaves).bytes
+        };
+        if self.parameters.shards == 1 || graph.gradients.is_empty() {
+            return bytes(false);
+        }
+        // On the device, gradients that leave take more than those that stay.
+        let both = self.parameters.sharding.exchanges_last() && !self.homes.on_device(arena::GRADIENTS);
+        bytes(true).max(if both { bytes(false) } else { 0 })
     }
 }

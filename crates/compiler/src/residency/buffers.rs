@@ -92,10 +92,10 @@ impl Buffers {
         // Most entries move nothing.
         let bucket = leaves.then(|| parameters.sharding.sent_bytes(parameters.sharding.bucket()));
         let clock = LazyCell::new(|| Clock::new(graph, documents, machine, parameters.shards, bucket));
-        let mut stays = stays::plan(graph, &placement, homes, &clock);
+        let mut stays = stays::plan(graph, &placement, homes, &clock, leaves);
         stays.extend(gathers::plan(graph, &placement, parameters, &clock));
         let (mut departures, of_gradients) = match leaves {
-            true => departures::plan(graph, &placement, parameters, &clock, stays.len()),
+            true => departures::plan(graph, &placement, parameters, homes, &clock, stays.len()),
             false => Default::default(),
         };
         stays.extend(of_gradients);

@@ -36,6 +36,11 @@ impl Clock {
         Clock { busy: leaves.map_or(0.0, |bytes| STAGED as f64 * clock.collective(bytes)), ..clock }
     }
 
+    /// When a position begins: those behind the last node, with its end.
+    pub fn begin(&self, position: usize) -> f64 {
+        self.begins[position.min(self.begins.len() - 1)]
+    }
+
     pub fn end(&self, node: usize) -> f64 {
         self.begins[node + 1]
     }
@@ -73,8 +78,11 @@ impl Clock {
         self.begins.partition_point(|at| *at <= by).saturating_sub(1)
     }
 
-    /// The node that is under way just before a time.
+    /// The position that is under way just before a time: the last there is where that is behind all nodes.
     pub fn under_way(&self, before: f64) -> usize {
-        self.begins.partition_point(|at| *at < before).saturating_sub(1)
+        match self.begins.partition_point(|at| *at < before) {
+            all if all == self.begins.len() => usize::MAX,
+            begun => begun.saturating_sub(1),
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! When gradients leave for the other ranks: a group of them as soon as the last of it is complete, bucket by bucket, each
-//! staged until it is summed. Where a rank keeps the sums of its pieces alone, a group has a stay for as long as that takes.
+//! staged until it is summed. Where a rank keeps the sums of its pieces alone, a group has a stay for as long as that takes, and
+//! where gradients are at home on the host; there a sum has one, too.
 //! Knows when nodes write what, and how long both take; not what is computed, or what the sums are for.
 
 use std::ops::Range;
@@ -9,8 +10,8 @@ use program::{Shard, TensorRef};
 use tensor::DType;
 
 use super::clock::Clock;
-use super::stays::AHEAD;
-use super::{Follows, Move, Stay};
+use super::stays::{AHEAD, arrive, leave};
+use super::{Follows, Homes, Move, Stay};
 use crate::memory::{Group, ParameterPlan, Placement, arena, is_view};
 
 /// Buckets that are staged at a time: one on its way, one that is summed.
@@ -30,7 +31,7 @@ pub(crate) struct Departure {
     pub staged: TensorRef,
     /// f32 [n]: where the rank keeps their sum.
     pub sum: TensorRef,
-    /// Blocks of squares before its own; none where its squares do not count in the norm.
+    /// Blocks of squares before its own; none where its squares do not count in the norm, or are summed in the update.
     pub blocks: Option<usize>,
     /// Before this position it is sent, before this one it is summed.
     pub sent: usize,
@@ -44,8 +45,8 @@ pub(crate) struct Departures {
     pub all: Vec<Departure>,
     /// What no node writes of that which leaves: zeroed before a position.
     pub blanks: Vec<(usize, TensorRef)>,
-    /// By departure: the stay that it leaves from.
-    stays: Vec<Option<usize>>,
+    /// By departure: the stay that it leaves from, and that of its sum.
+    stays: Vec<[Option<usize>; 2]>,
 }
 
 /// One touch of a group: by a node, of these bytes of the arena.
@@ -94,38 +95,86 @@ struct Leaving<'a> {
     written: Vec<Range<usize>>,
 }
 
-/// The departures of an entry, and the stays of the gradients where a rank does not keep them: numbered from `first` on.
+/// The departures of an entry, and the stays of the gradients where a rank does not keep them on the device, those of their
+/// sums behind the others: numbered from `first` on.
 pub(super) fn plan(
     graph: &Graph,
     placement: &Placement,
     parameters: &ParameterPlan,
+    homes: &Homes,
     clock: &Clock,
     first: usize,
 ) -> (Departures, Vec<Stay>) {
-    let groups = parameters.gradient_groups();
+    let (groups, sharding) = (parameters.gradient_groups(), &parameters.sharding);
+    let on_host = !homes.on_device(arena::GRADIENTS);
+    // Of several nodes they are not the sums of all yet; what micro-steps add to on the device, the update sees as a whole.
+    let squared = sharding.rail().count == 1 && (on_host || !sharding.gradients);
     let mut leaving = leaving(graph, placement, &groups);
     leaving.sort_by_key(|of| of.last);
     let (mut departures, mut stays) = (Departures::default(), Vec::new());
     let mut queue = Queue { clock, free: 0.0, summed: Vec::new() };
     for (index, of) in leaving.iter().enumerate() {
         let latest = latest(&leaving, index);
-        let stay = parameters.sharding.gradients.then_some(first + stays.len());
+        let stay = (on_host || sharding.gradients).then_some(first + stays.len());
         let mut blocks = of.blocks;
         for shard in &of.group.shards {
-            let bytes = parameters.sharding.sent_bytes(shard.piece * parameters.shards);
+            let bytes = sharding.sent_bytes(shard.piece * parameters.shards);
             let (sent, summed) = queue.send(of.last + 1, bytes, latest);
-            let blocks_before = of.group.squared.then_some(blocks);
+            let blocks_before = (squared && of.group.squared).then_some(blocks);
             departures.all.push(departure(shard, parameters, blocks_before, sent, summed));
-            departures.stays.push(stay);
+            departures.stays.push([stay, None]);
             blocks += of.group.blocks(shard);
         }
         if stay.is_some() {
             departures.blanks.extend(blanks(of).into_iter().map(|at| (of.begin, at)));
             let last = departures.all.last().expect("a group has buckets");
-            stays.push(stay_of(of, if last.rounded.is_some() { last.sent } else { last.summed - 1 }));
+            let released = if last.rounded.is_some() { last.sent } else { last.summed - 1 };
+            // What other micro-steps have added up comes from the host.
+            stays.push(Stay { fetched: !sharding.gradients, released, ..stay_of(of) });
         }
     }
+    if on_host {
+        arrive_in_order(&mut stays, clock);
+        let sums = sums(&departures, sharding.gradients, clock);
+        let numbers = first + stays.len()..;
+        departures.stays.iter_mut().zip(numbers).for_each(|([_, sum], number)| *sum = Some(number));
+        stays.extend(sums);
+    }
     (departures, stays)
+}
+
+/// Gives stays time to be fetched in the order in which they are touched.
+fn arrive_in_order(stays: &mut [Stay], clock: &Clock) {
+    let mut order: Vec<usize> = (0..stays.len()).collect();
+    order.sort_by_key(|index| stays[*index].begin);
+    let mut ordered: Vec<Stay> = order.iter().map(|index| stays[*index].clone()).collect();
+    arrive(&mut ordered, clock);
+    order.into_iter().zip(ordered).for_each(|(index, of)| stays[index].arrives = of.arrives);
+}
+
+/// The stays of sums that are at home on the host, by departure. `accumulate`: those of the micro-steps before are added.
+fn sums(departures: &Departures, accumulate: bool, clock: &Clock) -> Vec<Stay> {
+    let stay = |of: &Departure| {
+        let device = TensorRef::dense(arena::ACTIVATIONS, 0, DType::F32, of.sum.shape.clone());
+        Stay {
+            moves: vec![Move { home: of.sum.clone(), device, written: true }],
+            buffer: None,
+            shards: Vec::new(),
+            arrives: of.summed - 1,
+            fetched: accumulate,
+            opens: true,
+            closes: true,
+            begin: of.summed - 1,
+            last: of.summed - 1,
+            stored: Some(of.summed - 1),
+            released: of.summed - 1,
+            follows: Follows::Computation,
+        }
+    };
+    let mut sums: Vec<Stay> = departures.all.iter().map(stay).collect();
+    arrive(&mut sums, clock);
+    leave(&mut sums, clock, departures.all.last().map_or(0, |of| of.summed));
+    sums
 }
 
 fn leaving<'a>(graph: &Graph, placement: &Placement, groups: &'a [Group]) -> Vec<Leaving<'a>> {
@@ -215,7 +264,8 @@ fn blanks(of: &Leaving<'_>) -> Vec<TensorRef> {
     gaps.into_iter().map(at).collect()
 }
 
-fn stay_of(of: &Leaving<'_>, released: usize) -> Stay {
+/// Its stay, from the first touch to the last.
+fn stay_of(of: &Leaving<'_>) -> Stay {
     let bytes = |arena, offset: usize| TensorRef::dense(arena, offset, DType::U8, [of.group.bytes.len()]);
     let (home, device) = (bytes(of.group.arena, of.group.bytes.start), bytes(arena::ACTIVATIONS, 0));
     Stay {
@@ -229,7 +279,7 @@ fn stay_of(of: &Leaving<'_>, released: usize) -> Stay {
         begin: of.begin,
         last: of.last,
         stored: None,
-        released,
+        released: of.last,
         follows: Follows::Computation,
     }
 }
@@ -244,7 +294,7 @@ impl Departure {
 impl Departures {
     /// Puts in the places of the stays and of what is on its way.
     pub fn settle(&mut self, stays: &[Stay], places: &[usize]) {
-        for ((departure, stay), offset) in self.all.iter_mut().zip(&self.stays).zip(places) {
+        for ((departure, [stay, sum]), offset) in self.all.iter_mut().zip(&self.stays).zip(places) {
             departure.staged.offset = offset + departure.place_bytes() - departure.staged.bytes();
             if let Some(rounded) = &mut departure.rounded {
                 rounded.offset = *offset;
@@ -252,9 +302,17 @@ impl Departures {
             if let Some(stay) = stay {
                 departure.from = stays[*stay].place(&departure.from);
             }
+            if let Some(sum) = sum {
+                departure.sum = stays[*sum].moves[0].device.clone();
+            }
         }
         for (_, blank) in &mut self.blanks {
-            let stay = self.stays.iter().flatten().map(|stay| &stays[*stay]).find(|stay| stay.holds(blank, None));
+            let stay = self
+                .stays
+                .iter()
+                .filter_map(|[stay, _]| *stay)
+                .map(|stay| &stays[stay])
+                .find(|stay| stay.holds(blank, None));
             *blank = stay.expect("only what stays is blank").place(blank);
         }
     }

@@ -16,14 +16,16 @@ use crate::memory::{ALIGNMENT_BYTES, Placement, align, arena, is_view};
 pub(super) const AHEAD: usize = 128 << 20;
 
 /// The stays of an entry, in the order in which they are stored or end. One plan serves all micro-steps of a step, of
-/// which the first finds nothing to fetch for stays that open.
+/// which the first finds nothing to fetch for stays that open. `leaves`: gradients go to the other ranks, and have stays of
+/// their own.
 pub(super) fn plan(
     graph: &Graph,
     placement: &Placement,
     homes: &Homes,
     clock: &impl Deref<Target = Clock>,
+    leaves: bool,
 ) -> Vec<Stay> {
-    let residents = residents(graph, placement, homes);
+    let residents = residents(graph, placement, homes, leaves);
     if residents.is_empty() { Vec::new() } else { schedule(residents, clock) }
 }
 
@@ -44,7 +46,7 @@ fn schedule(residents: Vec<Resident>, clock: &Clock) -> Vec<Stay> {
     stays.sort_by_key(|stay| stay.begin);
     arrive(&mut stays, clock);
     stays.sort_by_key(|stay| stay.stored.unwrap_or(stay.last));
-    leave(&mut stays, clock);
+    leave(&mut stays, clock, clock.last_node());
     stays
 }
 
@@ -117,7 +119,7 @@ pub(super) fn arrive(stays: &mut [Stay], clock: &Clock) {
     let ahead = most_ahead(stays);
     for index in (0..stays.len()).rev().filter(|index| stays[*index].fetched).collect::<Vec<_>>() {
         let stay = &stays[index];
-        free = free.min(clock.begins[stay.begin]) - clock.arrival(stay);
+        free = free.min(clock.begin(stay.begin)) - clock.arrival(stay);
         let mut under_way = 0;
         let others = stays[..index].iter().rev().filter(|before| before.fetched);
         let least = others.map(|before| (before.begin, before.bytes())).find(|(_, bytes)| {
@@ -130,14 +132,14 @@ pub(super) fn arrive(stays: &mut [Stay], clock: &Clock) {
     }
 }
 
-/// Gives every stay time to be stored, each behind the one before, with few under way.
-fn leave(stays: &mut [Stay], clock: &Clock) {
+/// Gives every stay time to be stored, each behind the one before, with few under way. `end` is the last position.
+pub(super) fn leave(stays: &mut [Stay], clock: &Clock, end: usize) {
     let mut free: f64 = 0.0;
     let ahead = most_ahead(stays);
     for index in 0..stays.len() {
         let stay = &stays[index];
         let Some(stored) = stay.stored else { continue };
-        free = free.max(clock.end(stored)) + clock.transfer(stay.bytes());
+        free = free.max(clock.begin(stored + 1)) + clock.transfer(stay.bytes());
         let mut under_way = 0;
         let others =
             stays[index + 1..].iter().filter_map(|behind| behind.stored.map(|stored| (stored, behind.bytes())));
@@ -146,8 +148,7 @@ fn leave(stays: &mut [Stay], clock: &Clock) {
             under_way > ahead
         });
         let again = stays.iter().filter(|next| next.moves[0].home == stay.moves[0].home && next.arrives > stay.last);
-        let most =
-            again.map(|next| next.arrives - 1).fold(most.map_or(clock.last_node(), |(stored, _)| stored), usize::min);
+        let most = again.map(|next| next.arrives - 1).fold(most.map_or(end, |(stored, _)| stored), usize::min);
         stays[index].released = clock.under_way(free).min(most).max(stay.last);
     }
 }
@@ -157,7 +158,7 @@ fn most_ahead(stays: &[Stay]) -> usize {
 }
 
 /// What is offloaded of an entry.
-fn residents(graph: &Graph, placement: &Placement, homes: &Homes) -> Vec<Resident> {
+fn residents(graph: &Graph, placement: &Placement, homes: &Homes, leaves: bool) -> Vec<Resident> {
     let place = |id| placement.get(id).expect("every value was placed");
     let mut activations: Vec<Resident> = Vec::new();
     for buffer in graph.waiting.iter().filter_map(|id| placement.buffer_of(place(*id))) {
@@ -167,7 +168,8 @@ fn residents(graph: &Graph, placement: &Placement, homes: &Homes) -> Vec<Residen
         }
     }
     // Arenas of parameters, with the ranges of each that nodes touch.
-    let flat = [arena::GRADIENTS, arena::QUANTS].into_iter().filter(|of| !homes.on_device(*of));
+    let flat = [arena::GRADIENTS, arena::QUANTS].into_iter();
+    let flat = flat.filter(|of| !(homes.on_device(*of) || leaves && *of == arena::GRADIENTS));
     let mut flat: Vec<(ArenaId, Vec<(Range<usize>, Touch)>)> = flat.map(|of| (of, Vec::new())).collect();
     if activations.is_empty() && flat.is_empty() {
         return Vec::new();

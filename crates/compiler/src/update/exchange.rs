@@ -10,19 +10,20 @@ use tensor::{Attrs, DType};
 use super::{provenance, push_behind};
 use crate::lowering::Lowering;
 use crate::memory::{ParameterPlan, SCALARS, SUM_SQUARES, arena, scalar_ref};
-use crate::residency::Streams;
+use crate::residency::{Homes, Streams};
 use crate::rule::Per;
 
 /// The sums over micro-steps that a step needs of all ranks.
 const COUNTED: [&str; 2] = [scalar::LOSS_SUM, scalar::WEIGHT_SUM];
 
 /// Gives all ranks the sums of loss and weights, and the largest magnitudes where some are recorded. The first `taken` bytes of the activation arena are occupied. Gives the
-/// sums of all squares, f32 [ranks · blocks].
+/// sums of all squares, f32 [ranks · blocks]: those of gradients on the host have been summed up on their way there.
 pub(super) fn agree(
     streams: &mut Streams,
     lowering: &mut Lowering<'_>,
     taken: usize,
     parameters: &ParameterPlan,
+    homes: &Homes,
 ) -> TensorRef {
     let from = provenance("exchange");
     streams.follow(StreamId::Exchange, &from);
@@ -34,7 +35,7 @@ pub(super) fn agree(
         (to, own, streams.record(StreamId::Exchange, &from))
     });
     let [all, own] = parameters.gathered_squares();
-    if parameters.sharding.gradients {
+    if parameters.sharding.gradients && homes.on_device(arena::GRADIENTS) {
         // Pieces lie behind one another in the order of their blocks.
         let size = DType::F32.size();
         let squared = parameters.buckets().filter(|(run, _)| run.rule.descends());

@@ -162,8 +162,8 @@ fn memory_options(config: &Config) -> PlanOptions {
             master: requested(config.offload.offload_master),
             // First moments that are compressed are read before the update.
             optimizer: requested(config.offload.offload_optimizer).or(one_bit.then_some(false)),
-            // Of several ranks they stay: bucket by bucket they go to the others.
-            gradients: requested(config.offload.offload_grads).or((config.ranks() > 1).then_some(false)),
+            // Where each node has all shards, their sums are added up on the device.
+            gradients: requested(config.offload.offload_grads).or((config.nodes() > 1).then_some(false)),
             quants: requested(config.offload.offload_quants),
             zero_copy: config.offload.use_zero_copy,
             write_combined: config.offload.use_write_combined,
@@ -236,7 +236,7 @@ fn sharding(config: &Config) -> Sharding {
     let (scope, open_scope) = match of.shard_scope {
         Setting::Value(ShardScope::World) => (Scope::World, false),
         Setting::Value(ShardScope::Node) => (Scope::Node, false),
-        Setting::Auto if alone => (Scope::World, false),
+        Setting::Auto if alone || config.offload.offload_grads == Setting::Value(true) => (Scope::World, false),
         // Shards of all nodes have no sums of nodes to compress.
         Setting::Auto => (Scope::Node, !of.gradient_compression.is_between_nodes()),
     };

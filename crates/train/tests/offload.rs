@@ -1,5 +1,6 @@
 //! Runs whose states, copies, activations or gradients are in host memory give the same results as runs without
-//! offloading: the program of a GPU, run on the CPU.
+//! offloading: the program of a GPU, run on the CPU. With `SUROGATE_TEST_DEVICE=cuda` those of several ranks are on GPUs, or on
+//! one that they share (`SUROGATE_ONE_GPU=1`).
 
 mod stories;
 
@@ -10,13 +11,22 @@ use std::sync::Arc;
 use program::{ArenaKind, Machine, MemoryClass};
 use serde_json::{Value, json};
 use stories::{Lines, config, events, losses, names, source};
+use train::config::Config;
 use train::preview::Preview;
-use train::{Device, Outcome};
+use train::{Device, DeviceRequest, Outcome};
 
 fn device(machine: Machine) -> Arc<Device> {
     let backend = Box::new(cpu::CpuBackend::new(None).unwrap());
     let (because, arithmetic) = ("requested".into(), "a CPU".into());
-    Arc::new(Device { backend, machine, because, gpus: 1, card: Default::default(), arithmetic, nodes: None })
+    Arc::new(Device { backend, machine, because, gpus: 4, card: Default::default(), arithmetic, nodes: None })
+}
+
+/// What a configuration of several ranks runs on.
+fn of_ranks(config: &Config) -> Arc<Device> {
+    match stories::device_name().as_str() {
+        "cuda" => Arc::new(Device::open(&DeviceRequest::of(config, Vec::new())).unwrap()),
+        _ => device(Machine::h200()),
+    }
 }
 
 fn merged(parts: &[&Value]) -> Value {
@@ -26,11 +36,15 @@ fn merged(parts: &[&Value]) -> Value {
 
 /// Losses of steps and evaluations, and every file of weights and states.
 fn run(output: &Path, options: &Value, stop_after: Option<usize>) -> (Vec<f64>, Vec<(String, Vec<u8>)>) {
+    let config = config(output, options);
+    let device = if config.ranks() > 1 { of_ranks(&config) } else { device(Machine::h200()) };
     let mut observer = Lines { stop_after, ..Lines::default() };
-    let outcome = train::run(config(output, options), source(), device(Machine::h200()), &mut observer).unwrap();
+    let outcome = train::run(config, source(), device, &mut observer).unwrap();
     assert_eq!(matches!(outcome, Outcome::Interrupted(_)), stop_after.is_some());
     let mut files = Vec::new();
-    for folder in ["checkpoint-6", "model", "adapter"].map(|name| output.join(name)).iter().filter(|f| f.is_dir()) {
+    for folder in
+        ["checkpoint-4", "checkpoint-6", "model", "adapter"].map(|name| output.join(name)).iter().filter(|f| f.is_dir())
+    {
         for name in names(folder).into_iter().filter(|name| name.ends_with(".safetensors")) {
             files.push((name.clone(), fs::read(folder.join(name)).unwrap()));
         }
@@ -84,6 +98,47 @@ fn a_run_leaves_the_same_whatever_lies_on_the_host() {
             let (_, files) = run(&output, &again, None);
             assert!(files == expected.1, "{options}: another result after an interruption");
         }
+    }
+}
+
+/// The sums that a rank keeps, and the whole gradients of ranks that exchange them in the last micro-step.
+#[test]
+fn gradients_of_several_ranks_may_lie_there() {
+    let base = json!({"device": "auto", "max_steps": 4, "eval_steps": 2, "save_steps": 2, "max_grad_norm": 0.05,
+        "torch_dtype": "bfloat16"});
+    let full = json!({"lora": false, "optimizer": "adamw_8bit", "master_dtype": "float32"});
+    let matrices = json!({"lora": false, "optimizer": "normuon", "master_dtype": "float32"});
+    let adapters = json!({"optimizer": "adamw", "lora_rank": 16, "lora_dropout": 0.1});
+    let alone = json!({"offload_grads": true});
+    let all = json!({"offload_grads": true, "offload_optimizer": true, "offload_master": true});
+    let of = |ranks: usize, level: usize, micro_steps: usize| {
+        json!({"gpus": ranks, "zero_level": level, "gradient_accumulation_steps": micro_steps,
+            "per_device_train_batch_size": 1})
+    };
+    let sequence = json!({"sequence_parallel_size": 2});
+    let in_place = json!({"offload_grads": true, "offload_optimizer": true, "use_zero_copy": true});
+    for (trained, spread, moved) in [
+        (full.clone(), of(2, 1, 1), &all),
+        (full.clone(), of(3, 1, 3), &alone),
+        (full.clone(), of(3, 2, 3), &all),
+        (full, merged(&[&of(2, 3, 3), &json!({"recompute_block": true, "offload_residual": true})]), &alone),
+        (matrices.clone(), of(2, 1, 3), &all),
+        (matrices.clone(), of(3, 2, 1), &alone),
+        (matrices, merged(&[&of(2, 1, 3), &sequence]), &all),
+        (adapters.clone(), of(2, 1, 3), &in_place),
+        (adapters, of(3, 3, 3), &json!({"offload_grads": true, "offload_optimizer": true})),
+    ] {
+        let place = tempfile::tempdir().unwrap();
+        let plain = merged(&[&base, &trained, &spread]);
+        let expected = run(&place.path().join("plain"), &plain, None);
+        assert!(expected.1.len() >= 2 && expected.0.len() >= 6, "{:?}", expected.0);
+        let options = merged(&[&plain, moved]);
+        assert!(run(&place.path().join("moved"), &options, None) == expected, "{options}: another result");
+        // Begun without, ended with it.
+        let output = place.path().join("again");
+        run(&output, &plain, Some(2));
+        let again = merged(&[&options, &json!({"resume_from_checkpoint": true})]);
+        assert!(run(&output, &again, None).1 == expected.1, "{options}: another result after an interruption");
     }
 }
 

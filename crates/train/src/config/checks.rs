@@ -272,7 +272,6 @@ pub(super) fn refused_with_ranks(config: &Config) -> Vec<(&'static str, String, 
     let refused = [
         ("zero_level", codes && of.zero_level == Setting::Value(3), "zero_level: 3"),
         ("shard_weights", codes && of.shard_weights == Setting::Value(true), "shard_weights: true"),
-        ("offload_grads", config.offload.offload_grads == Setting::Value(true), "offload_grads: true"),
         ("sample_prompts", !config.logging.sample_prompts.is_empty(), "sample_prompts"),
     ];
     let because = |path: &str| match path {
@@ -296,8 +295,23 @@ pub(super) fn refused_with_ranks(config: &Config) -> Vec<(&'static str, String, 
             format!("set `gpus` to a multiple of {sequence}, or `sequence_parallel_size` to a divisor of {gpus}");
         refused.push(("sequence_parallel_size", message, hint));
     }
+    refused.extend(gradients_of_nodes(config));
     refused.extend(pipeline::refused(config));
     refused
+}
+
+/// Where each node has all shards, the update adds up the sums of nodes, as they are on the device.
+fn gradients_of_nodes(config: &Config) -> Option<(&'static str, String, String)> {
+    let (nodes, of) = (config.nodes(), &config.sharding);
+    let with = match of.gradient_compression {
+        compression if compression.is_between_nodes() => format!("gradient_compression: {}", compression.name()),
+        _ if of.shard_scope == Setting::Value(ShardScope::Node) => "shard_scope: node".to_owned(),
+        _ => return None,
+    };
+    (nodes > 1 && config.offload.offload_grads == Setting::Value(true)).then(|| {
+        let message = format!("`offload_grads: true` is not available yet with `{with}` and {nodes} nodes");
+        ("offload_grads", message, "remove `offload_grads`, or set `shard_scope: world`".to_owned())
+    })
 }
 
 /// Answers come with evaluations.

@@ -331,7 +331,14 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
         ("device: cpu\ngpus: 6\nsequence_parallel_size: 4", "`sequence_parallel_size: 4` does not divide `gpus: 6`"),
         ("sequence_parallel_size: 2\ngpus: 1", "`sequence_parallel_size: 2` does not divide `gpus: 1`"),
         ("device: cpu\ngpus: 65", "`gpus: 65`, but `device: cpu` runs at most 64 ranks"),
-        ("gpus: 2\noffload_grads: true", "`offload_grads: true` is not available yet with `gpus: 2`"),
+        (
+            "gpus: 2\ndistributed: {num_nodes: 2}\noffload_grads: true\nshard_scope: node",
+            "`offload_grads: true` is not available yet with `shard_scope: node` and 2 nodes",
+        ),
+        (
+            "gpus: 2\ndistributed: {num_nodes: 2}\noffload_grads: true\ngradient_compression: int8",
+            "`offload_grads: true` is not available yet with `gradient_compression: int8` and 2 nodes",
+        ),
         (
             "device: cpu\ngpus: 2\nrecipe: fp8_hybrid\nzero_level: 3",
             "`zero_level: 3` is not available yet with `recipe: fp8_hybrid` and `gpus: 2`",
@@ -382,8 +389,9 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
     assert_eq!((two.with_visible_gpus(4).unwrap().ranks(), two.with_planned_gpus(1, "h200").unwrap().ranks()), (2, 2));
     let problem = &two.with_planned_gpus(8, "8xh200").unwrap_err()[0];
     assert_eq!(problem.message, "`gpus: 2`, but `--machine 8xh200` has 8");
-    let problem = &good("model: m\ngpus: 0\noffload_grads: true\n").with_visible_gpus(2).unwrap_err()[0];
-    assert_eq!(problem.message, "`offload_grads: true` is not available yet with `gpus: 2`");
+    let problem = &good("model: m\ngpus: 0\nrecipe: nvfp4\nzero_level: 3\n").with_visible_gpus(2).unwrap_err()[0];
+    assert_eq!(problem.message, "`zero_level: 3` is not available yet with `recipe: nvfp4` and `gpus: 2`");
+    good("model: m\ngpus: 2\noffload_grads: true\ndistributed: {num_nodes: 2}\n");
     let nodes = good("model: m\ndevice: cpu\ndistributed: {num_nodes: 3, gpus_per_node: 2}\n");
     assert_eq!((nodes.ranks(), nodes.local_ranks(), nodes.nodes()), (6, 2, 3));
     good("model: m\nzero_level: 1\nrecipe: bf16\nreport_to: null\nmerge_adapter: false\nrecompute_swiglu: auto\n");

@@ -41,7 +41,8 @@ impl Preview {
         lines.push(format!("{:>FIGURES$}  in all", size(self.memory_bytes())));
         let host = program.host_memory();
         if !host.is_empty() {
-            lines.push("On the host:".to_owned());
+            let of = if program.cluster.ranks > 1 { ", of each rank" } else { "" };
+            lines.push(format!("On the host{of}:"));
             lines.extend(host.iter().map(|part| line(part, 0)));
         }
         let activations = program.memory.iter().find(|of| of.class == ACTIVATIONS).map_or(0, |of| of.bytes);

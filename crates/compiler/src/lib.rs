@@ -230,9 +230,12 @@ fn whole_graph(
     passes: &mut Passes<'_>,
 ) -> Result<Graph, CompileError> {
     let kind = entry.kind;
+    // Tokens that are generated one by one are not shared: every rank computes them all.
+    let alone = Sharding { sequence: 1, ..options.sharding };
+    let sharding = if entry.generates() { &alone } else { &options.sharding };
     // Layers become nodes, the entry's task stands behind them, batch symbols become numbers; every shape is checked
     // against its rule.
-    let mut graph = expand(model, options, entry, passes::sequence::part(variant, &options.sharding)?)?;
+    let mut graph = expand(model, options, entry, passes::sequence::part(variant, sharding)?)?;
     passes.check(Pass::Expand, &graph)?;
     // Before the adapters add dropout of their own.
     passes.run(kind, Pass::Dropout, &mut graph, |g| passes::dropout::run(g, options, kind))?;
@@ -254,6 +257,6 @@ fn whole_graph(
     // Behind adapters and merging, so that parameters lie as ever; before dead code takes what only whole rows need.
     passes.run(kind, Pass::Cache, &mut graph, |g| passes::cache::run(g, entry, variant, machine))?;
     // Before autodiff, which sends gradients the way back; behind what adds dropout.
-    passes.run(kind, Pass::Sequence, &mut graph, |g| passes::sequence::run(g, &options.sharding, variant))?;
+    passes.run(kind, Pass::Sequence, &mut graph, |g| passes::sequence::run(g, sharding, variant))?;
     Ok(graph)
 }

@@ -396,6 +396,11 @@ impl EntryOptions {
         EntryOptions { cache: Some(cache), ..EntryOptions::forward() }
     }
 
+    /// Whether its rows go on where their sequences were.
+    pub(crate) fn generates(&self) -> bool {
+        self.kind == EntryKind::Forward && self.cache.is_some()
+    }
+
     /// The same entry next to one that generates: what is kept of earlier tokens stays as it is.
     pub fn keeping_cache(self, cache: KeyValueCache) -> EntryOptions {
         EntryOptions { cache: Some(cache), ..self }

@@ -39,8 +39,12 @@ fn options(ranks: usize, more: &Value) -> Value {
 fn begin(config: Arc<Config>, observer: &mut Lines) -> Result<Outcome> {
     let request = DeviceRequest { threads: Some(2), ..DeviceRequest::of(&config, Vec::new()) };
     let nodes = train::come_together(&config, &request, observer)?;
-    let request = DeviceRequest { nodes, ..request };
-    train::run(config, source(), Arc::new(Device::open(&request)?), observer)
+    let mut device = Device::open(&DeviceRequest { nodes, ..request })?;
+    if config.hardware.device.is_auto() {
+        // The program of GPUs, run on the CPU.
+        (device.machine, device.gpus) = (Machine::h200(), config.local_ranks());
+    }
+    train::run(config, source(), Arc::new(device), observer)
 }
 
 /// The runs of all nodes, each with a folder and options of its own: those of node 0 first.
@@ -131,8 +135,13 @@ fn same_as_ranks(count: usize, gpus: usize, most: Option<f64>, more: &Value) {
     let (expected, found) = (recorded(&one), recorded(&several));
     assert!(expected.0.len() == 4 && expected.1.len() == 2, "{expected:?}");
     let what = format!("{count} nodes of {gpus} ranks, {more}");
+    let answers = |of: &Path| -> Vec<Value> {
+        stories::events(of).iter().filter(|of| of["event"] == "samples").map(|of| of["samples"].clone()).collect()
+    };
+    assert_eq!(answers(&several).len(), if more["sample_prompts"].is_null() { 0 } else { 2 }, "{what}");
     let Some(most) = most else {
         assert_eq!(found, expected, "{what}");
+        assert_eq!(answers(&several), answers(&one), "{what}");
         for part in ["checkpoint-4", if more["lora"] == false { "model" } else { "adapter" }] {
             let expected = files(&one.join(part));
             assert!(!expected.is_empty());
@@ -169,6 +178,21 @@ fn nodes_of_several_ranks_train_as_all_of_them() {
     let more = json!({"sample_packing": false, "optimizer": "adamw_8bit", "lora_dropout": 0.0, "shard_scope": "world"});
     same_as_ranks(3, 2, Some(1e-4), &more);
     same_as_ranks(2, 3, Some(1e-5), &json!({"lora": false, "learning_rate": 1e-3, "shard_scope": "world"}));
+}
+
+#[test]
+fn nodes_answer_prompts_as_ranks() {
+    let prompts = json!({"sample_prompts": ["Once upon a time", "Lily"], "sample_tokens": 6, "lora_dropout": 0.0});
+    same_as_ranks(2, 2, Some(1e-5), &prompts);
+    let whole = json!({"lora": false, "learning_rate": 1e-3, "shard_scope": "world", "zero_level": 3});
+    same_as_ranks(2, 1, None, &merged(prompts, &whole));
+}
+
+#[test]
+fn gradients_of_nodes_may_lie_in_host_memory() {
+    let more = json!({"device": "auto", "lora": false, "learning_rate": 1e-3, "offload_grads": true});
+    same_as_ranks(2, 1, None, &merged(more.clone(), &json!({"zero_level": 1})));
+    same_as_ranks(3, 1, None, &merged(more, &json!({"zero_level": 2, "optimizer": "adamw_8bit"})));
 }
 
 /// Shards of each node, over connections.

@@ -4,9 +4,12 @@ mod stories;
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
+use program::Machine;
 use serde_json::{Value, json};
 use stories::{Lines, config, device, events, source};
+use train::{Device, DeviceRequest, Preview};
 
 fn run(output: &Path, options: &Value) -> Vec<String> {
     let mut observer = Lines::default();
@@ -81,12 +84,16 @@ fn prompts_are_answered_at_every_evaluation() {
     let opening = of_kind(&sampled, "start").remove(0);
     let planned = opening["plan"]["memory"].as_array().unwrap().iter().find(|line| line["class"] == "cache");
     assert!(planned.unwrap()["bytes"].as_u64().unwrap() > 0);
-    // The last answers are those of the result.
     let adapter = Some(sampled.join("adapter"));
-    let mut generator = train::Generator::new(device(), source(), adapter, tensor::DType::F32).unwrap();
+    assert_answers(&found[1], train::Generator::new(device(), source(), adapter, tensor::DType::F32).unwrap());
+}
+
+/// The answers are those of a result.
+#[track_caller]
+fn assert_answers(event: &Value, mut generator: train::Generator) {
     let given = [("max_new_tokens", "12")].map(|(name, value)| (name.to_owned(), value.to_owned()));
     let given = train::GenerationOptions::read(&given).unwrap();
-    for sample in found[1]["samples"].as_array().unwrap() {
+    for sample in event["samples"].as_array().unwrap() {
         let prompt = train::Prompt::from_json(&sample["prompt"]).unwrap();
         let mut generation = train::Generation::start(&mut generator, &[prompt], &given).unwrap();
         let (mut text, mut tokens) = (String::new(), 0);
@@ -96,6 +103,51 @@ fn prompts_are_answered_at_every_evaluation() {
             }
         }
         assert_eq!((sample["text"].as_str(), sample["tokens"].as_u64()), (Some(&*text), Some(tokens as u64)));
+    }
+}
+
+/// Whatever they share: on one device the same weights answer the same.
+#[test]
+fn prompts_are_answered_by_several_ranks() {
+    let base = json!({
+        "max_steps": 4, "eval_steps": 2, "save_steps": 4, "validation_split_ratio": 0.1, "learning_rate": 0.01,
+        "sample_packing": false, "device": stories::device_name(), "torch_dtype": "float32",
+    });
+    let prompts = json!({
+        "sample_prompts": ["Once upon a time", "Lily", "Tom and his dog went to the"], "sample_tokens": 12,
+    });
+    for (ranks, more) in [
+        (2, json!({"zero_level": 1})),
+        (3, json!({"zero_level": 2, "lora": false, "learning_rate": 1e-3})),
+        (2, json!({"zero_level": 3, "lora": false, "optimizer": "normuon", "learning_rate": 1e-3})),
+        (3, json!({"zero_level": 3})),
+        (2, json!({"zero_level": 3, "sequence_parallel_size": 2, "lora": false, "learning_rate": 1e-3})),
+    ] {
+        let place = tempfile::tempdir().unwrap();
+        let of = |name: &str, prompts: &Value| {
+            let mut options = base.clone();
+            let all = [&more, &json!({"gpus": ranks}), prompts].map(|of| of.as_object().unwrap().clone());
+            options.as_object_mut().unwrap().extend(all.into_iter().flatten());
+            let output = place.path().join(name);
+            let config = config(&output, &options);
+            let device = Device::open(&DeviceRequest { threads: Some(2), ..DeviceRequest::of(&config, Vec::new()) });
+            train::run(config, source(), Arc::new(device.unwrap()), &mut Lines::default()).unwrap();
+            output
+        };
+        let (plain, sampled) = (of("plain", &json!({})), of("sampled", &prompts));
+        // The program of GPUs has the same entries.
+        let mut options = json!({"device": "auto", "gpus": ranks});
+        let all = [&more, &prompts].map(|of| of.as_object().unwrap().clone());
+        options.as_object_mut().unwrap().extend(all.into_iter().flatten());
+        Preview::new(&config(place.path(), &options), &source(), &Machine::h200(), None).unwrap();
+        let states = |of: &Path| fs::read(of.join("checkpoint-4/optimizer.safetensors")).unwrap();
+        assert!(states(&plain) == states(&sampled), "{more}: answers move the run");
+        let found = of_kind(&sampled, "samples");
+        let steps: Vec<u64> = found.iter().map(|event| event["step"].as_u64().unwrap()).collect();
+        assert_eq!(steps, [2, 4], "{more}");
+        let (model, adapter) = (sampled.join("model"), Some(sampled.join("adapter")).filter(|of| of.is_dir()));
+        let source = if adapter.is_some() { source() } else { stories::source_at(&model) };
+        assert_answers(&found[1], train::Generator::new(device(), source, adapter, tensor::DType::F32).unwrap());
     }
 }
 
@@ -112,7 +164,8 @@ fn prompts_that_cannot_be_answered_are_refused() {
         more.as_object().unwrap().iter().for_each(|(key, value)| options[key] = value.clone());
         refused(options)
     };
-    assert!(of(json!({"gpus": 2, "device": "cpu"})).contains("`sample_prompts` is not available yet with `gpus: 2`"));
+    let stages = of(json!({"gpus": 2, "device": "cpu", "pipeline_parallel_size": 2}));
+    assert!(stages.contains("`sample_prompts` is not available yet with `pipeline_parallel_size: 2`"), "{stages}");
     assert!(of(json!({"eval_strategy": "no"})).contains("but `eval_strategy: no` has none"));
     assert!(of(json!({"sample_prompts": ["a", ""]})).contains("`sample_prompts[1]` is empty"));
     assert!(of(json!({"sample_tokens": 0})).contains("sample_tokens"));

@@ -272,7 +272,6 @@ pub(super) fn refused_with_ranks(config: &Config) -> Vec<(&'static str, String, 
     let refused = [
         ("zero_level", codes && of.zero_level == Setting::Value(3), "zero_level: 3"),
         ("shard_weights", codes && of.shard_weights == Setting::Value(true), "shard_weights: true"),
-        ("sample_prompts", !config.logging.sample_prompts.is_empty(), "sample_prompts"),
     ];
     let because = |path: &str| match path {
         "zero_level" | "shard_weights" => format!("`recipe: {recipe}` and "),

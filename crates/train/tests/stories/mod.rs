@@ -19,8 +19,12 @@ pub fn device_name() -> String {
 }
 
 pub fn source() -> Arc<ModelSource> {
-    let ir = include_str!("../ir/stories.json");
-    Arc::new(ModelSource::open(&root().join("examples/stories/model"), ir).unwrap())
+    source_at(&root().join("examples/stories/model"))
+}
+
+/// A model of the same shape in another folder.
+pub fn source_at(folder: &Path) -> Arc<ModelSource> {
+    Arc::new(ModelSource::open(folder, include_str!("../ir/stories.json")).unwrap())
 }
 
 pub fn device() -> Arc<Device> {

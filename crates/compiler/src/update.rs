@@ -47,6 +47,7 @@ pub(crate) fn entry(
     if momentum {
         nodes::own_squares(&mut streams.steps, lowering, taken, parameters);
     } else if parameters.sharding.rail().count > 1 {
+        assert!(homes.on_device(arena::GRADIENTS), "sums of nodes are added up on the device");
         nodes::sum(&mut streams, lowering, taken, parameters, summed);
     }
     let gathered = sharded.then(|| exchange::agree(&mut streams, lowering, taken, parameters, homes));

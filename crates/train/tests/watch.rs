@@ -106,7 +106,7 @@ fn assert_answers(event: &Value, mut generator: train::Generator) {
     }
 }
 
-/// Whatever they share: on one device the same weights answer the same.
+/// Whatever they share: on one device the same weights answer the same. With `SUROGATE_TEST_DEVICE=cuda` on GPUs.
 #[test]
 fn prompts_are_answered_by_several_ranks() {
     let base = json!({
@@ -130,8 +130,7 @@ fn prompts_are_answered_by_several_ranks() {
             options.as_object_mut().unwrap().extend(all.into_iter().flatten());
             let output = place.path().join(name);
             let config = config(&output, &options);
-            let device = Device::open(&DeviceRequest { threads: Some(2), ..DeviceRequest::of(&config, Vec::new()) });
-            train::run(config, source(), Arc::new(device.unwrap()), &mut Lines::default()).unwrap();
+            train::run(config.clone(), source(), opened(&config), &mut Lines::default()).unwrap();
             output
         };
         let (plain, sampled) = (of("plain", &json!({})), of("sampled", &prompts));
@@ -147,8 +146,15 @@ fn prompts_are_answered_by_several_ranks() {
         assert_eq!(steps, [2, 4], "{more}");
         let (model, adapter) = (sampled.join("model"), Some(sampled.join("adapter")).filter(|of| of.is_dir()));
         let source = if adapter.is_some() { source() } else { stories::source_at(&model) };
-        assert_answers(&found[1], train::Generator::new(device(), source, adapter, tensor::DType::F32).unwrap());
+        let one = opened(&config(place.path(), &base));
+        assert_answers(&found[1], train::Generator::new(one, source, adapter, tensor::DType::F32).unwrap());
     }
+}
+
+/// What a configuration runs on.
+fn opened(config: &train::config::Config) -> Arc<Device> {
+    let request = DeviceRequest { threads: Some(2), ..DeviceRequest::of(config, Vec::new()) };
+    Arc::new(Device::open(&request).unwrap())
 }
 
 #[test]

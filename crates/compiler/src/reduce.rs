@@ -56,7 +56,7 @@ impl<'a> Reduction<'a> {
             streams.follow(StreamId::Exchange, &from);
             let (from_all, to) = (of.rounded.as_ref().unwrap_or(&of.from).clone(), of.staged.clone());
             let among = Among::row(self.parameters.shards);
-            streams.collective(Collective { movement: Movement::Exchange, among, from: from_all, to }, &from);
+            streams.collective(Collective { movement: Movement::ExchangeOthers, among, from: from_all, to }, &from);
             self.sent.push(streams.record(StreamId::Exchange, &from));
         }
     }
@@ -67,8 +67,14 @@ impl<'a> Reduction<'a> {
         streams.wait(StreamId::Compute, self.sent[self.summed], &from("exchange"));
         self.summed += 1;
         let accumulate = self.parameters.sharding.gradients && self.kind == EntryKind::NextMicroStep;
-        let attrs = if accumulate { Attrs::new().with("accumulate", true) } else { Attrs::new() };
-        push(streams, lowering, id::SUM_PIECES, attrs, vec![of.staged.clone()], of.sum.clone());
+        let mut attrs = Attrs::new().with("own_per_rank", 1u64);
+        if accumulate {
+            attrs = attrs.with("accumulate", true);
+        }
+        // The own piece is where it was sent from, unless the sum takes its place.
+        let mut inputs = vec![of.staged.clone()];
+        inputs.extend(Some(of.own()).filter(|own| *own != of.sum));
+        push(streams, lowering, id::SUM_PIECES, attrs, inputs, of.sum.clone());
         let Some(blocks) = of.blocks else { return };
         let [_, own] = self.parameters.gathered_squares();
         let table = lowering.constant(&blocks_of(std::iter::once((0, of.sum.len()))));

@@ -122,8 +122,9 @@ impl Seat {
             let shown = all[rank].read().unwrap_or_else(PoisonError::into_inner);
             match movement {
                 Movement::Gather => take(number, &shown),
+                Movement::ExchangeOthers if rank == self.rank => {}
                 // Others send what is for this process alone.
-                Movement::Exchange => {
+                Movement::Exchange | Movement::ExchangeOthers => {
                     let place = if here.contains(&rank) { own } else { own - cut };
                     take(number, &shown[place * piece..][..piece]);
                 }
@@ -234,12 +235,16 @@ mod tests {
         for ranks in [1, 2, 5] {
             let gathered = together(ranks, Movement::Gather);
             let exchanged = together(ranks, Movement::Exchange);
+            let of_others = together(ranks, Movement::ExchangeOthers);
             for rank in 0..ranks {
                 for from in 0..ranks {
                     let all: Vec<u8> = (0..ranks as u8).flat_map(|piece| [from as u8, piece, 49]).collect();
                     assert_eq!(gathered[rank][from], all);
                     assert_eq!(exchanged[rank][from], [from as u8, rank as u8, 49]);
                 }
+                let others: Vec<Vec<u8>> =
+                    (0..ranks).filter(|from| *from != rank).map(|from| exchanged[rank][from].clone()).collect();
+                assert_eq!(of_others[rank], others);
             }
         }
     }

@@ -52,7 +52,7 @@ impl NodeWire {
         for node in self.nodes.others() {
             let meant = match movement {
                 Movement::Gather => 0..bytes,
-                Movement::Exchange => node * each * piece..(node + 1) * each * piece,
+                Movement::Exchange | Movement::ExchangeOthers => node * each * piece..(node + 1) * each * piece,
             };
             let mut parts = vec![&header[..]];
             parts.extend(own.iter().map(|shown| &shown[meant.clone()]));
@@ -60,7 +60,7 @@ impl NodeWire {
         }
         let of_rank = match movement {
             Movement::Gather => bytes,
-            Movement::Exchange => each * piece,
+            Movement::Exchange | Movement::ExchangeOthers => each * piece,
         };
         for node in self.nodes.others() {
             let got = self.nodes.receive(node, Channel::Collective, &what)?;

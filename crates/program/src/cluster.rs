@@ -61,7 +61,7 @@ impl Cluster {
         let bytes = of.to.bytes() / of.among.count * far;
         match of.movement {
             Movement::Gather => bytes / (of.among.count - far),
-            Movement::Exchange => bytes,
+            Movement::Exchange | Movement::ExchangeOthers => bytes,
         }
     }
 }

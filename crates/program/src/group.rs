@@ -65,7 +65,7 @@ fn sizes(ranks: &[Entry]) -> Result<(), String> {
         let Instruction::Collective(of) = &step.instruction else { continue };
         let whole = match of.movement {
             crate::Movement::Gather => of.from.bytes() * of.among.count,
-            crate::Movement::Exchange => of.from.bytes(),
+            crate::Movement::Exchange | crate::Movement::ExchangeOthers => of.from.bytes(),
         };
         let fits = of.among.divides(ranks.len()) && whole.is_multiple_of(of.among.count);
         if whole != of.to.bytes() || !fits || !of.from.is_dense() || !of.to.is_dense() {

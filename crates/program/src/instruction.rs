@@ -232,6 +232,8 @@ pub enum Movement {
     Gather,
     /// Every rank's bytes are as many pieces as there are ranks: each gets from all the piece with its number.
     Exchange,
+    /// The same, but the piece that a rank has for itself stays where it is: its place in the result is not written.
+    ExchangeOthers,
 }
 
 impl Movement {
@@ -239,6 +241,7 @@ impl Movement {
         match self {
             Movement::Gather => "gather",
             Movement::Exchange => "exchange",
+            Movement::ExchangeOthers => "exchange of others",
         }
     }
 }

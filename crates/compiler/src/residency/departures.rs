@@ -27,7 +27,7 @@ pub(crate) struct Departure {
     pub from: TensorRef,
     /// The same, rounded to the type in which it is sent, if that is another.
     pub rounded: Option<TensorRef>,
-    /// [ranks, n]: the pieces of all ranks, as they are sent.
+    /// [ranks, n]: the pieces of all other ranks, as they are sent.
     pub staged: TensorRef,
     /// f32 [n]: where the rank keeps their sum.
     pub sum: TensorRef,
@@ -285,6 +285,16 @@ fn stay_of(of: &Leaving<'_>) -> Stay {
 }
 
 impl Departure {
+    /// The piece that the rank has for itself, as it is sent to nobody.
+    pub fn own(&self) -> TensorRef {
+        let from = self.rounded.as_ref().unwrap_or(&self.from);
+        let elements = self.staged.shape[1];
+        TensorRef {
+            per_rank: elements * from.dtype.size(),
+            ..TensorRef::dense(from.arena, from.offset, from.dtype, [elements])
+        }
+    }
+
     /// Bytes of its place: the pieces of all ranks, and in front of them what the rank sends, if that is rounded.
     pub fn place_bytes(&self) -> usize {
         self.staged.bytes() + self.rounded.as_ref().map_or(0, TensorRef::bytes)

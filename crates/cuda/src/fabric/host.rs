@@ -75,7 +75,7 @@ impl Staging {
         // Who reads from this rank first is served first.
         let order: Vec<usize> = match movement {
             Movement::Gather => (0..cuts.len()).collect(),
-            Movement::Exchange => {
+            Movement::Exchange | Movement::ExchangeOthers => {
                 let (own, count) = (among.number(rank), among.count);
                 (1..count).map(|far| (own + count - far) % count).collect()
             }
@@ -112,10 +112,12 @@ impl Staging {
                 }
                 Ok(())
             }
-            Movement::Exchange => {
+            Movement::Exchange | Movement::ExchangeOthers => {
                 let piece = lane.bytes / among.count;
                 let place = (own * piece) as u64;
-                lane.stream.copy_between(lane.to + place, lane.from + place, piece)?;
+                if movement == Movement::Exchange {
+                    lane.stream.copy_between(lane.to + place, lane.from + place, piece)?;
+                }
                 peers().try_for_each(|peer| fetch(peer, own, lane.to + (peer * piece) as u64, cuts[own].clone()))
             }
         }
@@ -126,7 +128,7 @@ impl Staging {
 fn last_of(movement: Movement, among: Among, rank: usize, parts: usize) -> usize {
     match movement {
         Movement::Gather => parts - 1,
-        Movement::Exchange => (among.number(rank) + 1) % among.count,
+        Movement::Exchange | Movement::ExchangeOthers => (among.number(rank) + 1) % among.count,
     }
 }
 
@@ -134,11 +136,11 @@ fn last_of(movement: Movement, among: Among, rank: usize, parts: usize) -> usize
 fn parts_of(movement: Movement, among: Among, bytes: usize) -> Vec<Range<usize>> {
     let piece = match movement {
         Movement::Gather => bytes.div_ceil(PARTS).next_multiple_of(BOUNDARY),
-        Movement::Exchange => bytes / among.count,
+        Movement::Exchange | Movement::ExchangeOthers => bytes / among.count,
     };
     let count = match movement {
         Movement::Gather => bytes.div_ceil(piece.max(1)).max(1),
-        Movement::Exchange => among.count,
+        Movement::Exchange | Movement::ExchangeOthers => among.count,
     };
     (0..count).map(|part| part * piece..((part + 1) * piece).min(bytes)).collect()
 }

@@ -105,7 +105,11 @@ impl Fabric {
     }
 
     fn transport(&self, movement: Movement) -> Transport {
-        self.transports[movement as usize]
+        let [gather, exchange] = self.transports;
+        match movement {
+            Movement::Gather => gather,
+            Movement::Exchange | Movement::ExchangeOthers => exchange,
+        }
     }
 
     /// The bytes that memory between GPUs needs for a program, where it has fewer.
@@ -173,11 +177,15 @@ impl Fabric {
             self.come.iter().try_for_each(|come| lane.stream.wait(come))?;
             // Every rank begins with another peer, so that all links are in use.
             let own = among.number(rank);
-            for peer in (0..among.count).map(|far| (own + far) % among.count) {
+            let first = usize::from(movement == Movement::ExchangeOthers);
+            for peer in (first..among.count).map(|far| (own + far) % among.count) {
                 let from = lanes[among.member(rank, peer)].from;
                 let (from, piece) = match movement {
                     Movement::Gather => (from, lane.bytes),
-                    Movement::Exchange => (from + (own * (lane.bytes / among.count)) as u64, lane.bytes / among.count),
+                    Movement::Exchange | Movement::ExchangeOthers => {
+                        let piece = lane.bytes / among.count;
+                        (from + (own * piece) as u64, piece)
+                    }
                 };
                 lane.stream.copy_between(lane.to + (peer * piece) as u64, from, piece)?;
             }
@@ -198,14 +206,15 @@ impl Fabric {
         }
         let piece = |lane: &Lane<'_>| match movement {
             Movement::Gather => lane.bytes,
-            Movement::Exchange => lane.bytes / among.count,
+            Movement::Exchange | Movement::ExchangeOthers => lane.bytes / among.count,
         };
         // Where a rank has what it gives to another one.
         let given = |lane: &Lane<'_>, to: usize| match movement {
             Movement::Gather => lane.from,
-            Movement::Exchange => lane.from + (to * piece(lane)) as u64,
+            Movement::Exchange | Movement::ExchangeOthers => lane.from + (to * piece(lane)) as u64,
         };
-        for (rank, lane) in self.here.clone().zip(lanes) {
+        let moves_own = movement != Movement::ExchangeOthers;
+        for (rank, lane) in self.here.clone().zip(lanes).filter(|_| moves_own) {
             lane.stream.device.bind()?;
             let own = among.number(rank);
             lane.stream.copy_between(lane.to + (own * piece(lane)) as u64, given(lane, own), piece(lane))?;

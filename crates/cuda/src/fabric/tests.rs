@@ -403,7 +403,8 @@ fn moved(transport: Transport, movement: Movement, ranks: usize, among: Among, b
         for (rank, got) in to.iter().enumerate() {
             let of = |peer: usize| match movement {
                 Movement::Gather => shown[among.member(rank, peer)].clone(),
-                Movement::Exchange => {
+                Movement::ExchangeOthers if among.member(rank, peer) == rank => vec![0; bytes / among.count],
+                Movement::Exchange | Movement::ExchangeOthers => {
                     let piece = bytes / among.count;
                     shown[among.member(rank, peer)][among.number(rank) * piece..][..piece].to_vec()
                 }
@@ -418,7 +419,7 @@ fn moved(transport: Transport, movement: Movement, ranks: usize, among: Among, b
 #[test]
 fn every_way_brings_the_same_bytes_in_whatever_order_streams_run() {
     for transport in [Transport::Peers, Transport::Host, Transport::Nccl] {
-        for movement in [Movement::Gather, Movement::Exchange] {
+        for movement in [Movement::Gather, Movement::Exchange, Movement::ExchangeOthers] {
             let apart = Among { count: 3, apart: 2 };
             let groups = [(2, Among::row(2)), (3, Among::row(3)), (4, Among::row(2)), (9, Among::row(9)), (6, apart)];
             for (ranks, among) in groups {

@@ -1,22 +1,33 @@
 // Σ of PIECES rows [COUNT] of PIECE_T in their order, in f32, four elements a thread; ACCUMULATE adds the sum to what is
-// there. Sums are written uncontracted, as the CPU reference computes them.
+// there. The row `number` lies at `own`, which may be `sum`; no row has number -1. Sums are written uncontracted, as the CPU
+// reference computes them.
 #include "types.cuh"
 #include "pack.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-sum_pieces(const PIECE_T* __restrict__ pieces, float* __restrict__ sum) {
+sum_pieces(const PIECE_T* __restrict__ pieces, const OWN_T* own, long long number, float* sum) {
   const u64 start = ((u64)blockIdx.x * THREADS + threadIdx.x) * 4;
   if (start >= COUNT) return;
   const int count = COUNT - start < 4 ? (int)(COUNT - start) : 4;
-  const auto first = read_part<4, ALIGNED>(pieces + start, count);
-  Pack<float, 4> total;
+  const auto row = [&](int piece) {
+    Pack<float, 4> numbers;
+    if (piece == number) {
+      const auto found = read_part<4, ALIGNED>(own + start, count);
 #pragma unroll
-  for (int i = 0; i < 4; i++) total.at[i] = to_float(first.at[i]);
+      for (int i = 0; i < 4; i++) numbers.at[i] = to_float(found.at[i]);
+    } else {
+      const auto found = read_part<4, ALIGNED>(pieces + piece * COUNT + start, count);
+#pragma unroll
+      for (int i = 0; i < 4; i++) numbers.at[i] = to_float(found.at[i]);
+    }
+    return numbers;
+  };
+  Pack<float, 4> total = row(0);
 #pragma unroll
   for (int piece = 1; piece < PIECES; piece++) {
-    const auto more = read_part<4, ALIGNED>(pieces + piece * COUNT + start, count);
+    const auto more = row(piece);
 #pragma unroll
-    for (int i = 0; i < 4; i++) total.at[i] = __fadd_rn(total.at[i], to_float(more.at[i]));
+    for (int i = 0; i < 4; i++) total.at[i] = __fadd_rn(total.at[i], more.at[i]);
   }
 #if ACCUMULATE
   const auto before = read_part<4, ALIGNED>(sum + start, count);

@@ -75,7 +75,9 @@ class Trainer:
         (None if the device's peak is not known) and `memory` (bytes in use). For mixtures of experts also
         `expert_load` (the share of each expert in all choices), `busiest_expert` (the largest of these, as a
         multiple of an even load), `router_entropy` and `router_loss` (before its coefficient); padding does
-        not count.
+        not count. With `recipe: fp8_hybrid` also `fp8_clipped` (tensors whose largest magnitude did not fit
+        their scale), and in the first step `fp8_flushed`: the `tensor` of which the largest share of values
+        became 0 in 8 bits, and this `share`.
         """
         return self._native.step(None if batch is None else _arrays(batch), learning_rate)
 

@@ -49,6 +49,7 @@ mod sealed {
     impl Plain for u64 {}
     impl Plain for i32 {}
     impl Plain for f32 {}
+    impl Plain for f64 {}
 }
 
 /// A type for which every bit pattern is a value.

@@ -22,10 +22,10 @@ impl Kind {
     /// `None` for types that the references do not know.
     pub fn of(dtype: DType) -> Option<Kind> {
         match dtype {
-            DType::F32 | DType::BF16 | DType::F16 | DType::E4M3 | DType::E5M2 => Some(Kind::Real),
+            DType::F64 | DType::F32 | DType::BF16 | DType::F16 | DType::E4M3 | DType::E5M2 => Some(Kind::Real),
             DType::I32 => Some(Kind::Int),
             DType::U8 => Some(Kind::Byte),
-            DType::F64 | DType::I64 => None,
+            DType::I64 => None,
         }
     }
 }
@@ -35,10 +35,12 @@ pub fn is_native(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::I32 | DType::U8)
 }
 
-/// Reads a floating-point tensor of any layout as dense f32; codes of eight bits without their scale.
+/// Reads a floating-point tensor of any layout as dense f32; f64, which only counts, is rounded; codes of eight bits
+/// without their scale.
 pub fn widen(memory: &Memory, at: &TensorRef, out: &mut [f32]) {
     let runs = Runs::of(at);
     match at.dtype {
+        DType::F64 => gather(memory.read::<f64>(at), &runs, out, |x| x as f32),
         DType::F32 => gather(memory.read::<f32>(at), &runs, out, |x| x),
         DType::BF16 => gather(memory.read::<u16>(at), &runs, out, bf16_to_f32),
         DType::F16 => gather(memory.read::<u16>(at), &runs, out, f16_to_f32),
@@ -54,6 +56,7 @@ pub fn widen(memory: &Memory, at: &TensorRef, out: &mut [f32]) {
 pub fn round(memory: &mut Memory, at: &TensorRef, values: &[f32]) {
     let runs = Runs::of(at);
     match at.dtype {
+        DType::F64 => scatter(values, &runs, memory.write::<f64>(at), f64::from),
         DType::F32 => scatter(values, &runs, memory.write::<f32>(at), |x| x),
         DType::BF16 => scatter(values, &runs, memory.write::<u16>(at), f32_to_bf16),
         DType::F16 => scatter(values, &runs, memory.write::<u16>(at), f32_to_f16),

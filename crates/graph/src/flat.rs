@@ -184,7 +184,7 @@ pub struct Graph {
     /// Nodes that compute states from parameters: part of no entry, they run whenever parameters were written.
     pub prepared: Vec<Node>,
     /// Each has its factor in the state of its number, and this step's magnitude in the one as many behind as there
-    /// are quantisers.
+    /// are quantisers; behind these, all likewise, how many elements were not 0 and how many of them became 0.
     pub quantisers: Vec<Quantiser>,
 }
 

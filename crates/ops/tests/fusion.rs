@@ -257,11 +257,19 @@ fn composed_rows_keep_their_bits() {
     }
 }
 
-/// Codes, scale and magnitude of what rows give are those of the calls behind one another, with a factor and without; so
-/// are those of tensors that share a power of two. Without them the node gives the rest.
+/// Codes, scale, magnitude and numbers of elements of what rows give are those of the calls behind one another, with a factor
+/// and without; so are those of tensors that share a power of two. Without them the node gives the rest.
 #[test]
 fn quantised_rows_keep_their_bits() {
-    for (dtype, known) in [(DType::F32, 0.0), (DType::BF16, 0.0), (DType::BF16, 32.0), (DType::F16, 1024.0)] {
+    // A top of -6 makes a part of the elements 0.
+    let cases = [
+        (DType::F32, 0.0, 7),
+        (DType::BF16, 0.0, 7),
+        (DType::BF16, 0.0, -6),
+        (DType::BF16, 32.0, 7),
+        (DType::F16, 1024.0, 7),
+    ];
+    for (dtype, known, top) in cases {
         for both in [false, true] {
             let (mut graph, mut given) = rows_like(0, dtype, 2, |g, x| {
                 let sum = g.emit(id::ADD, &x[..2], Attrs::new())[0];
@@ -274,7 +282,8 @@ fn quantised_rows_keep_their_bits() {
             let mut append = Append::new(&mut graph, Phase::Forward);
             let inputs: Vec<ValueId> = [factor].into_iter().chain(tensors.iter().copied()).collect();
             let parts = append.emit(id::OWN_AMAX, &inputs, Attrs::new().with("factor", true))[0];
-            let attrs = Attrs::new().with("format", "e4m3").with("top", 7).with("factor", true).with("record", true);
+            let attrs = Attrs::new().with("format", "e4m3").with("top", top).with("factor", true).with("record", true);
+            let attrs = attrs.with("count", true);
             let calls: Vec<Vec<ValueId>> =
                 tensors.iter().map(|x| append.emit(id::QUANTISE, &[*x, parts, factor], attrs.clone())).collect();
             let nodes = append.nodes;
@@ -283,8 +292,11 @@ fn quantised_rows_keep_their_bits() {
 
             let mut append = Append::new(&mut graph, Phase::Forward);
             let inputs: Vec<ValueId> = tensors.iter().copied().chain([factor]).collect();
-            let results =
-                append.emit(id::ROWWISE, &inputs, ops::rowwise::quantising(tensors.len(), DType::E4M3, 7, true));
+            let results = append.emit(
+                id::ROWWISE,
+                &inputs,
+                ops::rowwise::quantising(tensors.len(), DType::E4M3, top, true, true),
+            );
             let node = append.nodes.remove(0);
             graph.nodes.push(node);
             graph.outputs.extend(results.iter().map(|id| (id.0.to_string(), *id)));
@@ -296,7 +308,13 @@ fn quantised_rows_keep_their_bits() {
                 assert!(wanted[&call[1]] == found[&results[calls.len()]], "{dtype} {known} {both}: scale");
             }
             let amax = calls.iter().map(|call| array_of::<f32>(&wanted[&call[2]]).real()[0]).fold(0.0, f32::max);
-            assert_eq!(array_of::<f32>(&found[results.last().unwrap()]).real(), [amax], "{dtype} {known} {both}");
+            let of_tensor = |place: usize| array_of::<f32>(&found[&results[calls.len() + place]]).real()[0];
+            assert_eq!(of_tensor(1), amax, "{dtype} {known} {both}");
+            for place in [2, 3] {
+                let number = calls.iter().map(|call| array_of::<f32>(&wanted[&call[1 + place]]).real()[0]).sum::<f32>();
+                assert_eq!(of_tensor(place), number, "{dtype} {known} {both}: number {place}");
+                assert_eq!(number > 0.0, known == 0.0 && (place == 2 || top < 0), "{dtype} {known} {both}: {number}");
+            }
             for id in &graph.outputs[..3] {
                 assert!(wanted[&id.1] == found[&id.1], "{dtype} {known} {both}: what is quantised");
             }

@@ -68,6 +68,33 @@ fn tensors_have_the_recorded_codes() {
     }
 }
 
+/// Half of the smallest E4M3 number is the largest that becomes 0. What is 0 itself counts nowhere, and nothing is counted
+/// where a factor is known.
+#[test]
+fn numbers_that_become_zero_are_counted() {
+    // The largest magnitude gives 2^7: 2^-17 is on the border.
+    let border = 2f32.powi(-17);
+    let above = f32::from_bits(border.to_bits() + 1);
+    let row = [1.75, border, -border, above, -above, 1e-30, 0.0, -0.0];
+    let values = [row, [1.0; 8]].concat();
+    let x = Array::Real(values);
+    let parts = (vec![1, ops::quantise::PARTS], Array::Real(vec![1.75; ops::quantise::PARTS]));
+    for (known, nonzero, flushed) in [(0.0, 14.0, 3.0), (128.0, 0.0, 0.0)] {
+        let factor = Array::Real(vec![known]);
+        let single = |value: f32| (vec![1], Array::Real(vec![value]));
+        let mut outputs = vec![(vec![1, 16], Array::Real(vec![0.0; 16])), single(0.0), single(0.0)];
+        // Added to what was counted before.
+        outputs.extend([single(100.0), single(10.0)]);
+        let attrs = Attrs::new().with("format", "e4m3").with("top", 7).with("factor", true);
+        let attrs = attrs.with("record", true).with("count", true);
+        let inputs = [(&[1, 16][..], &x), (&parts.0[..], &parts.1), (&[1][..], &factor)];
+        run("quantise", &attrs, &inputs, &mut outputs);
+        let codes = HostTensor::from_f32([16], real(&outputs[0].1)).cast(tensor::DType::E4M3).to_f32();
+        assert_eq!(codes.iter().filter(|x| **x == 0.0).count(), 5, "{codes:?}");
+        assert_eq!([real(&outputs[3].1)[0], real(&outputs[4].1)[0]], [100.0 + nonzero, 10.0 + flushed], "{known}");
+    }
+}
+
 #[test]
 fn histories_are_the_recorded_ones() {
     let golden = Golden::open(FILE);

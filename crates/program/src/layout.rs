@@ -27,6 +27,9 @@ pub struct Scaling {
     pub factors: TensorRef,
     /// i32 \[1\]: steps that the state has lived.
     pub steps: TensorRef,
+    /// f64 \[2, quantisers\], of each rank: how many elements were not 0 while their own magnitude decided, and how many
+    /// of these became 0. Of values only: 0 for gradients.
+    pub counts: TensorRef,
 }
 
 /// One of them.
@@ -38,8 +41,8 @@ pub struct Quantiser {
 }
 
 impl Scaling {
-    fn tensors(&self) -> [&TensorRef; 3] {
-        [&self.history, &self.factors, &self.steps]
+    fn tensors(&self) -> [&TensorRef; 4] {
+        [&self.history, &self.factors, &self.steps, &self.counts]
     }
 }
 

@@ -172,6 +172,12 @@ fn step_metrics<'py>(py: Python<'py>, metrics: &StepMetrics) -> PyResult<Bound<'
     if let Some(clipped) = metrics.fp8_clipped {
         dict.set_item("fp8_clipped", clipped)?;
     }
+    if let Some(flushed) = &metrics.fp8_flushed {
+        let of = PyDict::new(py);
+        of.set_item("tensor", &flushed.tensor)?;
+        of.set_item("share", flushed.share)?;
+        dict.set_item("fp8_flushed", of)?;
+    }
     if let Some(of) = &metrics.routers {
         dict.set_item("expert_load", of.load.clone())?;
         dict.set_item("busiest_expert", of.busiest())?;

@@ -95,6 +95,7 @@ pub use peft::base_of as adapter_base;
 pub use preview::{Across, Preview};
 pub use recommend::recommended;
 pub use run::{Observer, Outcome, run};
+pub use scaling::Flushed;
 pub use score::{BATCH_TOKENS, Score, ScoreRequest, Scoring};
 pub use source::{ModelSource, model_config};
 pub use trainer::Trainer;

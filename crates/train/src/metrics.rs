@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::scaling::Flushed;
 use crate::words;
 
 /// One optimizer step.
@@ -32,6 +33,9 @@ pub struct StepMetrics {
     /// Quantisers whose largest magnitude did not fit the scale that earlier steps gave, NaN where a magnitude was not
     /// finite; none where nothing is quantised.
     pub fp8_clipped: Option<f64>,
+    /// Of which tensor the largest share of values became 0 in 8 bits; only in the results of the first step, in which
+    /// tensors are scaled by their own magnitudes.
+    pub fp8_flushed: Option<Flushed>,
     /// What the routers of a mixture of experts did; none without any.
     pub routers: Option<RouterMetrics>,
 }
@@ -125,6 +129,9 @@ impl StepMetrics {
         if let Some(clipped) = self.fp8_clipped {
             event["fp8_clipped"] = if clipped.is_finite() { json!(clipped as u64) } else { Value::Null };
         }
+        if let Some(flushed) = &self.fp8_flushed {
+            event["fp8_flushed"] = flushed.to_json();
+        }
         if let Some(of) = &self.routers {
             // Six digits: a line has one number for each expert.
             let short = |x: &f64| (x * 1e6).round() / 1e6;
@@ -187,6 +194,7 @@ mod tests {
             ceiling: None,
             memory: None,
             fp8_clipped: None,
+            fp8_flushed: None,
             routers: None,
         };
         let line = "Step 0/1000 | Loss: 2.3456 | Norm: 1.23 | LR: 1.00e-05 | 2.34s | 223891 tok/s";

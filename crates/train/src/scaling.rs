@@ -1,5 +1,6 @@
 //! What quantisers know from earlier steps, in a checkpoint: the largest magnitudes of the last steps, by name, so that
-//! another window, another selection of layers or another recipe can go on from it.
+//! another window, another selection of layers or another recipe can go on from it. And what they have counted in the first
+//! step of that state, which is said once and is in no checkpoint.
 //!
 //! Knows the file; when it is written and read is the checkpoint's.
 
@@ -8,6 +9,7 @@ use std::path::Path;
 
 use data::safetensors::{NamedTensor, SafeTensors, write};
 use program::{Scaling, TensorRef};
+use serde_json::{Value, json};
 use tensor::small::kept_factor;
 use tensor::{DType, HostTensor};
 
@@ -15,6 +17,8 @@ use crate::checkpoint::Checkpoint;
 use crate::engine::Engine;
 use crate::error::{Result, TrainError};
 use crate::export::ReadTensor;
+use crate::metrics::StepMetrics;
+use crate::trainer::Trainer;
 
 /// The file of a checkpoint, and its tensor: f32 [quantisers, window], the oldest first.
 const FILE: &str = "fp8_state.safetensors";
@@ -91,12 +95,16 @@ impl Kept {
 }
 
 impl Checkpoint {
-    /// Writes what quantisers know into a session. A checkpoint of another recipe has nothing of it: they begin again.
-    pub(crate) fn load_scaling(&self, engine: &mut Engine) -> Result<()> {
+    /// Writes what quantisers know into a session, and gives the steps that this has lived. A checkpoint of another recipe has
+    /// nothing of it: they begin again. Without histories there is nothing either, and all steps of the run count.
+    pub(crate) fn load_scaling(&self, engine: &mut Engine) -> Result<i32> {
         let program = engine.program().clone();
-        let Some(scaling) = program.layout.scaling.as_ref().filter(|scaling| scaling.window > 0) else { return Ok(()) };
+        let Some(scaling) = &program.layout.scaling else { return Ok(0) };
+        if scaling.window == 0 {
+            return Ok(i32::try_from(self.state.progress.step).unwrap_or(i32::MAX));
+        }
         if !self.state.files.contains_key(FILE) {
-            return Ok(());
+            return Ok(0);
         }
         let kept = Kept::read(&self.folder.join(FILE))?;
         let (history, factors) = kept.placed(scaling);
@@ -104,6 +112,66 @@ impl Checkpoint {
         engine.session().write(&scaling.history, &bytes(&history))?;
         engine.session().write(&scaling.factors, &bytes(&factors))?;
         engine.session().write(&scaling.steps, &kept.steps.to_le_bytes())?;
+        Ok(kept.steps)
+    }
+}
+
+/// The tensor of values of which the largest share became 0 in E4M3 in the first step, when its own magnitude scaled it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Flushed {
+    /// The quantiser's name: the first linear that reads the tensor, and `.x`.
+    pub tensor: String,
+    /// Of its elements that were not 0, over all micro-batches of all GPUs.
+    pub share: f64,
+}
+
+impl Flushed {
+    /// One line for people.
+    pub(crate) fn line(&self) -> String {
+        let share = match self.share * 100.0 {
+            percent if percent < 0.01 => "less than 0.01".to_owned(),
+            percent => format!("{percent:.2}"),
+        };
+        format!(
+            "Note: {share} % of the values of {} that are not 0 became 0 in 8 bits, more than of any other tensor",
+            self.tensor
+        )
+    }
+
+    pub(crate) fn to_json(&self) -> Value {
+        json!({ "tensor": self.tensor, "share": self.share })
+    }
+
+    /// By what all ranks have counted; none where all values were 0. The first of several equal ones.
+    fn of(engine: &mut Engine) -> Result<Option<Flushed>> {
+        let program = engine.program().clone();
+        let Some(scaling) = &program.layout.scaling else { return Ok(None) };
+        let count = scaling.quantisers.len();
+        let mut sums = vec![0.0; 2 * count];
+        for rank in 0..engine.ranks() {
+            let mut counts = HostTensor::zeros(scaling.counts.dtype, scaling.counts.shape.clone());
+            engine.session().read_rank(rank, &scaling.counts, &mut counts.bytes)?;
+            sums.iter_mut().zip(counts.to_f64()).for_each(|(sum, count)| *sum += count);
+        }
+        let (nonzero, flushed) = sums.split_at(count);
+        let mut most: Option<Flushed> = None;
+        for (of, (nonzero, flushed)) in scaling.quantisers.iter().zip(nonzero.iter().zip(flushed)) {
+            let share = flushed / nonzero;
+            if *nonzero > 0.0 && most.as_ref().is_none_or(|most| share > most.share) {
+                most = Some(Flushed { tensor: of.name.clone(), share });
+            }
+        }
+        Ok(most)
+    }
+}
+
+impl Trainer {
+    /// Adds what became 0 to the results of the first step: behind it there are histories, and nothing is counted any more.
+    /// Reads the memory of all ranks: of several nodes, node 0 does it while the others wait.
+    pub(crate) fn add_flushed(&mut self, metrics: &mut StepMetrics) -> Result<()> {
+        if metrics.fp8_clipped.is_some() && std::mem::take(&mut self.tells_flushed) {
+            metrics.fp8_flushed = Flushed::of(self.engine()?)?;
+        }
         Ok(())
     }
 }
@@ -121,8 +189,16 @@ mod tests {
             window,
             history: at(DType::F32, &[names.len(), window]),
             factors: at(DType::F32, &[names.len()]),
+            counts: at(DType::F64, &[2, names.len()]),
             steps: at(DType::I32, &[1]),
         }
+    }
+
+    #[test]
+    fn shares_are_told_in_percent() {
+        let line = |share: f64| Flushed { tensor: "a.x".into(), share }.line();
+        assert!(line(1.0 / 3.0).starts_with("Note: 33.33 % of the values of a.x "), "{}", line(1.0 / 3.0));
+        assert!(line(1e-6).starts_with("Note: less than 0.01 % of the values of a.x "), "{}", line(1e-6));
     }
 
     #[test]

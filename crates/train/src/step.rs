@@ -120,7 +120,9 @@ impl Trainer {
         let begin = Instant::now();
         let fed = self.micro_steps(batches, one_per_row)?;
         self.update(fed, learning_rate, begin)?;
-        Ok(self.settle()?.expect("a step was just started"))
+        let mut metrics = self.settle()?.expect("a step was just started");
+        self.add_flushed(&mut metrics)?;
+        Ok(metrics)
     }
 
     /// Starts the next step of the data before it reads the results of the one before: the device has work while
@@ -247,6 +249,7 @@ impl Trainer {
             ceiling,
             memory,
             fp8_clipped: quantised.then_some(f64::from(clipped)),
+            fp8_flushed: None,
             routers: RouterMetrics::of(routers),
         }))
     }

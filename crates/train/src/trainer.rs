@@ -78,6 +78,8 @@ pub struct Trainer {
     pub(crate) progress: Progress,
     /// Until the first step is reported.
     pub(crate) startup: Option<Startup>,
+    /// What became 0 in 8 bits is still to be said.
+    pub(crate) tells_flushed: bool,
     model_digest: Option<ModelDigest>,
     /// Reads the model's files for the digest meanwhile.
     digesting: Option<JoinHandle<Result<ModelDigest>>>,
@@ -150,6 +152,7 @@ impl Trainer {
             flight: Flight::default(),
             written,
             progress: Progress::default(),
+            tells_flushed: true,
             model_digest: None,
             digesting: None,
             data_digest,
@@ -175,7 +178,7 @@ impl Trainer {
         self.startup_phase("folders");
         let mut engine = self.start(variants, Some(checkpoint))?;
         let notes = checkpoint.load_optimizer(&mut engine, self.config.sharding.gradient_compression)?;
-        checkpoint.load_scaling(&mut engine)?;
+        self.tells_flushed = checkpoint.load_scaling(&mut engine)? == 0;
         if let Some(startup) = &mut self.startup {
             startup.split(engine.load_times(), "weights and optimizer");
         }

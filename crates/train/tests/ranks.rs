@@ -188,6 +188,21 @@ fn what_is_cut_goes_with_other_options() {
     }
 }
 
+/// The share of values that became 0 in 8 bits is that of the micro-batches of all ranks.
+#[test]
+fn ranks_count_together_what_becomes_zero() {
+    let of = |ranks: usize| {
+        let mut trainer = trainer(ranks, &json!({"recipe": "fp8_hybrid"}));
+        let said = (0..2).map(|step| trainer.step(&rows(step, true), Some(0.0)).unwrap().fp8_flushed);
+        said.collect::<Vec<_>>()
+    };
+    let alone = of(1);
+    assert!(alone[0].as_ref().is_some_and(|of| of.share > 0.0) && alone[1].is_none(), "{alone:?}");
+    for ranks in [2, 3] {
+        assert_eq!(of(ranks), alone, "{ranks} ranks");
+    }
+}
+
 /// Weights in bf16, rounded stochastically or from copies: rounding lets curves part, but not far.
 #[test]
 fn rounded_weights_stay_close() {

@@ -355,13 +355,15 @@ def adapted_norms(*inputs: Tensor | Parameter, scale: float | each[float], trans
 def rowwise(*inputs: Tensor | Parameter, of: list[str] | each[list[str]], expressions: list[str] | each[list[str]], operands: list[str] | each[list[str]], results: list[str] | each[list[str]], dtypes: list[str] | each[list[str]], accumulate: bool | each[bool] | None = None) -> Any:
     """One result for each expression over the operands in0, in1, … of a row; made by fusing. Operands and results
     have a value for each `element` […, H], for each `row` […], for each `column` [H]: a weight, or a sum over the
-    rows in f32, or for the `tensor` [1]: a factor, a scale, a magnitude that is raised. Elements may be codes of
-    eight bits.
+    rows in f32, or for the `tensor` [1]: a factor, a scale, a magnitude that is raised, a number of elements that
+    is added in f64. Elements may be codes of eight bits.
 
     of: the operations that it was made of, for people
     expressions: one for each result, as those of `elementwise`, and `mean(x)`: over the row; `relaxed(x)`: a
         device may contract and gather inside; `amax(x, …)`: the largest magnitude in the tensors; `power(factor,
-        amax, top)`: the factor, or where that is 0 the largest 2^k with amax·2^k ≤ 1.75·2^top
+        amax, top)`: the factor, or where that is 0 the largest 2^k with amax·2^k ≤ 1.75·2^top; `nonzero(power, x,
+        …)`, `flushed(power, x, …)`: how many elements are not 0, and how many of these become 0 in E4M3 after the
+        power, counted only where its factor is 0
     operands: `element`, `row`, `column` or `tensor` for each operand
     results: the same for each result
     dtypes: element type of each result
@@ -491,17 +493,20 @@ def own_amax(*inputs: Tensor | Parameter, factor: bool | each[bool] | None = Non
 
     factor: the first input is a factor that may make this unnecessary"""
 
-def quantise(*inputs: Tensor | Parameter, format: str | each[str], top: int | each[int], factor: bool | each[bool] | None = None, transposed: bool | each[bool] | None = None, record: bool | each[bool] | None = None) -> Any:
+def quantise(*inputs: Tensor | Parameter, format: str | each[str], top: int | each[int], factor: bool | each[bool] | None = None, transposed: bool | each[bool] | None = None, record: bool | each[bool] | None = None, count: bool | each[bool] | None = None) -> Any:
     """x·2^k rounded to codes of eight bits, saturating, and 2^−k. With `factor`, 2^k is the factor unless that is 0;
     else k is the largest with amax·2^k ≤ 1.75·2^top, amax the largest of parts. x […, K], parts f32 [n, 256],
     factor f32 [1] if `factor` → codes […, K], f32 [1]; if `transposed` codes [K, rows up to a multiple of 16],
-    zeros behind; if `record` f32 [1], raised to the largest magnitude of x.
+    zeros behind; if `record` f32 [1], raised to the largest magnitude of x; if `count` two f64 [1], where the
+    factor is 0 raised by the number of elements that are not 0 and by that of those among them that become 0 in
+    E4M3.
 
     format: `e4m3` or `e5m2`
     top: magnitudes are scaled to at most 1.75·2^top
     factor: the third input is the factor, where it is not 0
     transposed: the codes are given transposed, too
-    record: the largest magnitude is kept"""
+    record: the largest magnitude is kept
+    count: elements that become 0 are counted, where the factor is 0"""
 
 def quantise_blocks(*inputs: Tensor | Parameter, tiles: bool | each[bool] | None = None, operand: bool | each[bool] | None = None, transposed: bool | each[bool] | None = None, stream: int | each[int] | None = None, seed: int | each[int] | None = None, first: int | each[int] | None = None, width: int | each[int] | None = None) -> Any:
     """x as NVFP4: codes of four bits in blocks of 16 of a row, or in tiles of 16 by 16, with E4M3 scales; the factor

@@ -71,6 +71,7 @@ pub(crate) fn plan_states(graphs: &[(EntryKind, Variant, Graph)], options: &Comp
             window,
             history: take(DType::F32, &[count, window.max(1)]),
             factors: vector(0),
+            counts: TensorRef::dense(arena::STATES, places[2 * count].offset, DType::F64, [2, count]),
             steps: take(DType::I32, &[1]),
         };
         let limits: Vec<f32> = quantisers.iter().map(|of| of.limit).collect();

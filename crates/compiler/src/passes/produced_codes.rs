@@ -95,12 +95,14 @@ impl Found {
             codes = self.tensors.iter().map(|id| self.codes_like(graph, *id, format)).collect();
             views.push(Node { inputs: codes.clone(), outputs: vec![node.outputs[0]], ..graph.nodes[joint].clone() });
         }
-        let recorded = record.then(|| *node.outputs.last().expect("a call that records gives what it recorded"));
+        let count = node.attrs.flag("count").expect("a checked call");
+        let transposed = node.attrs.flag("transposed").expect("a checked call");
+        let kept = &node.outputs[2 + usize::from(transposed)..];
         let form = Node {
             op: id::ROWWISE,
             inputs: self.tensors.iter().copied().chain([node.inputs[2]]).collect(),
-            outputs: codes.into_iter().chain([node.outputs[1]]).chain(recorded).collect(),
-            attrs: quantising(self.tensors.len(), format, top, record),
+            outputs: codes.into_iter().chain([node.outputs[1]]).chain(kept.iter().copied()).collect(),
+            attrs: quantising(self.tensors.len(), format, top, record, count),
             ..graph.nodes[self.producer].clone()
         };
         (self.producer, [form].into_iter().chain(views).collect())

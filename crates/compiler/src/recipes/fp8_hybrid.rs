@@ -23,9 +23,12 @@ const TOP_WEIGHT: i32 = 8;
 const TOP_VALUE: i32 = 7;
 const TOP_E5M2: i32 = 11;
 
-/// What is kept of every quantiser: the factor of this step, and its largest magnitude.
+/// What is kept of every quantiser: the factor of this step, and its largest magnitude; and how many elements were not 0 in
+/// the first steps, and how many of them became 0.
 const FACTOR: &str = "fp8.factor";
 const AMAX: &str = "fp8.amax";
+const NONZERO: &str = "fp8.nonzero";
+const FLUSHED: &str = "fp8.flushed";
 
 impl Fp8Hybrid {
     /// Format of the gradients, and the exponent of their largest magnitude; none where they are not quantised.
@@ -76,6 +79,7 @@ struct Rewrite<'a> {
     /// Of every quantiser.
     factors: Vec<StateId>,
     amaxes: Vec<StateId>,
+    counts: [Vec<StateId>; 2],
     /// What stands in the place of a node; others stay.
     replaced: HashMap<usize, Vec<Node>>,
 }
@@ -88,10 +92,11 @@ impl<'a> Rewrite<'a> {
         machine: &Machine,
         groups: usize,
     ) -> Rewrite<'a> {
-        let mut states = |name: &str| -> Vec<StateId> {
-            (0..2 * groups).map(|_| graph.add_state(name, Element::F32, vec![1])).collect()
+        let mut states = |name: &str, element: Element| -> Vec<StateId> {
+            (0..2 * groups).map(|_| graph.add_state(name, element, vec![1])).collect()
         };
-        let (factors, amaxes) = (states(FACTOR), states(AMAX));
+        let (factors, amaxes) = (states(FACTOR, Element::F32), states(AMAX, Element::F32));
+        let counts = [NONZERO, FLUSHED].map(|name| states(name, Element::Fixed(DType::F64)));
         graph.quantisers = vec![Quantiser::default(); 2 * groups];
         let updates = options.training.as_ref().is_some_and(|training| training.optimizer.is_some());
         Rewrite {
@@ -104,6 +109,7 @@ impl<'a> Rewrite<'a> {
             groups,
             factors,
             amaxes,
+            counts,
             replaced: HashMap::new(),
         }
     }
@@ -118,6 +124,7 @@ impl<'a> Rewrite<'a> {
             format: DType::E4M3,
             top: TOP_VALUE,
             transposed: self.along && group.trains_weights() && !unquantised,
+            counted: self.records,
         };
         let first = group.members[0].forward;
         let x = self.quantise(&mut nodes, first, &[group.x], value, format!("{}.x", group.name))[0];
@@ -175,14 +182,17 @@ impl<'a> Rewrite<'a> {
         let attrs = quantised(of.format, of.top).with("factor", true);
         let attrs = if of.transposed { attrs.with("transposed", true) } else { attrs };
         let attrs = if self.records { attrs.with("record", true) } else { attrs };
+        let attrs = if of.counted { attrs.with("count", true) } else { attrs };
         let mut all = Vec::new();
         for tensor in tensors {
             let results =
                 emit(self.graph, self.compute, nodes, &like, id::QUANTISE, &[*tensor, parts, factor], attrs.clone());
+            let mut kept = results[2 + usize::from(of.transposed)..].iter();
             if self.records {
-                let amax = *results.last().expect("a quantiser that records gives what it recorded");
+                let amax = *kept.next().expect("a quantiser that records gives what it recorded");
                 self.graph.stored.push((amax, self.amaxes[of.slot]));
             }
+            self.graph.stored.extend(kept.zip(&self.counts).map(|(count, states)| (*count, states[of.slot])));
             let transposed = of.transposed.then(|| results[2]);
             all.push(Codes { plain: results[0], scale: results[1], transposed });
         }
@@ -210,8 +220,13 @@ impl<'a> Rewrite<'a> {
                 gradients.push((index, dy));
             }
         }
-        let of =
-            Quantised { slot: self.groups + number, format, top, transposed: self.along && group.trains_weights() };
+        let of = Quantised {
+            slot: self.groups + number,
+            format,
+            top,
+            transposed: self.along && group.trains_weights(),
+            counted: false,
+        };
         let mut nodes = Vec::new();
         let tensors: Vec<ValueId> = gradients.iter().map(|(_, dy)| *dy).collect();
         let codes = self.quantise(&mut nodes, last, &tensors, of, format!("{}.dy", group.name));
@@ -291,6 +306,8 @@ struct Quantised {
     format: DType,
     top: i32,
     transposed: bool,
+    /// What becomes 0 in the first steps is counted.
+    counted: bool,
 }
 
 fn quantised(format: DType, top: i32) -> Attrs {

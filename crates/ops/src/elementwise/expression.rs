@@ -57,7 +57,20 @@ pub enum Expr {
     /// The power of two that scales a tensor: the first value, where it is not 0, else the largest that takes the
     /// second, a magnitude, to 1.75·2^top at most. A device computes the second only where it must.
     Power(Box<Expr>, Box<Expr>, i32),
+    /// How many elements of the tensors of these values are not 0, or those of them that the power makes 0 in E4M3. Only
+    /// counted where the factor of the power is 0, so that later steps do not pay for it.
+    Count(Counted, Box<Expr>, Vec<Expr>),
 }
+
+/// Which elements are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counted {
+    Nonzero,
+    /// Those among them that become 0.
+    Flushed,
+}
+
+const COUNTED: &[(&str, Counted)] = &[("nonzero", Counted::Nonzero), ("flushed", Counted::Flushed)];
 
 const MEAN: &str = "mean";
 const AMAX: &str = "amax";
@@ -129,6 +142,7 @@ impl Expr {
             Expr::Unary(_, x) | Expr::Mean(x) => vec![x],
             Expr::Binary(_, a, b) | Expr::Power(a, b, _) => vec![a, b],
             Expr::Amax(all) => all.iter().collect(),
+            Expr::Count(_, power, all) => [&**power].into_iter().chain(all).collect(),
         }
     }
 
@@ -141,6 +155,9 @@ impl Expr {
             Expr::Mean(x) => x.replace(with).mean(),
             Expr::Amax(all) => Expr::Amax(all.iter().map(|x| x.replace(with)).collect()),
             Expr::Power(known, amax, top) => known.replace(with).power(amax.replace(with), *top),
+            Expr::Count(which, power, all) => {
+                Expr::Count(*which, Box::new(power.replace(with)), all.iter().map(|x| x.replace(with)).collect())
+            }
         })
     }
 
@@ -192,6 +209,10 @@ fn name_of<F: PartialEq>(table: &[(&'static str, F)], function: &F) -> &'static 
     table.iter().find(|(_, f)| f == function).map(|(name, _)| *name).expect("the table names every function")
 }
 
+fn joined(all: &[Expr]) -> String {
+    all.iter().map(Expr::to_string).collect::<Vec<String>>().join(", ")
+}
+
 impl fmt::Display for Expr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -200,10 +221,8 @@ impl fmt::Display for Expr {
             Expr::Unary(function, x) => write!(f, "{}({x})", name_of(UNARY, function)),
             Expr::Binary(function, a, b) => write!(f, "{}({a}, {b})", name_of(BINARY, function)),
             Expr::Mean(x) => write!(f, "{MEAN}({x})"),
-            Expr::Amax(all) => {
-                let all: Vec<String> = all.iter().map(Expr::to_string).collect();
-                write!(f, "{AMAX}({})", all.join(", "))
-            }
+            Expr::Amax(all) => write!(f, "{AMAX}({})", joined(all)),
+            Expr::Count(which, power, all) => write!(f, "{}({power}, {})", name_of(COUNTED, which), joined(all)),
             Expr::Power(known, amax, top) => write!(f, "{POWER}({known}, {amax}, {top})"),
         }
     }
@@ -286,9 +305,17 @@ impl Reader<'_> {
             return Ok(Expr::binary(*function, a, b));
         }
         match word.as_str() {
-            AMAX => return self.amax(),
+            AMAX => return Ok(Expr::Amax(self.list()?)),
             POWER => return self.power(),
             _ => {}
+        }
+        if let Some((_, which)) = COUNTED.iter().find(|(name, _)| *name == word) {
+            let mut all = self.list()?;
+            let power = all.remove(0);
+            return match all.is_empty() {
+                true => Err(self.error("a power and values before here")),
+                false => Ok(Expr::Count(*which, Box::new(power), all)),
+            };
         }
         match word.parse::<f64>() {
             Ok(value) if value.is_finite() => Ok(Expr::Constant(value)),
@@ -296,14 +323,14 @@ impl Reader<'_> {
         }
     }
 
-    fn amax(&mut self) -> Result<Expr, ExprError> {
+    fn list(&mut self) -> Result<Vec<Expr>, ExprError> {
         self.expect('(')?;
         let mut all = vec![self.expression()?];
         while self.expect(',').is_ok() {
             all.push(self.expression()?);
         }
         self.expect(')')?;
-        Ok(Expr::Amax(all))
+        Ok(all)
     }
 
     fn power(&mut self) -> Result<Expr, ExprError> {
@@ -334,6 +361,10 @@ mod tests {
         assert_eq!("mean(in0)".parse(), Ok(Expr::Input(0).mean()));
         let power = Expr::Input(1).power(Expr::Amax(vec![Expr::Input(0).mean(), Expr::Input(2)]), 11);
         assert_eq!(power.to_string(), "power(in1, amax(mean(in0), in2), 11)");
+        let count = Expr::Count(Counted::Flushed, Box::new(power.clone()), vec![Expr::Input(0), Expr::Input(2)]);
+        assert_eq!(count.to_string(), format!("flushed({power}, in0, in2)"));
+        assert_eq!(count.to_string().parse(), Ok(count));
+        assert!("nonzero(in0)".parse::<Expr>().is_err());
         assert_eq!(power.to_string().parse(), Ok(power));
         assert_eq!("-2.5".parse(), Ok(Expr::Constant(-2.5)));
     }

@@ -144,7 +144,7 @@ fn define<'e>(expr: &'e Expr, names: &mut Vec<&'e Expr>, lines: &mut Lines) -> S
             let b = define(b, names, lines);
             format!("{}({a}, {b})", binary(*function))
         }
-        Expr::Mean(_) | Expr::Amax(_) | Expr::Power(..) => {
+        Expr::Mean(_) | Expr::Amax(_) | Expr::Power(..) | Expr::Count(..) => {
             unreachable!("an element-wise operation reduces nothing")
         }
     };

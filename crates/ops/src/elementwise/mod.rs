@@ -19,7 +19,7 @@ pub use arithmetic::{ADD, MUL, SCALE};
 pub use clamped_swiglu::{CLAMPED_SWIGLU, CLAMPED_SWIGLU_BACKWARD};
 pub(crate) use convert::element_named;
 pub use convert::{CAST, FILL};
-pub use expression::{Binary, Expr, Unary};
+pub use expression::{Binary, Counted, Expr, Unary};
 pub use fused::Elementwise;
 pub(crate) use kernel::{
     Lines, binary as device_binary, collect_operands, kernel as device_kernel, unary as device_unary,

@@ -55,7 +55,7 @@ impl Tape {
     fn add(&mut self, expr: &Expr) -> usize {
         let step = match expr {
             Expr::Unary(Unary::Relaxed, x) => return self.add(x),
-            Expr::Mean(_) | Expr::Amax(_) | Expr::Power(..) => {
+            Expr::Mean(_) | Expr::Amax(_) | Expr::Power(..) | Expr::Count(..) => {
                 unreachable!("an element-wise operation reduces nothing")
             }
             Expr::Input(index) => Step::Input(*index),

@@ -103,6 +103,21 @@ template <int THREADS_> __device__ __forceinline__ void raise(float* amax, u32 m
   if (threadIdx.x == 0 && most > *(volatile u32*)amax) atomicMax((u32*)amax, most);
 }
 
+// Whether a number that is not 0 becomes 0 in E4M3: half of the smallest number does, by the tie.
+__device__ __forceinline__ bool is_flushed(float x, float power) {
+  return x != 0.0f && fabsf(x * power) <= __uint_as_float(117u << 23);
+}
+
+// Adds a block's numbers to a count in memory. Whole numbers in f64: exact, in any order.
+template <int THREADS_> __device__ __forceinline__ void tally(double* count, u32 x) {
+  __shared__ u32 total;
+  if (threadIdx.x == 0) total = 0;
+  __syncthreads();
+  if (x) atomicAdd(&total, x);
+  __syncthreads();
+  if (threadIdx.x == 0 && total) atomicAdd(count, (double)total);
+}
+
 // The power of two that scales a tensor: the kept factor, where it is not 0, else that for the largest of the parts. By
 // whole warps.
 __device__ __forceinline__ float tensor_power(float factor, const u32* parts, int top) {

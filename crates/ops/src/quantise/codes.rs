@@ -7,7 +7,7 @@ use graph::{Dim, Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use tensor::{Attrs, DType};
 
-use super::{HEADERS, PARTS, factor, format_of, in_packs, larger, matrix};
+use super::{HEADERS, PARTS, counts, factor, format_of, in_packs, larger, matrix};
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type, row_offset};
@@ -28,7 +28,7 @@ pub fn padded_rows(rows: usize) -> usize {
     rows.next_multiple_of(16)
 }
 
-/// codes, scale(, transposed)(, amax) = quantise(x, parts(, factor))
+/// codes, scale(, transposed)(, amax)(, nonzero, flushed) = quantise(x, parts(, factor))
 pub struct Quantise;
 
 /// The attributes of a call, read.
@@ -38,6 +38,7 @@ struct Reading {
     kept: bool,
     transposed: bool,
     record: bool,
+    count: bool,
 }
 
 impl Reading {
@@ -49,6 +50,7 @@ impl Reading {
             kept: flag("factor")?,
             transposed: flag("transposed")?,
             record: flag("record")?,
+            count: flag("count")?,
         })
     }
 
@@ -77,9 +79,16 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
             }
         }
     }
+    let mut next = 2 + usize::from(reading.transposed);
     if reading.record {
-        let amax = call.outputs.last_mut().expect("the last result").real();
+        let amax = call.outputs[next].real();
         amax[0] = T::from_f32(x.iter().fold(amax[0].to_f32(), |most, x| larger(most, x.to_f32())));
+        next += 1;
+    }
+    if reading.count && known == 0.0 {
+        for (place, count) in counts(x, factor).into_iter().enumerate() {
+            call.outputs[next + place].real()[0] += T::from_f64(count as f64);
+        }
     }
 }
 
@@ -96,7 +105,8 @@ impl Op for Quantise {
         "x·2^k rounded to codes of eight bits, saturating, and 2^−k. With `factor`, 2^k is the factor unless that is 0; \
          else k is the largest with amax·2^k ≤ 1.75·2^top, amax the largest of parts. x […, K], parts f32 [n, 256], \
          factor f32 [1] if `factor` → codes […, K], f32 [1]; if `transposed` codes [K, rows up to a multiple of 16], zeros \
-         behind; if `record` f32 [1], raised to the largest magnitude of x."
+         behind; if `record` f32 [1], raised to the largest magnitude of x; if `count` two f64 [1], where the factor is 0 \
+         raised by the number of elements that are not 0 and by that of those among them that become 0 in E4M3."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -106,6 +116,11 @@ impl Op for Quantise {
             Attribute { name: "factor", kind: "bool?", doc: "the third input is the factor, where it is not 0" },
             Attribute { name: "transposed", kind: "bool?", doc: "the codes are given transposed, too" },
             Attribute { name: "record", kind: "bool?", doc: "the largest magnitude is kept" },
+            Attribute {
+                name: "count",
+                kind: "bool?",
+                doc: "elements that become 0 are counted, where the factor is 0",
+            },
         ]
     }
 
@@ -134,6 +149,10 @@ impl Op for Quantise {
         }
         if reading.record {
             results.push(one);
+        }
+        if reading.count {
+            let count = ValueType::new(Element::Fixed(DType::F64), [1.into()]);
+            results.extend([count.clone(), count]);
         }
         Ok(results)
     }
@@ -174,9 +193,15 @@ impl Op for Quantise {
             defines.push(("PADDED".to_owned(), padded_rows(rows).to_string()));
             args.push(Arg::Output(2));
         }
+        let mut next = 2 + usize::from(reading.transposed);
         if reading.record {
             defines.push(("RECORD".to_owned(), "1".to_owned()));
-            args.push(Arg::Output(call.outputs.len() - 1));
+            args.push(Arg::Output(next));
+            next += 1;
+        }
+        if reading.count {
+            defines.push(("COUNT".to_owned(), "1".to_owned()));
+            args.extend([Arg::Output(next), Arg::Output(next + 1)]);
         }
         let height = if reading.transposed { padded_rows(rows) } else { rows };
         Lowered::Kernels(vec![KernelSpec {
@@ -206,6 +231,14 @@ impl Op for Quantise {
             let turned = transposed.iter().map(|shape| zeros(shape));
             [zeros(shape), factor(0.0)].into_iter().chain(turned).chain([factor(amax)]).collect::<Vec<_>>()
         };
+        let counted = |kept: f32| {
+            // Of these a good part is below 2^-17 of the largest magnitude.
+            let count = || ExampleInput::Codes { dtype: DType::F64, shape: vec![1], scale: 0.0 };
+            let state = record(&[70, 32], Some([32, 80]), DType::E4M3, 0.0).into_iter().chain([count(), count()]);
+            let attrs = attrs("e4m3", 7).with("factor", true).with("transposed", true);
+            let inputs = vec![normal(&[70, 32], 1e-4), parts(16.0), factor(kept)];
+            Example::new(inputs, attrs.with("record", true).with("count", true)).with_state(state.collect())
+        };
         vec![
             Example::new(vec![normal(&[2, 5, 48], 1.0), parts(4.0)], attrs("e4m3", 8)),
             Example::new(
@@ -223,6 +256,9 @@ impl Op for Quantise {
                 attrs("e4m3", 7).with("factor", true).with("transposed", true).with("record", true),
             )
             .with_state(record(&[2, 72, 80], Some([80, 144]), DType::E4M3, 1e4)),
+            // Elements that become 0 are counted where there is no factor, and only there.
+            counted(0.0),
+            counted(64.0),
         ]
     }
 }

@@ -14,8 +14,11 @@ mod rotate;
 mod transpose;
 
 use program::TensorRef;
-use tensor::small::scaling_exponent;
+use rayon::prelude::*;
+use tensor::small::{e4m3_code, scaling_exponent};
 use tensor::{Attrs, DType};
+
+use crate::real::Real;
 
 pub use amax::{OwnAmax, PARTS};
 pub use blocks::QuantiseBlocks;
@@ -59,6 +62,14 @@ fn format_of(attrs: &Attrs) -> Result<DType, String> {
 /// 2^k for the largest k that takes an `amax` to 1.75·2^`top` at most.
 pub(crate) fn factor(amax: f32, top: i64) -> f32 {
     2f64.powi(scaling_exponent(amax, top as i32)) as f32
+}
+
+/// How many numbers are not 0, and how many of these a power of two makes 0 in E4M3.
+pub(crate) fn counts<T: Real>(x: &[T], power: f32) -> [usize; 2] {
+    // By the code itself: what is at most half of the smallest number becomes 0.
+    let flushed = |x: f32| x != 0.0 && e4m3_code(x * power) & 0x7f == 0;
+    let count = |what: &(dyn Fn(f32) -> bool + Sync)| x.par_iter().filter(|x| what(x.to_f32())).count();
+    [count(&|x| x != 0.0), count(&flushed)]
 }
 
 /// The larger of two magnitudes by their bits: NaN above infinity above what is finite.

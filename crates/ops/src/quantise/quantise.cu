@@ -1,6 +1,7 @@
 // Codes of X * 2^k, in tiles of 64 by 64: a thread has 16 neighbours of a row, whose columns are a
 // multiple of 16; transposed codes go through shared memory.
-// The power is the kept factor, where it is not 0, else the one that the parts' largest magnitude asks for. Memory-bound.
+// The power is the kept factor, where it is not 0, else the one that the parts' largest magnitude asks for. With COUNT,
+// numbers that become 0 are counted where no factor is kept. Memory-bound.
 #include "types.cuh"
 #include "codes.cuh"
 
@@ -19,12 +20,16 @@ quantise(const X_T* __restrict__ x, const u32* __restrict__ parts, u8* __restric
 #ifdef RECORD
          , u32* __restrict__ amax
 #endif
+#ifdef COUNT
+         , double* __restrict__ nonzero, double* __restrict__ flushed
+#endif
 ) {
   float power = 0.0f;
 #ifdef FACTOR
   power = *factor;
 #endif
-  if (power == 0.0f) {
+  const bool own = power == 0.0f;
+  if (own) {
     u32 most = 0;
     for (int i = threadIdx.x; i < PARTS; i += THREADS) most = most > parts[i] ? most : parts[i];
     power = power_for(block_max_bits<THREADS>(most), TOP);
@@ -33,7 +38,7 @@ quantise(const X_T* __restrict__ x, const u32* __restrict__ parts, u8* __restric
 
   const int first_row = blockIdx.y * TILE, first_column = blockIdx.x * TILE;
   const int row = threadIdx.x / 4, column = first_column + threadIdx.x % 4 * 16;
-  u32 most = 0;
+  u32 most = 0, numbers = 0, zeros = 0;
   union { u16 pairs[8]; uint4 all; u8 each[16]; } of;
   of.all = make_uint4(0, 0, 0, 0);
   if (first_row + row < ROWS && column < COLUMNS) {
@@ -59,6 +64,15 @@ quantise(const X_T* __restrict__ x, const u32* __restrict__ parts, u8* __restric
 #pragma unroll
     for (int i = 0; i < 8; i++) of.pairs[i] = codes_of(values[2 * i] * power, values[2 * i + 1] * power);
     *(uint4*)(codes + (size_t)(first_row + row) * COLUMNS + column) = of.all;
+#ifdef COUNT
+    if (own) {
+#pragma unroll
+      for (int i = 0; i < 16; i++) {
+        numbers += values[i] != 0.0f;
+        zeros += is_flushed(values[i], power);
+      }
+    }
+#endif
   }
 #ifdef PADDED
   __shared__ u8 tile[TILE * PITCH];
@@ -74,5 +88,11 @@ quantise(const X_T* __restrict__ x, const u32* __restrict__ parts, u8* __restric
 #ifdef RECORD
   most = block_max_bits<THREADS>(most);
   if (threadIdx.x == 0 && most) atomicMax(amax, most);
+#endif
+#ifdef COUNT
+  if (own) {
+    tally<THREADS>(nonzero, numbers);
+    tally<THREADS>(flushed, zeros);
+  }
 #endif
 }

@@ -61,10 +61,11 @@ fn chain(
 /// A chain whose results at these places are given as codes, too, with one power of two: by a factor, or where that is 0 by
 /// what the magnitudes ask for.
 fn quantised(chain: Example, places: &[usize], format: DType, top: i32, factor: f32) -> Example {
+    let count = format == DType::E4M3;
     let Example { mut inputs, attrs, .. } = chain;
     let form = Form::parse(&attrs).expect("a chain is a form");
     let types = texts(&attrs, "dtypes").expect("a chain has types");
-    let codes = quantising(places.len(), format, top, true);
+    let codes = quantising(places.len(), format, top, true, count);
     let of_codes = Form::parse(&codes).expect("codes are a form");
     let stored = |place: usize| form.results[places[place]].1.clone().stored_as(DType::BF16);
     let read = |operand: usize| if operand < places.len() { stored(operand) } else { Expr::Input(inputs.len()) };
@@ -80,6 +81,7 @@ fn quantised(chain: Example, places: &[usize], format: DType, top: i32, factor: 
         (Extent::Element, _) => ExampleInput::Codes { dtype: format, shape: shape.clone(), scale: 0.0 },
         (Extent::Row, _) => ExampleInput::NormalF32 { shape: shape[..shape.len() - 1].to_vec(), scale: 1.0 },
         (Extent::Column, _) => ExampleInput::NormalF32 { shape: shape[shape.len() - 1..].to_vec(), scale: 1.0 },
+        (Extent::Tensor, "f64") => ExampleInput::Codes { dtype: DType::F64, shape: vec![1], scale: 0.0 },
         (Extent::Tensor, _) => one(0.25),
     };
     let types = [types, texts(&codes, "dtypes").expect("codes have types")].concat();
@@ -160,15 +162,18 @@ fn of_codes(chains: &[Example]) -> Vec<Example> {
     let mut examples = vec![
         quantised(chains[0].clone(), &[1], DType::E4M3, 7, 0.0),
         quantised(chains[0].clone(), &[1], DType::E4M3, 7, 64.0),
+        // A part of the elements becomes 0.
+        quantised(chains[0].clone(), &[1], DType::E4M3, -6, 0.0),
         quantised(chains[1].clone(), &[0], DType::E5M2, 11, 0.0),
         quantised(chains[2].clone(), &[1], DType::E5M2, 11, 0.0),
-        quantised(rows.clone(), &[1], DType::E4M3, 7, 0.0),
+        quantised(rows.clone(), &[1], DType::E4M3, -6, 0.0),
         quantised(rows, &[0, 1], DType::E4M3, 7, 256.0),
     ];
     for columns in [48, 3072] {
         let chain = || Example { attrs: as_form(&wide(columns)), ..wide(columns) };
         examples.push(quantised(chain(), &[0, 1], DType::E5M2, 11, 0.0));
         examples.push(quantised(chain(), &[1], DType::E4M3, 7, 16.0));
+        examples.push(quantised(chain(), &[0, 1], DType::E4M3, -6, 0.0));
     }
     examples
 }

@@ -14,7 +14,8 @@ pub enum Extent {
     Row,
     /// One for each column. An operand: a weight that every row reads. A result: summed over the rows, in f32.
     Column,
-    /// One for the tensor, f32 [1]: a factor, a scale. A result that is an `amax` is raised to it.
+    /// One for the tensor, f32 [1]: a factor, a scale. A result that is an `amax` is raised to it; a number of elements,
+    /// f64 [1], is added to it.
     Tensor,
 }
 
@@ -44,7 +45,7 @@ impl Form {
     /// Whether each element is computed from the elements at its place.
     pub fn is_elementwise(&self) -> bool {
         let elements = |extent: &Extent| *extent == Extent::Element;
-        let reduces = |e: &Expr| matches!(e, Expr::Mean(_) | Expr::Amax(_) | Expr::Power(..));
+        let reduces = |e: &Expr| matches!(e, Expr::Mean(_) | Expr::Amax(_) | Expr::Power(..) | Expr::Count(..));
         self.operands.iter().all(elements)
             && self.results.iter().all(|(extent, e)| elements(extent) && !e.any(&reduces))
     }
@@ -81,7 +82,7 @@ impl Form {
     pub fn is_uniform(&self, expr: &Expr) -> bool {
         match expr {
             Expr::Input(index) => matches!(self.operands[*index], Extent::Row | Extent::Tensor),
-            Expr::Mean(_) | Expr::Amax(_) | Expr::Power(..) => true,
+            Expr::Mean(_) | Expr::Amax(_) | Expr::Power(..) | Expr::Count(..) => true,
             _ => expr.parts().into_iter().all(|part| self.is_uniform(part)),
         }
     }
@@ -91,7 +92,7 @@ impl Form {
         match expr {
             Expr::Input(index) => self.operands[*index] == Extent::Tensor,
             Expr::Mean(_) => false,
-            Expr::Amax(_) | Expr::Power(..) => true,
+            Expr::Amax(_) | Expr::Power(..) | Expr::Count(..) => true,
             _ => expr.parts().into_iter().all(|part| self.is_of_tensor(part)),
         }
     }
@@ -112,15 +113,19 @@ impl Form {
                 return Err(format!("`{expr}` has no single value for the tensor"));
             }
             // What a magnitude is of is looked at in a kernel of its own, before the results.
-            let amaxes = |e: &Expr| matches!(e, Expr::Amax(_)) && !(*extent == Extent::Tensor && e == expr);
             let known = |e: &Expr| {
                 matches!(e, Expr::Power(known, amax, _)
                 if matches!(**known, Expr::Input(i) if self.operands[i] == Extent::Tensor)
                     && matches!(**amax, Expr::Amax(_)))
             };
             let bare = expr.replace(&|part| known(part).then_some(Expr::Constant(1.0)));
-            if bare.any(&|e| amaxes(e) || matches!(e, Expr::Power(..))) {
+            let reduced =
+                |e: &Expr| matches!(e, Expr::Amax(_) | Expr::Count(..)) && !(*extent == Extent::Tensor && *e == bare);
+            if bare.any(&|e| reduced(e) || matches!(e, Expr::Power(..))) {
                 return Err(format!("in `{expr}` a magnitude is read elsewhere than in a power of a tensor's factor"));
+            }
+            if matches!(expr, Expr::Count(_, power, _) if !matches!(**power, Expr::Power(..))) {
+                return Err(format!("`{expr}` counts without a power"));
             }
         }
         Ok(())

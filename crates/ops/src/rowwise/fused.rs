@@ -8,11 +8,14 @@ use super::declared::{reference, rows_of};
 use super::form::{Extent, Form, texts};
 use super::kernel;
 use crate::call::Call;
-use crate::elementwise::element_named;
+use crate::elementwise::{Expr, element_named};
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, Op, Rows};
 use crate::registry::id;
+
+/// The type of numbers of elements: sums of them are exact in any order.
+const COUNTED: Element = Element::Fixed(DType::F64);
 
 /// Any form.
 pub struct Composed;
@@ -50,8 +53,8 @@ impl Op for Composed {
     fn doc(&self) -> &'static str {
         "One result for each expression over the operands in0, in1, … of a row; made by fusing. Operands and results \
          have a value for each `element` […, H], for each `row` […], for each `column` [H]: a weight, or a sum over \
-         the rows in f32, or for the `tensor` [1]: a factor, a scale, a magnitude that is raised. Elements may be codes of \
-         eight bits."
+         the rows in f32, or for the `tensor` [1]: a factor, a scale, a magnitude that is raised, a number of elements \
+         that is added in f64. Elements may be codes of eight bits."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -62,7 +65,9 @@ impl Op for Composed {
                 kind: "list of string",
                 doc: "one for each result, as those of `elementwise`, and `mean(x)`: over the row; `relaxed(x)`: a \
                       device may contract and gather inside; `amax(x, …)`: the largest magnitude in the tensors; \
-                      `power(factor, amax, top)`: the factor, or where that is 0 the largest 2^k with amax·2^k ≤ 1.75·2^top",
+                      `power(factor, amax, top)`: the factor, or where that is 0 the largest 2^k with amax·2^k ≤ 1.75·2^top; \
+                      `nonzero(power, x, …)`, `flushed(power, x, …)`: how many elements are not 0, and how many of these \
+                      become 0 in E4M3 after the power, counted only where its factor is 0",
             },
             Attribute {
                 name: "operands",
@@ -103,10 +108,11 @@ impl Op for Composed {
         if !sums.into_iter().all(|(t, _)| t.dtype == Element::F32) {
             return Err("sums over rows are f32".into());
         }
+        let of = |e: &Expr| if matches!(e, Expr::Count(..)) { COUNTED } else { Element::F32 };
         let mut single = typed.iter().zip(&form.results).filter(|(_, (extent, _))| *extent == Extent::Tensor);
-        match single.all(|(t, _)| t.dtype == Element::F32) {
+        match single.all(|(t, (_, e))| t.dtype == of(e)) {
             true => Ok(typed),
-            false => Err("what a tensor has one of is f32".into()),
+            false => Err("what a tensor has one of is f32, numbers of elements are f64".into()),
         }
     }
 

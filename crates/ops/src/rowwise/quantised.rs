@@ -9,12 +9,12 @@ use tensor::{Attrs, DType};
 
 use super::form::{Extent, Form};
 use super::join::{form_of, names, node};
-use crate::elementwise::Expr;
+use crate::elementwise::{Counted, Expr};
 use crate::registry::id;
 
-/// Attributes of the node (x, …, factor) → (codes, …, scale(, amax)), with one power of two for all x, as that of `quantise` and
-/// `own_amax` of the same.
-pub fn quantising(tensors: usize, format: DType, top: i32, record: bool) -> Attrs {
+/// Attributes of the node (x, …, factor) → (codes, …, scale(, amax)(, nonzero, flushed)), with one power of two for all x, as
+/// that of `quantise` and `own_amax` of the same.
+pub fn quantising(tensors: usize, format: DType, top: i32, record: bool, count: bool) -> Attrs {
     let amax = || Expr::Amax((0..tensors).map(Expr::Input).collect());
     let power = || Expr::Input(tensors).power(amax(), top);
     let mut results: Vec<(Extent, Expr)> = (0..tensors).map(|x| (Extent::Element, Expr::Input(x) * power())).collect();
@@ -22,9 +22,17 @@ pub fn quantising(tensors: usize, format: DType, top: i32, record: bool) -> Attr
     if record {
         results.push((Extent::Tensor, amax()));
     }
+    if count {
+        let counted = |which| Expr::Count(which, Box::new(power()), (0..tensors).map(Expr::Input).collect());
+        results.extend([Counted::Nonzero, Counted::Flushed].map(|which| (Extent::Tensor, counted(which))));
+    }
     let operands = [vec![Extent::Element; tensors], vec![Extent::Tensor]].concat();
-    let types: Vec<&str> =
-        (0..results.len()).map(|result| if result < tensors { format.name() } else { DType::F32.name() }).collect();
+    let of = |(extent, e): &(Extent, Expr)| match (extent, e) {
+        (Extent::Tensor, Expr::Count(..)) => DType::F64.name(),
+        (Extent::Tensor, _) => DType::F32.name(),
+        _ => format.name(),
+    };
+    let types: Vec<&str> = results.iter().map(of).collect();
     let mut attrs = Attrs::new().with("of", vec![id::QUANTISE.name()]);
     attrs.0.extend(Form { operands, results }.attrs().0);
     attrs.with("dtypes", types)

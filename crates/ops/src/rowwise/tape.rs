@@ -8,8 +8,8 @@ use tensor::DType;
 
 use super::form::{Extent, Form};
 use crate::call::Call;
-use crate::elementwise::{Binary, Expr, Unary, apply_unary};
-use crate::quantise::{factor, larger};
+use crate::elementwise::{Binary, Counted, Expr, Unary, apply_unary};
+use crate::quantise::{counts, factor, larger};
 use crate::real::Real;
 use crate::vector::{Loop, sum_of, vectorised};
 
@@ -60,7 +60,9 @@ impl Tape {
                 Step::Binary(*function, a, self.add(form, b))
             }
             Expr::Mean(x) => Step::Mean(self.add(form, x)),
-            Expr::Amax(_) | Expr::Power(..) => unreachable!("what is one for the tensor is an operand of its rows"),
+            Expr::Amax(_) | Expr::Power(..) | Expr::Count(..) => {
+                unreachable!("what is one for the tensor is an operand of its rows")
+            }
         };
         if let Some(known) = self.steps.iter().position(|s| *s == step) {
             return known;
@@ -205,15 +207,47 @@ impl<'a, T: Real> Loop<(&'a mut [T], &'a [T])> for AddRow {
 pub fn evaluate<T: Real>(form: &Form, accumulate: bool, call: &mut Call<'_, T>) {
     let (columns, rows) = (call.inputs[0].columns(), call.inputs[0].rows());
     let inputs: Vec<&[T]> = call.inputs.iter().map(|input| input.real()).collect();
-    let outputs = call.outputs.iter_mut().map(|output| output.real()).collect();
     let powers = form.powers();
     let values: Vec<[T; 1]> =
         powers.iter().map(|power| [T::from_f32(known(form, power, &inputs, rows, columns))]).collect();
     let place = |part: &Expr| powers.iter().position(|power| *power == part).map(|i| Expr::Input(inputs.len() + i));
-    let results = form.results.iter().map(|(extent, e)| (*extent, e.replace(&place))).collect();
+    let (mut results, mut outputs) = (Vec::new(), Vec::new());
+    for (output, (extent, expr)) in call.outputs.iter_mut().zip(&form.results) {
+        if let Expr::Count(which, power, all) = expr {
+            let value = powers.iter().position(|known| **known == **power).map(|index| values[index][0]);
+            let value = value.expect("all powers were collected").to_f32();
+            let found = count(form, (*which, power, all), value, &inputs, (rows, columns));
+            output.real()[0] += T::from_f64(found as f64);
+            continue;
+        }
+        results.push((*extent, expr.replace(&place)));
+        outputs.push(output.real());
+    }
     let operands = [form.operands.clone(), vec![Extent::Tensor; powers.len()]].concat();
     let all: Vec<&[T]> = inputs.iter().copied().chain(values.iter().map(|value| &value[..])).collect();
     of_tensor(&Form { operands, results }, accumulate, &all, (rows, columns), outputs);
+}
+
+/// A number of elements; 0 where the factor of the power is known.
+fn count<T: Real>(
+    form: &Form,
+    (which, power, all): (Counted, &Expr, &[Expr]),
+    value: f32,
+    inputs: &[&[T]],
+    (rows, columns): (usize, usize),
+) -> usize {
+    let Expr::Power(known, ..) = power else { unreachable!("the form was checked") };
+    if single::<T>(known, inputs).to_f32() != 0.0 {
+        return 0;
+    }
+    let of = |expr: &Expr| {
+        let form = Form { operands: form.operands.clone(), results: vec![(Extent::Element, expr.clone())] };
+        let mut x = vec![T::default(); rows * columns];
+        of_tensor(&form, false, inputs, (rows, columns), vec![&mut x]);
+        let [nonzero, flushed] = counts(&x, value);
+        if which == Counted::Nonzero { nonzero } else { flushed }
+    };
+    all.iter().map(of).sum()
 }
 
 /// The value of a power: the factor, or what the tensor's own magnitude asks for.
@@ -241,7 +275,7 @@ fn single<T: Real>(expr: &Expr, inputs: &[&[T]]) -> T {
             let (a, b) = ([single(a, inputs)], single(b, inputs));
             binary(*function, Value::Wide(&a), Value::Single(b), &mut y);
         }
-        Expr::Mean(_) | Expr::Amax(_) | Expr::Power(..) => unreachable!("the form was checked"),
+        Expr::Mean(_) | Expr::Amax(_) | Expr::Power(..) | Expr::Count(..) => unreachable!("the form was checked"),
     }
     y[0]
 }

@@ -13,7 +13,7 @@ use tensor::DType;
 
 use super::form::{Extent, Form};
 use super::kernel::Deal;
-use crate::elementwise::{Binary, Expr, Lines, Unary, collect_operands, device_binary, device_unary};
+use crate::elementwise::{Binary, Counted, Expr, Lines, Unary, collect_operands, device_binary, device_unary};
 use crate::kernel::{LowerCall, device_type, row_offset};
 use crate::quantise::PARTS;
 
@@ -75,7 +75,7 @@ fn kernel(form: &Form, call: &LowerCall<'_>, deal: &Deal, read: &[usize], known:
     let rows = if deal.slices > 1 { "(size_t)ROWS * SLICES" } else { "ROWS" };
     let line = if deal.slices > 1 { "line" } else { "row" };
     // All threads of a block come to the end where it has something to leave.
-    let closes = deal.walks || !writer.amaxes.is_empty();
+    let closes = deal.walks || !writer.amaxes.is_empty() || !writer.counts.is_empty();
     if deal.walks {
         let step = "(size_t)gridDim.x * (THREADS / LANES)";
         lines.add(1, format!("for (size_t {line} = ROW; {line} < {rows}; {line} += {step}) {{"));
@@ -99,6 +99,7 @@ fn kernel(form: &Form, call: &LowerCall<'_>, deal: &Deal, read: &[usize], known:
     let count = writer.sums().count();
     (0..count).for_each(|place| leave_sum(&mut lines, place));
     writer.leave_magnitudes(&mut lines);
+    writer.leave_counts(&mut lines);
     lines.add(0, "}");
     lines.0
 }
@@ -189,6 +190,25 @@ fn magnitudes(form: &Form) -> Vec<(usize, &[Expr])> {
     found
 }
 
+/// Which elements of which values are counted, with a power whose factor is not known.
+struct Count<'a> {
+    result: usize,
+    which: Counted,
+    power: &'a Expr,
+    all: &'a [Expr],
+}
+
+/// The results of a form that are numbers of elements.
+fn counts(form: &Form) -> Vec<Count<'_>> {
+    let mut found = Vec::new();
+    for (result, (_, expr)) in form.results.iter().enumerate() {
+        if let Expr::Count(which, power, all) = expr {
+            found.push(Count { result, which: *which, power, all });
+        }
+    }
+    found
+}
+
 /// The type of an element that is written or kept.
 fn stored_type(dtype: DType) -> &'static str {
     match dtype {
@@ -215,6 +235,8 @@ struct Writer<'a> {
     powers: Vec<&'a Expr>,
     /// Results that are magnitudes of the tensor, by the values that they are of.
     amaxes: Vec<(usize, &'a [Expr])>,
+    /// Results that are numbers of elements.
+    counts: Vec<Count<'a>>,
     /// Operands that are read before the first phase.
     early: BTreeSet<usize>,
     /// Values with one number for the row: known to all later phases.
@@ -244,6 +266,7 @@ impl<'a> Writer<'a> {
             kept: Vec::new(),
             powers: form.powers(),
             amaxes: magnitudes(form),
+            counts: counts(form),
             early: BTreeSet::new(),
             single: Vec::new(),
             names: Vec::new(),
@@ -267,7 +290,8 @@ impl<'a> Writer<'a> {
         let form: &'a Form = self.form;
         let rows = |extent: &Extent| matches!(extent, Extent::Element | Extent::Column);
         let results = form.results.iter().filter(|(extent, _)| rows(extent)).map(|(_, e)| (e, phase_of(e)));
-        let measured = self.amaxes.iter().flat_map(|(_, all)| all.iter()).map(|e| (e, phase_of(e)));
+        let of_counts = self.counts.iter().flat_map(|count| count.all);
+        let measured = self.amaxes.iter().flat_map(|(_, all)| all.iter()).chain(of_counts).map(|e| (e, phase_of(e)));
         let inner = |mean: &'a Expr| match mean {
             Expr::Mean(x) => &**x,
             _ => unreachable!("only means are collected"),
@@ -374,6 +398,41 @@ impl<'a> Writer<'a> {
         for (place, _) in self.amaxes.iter().enumerate() {
             lines.add(1, format!("u32 m{place} = 0;"));
         }
+        for place in 0..self.counts.len() {
+            lines.add(1, format!("u32 c{place} = 0;"));
+        }
+    }
+
+    /// Adds what a block has counted.
+    fn leave_counts(&self, lines: &mut Lines) {
+        for (place, count) in self.counts.iter().enumerate() {
+            let (factor, result) = (factor_of(count.power), count.result);
+            lines.add(1, format!("if (q{factor} == 0.0f) tally<THREADS>(out{result}, c{place});"));
+        }
+    }
+
+    /// The loops that count elements: of their own, because only the first steps run them.
+    fn counting(&mut self, phase: usize) -> Lines {
+        let mut lines = Lines::default();
+        for place in 0..self.counts.len() {
+            let Count { which, power, all, .. } = self.counts[place];
+            (self.names, self.inside) = (Vec::new(), Lines::default());
+            for expr in all.iter().filter(|e| phase_of(e) == phase) {
+                let (value, power) = (self.value(expr, false), self.value(power, false));
+                let holds = match which {
+                    Counted::Nonzero => format!("{value} != 0.0f"),
+                    Counted::Flushed => format!("is_flushed({value}, {power})"),
+                };
+                self.inside.add(3, format!("c{place} += {holds};"));
+            }
+            if !self.inside.0.is_empty() {
+                lines.add(1, format!("if (q{} == 0.0f) {{", factor_of(power)));
+                self.loop_over_packs(phase, &mut lines);
+                lines.add(1, "}");
+                lines.add(1, "}");
+            }
+        }
+        lines
     }
 
     /// The largest magnitudes that a block has seen.
@@ -448,8 +507,8 @@ impl<'a> Writer<'a> {
         for (id, _) in &means {
             self.before.add(1, format!("float s{id} = 0.0f;"));
         }
-        let loops = self.of_packs(phase);
-        let mut behind = loops;
+        let mut behind = self.of_packs(phase);
+        behind.0.push_str(&self.counting(phase).0);
         for (id, _) in &means {
             behind.add(1, format!("const float r{id} = row_sum(s{id});"));
         }
@@ -460,7 +519,8 @@ impl<'a> Writer<'a> {
     fn of_tensor(&mut self, phase: usize) {
         let form: &'a Form = self.form;
         let first = if self.deal.slices > 1 { "line == 0 && LANE == 0" } else { "row == 0 && LANE == 0" };
-        let single = |(extent, e): &(Extent, Expr)| *extent == Extent::Tensor && !matches!(e, Expr::Amax(_));
+        let single =
+            |(extent, e): &(Extent, Expr)| *extent == Extent::Tensor && !matches!(e, Expr::Amax(_) | Expr::Count(..));
         for (index, (_, expr)) in form.results.iter().enumerate().filter(|(_, r)| phase == 0 && single(r)) {
             let value = self.value(expr, false);
             self.before.add(1, format!("if ({first}) *out{index} = {value};"));
@@ -479,6 +539,19 @@ impl<'a> Writer<'a> {
         if self.inside.0.is_empty() {
             return lines;
         }
+        self.loop_over_packs(phase, &mut lines);
+        for (index, ((extent, expr), output)) in self.form.results.iter().zip(self.call.outputs).enumerate() {
+            if *extent == Extent::Element && phase_of(expr) == phase {
+                let id = self.kept_place(output.dtype, expr).expect("results are kept");
+                lines.add(2, format!("write_pack(out{index} + {} + p * WIDTH, k{id}[n]);", row_offset(output)));
+            }
+        }
+        lines.add(1, "}");
+        lines
+    }
+
+    /// A loop over packs around what was collected, without its end.
+    fn loop_over_packs(&self, phase: usize, lines: &mut Lines) {
         lines.add(1, "FOR_PACKS(n, p) {");
         let of_packs = |i: &usize| matches!(self.form.operands[*i], Extent::Element | Extent::Column);
         for i in self.read.iter().copied().filter(of_packs) {
@@ -490,14 +563,6 @@ impl<'a> Writer<'a> {
         lines.add(2, "for (int j = 0; j < WIDTH; j++) {");
         lines.0.push_str(&self.inside.0);
         lines.add(2, "}");
-        for (index, ((extent, expr), output)) in self.form.results.iter().zip(self.call.outputs).enumerate() {
-            if *extent == Extent::Element && phase_of(expr) == phase {
-                let id = self.kept_place(output.dtype, expr).expect("results are kept");
-                lines.add(2, format!("write_pack(out{index} + {} + p * WIDTH, k{id}[n]);", row_offset(output)));
-            }
-        }
-        lines.add(1, "}");
-        lines
     }
 
     fn kept_place(&self, dtype: DType, expr: &Expr) -> Option<usize> {
@@ -598,7 +663,7 @@ impl<'a> Writer<'a> {
                 format!("{}({a}, {b})", device_binary(*function))
             }
             Expr::Input(_) | Expr::Constant(_) | Expr::Power(..) => unreachable!("they have names of their own"),
-            Expr::Amax(_) => unreachable!("a magnitude is a result, or in a power"),
+            Expr::Amax(_) | Expr::Count(..) => unreachable!("they are results, or a magnitude in a power"),
         }
     }
 

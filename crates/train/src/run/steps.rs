@@ -153,7 +153,7 @@ impl Run {
                 Advance::Ended(known) => (false, known),
             };
             if let Some(metrics) = known {
-                self.report(&metrics, trainer, observer)?;
+                self.report(metrics, trainer, observer)?;
             }
             if !started {
                 break;
@@ -192,14 +192,15 @@ impl Run {
     /// Waits for the step that is under way, and tells its results.
     fn catch_up(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
         match trainer.settle()? {
-            Some(metrics) => self.report(&metrics, trainer, observer),
+            Some(metrics) => self.report(metrics, trainer, observer),
             None => Ok(()),
         }
     }
 
     /// Tells the results of a step; an error if the run cannot go on after them.
-    fn report(&mut self, metrics: &StepMetrics, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
+    fn report(&mut self, mut metrics: StepMetrics, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
         let total = trainer.total_steps();
+        trainer.add_flushed(&mut metrics)?;
         if let Some(mut startup) = trainer.startup.take() {
             startup.done("first step");
             observer.line(&startup.line());
@@ -209,15 +210,16 @@ impl Run {
         if done.is_multiple_of(trainer.config.logging.logging_steps) || Some(done) == total || !metrics.applied {
             observer.line(&metrics.line(total));
         }
+        metrics.fp8_flushed.iter().for_each(|flushed| observer.line(&flushed.line()));
         observer.progress(metrics.step + 1, total.unwrap_or_default());
         self.emit(metrics.to_json(), observer)?;
-        self.measured.add(metrics);
+        self.measured.add(&metrics);
         match self.instruments.look(metrics.step + 1, &trainer.device) {
             Some(Ok(event)) => self.emit(event, observer)?,
             Some(Err(why)) => observer.line(&format!("Note: {why}")),
             None => {}
         }
-        trainer.check_convergence(metrics)
+        trainer.check_convergence(&metrics)
     }
 
     fn report_time(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {

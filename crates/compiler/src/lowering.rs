@@ -194,11 +194,13 @@ pub(crate) fn fixed_places(graph: &Graph, parameters: &ParameterPlan, lowering: 
     for (parameter, slot) in graph.parameters.iter().zip(&parameters.slots) {
         fixed.insert(parameter.value, slot.weight.clone());
     }
-    for (id, at) in graph.states.iter().zip(&parameters.states.places) {
-        fixed.insert(*id, at.clone());
+    let states = &parameters.states.places;
+    for (id, at) in graph.states.iter().zip(states) {
+        fixed.extend(at.clone().map(|at| (*id, at)));
     }
     for (value, state) in &graph.stored {
-        fixed.insert(*value, parameters.states.places[state.0 as usize].clone());
+        let at = states[state.0 as usize].clone();
+        fixed.insert(*value, at.expect("what an entry stores outlives it"));
     }
     for (id, value) in &graph.constants {
         fixed.insert(*id, lowering.constant(value));

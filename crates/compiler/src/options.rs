@@ -136,6 +136,11 @@ impl Sharding {
         self.stages - self.stage
     }
 
+    /// Whether base weights are cut, so that none is whole but while an entry reads it.
+    pub(crate) fn cuts_weights(&self) -> bool {
+        self.weights && self.shards() > 1
+    }
+
     /// Ranks in a row that have a piece each of what is cut.
     pub(crate) fn shards(&self) -> usize {
         match self.scope {

@@ -44,6 +44,7 @@ pub enum Pass {
     OffloadResidual,
     Recompute,
     SplitAttention,
+    PrepareInLayers,
     Dequantise,
     JoinRecompute,
 }
@@ -100,6 +101,7 @@ impl Pass {
             Pass::OffloadResidual => "offload_residual",
             Pass::Recompute => "recompute",
             Pass::SplitAttention => "split_attention",
+            Pass::PrepareInLayers => "prepare_in_layers",
             Pass::Dequantise => "dequantise",
             Pass::JoinRecompute => "join_recompute",
         }

@@ -1,6 +1,6 @@
 //! The flat graph: values in a table, nodes in execution order.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use tensor::{Attrs, DType, HostTensor, Shape, Storage};
 
@@ -253,6 +253,19 @@ impl Graph {
         self.value(self.states[id.0 as usize])
     }
 
+    /// States that nodes compute from parameters and that no parameter begins as: whoever has the parameters can compute
+    /// them where they are read.
+    pub fn derived(&self) -> HashSet<ValueId> {
+        let computed = self.prepared.iter().flat_map(|node| &node.outputs).copied();
+        computed.filter(|id| matches!(self.value(*id).origin, Origin::State(_)) && !self.is_first_value(*id)).collect()
+    }
+
+    /// Whether a parameter begins as what is in a state.
+    fn is_first_value(&self, state: ValueId) -> bool {
+        let name = &self.value(state).name;
+        self.parameters.iter().any(|of| of.init == Init::Prepared && of.name == *name)
+    }
+
     /// The nodes that compute states from parameters as a graph of their own, whose outputs are the states that parameters
     /// begin as; none where there are none.
     pub fn preparation(&self) -> Option<Graph> {
@@ -263,11 +276,7 @@ impl Graph {
         for value in values.iter_mut().filter(|value| !matches!(value.origin, Origin::Parameter(_))) {
             value.origin = Origin::Node;
         }
-        let begins = |id: &ValueId| {
-            let name = &self.value(*id).name;
-            let is_first_value = |p: &Parameter| p.init == Init::Prepared && p.name == *name;
-            self.parameters.iter().any(is_first_value).then(|| (name.clone(), *id))
-        };
+        let begins = |id: &ValueId| self.is_first_value(*id).then(|| (self.value(*id).name.clone(), *id));
         Some(Graph {
             outputs: self.states.iter().filter_map(begins).collect(),
             name: self.name.clone(),

@@ -182,6 +182,23 @@ mod tests {
         assert_eq!(of(both).0, of(json!({"model": "m", "sequence_len": 128})).0);
     }
 
+    /// Products read gathered weights, or codes that a layer makes of them.
+    #[test]
+    fn the_arithmetic_of_a_model_does_not_depend_on_zero_levels() {
+        let (_folder, source) = ModelSource::of_two_layers();
+        for (recipe, lora) in [("bf16", false), ("bf16", true), ("fp8_hybrid", false), ("fp8_hybrid", true)] {
+            let of = |gpus: usize, level: usize| {
+                let options = json!({
+                    "model": "m", "sequence_len": 128, "recipe": recipe, "lora": lora, "gpus": gpus, "zero_level": level,
+                });
+                let config = Config::load_json(&options.to_string(), Task::Sft, &[]).unwrap();
+                let preview = Preview::new(&config, &source, &Machine::h200(), None).unwrap();
+                per_token(&preview.program, &source, 128).unwrap()
+            };
+            assert_eq!([of(2, 1), of(2, 2), of(2, 3)], [of(1, 1); 3], "{recipe}, lora: {lora}");
+        }
+    }
+
     #[test]
     fn a_token_is_multiplied_with_the_experts_that_it_visits() {
         let folder = tempfile::tempdir().unwrap();

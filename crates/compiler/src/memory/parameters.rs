@@ -284,7 +284,7 @@ fn class_of(unit: &[usize], graph: &Graph, options: &CompileOptions) -> (Treatme
 /// Lays out everything that belongs to parameters.
 pub(crate) fn plan_parameters(graph: &Graph, states: StatePlan, options: &CompileOptions) -> ParameterPlan {
     let sharding = Sharding {
-        weights: options.sharding.weights && options.sharding.shards() > 1,
+        weights: options.sharding.cuts_weights(),
         gradients: options.sharding.gradients && options.sharding.shards() > 1,
         ..options.sharding
     };

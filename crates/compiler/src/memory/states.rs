@@ -1,6 +1,8 @@
 //! Where states other than parameters lie: factors and magnitudes of quantisers, each kind behind one another, codes
 //! of weights, the histories that only the update sees; and what is kept of earlier tokens.
 
+use std::collections::HashSet;
+
 use graph::{Graph, StateId, ValueId};
 use program::{EntryKind, Quantiser, Scaling, TensorRef, Variant};
 use tensor::{DType, HostTensor};
@@ -11,8 +13,8 @@ use crate::options::CompileOptions;
 /// The places of all states.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StatePlan {
-    /// In the order of the graph's list.
-    pub places: Vec<TensorRef>,
+    /// In the order of the graph's list; none of what is made in the layers that read it.
+    pub places: Vec<Option<TensorRef>>,
     pub bytes: usize,
     /// Bytes of what is kept of earlier tokens, in an arena of its own.
     pub cache_bytes: usize,
@@ -54,24 +56,29 @@ pub(crate) fn plan_states(graphs: &[(EntryKind, Variant, Graph)], options: &Comp
         at
     };
     let is_cached = |state: usize| table.cached.contains(&StateId(state as u32));
+    let in_layers = if options.sharding.cuts_weights() { table.derived() } else { HashSet::new() };
     let place = |(index, id): (usize, &ValueId)| {
         let (dtype, shape) = (dtype_of(table, *id), &table.value(*id).shape);
-        if is_cached(index) { take_cached(dtype, shape) } else { take(dtype, shape) }
+        match is_cached(index) {
+            true => Some(take_cached(dtype, shape)),
+            false => (!in_layers.contains(id)).then(|| take(dtype, shape)),
+        }
     };
-    let places: Vec<TensorRef> = table.states.iter().enumerate().map(place).collect();
+    let places: Vec<Option<TensorRef>> = table.states.iter().enumerate().map(place).collect();
     let records = |graph: &Graph| graph.stored.iter().any(|(_, state)| !graph.cached.contains(state));
     let recording = graphs.iter().map(|(_, _, graph)| graph).find(|graph| records(graph));
     let histories = recording.map(|graph| {
         let window = options.recipe.history().expect("only recipes with a history record magnitudes");
         let quantisers = &graph.quantisers;
         let count = quantisers.len();
-        let vector = |first: usize| TensorRef::dense(arena::STATES, places[first].offset, DType::F32, [count]);
+        let place = |state: usize| places[state].as_ref().expect("what quantisers keep is no part of a layer").offset;
+        let vector = |first: usize| TensorRef::dense(arena::STATES, place(first), DType::F32, [count]);
         let scaling = Scaling {
             quantisers: quantisers.iter().map(|of| Quantiser { name: of.name.clone(), top: of.top }).collect(),
             window,
             history: take(DType::F32, &[count, window.max(1)]),
             factors: vector(0),
-            counts: TensorRef::dense(arena::STATES, places[2 * count].offset, DType::F64, [2, count]),
+            counts: TensorRef::dense(arena::STATES, place(2 * count), DType::F64, [2, count]),
             steps: take(DType::I32, &[1]),
         };
         let limits: Vec<f32> = quantisers.iter().map(|of| of.limit).collect();

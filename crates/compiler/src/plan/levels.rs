@@ -42,11 +42,7 @@ fn lowest_level(
     options: &CompileOptions,
     mut compiled: impl FnMut(&CompileOptions) -> Result<Program, CompileError>,
 ) -> Result<Program, CompileError> {
-    let mut levels = options.sharding.levels();
-    if options.sharding.open && options.recipe.quantises_weights() {
-        // Codes of weights are made from whole ones.
-        levels.retain(|level| !level.weights);
-    }
+    let levels = options.sharding.levels();
     let micro_steps = options.plan.micro_steps.max(1) as f64;
     let mut best: Option<(f64, Program)> = None;
     let mut failed = None;

@@ -13,6 +13,7 @@ mod head;
 mod levels;
 mod memory;
 mod parts;
+mod prepare;
 mod recompute;
 mod recompute_fusion;
 mod report;
@@ -26,7 +27,7 @@ use program::{Arch, EntryKind, LayerPart as Part, Machine, PlanDecision, Variant
 
 use crate::CompileError;
 use crate::memory::ParameterPlan;
-use crate::options::CompileOptions;
+use crate::options::{CompileOptions, Sharding};
 use crate::pass::{Pass, Passes};
 use crate::time;
 use head::Head;
@@ -124,9 +125,9 @@ impl Decision {
     }
 
     /// The rewrites that carry it out, in their order; behind them stands [`Pass::JoinRecompute`], which is kept only if it fits. The head first: its parts read whole gradients only. Attention
-    /// behind recomputation, which knows its backward pass as one node. Values of packed weights last: what reads them,
-    /// and when, is known then.
-    fn rewrites<'a>(&'a self, head: Option<&'a Head>) -> [(Pass, Rewrite<'a>); 5] {
+    /// behind recomputation, which knows its backward pass as one node. What is made of weights last: what reads it, and when,
+    /// is known then; values of packed weights behind codes, which may be made of them.
+    fn rewrites<'a>(&'a self, head: Option<&'a Head>, sharding: &'a Sharding) -> [(Pass, Rewrite<'a>); 6] {
         [
             (
                 Pass::SplitHead,
@@ -142,14 +143,15 @@ impl Decision {
             ),
             (Pass::Recompute, Box::new(|g| recompute::recompute(g, &self.recomputed))),
             (Pass::SplitAttention, Box::new(|g| attention::split_attention(g, self.attention_parts))),
+            (Pass::PrepareInLayers, Box::new(|g| prepare::prepare_in_layers(g, sharding.cuts_weights()))),
             (Pass::Dequantise, Box::new(dequantise::dequantise)),
         ]
     }
 
     /// What a graph would be, for weighing: not verified.
-    fn apply(&self, graph: &Graph, head: Option<&Head>) -> Graph {
+    fn apply(&self, graph: &Graph, head: Option<&Head>, sharding: &Sharding) -> Graph {
         let mut graph = graph.clone();
-        self.rewrites(head).iter().for_each(|(_, rewrite)| rewrite(&mut graph));
+        self.rewrites(head, sharding).iter().for_each(|(_, rewrite)| rewrite(&mut graph));
         graph
     }
 }
@@ -216,7 +218,8 @@ impl Search<'_> {
             waiting: self.kind == EntryKind::FirstMicroStep && options.plan.offload.residual == Some(true),
         };
         let axes = self.axes(options, head.as_ref(), open, &start);
-        let graph_after = |levels: &[usize]| start.after(&axes, levels).apply(self.graph, head.as_ref());
+        let sharding = &options.sharding;
+        let graph_after = |levels: &[usize]| start.after(&axes, levels).apply(self.graph, head.as_ref(), sharding);
         let needed = once(|levels| self.memory.activation_bytes(&graph_after(levels), self.variant));
         let seconds = once(|levels| time::seconds(&graph_after(levels), self.variant.documents, self.machine));
 
@@ -234,7 +237,7 @@ impl Search<'_> {
         let decision = start.after(&axes, &chosen);
         let lines = report::lines((self.kind, self.variant), self.graph, &decision, &reasons, self.machine);
         let mut graph = self.graph.clone();
-        for (name, rewrite) in decision.rewrites(head.as_ref()) {
+        for (name, rewrite) in decision.rewrites(head.as_ref(), sharding) {
             passes.run(self.kind, name, &mut graph, |graph| {
                 rewrite(graph);
                 Ok(())

@@ -266,27 +266,7 @@ fn check_ranks(config: &Config, reader: &mut Reader) {
 /// Options that do not go with several ranks yet: each with a message and a hint.
 pub(super) fn refused_with_ranks(config: &Config) -> Vec<(&'static str, String, String)> {
     let gpus = config.devices();
-    let (recipe, of) = (config.precision.recipe, &config.sharding);
-    // Codes of weights are made from whole ones.
-    let codes = recipe.quantises_weights();
-    let refused = [
-        ("zero_level", codes && of.zero_level == Setting::Value(3), "zero_level: 3"),
-        ("shard_weights", codes && of.shard_weights == Setting::Value(true), "shard_weights: true"),
-    ];
-    let because = |path: &str| match path {
-        "zero_level" | "shard_weights" => format!("`recipe: {recipe}` and "),
-        _ => String::new(),
-    };
-    let (several, one) = match config.nodes() {
-        1 => (format!("gpus: {gpus}"), "gpus: 1"),
-        nodes => (format!("distributed.num_nodes: {nodes}"), "distributed.num_nodes: 1"),
-    };
-    let refused = refused.into_iter().filter(|(_, on, _)| *on && config.ranks() > 1);
-    let problem = |(path, _, written): (&'static str, bool, &str)| {
-        let message = format!("`{written}` is not available yet with {}`{several}`", because(path));
-        (path, message, format!("remove `{path}`, or set `{one}`"))
-    };
-    let mut refused: Vec<_> = refused.map(problem).collect();
+    let mut refused = Vec::new();
     let sequence = config.sequence();
     if !gpus.is_multiple_of(sequence) {
         let message = format!("`sequence_parallel_size: {sequence}` does not divide `gpus: {gpus}`");

@@ -339,14 +339,6 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
             "gpus: 2\ndistributed: {num_nodes: 2}\noffload_grads: true\ngradient_compression: int8",
             "`offload_grads: true` is not available yet with `gradient_compression: int8` and 2 nodes",
         ),
-        (
-            "device: cpu\ngpus: 2\nrecipe: fp8_hybrid\nzero_level: 3",
-            "`zero_level: 3` is not available yet with `recipe: fp8_hybrid` and `gpus: 2`",
-        ),
-        (
-            "device: cpu\ngpus: 2\nrecipe: nvfp4\nshard_weights: true",
-            "`shard_weights: true` is not available yet with `recipe: nvfp4` and `gpus: 2`",
-        ),
         ("gpus: 0\ndistributed: {num_nodes: 2}", "`gpus: 0` is every visible GPU, but all nodes have as many"),
         (
             "memcpy_send_recv: true\ndistributed: {num_nodes: 2}",
@@ -354,10 +346,6 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
         ),
         ("device: cpu\nmemcpy_all_gather: true", "`memcpy_all_gather` copies between GPUs, but `device` is cpu"),
         ("grad_accumulation_dtype: bfloat16", "`grad_accumulation_dtype: bfloat16` is not available yet"),
-        (
-            "device: cpu\ndistributed: {num_nodes: 2}\nrecipe: fp8_hybrid\nzero_level: 3",
-            "`zero_level: 3` is not available yet with `recipe: fp8_hybrid` and `distributed.num_nodes: 2`",
-        ),
         (
             "device: cpu\ndistributed: {num_nodes: 2}\nzero_level: 2\nshard_scope: node",
             "`shard_scope: node` with `zero_level: 2`, but each node has one rank, which would share nothing",
@@ -389,11 +377,16 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
     assert_eq!((two.with_visible_gpus(4).unwrap().ranks(), two.with_planned_gpus(1, "h200").unwrap().ranks()), (2, 2));
     let problem = &two.with_planned_gpus(8, "8xh200").unwrap_err()[0];
     assert_eq!(problem.message, "`gpus: 2`, but `--machine 8xh200` has 8");
-    let problem = &good("model: m\ngpus: 0\nrecipe: nvfp4\nzero_level: 3\n").with_visible_gpus(2).unwrap_err()[0];
-    assert_eq!(problem.message, "`zero_level: 3` is not available yet with `recipe: nvfp4` and `gpus: 2`");
+    let problem = &good("model: m\ngpus: 0\nsequence_parallel_size: 3\n").with_visible_gpus(2).unwrap_err()[0];
+    assert_eq!(problem.message, "`sequence_parallel_size: 3` does not divide `gpus: 2`");
     good("model: m\ngpus: 2\noffload_grads: true\ndistributed: {num_nodes: 2}\n");
     let nodes = good("model: m\ndevice: cpu\ndistributed: {num_nodes: 3, gpus_per_node: 2}\n");
     assert_eq!((nodes.ranks(), nodes.local_ranks(), nodes.nodes()), (6, 2, 3));
+    for sharding in ["zero_level: 3", "shard_weights: true"] {
+        for recipe in ["fp8_hybrid", "nvfp4"] {
+            good(&format!("model: m\ndevice: cpu\ngpus: 2\nrecipe: {recipe}\n{sharding}\n"));
+        }
+    }
     good("model: m\nzero_level: 1\nrecipe: bf16\nreport_to: null\nmerge_adapter: false\nrecompute_swiglu: auto\n");
 }
 

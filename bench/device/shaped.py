@@ -48,7 +48,7 @@ def write(name: str, model: str, work: str, options: dict[str, Any], a: argparse
     """A run's file, its model and its data.
 
     `lora`: adapters on 2 rows in 4 micro-steps; `long`: on one long row. All weights: `full`, on 8 rows; `steps`, on 2 rows in
-    4 micro-steps; `masters`, on 8 rows with f32 master weights.
+    4 micro-steps; `fp8`, on 8 rows with products of 8 bits; `masters`, on 8 rows with f32 master weights.
     """
     folder = a.out / name
     folder.mkdir(parents=True)
@@ -67,8 +67,7 @@ def write(name: str, model: str, work: str, options: dict[str, Any], a: argparse
         "per_device_train_batch_size": {"lora": 2, "long": 1, "steps": 2}.get(work, 8),
         "gradient_accumulation_steps": 4 if work in ("lora", "steps") else 1,
     }
-    if work == "masters":
-        own |= {"master_dtype": "float32"}
+    own |= {"masters": {"master_dtype": "float32"}, "fp8": {"recipe": "fp8_hybrid"}}.get(work, {})
     if work == "long":
         own |= {"max_model_len": length} | ({} if a.tiny else {"rope_scaling": "yarn"})
     return one_run.write_run(folder, a.device, own | options)

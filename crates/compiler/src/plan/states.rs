@@ -66,6 +66,12 @@ pub(crate) fn least_step(
     bytes: impl Fn(ArenaKind) -> usize,
     mut compiled: impl FnMut(&CompileOptions) -> Result<Program, CompileError>,
 ) -> Result<Program, CompileError> {
+    let mut options = options.clone();
+    if options.sharding.rail().count > 1 {
+        // Sums of nodes that have all shards each are added up on the device.
+        options.plan.offload.gradients.get_or_insert(false);
+    }
+    let options = &options;
     let stays = compiled(options);
     let updates = options.training.as_ref().is_some_and(|training| training.optimizer.is_some());
     if !updates || machine.arch == Arch::Cpu {

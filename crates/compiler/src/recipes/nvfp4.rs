@@ -6,7 +6,7 @@
 //! Every tensor is scaled by its own magnitude, that of its group; the tensor's factor multiplies the sum. Units of four bits
 //! read codes with the scales of their blocks, both factors along the sum, so weights have two forms. Emulated products read
 //! code times scale of the block, a number of the compute type. Codes of weights are made when weights were written, not in
-//! an entry.
+//! an entry, unless weights are cut over ranks: `plan/prepare.rs`.
 
 use std::collections::HashMap;
 

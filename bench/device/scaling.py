@@ -50,6 +50,7 @@ RUNS: list[tuple[str, str, str, dict[str, Any], int]] = [
     ("fp8-8b-zero3", "qwen3-8b", "fp8", {"zero_level": 3}, 1),
     ("masters-8b-zero3", "qwen3-8b", "masters", {"zero_level": 3}, 2),
     ("masters-14b-zero3", "shape-14b", "masters", {"zero_level": 3}, 2),
+    ("masters-14b-5-rows-zero3", "shape-14b", "masters", {"zero_level": 3, "per_device_train_batch_size": 5}, 2),
     ("full-32b-zero3", "shape-32b", "full", {"zero_level": 3}, 4),
     ("long-8b", "qwen3-8b", "long", {}, 1),
     ("lora-8b-stages", "qwen3-8b", "lora", {}, 1),

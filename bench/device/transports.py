@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -29,6 +30,7 @@ import shaped  # noqa: E402
 
 STORIES = HERE.parents[1] / "examples" / "stories"
 STEPS = 20
+FP8 = {"recipe": "fp8_hybrid", "torch_dtype": "bfloat16"}
 
 # Name, options, environment, nodes.
 WAYS: list[tuple[str, dict[str, Any], dict[str, str], int]] = [
@@ -170,13 +172,47 @@ def check(a: Any) -> int:
             far, same = apart(found, one), found == first
             failed += far > 1e-5 or not same
             print(f"| {named} | {far:.2e} of one GPU | {'the bits of peers' if same else 'OTHER BITS'} |", flush=True)
-    for name, gpus in (("fp8-one", 1), ("fp8-two", 2)) if a.device == "cuda" else []:
-        options = {"recipe": "fp8_hybrid", "torch_dtype": "bfloat16", "gpus": gpus, "gradient_accumulation_steps": 4 // gpus}
-        found = trajectory(name, options, {}, 1, a)
-        failed += found is None
-        if found is not None:
-            print(f"| {name} | losses {[round(loss, 4) for loss, _ in found[:: STEPS // 5]]} |", flush=True)
-    return failed
+    return failed + others(a)
+
+
+# What has to have the bits of the run before it: name, GPUs, options.
+OTHERS: list[list[tuple[str, int, dict[str, Any]]]] = [
+    [(f"level-{level}", 2, {"zero_level": level}), (f"offload-{level}", 2, {"zero_level": level, "offload_grads": True})]
+    for level in (1, 3)
+] + [[("fp8-2", 2, {"zero_level": 2} | FP8), ("fp8-3", 2, {"zero_level": 3} | FP8), ("fp8-one", 1, FP8)]]
+
+
+def others(a: Any) -> int:
+    """Gradients on the host and sharded weights in codes have the bits of runs without; two stages those of one GPU."""
+    failed = 0
+    for group in OTHERS:
+        # A CPU has no other memory.
+        group = [of for of in group if a.device == "cuda" or "offload_grads" not in of[2]]
+        first: list[list[float]] | None = None
+        for name, gpus, options in group:
+            found = trajectory(name, options | {"gpus": gpus, "gradient_accumulation_steps": 4 // gpus}, {}, 1, a)
+            if found is None:
+                failed += 1
+                continue
+            first = first or found
+            # Sums over ranks and micro-steps have another order.
+            failed += found != first and gpus > 1
+            print(f"| {name} | {apart(found, first):.2e} of {group[0][0]}, last loss {found[-1][0]:.5f} |", flush=True)
+    model = a.out / "untied"
+    model.mkdir()
+    shutil.copytree(STORIES / "model", model, dirs_exist_ok=True)
+    config = json.loads((model / "config.json").read_text()) | {"tie_word_embeddings": False, "num_hidden_layers": 5}
+    (model / "config.json").write_text(json.dumps(config))
+    options = {"model": str(model), "init": "random", "max_grad_norm": 0}
+    found = [
+        trajectory(f"stages-{gpus}", options | {"gpus": gpus, "pipeline_parallel_size": gpus}, {}, 1, a) for gpus in (1, 2)
+    ]
+    if found[0] is None or found[1] is None:
+        return failed + 1
+    losses = [[loss for loss, _ in of] for of in found if of]
+    same = losses[0] == losses[1]
+    print(f"| stages | {apart(found[1], found[0]):.2e} of one GPU, losses {'the same' if same else 'OTHERS'} |", flush=True)
+    return failed + (not same)
 
 
 def speed(a: Any) -> int:

@@ -1,8 +1,9 @@
 //! `fp8_hybrid`: the linears of the layers multiply codes of eight bits, E4M3 forward and E5M2 for gradients, each
 //! tensor with one power of two. Adapters and biases see unquantised values.
 //!
-//! A group has one power for what its linears read, one for their weights, one for their gradients. Powers of values and gradients follow from the magnitudes of earlier
-//! steps, which the update keeps (`amax_history`). Codes of weights are made when weights were written, not in an entry, unless weights are cut over ranks: `plan/prepare.rs`.
+//! A group has one power for what its linears read, one for their weights, one for their gradients. Powers of values and
+//! gradients follow from the magnitudes of earlier steps, which the update keeps (`amax_history`). Codes of weights are made
+//! when weights were written, not in an entry, unless weights are cut over ranks: `plan/prepare.rs`.
 //!
 //! Knows operations by name, not models: what is quantised follows from layers and shapes.
 

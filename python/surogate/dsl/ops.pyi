@@ -143,11 +143,14 @@ def weighted_sum(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | No
 
     accumulate: add to the results instead of overwriting them"""
 
-def sum_pieces(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | None = None) -> Any:
+def sum_pieces(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | None = None, own: int | each[int] | None = None, own_per_rank: int | each[int] | None = None) -> Any:
     """The sum of pieces of equal lengths in f32, in their order. pieces f32 or bf16 [count, n] → sum f32 [n]. With
-    `accumulate`, added to it.
+    `accumulate`, added to it. With `own`, the piece of that number does not lie there: it is own [n] or, without
+    that, what the result holds.
 
-    accumulate: add to the result instead of overwriting it"""
+    accumulate: add to the result instead of overwriting it
+    own: the number of the piece that lies elsewhere
+    own_per_rank: `own` is so much larger on each next rank"""
 
 def max_pieces(*inputs: Tensor | Parameter) -> Any:
     """The largest number of each column, where none is negative. pieces f32 [count, n] → largest f32 [n]. A number

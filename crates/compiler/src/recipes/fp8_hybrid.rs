@@ -296,7 +296,7 @@ impl<'a> Rewrite<'a> {
         let Rewrite { graph, mut replaced, .. } = self;
         let nodes = std::mem::take(&mut graph.nodes);
         let place = |(index, node)| replaced.remove(&index).unwrap_or_else(|| vec![node]);
-        graph.nodes = nodes.into_iter().enumerate().flat_map(place).collect();
+        graph.nodes = groups::in_order(nodes.into_iter().enumerate().flat_map(place).collect());
     }
 }
 

@@ -187,6 +187,24 @@ fn products(
     (of_input, of_weight)
 }
 
+/// The nodes in an order in which each stands behind what it reads, otherwise as they are: the products of a group stand where
+/// the last of them stood, and what reads another of them may have stood before, as the parts of a gradient of merged weights.
+pub fn in_order(nodes: Vec<Node>) -> Vec<Node> {
+    let mut missing: HashSet<ValueId> = nodes.iter().flat_map(|node| &node.outputs).copied().collect();
+    let (mut ordered, mut waiting) = (Vec::with_capacity(nodes.len()), Vec::new());
+    let is_ready = |node: &Node, missing: &HashSet<ValueId>| node.inputs.iter().all(|id| !missing.contains(id));
+    for node in nodes {
+        waiting.push(node);
+        while let Some(next) = waiting.iter().position(|node| is_ready(node, &missing)) {
+            let node: Node = waiting.remove(next);
+            node.outputs.iter().for_each(|id| _ = missing.remove(id));
+            ordered.push(node);
+        }
+    }
+    assert!(waiting.is_empty(), "no node reads what follows from it");
+    ordered
+}
+
 #[cfg(test)]
 mod tests {
     use graph::{Init, Layer};

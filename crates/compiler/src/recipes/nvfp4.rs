@@ -304,7 +304,7 @@ impl Rewrite<'_> {
         let Rewrite { graph, mut replaced, .. } = self;
         let nodes = std::mem::take(&mut graph.nodes);
         let place = |(index, node)| replaced.remove(&index).unwrap_or_else(|| vec![node]);
-        graph.nodes = nodes.into_iter().enumerate().flat_map(place).collect();
+        graph.nodes = groups::in_order(nodes.into_iter().enumerate().flat_map(place).collect());
     }
 }
 

@@ -71,7 +71,10 @@ pub(crate) fn plan_states(graphs: &[(EntryKind, Variant, Graph)], options: &Comp
         let window = options.recipe.history().expect("only recipes with a history record magnitudes");
         let quantisers = &graph.quantisers;
         let count = quantisers.len();
-        let place = |state: usize| places[state].as_ref().expect("what quantisers keep is no part of a layer").offset;
+        // Caches of keys and values come before what a recipe keeps.
+        let first = (0..places.len()).find(|state| !is_cached(*state)).expect("quantisers have states");
+        let of = |state: usize| places[first + state].as_ref().expect("what quantisers keep is no part of a layer");
+        let place = |state: usize| of(state).offset;
         let vector = |first: usize| TensorRef::dense(arena::STATES, place(first), DType::F32, [count]);
         let scaling = Scaling {
             quantisers: quantisers.iter().map(|of| Quantiser { name: of.name.clone(), top: of.top }).collect(),

@@ -1,7 +1,7 @@
 """Two GPUs by every way that bytes can take between them, in one process and as two nodes: the same numbers, rates, and what
 is left when a node dies.
 
-    python bench/device/transports.py --only check    # 20 steps in float32: losses and norms against one GPU
+    python bench/device/transports.py --only check    # 20 steps: losses and norms against one GPU, and of other options
     python bench/device/transports.py --only speed    # LoRA 0.6B, thousands of tokens a second
     python bench/device/transports.py --only lost     # kill -9 and SIGSTOP of node 1
     python bench/device/transports.py --device cpu --only check,lost   # does it work: ranks of the CPU

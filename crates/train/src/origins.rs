@@ -46,13 +46,11 @@ impl<'a> Origins<'a> {
 
     /// The parameters, by their numbers; none if the tensor is made of something else, too.
     pub fn of(&self, tensor: &TensorRef) -> Option<BTreeSet<usize>> {
-        let arena = &self.program.arenas[tensor.arena.0 as usize];
-        match arena.kind {
-            ArenaKind::Constants => return Some(BTreeSet::new()),
-            ArenaKind::Weights | ArenaKind::Adapters | ArenaKind::Quants => {
-                return Some(self.held(tensor.arena, self.whole(tensor), tensor.span()));
-            }
-            _ => {}
+        if self.is_parameter(tensor) {
+            return Some(self.held(tensor.arena, self.whole(tensor), tensor.span()));
+        }
+        if self.program.arenas[tensor.arena.0 as usize].kind == ArenaKind::Constants {
+            return Some(BTreeSet::new());
         }
         let (from, to) = (tensor.offset, tensor.offset + tensor.span());
         let mut found = None;

@@ -151,6 +151,32 @@ fn prompts_are_answered_by_several_ranks() {
     }
 }
 
+/// Programs that generate have caches in front of the states of a recipe: what these are stays the same.
+#[test]
+fn answers_leave_the_scales_of_a_recipe_alone() {
+    for ranks in [1, 2] {
+        let place = tempfile::tempdir().unwrap();
+        let of = |prompts: &[&str]| {
+            let options = json!({
+                "max_steps": 4, "eval_steps": 2, "save_steps": 4, "validation_split_ratio": 0.1, "learning_rate": 0.01,
+                "recipe": "fp8_hybrid", "fp8_amax_history": 2, "device": stories::device_name(), "gpus": ranks,
+                "sample_prompts": prompts, "sample_tokens": 4,
+            });
+            let output = place.path().join(prompts.len().to_string());
+            let config = config(&output, &options);
+            train::run(config.clone(), source(), opened(&config), &mut Lines::default()).unwrap();
+            output
+        };
+        let (plain, sampled) = (of(&[]), of(&["Once upon a time"]));
+        for file in ["optimizer.safetensors", "fp8_state.safetensors"] {
+            let read = |of: &Path| fs::read(of.join("checkpoint-4").join(file)).unwrap();
+            assert!(read(&plain) == read(&sampled), "{ranks} ranks: answers move {file}");
+        }
+        let flushed = |of: &Path| of_kind(of, "step")[0]["fp8_flushed"].clone();
+        assert!(flushed(&plain).is_object() && flushed(&plain) == flushed(&sampled), "{ranks} ranks");
+    }
+}
+
 /// What a configuration runs on.
 fn opened(config: &train::config::Config) -> Arc<Device> {
     let request = DeviceRequest { threads: Some(2), ..DeviceRequest::of(config, Vec::new()) };

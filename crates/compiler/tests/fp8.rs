@@ -3,10 +3,11 @@
 
 mod support;
 
-use compiler::{CompileOptions, Fp8Hybrid, GradientFormat, Recipe, compile};
+use compiler::{AdapterOptions, CompileOptions, Fp8Hybrid, GradientFormat, Nvfp4, Recipe, compile};
+use graph::Model;
 use ops::evaluate::Array;
-use program::{EntryKind, Instruction, Machine, Program, Session, scalar};
-use support::quantised::{ODD, prepared, relative, run, value};
+use program::{Arithmetic, EntryKind, Instruction, Launch, Machine, Phase, Program, Realisation, Session, scalar};
+use support::quantised::{ODD, prepared, prepared_of, relative, run, value};
 use support::{VARIANT, adapter, model, numbers, options, write};
 use tensor::DType;
 
@@ -29,36 +30,148 @@ fn a_program_for_a_gpu_has_the_numbers_of_the_reference() {
         (GradientFormat::Unquantised, true),
     ];
     for (gradient, adapted) in cases {
-        let options = quantised(gradient, adapted);
-        let mut here = prepared(&options, &Machine::cpu(1 << 30, 2));
-        let mut there = prepared(&options, &Machine::h200());
-        let (reference, program) = (here.program().clone(), there.program().clone());
-        for step in 0..3 {
-            for session in [&mut here, &mut there] {
-                run(session.as_mut(), EntryKind::FirstMicroStep);
-                run(session.as_mut(), EntryKind::NextMicroStep);
-            }
+        same_numbers(&model(), &quantised(gradient, adapted), &[Machine::h200()], 1e-4);
+    }
+}
+
+/// Three steps on machines have the numbers of the reference.
+fn same_numbers(model: &Model, options: &CompileOptions, machines: &[Machine], limit: f64) {
+    let what = format!("{:?}, adapters {}", options.recipe, options.adapter.is_some());
+    let mut here = prepared_of(model, options, &Machine::cpu(1 << 30, 2));
+    let mut others: Vec<_> = machines.iter().map(|machine| prepared_of(model, options, machine)).collect();
+    let reference = here.program().clone();
+    for step in 0..3 {
+        for session in others.iter_mut().chain([&mut here]) {
+            run(session.as_mut(), EntryKind::FirstMicroStep);
+            run(session.as_mut(), EntryKind::NextMicroStep);
+        }
+        for there in &mut others {
             for slot in reference.layout.parameters.iter().filter(|slot| slot.trainable) {
-                let other = program.parameter(&slot.name).unwrap().gradient.clone().unwrap();
+                let other = there.program().parameter(&slot.name).unwrap().gradient.clone().unwrap();
                 let expected = numbers(here.as_mut(), slot.gradient.as_ref().unwrap());
                 let error = relative(&numbers(there.as_mut(), &other), &expected);
-                assert!(error < 1e-4, "{gradient:?} {adapted} step {step} {}: {error:e}", slot.name);
+                assert!(error < limit, "{what}, step {step} {}: {error:e}", slot.name);
             }
-            for session in [&mut here, &mut there] {
-                run(session.as_mut(), EntryKind::Update);
-            }
+        }
+        for session in others.iter_mut().chain([&mut here]) {
+            run(session.as_mut(), EntryKind::Update);
+        }
+        for there in &mut others {
             for name in [scalar::LOSS_SUM, scalar::GRADIENT_NORM] {
-                let [a, b] = [&mut here, &mut there].map(|session| value(session.as_mut(), name));
-                assert!((a - b).abs() <= 1e-4 * a.abs(), "{gradient:?} {adapted} step {step}: {name} {a} and {b}");
+                let [a, b] = [&mut here, &mut *there].map(|session| value(session.as_mut(), name));
+                assert!((a - b).abs() <= 1e-4 * a.abs(), "{what}, step {step}: {name} {a} and {b}");
             }
-            let [a, b] = [&mut here, &mut there].map(|session| {
+            let [a, b] = [&mut here, &mut *there].map(|session| {
                 let scaling = session.program().layout.scaling.clone().unwrap();
                 (numbers(session.as_mut(), &scaling.factors), numbers(session.as_mut(), &scaling.steps))
             });
-            assert_eq!(a, b, "{gradient:?} {adapted} step {step}: factors, steps");
+            assert_eq!(a, b, "{what}, step {step}: factors, steps");
             assert!(a.1 == [step as f32 + 1.0] && a.0.iter().any(|factor| *factor > 1.0));
         }
     }
+}
+
+fn mixture() -> Model {
+    graph::from_json(include_str!("../../train/tests/ir/olmoe.json")).unwrap()
+}
+
+/// Adapters on attention, and on the matrices of experts, too.
+fn of_experts(model: &Model) -> AdapterOptions {
+    let parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"].map(String::from).to_vec();
+    AdapterOptions { targets: vec!["q_proj".into()], parameters, form: model.adapters.clone(), ..adapter() }
+}
+
+#[test]
+fn experts_have_the_numbers_of_the_reference() {
+    let model = mixture();
+    // Codes of transposes on Hopper, which reads along the sum; others multiply numbers.
+    let machines = [Machine::h200(), Machine::named("rtx4090").unwrap()];
+    let cases = [(GradientFormat::E5M2, false), (GradientFormat::E4M3, true), (GradientFormat::Unquantised, false)];
+    for (gradient, adapted) in cases {
+        let options = CompileOptions { adapter: adapted.then(|| of_experts(&model)), ..quantised(gradient, false) };
+        same_numbers(&model, &options, &machines, 1e-4);
+    }
+}
+
+/// What the first micro-step launches, by operation and phase.
+fn launches(program: &Program, op: &str, phase: Phase) -> Vec<Launch> {
+    let entry = &program.entries[program.entry(EntryKind::FirstMicroStep, Some(VARIANT)).unwrap()];
+    let of = |step: &program::Step| match &step.instruction {
+        Instruction::Launch(launch) if launch.op.as_str() == op && step.provenance.phase == phase => {
+            Some(launch.clone())
+        }
+        _ => None,
+    };
+    entry.steps.iter().filter_map(of).collect()
+}
+
+#[test]
+fn experts_are_multiplied_in_codes() {
+    let model = mixture();
+    for (adapted, gradient) in
+        [(false, GradientFormat::E5M2), (true, GradientFormat::E5M2), (false, GradientFormat::Unquantised)]
+    {
+        let options = CompileOptions {
+            weights: DType::BF16,
+            compute: DType::BF16,
+            variants: vec![VARIANT],
+            adapter: adapted.then(|| of_experts(&model)),
+            ..quantised(gradient, false)
+        };
+        let program = compile(&model, &options, &Machine::h200()).unwrap();
+        // Two layers, of which each has a product for gate and up, and one for down.
+        let forward = launches(&program, "grouped_codes", Phase::Forward);
+        assert_eq!(forward.len(), 4, "{gradient:?}");
+        let backward = launches(&program, "grouped_codes", Phase::Backward);
+        assert_eq!(backward.len(), if gradient == GradientFormat::Unquantised { 0 } else { 4 });
+        for launch in forward.iter().chain(&backward) {
+            assert!(!launch.attrs.flag("transposed").unwrap(), "Hopper reads along the sum");
+            assert_eq!(launch.inputs.len(), if adapted { 7 } else { 5 }, "adapters ride on the products");
+            assert_eq!(launch.inputs[4].shape, launch.inputs[2].shape.iter().map(|n| n - 1).collect::<Vec<_>>());
+            let by = Arithmetic::Grouped { gradient: false, by: Realisation::Hopper };
+            assert_eq!(launch.arithmetic, by);
+        }
+        let fast = |launch: &Launch| launch.attrs.flag("fast_sum").unwrap();
+        assert!(forward.iter().all(fast) && !backward.iter().any(fast));
+        let numbers = launches(&program, "grouped_linear", Phase::Backward);
+        assert_eq!(numbers.is_empty(), !adapted && gradient != GradientFormat::Unquantised);
+    }
+}
+
+/// The matrix of an expert has a power of its own: the largest with which its largest magnitude is a code.
+#[test]
+fn every_expert_has_a_scale() {
+    let (model, options) = (mixture(), quantised(GradientFormat::E5M2, false));
+    let mut session = prepared_of(&model, &options, &Machine::cpu(1 << 30, 2));
+    let program = session.program().clone();
+    let entry = program.entry(EntryKind::Prepare, None).unwrap();
+    let quantise = program.entries[entry].steps.iter().find_map(|step| match &step.instruction {
+        Instruction::Launch(launch) if launch.attrs.get("groups").is_some() && launch.op.as_str() == "quantise" => {
+            Some(launch.clone())
+        }
+        _ => None,
+    });
+    let quantise = quantise.expect("matrices of experts are quantised");
+    // Other magnitudes for every second expert.
+    let weights = quantise.inputs[0].clone();
+    let (mut values, count) = (numbers(session.as_mut(), &weights), quantise.outputs[1].len());
+    let each = values.len() / count;
+    for (expert, values) in values.chunks_mut(each).enumerate().filter(|(expert, _)| expert % 2 == 1) {
+        values.iter_mut().for_each(|value| *value *= 3.0 * expert as f32);
+    }
+    write(session.as_mut(), &weights, &Array::Real(values.clone()));
+    run(session.as_mut(), EntryKind::Prepare);
+    let scales = numbers(session.as_mut(), &quantise.outputs[1]);
+    let expected: Vec<f32> = values
+        .chunks(each)
+        .map(|values| {
+            let amax = values.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+            let up_to = |k: &i32| f64::from(amax) * 2f64.powi(*k) <= 448.0;
+            2f32.powi(-(-126..=126).rev().find(up_to).unwrap())
+        })
+        .collect();
+    assert_eq!(scales, expected);
+    assert!(scales.windows(2).any(|pair| pair[0] != pair[1]), "{scales:?}");
 }
 
 /// What a program reads in eight bits, as a GPU takes it.
@@ -129,12 +242,15 @@ fn codes_ride_in_the_kernels_of_their_tensors() {
 /// What a recipe leaves in a mixture has a name.
 #[test]
 fn products_that_are_not_quantised_are_named() {
-    let model = graph::from_json(include_str!("../../train/tests/ir/olmoe.json")).unwrap();
-    let options = CompileOptions { recipe: fp8(GradientFormat::E5M2), ..options() };
-    let names = compiler::unquantised(&model, &options).unwrap();
+    let model = mixture();
+    let of_recipe = |recipe: Recipe| compiler::unquantised(&model, &CompileOptions { recipe, ..options() }).unwrap();
+    assert_eq!(of_recipe(fp8(GradientFormat::E5M2)), ["model.layers.*.mlp.gate.weight"]);
+    let fp4 = Nvfp4 { emulate: true, stochastic: true, skip_first: 0, skip_last: 0 };
+    let names = of_recipe(Recipe::Nvfp4(fp4));
     let of_experts = names.iter().filter(|name| name.starts_with("model.layers.*.mlp.experts.*.")).count();
     assert_eq!((names.len(), of_experts), (4, 3), "{names:?}");
     assert!(names.contains(&"model.layers.*.mlp.gate.weight".to_owned()), "{names:?}");
+    let options = CompileOptions { recipe: fp8(GradientFormat::E5M2), ..options() };
     assert!(compiler::unquantised(&model, &support::options()).unwrap().is_empty(), "nothing to say of bf16");
     assert!(
         compiler::unquantised(&support::model(), &options).unwrap().is_empty(),

@@ -147,6 +147,7 @@ operations! {
     GROUP_WEIGHT_GRADIENT = "group_weight_gradient": experts::GroupWeightGradient,
     GROUPED_LINEAR = "grouped_linear": experts::GroupedLinear,
     GROUPED_WEIGHT_GRADIENT = "grouped_weight_gradient": experts::GroupedWeightGradient,
+    GROUPED_CODES = "grouped_codes": experts::GroupedCodes,
     EXPERT_LOAD = "expert_load": experts::ExpertLoad,
     LOAD_EXCESS = "load_excess": experts::LoadExcess,
     EXPERT_LOAD_BACKWARD = "expert_load_backward": experts::ExpertLoadBackward,

@@ -213,6 +213,8 @@ impl Work {
                 return Work::Product { cost, dtype: Some(inputs[0].dtype), extents, launches: 1, extra };
             }
             Arithmetic::Single => Some(DType::F32),
+            // Other kernels than Hopper's multiply the numbers that codes stand for.
+            Arithmetic::Grouped { .. } if inputs[0].dtype.small().is_some() => Some(outputs[0].dtype),
             Arithmetic::OfOperands | Arithmetic::Grouped { .. } => inputs.first().map(|operand| operand.dtype),
         };
         Work::Kernel { cost, dtype, launches: 1, blocks: None, left: 0.0 }

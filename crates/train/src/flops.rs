@@ -36,8 +36,10 @@ pub fn of_weights(program: &Program) -> Option<f64> {
                 read.matrices.extend([&gemm.a, &gemm.b].into_iter().filter_map(|factor| origins.of(factor)).flatten());
             }
             Instruction::Launch(launch) if matches!(launch.arithmetic, Arithmetic::Grouped { gradient: false, .. }) => {
-                // The factors of a product, and of a second one that is added.
-                for factors in [launch.inputs.get(..2), launch.inputs.get(3..5)].into_iter().flatten() {
+                // The factors of a product, and of a second one that is added: behind the offsets, and the scales of codes.
+                let behind = if launch.inputs[0].dtype.small().is_some() { 5 } else { 3 };
+                let second = launch.inputs.get(behind..behind + 2);
+                for factors in [launch.inputs.get(..2), second].into_iter().flatten() {
                     let of = origins.of(&factors[1]).unwrap_or_default();
                     let of_adapter = of.iter().any(|number| program.layout.parameters[*number].adapter);
                     let columns = factors[0].shape[factors[0].shape.len() - 1];

@@ -490,26 +490,30 @@ def dequantise(*inputs: Tensor | Parameter, packing: str | each[str], shape: lis
     members: so many such tensors behind one another
     unscaled: the factor of the whole tensor is left out"""
 
-def own_amax(*inputs: Tensor | Parameter, factor: bool | each[bool] | None = None) -> Any:
+def own_amax(*inputs: Tensor | Parameter, factor: bool | each[bool] | None = None, groups: int | each[int] | None = None) -> Any:
     """The largest magnitudes of 256 parts of the rows of each x, by bits: NaN above infinity above what is finite.
-    With `factor`, an f32 [1] comes first, and all results are 0 where it is not. x […, K] → f32 [x's, 256].
+    With `factor`, an f32 [1] comes first, and all results are 0 where it is not. x […, K] → f32 [x's, 256]; with
+    `groups` those of each of G matrices that lie behind one another in x, f32 [G, 256].
 
-    factor: the first input is a factor that may make this unnecessary"""
+    factor: the first input is a factor that may make this unnecessary
+    groups: G, matrices behind one another, each scaled by itself; 1 if absent"""
 
-def quantise(*inputs: Tensor | Parameter, format: str | each[str], top: int | each[int], factor: bool | each[bool] | None = None, transposed: bool | each[bool] | None = None, record: bool | each[bool] | None = None, count: bool | each[bool] | None = None) -> Any:
+def quantise(*inputs: Tensor | Parameter, format: str | each[str], top: int | each[int], factor: bool | each[bool] | None = None, transposed: bool | each[bool] | None = None, record: bool | each[bool] | None = None, count: bool | each[bool] | None = None, groups: int | each[int] | None = None) -> Any:
     """x·2^k rounded to codes of eight bits, saturating, and 2^−k. With `factor`, 2^k is the factor unless that is 0;
     else k is the largest with amax·2^k ≤ 1.75·2^top, amax the largest of parts. x […, K], parts f32 [n, 256],
     factor f32 [1] if `factor` → codes […, K], f32 [1]; if `transposed` codes [K, rows up to a multiple of 16],
     zeros behind; if `record` f32 [1], raised to the largest magnitude of x; if `count` two f64 [1], where the
     factor is 0 raised by the number of elements that are not 0 and by that of those among them that become 0 in
-    E4M3.
+    E4M3. With `groups` each of the G matrices that lie behind one another in x has its own power from parts f32
+    [G, 256]: 2^−k f32 [G], transposed codes [G·K, rows of a matrix].
 
     format: `e4m3` or `e5m2`
     top: magnitudes are scaled to at most 1.75·2^top
     factor: the third input is the factor, where it is not 0
     transposed: the codes are given transposed, too
     record: the largest magnitude is kept
-    count: elements that become 0 are counted, where the factor is 0"""
+    count: elements that become 0 are counted, where the factor is 0
+    groups: G, matrices behind one another, each scaled by itself; 1 if absent"""
 
 def quantise_blocks(*inputs: Tensor | Parameter, tiles: bool | each[bool] | None = None, operand: bool | each[bool] | None = None, transposed: bool | each[bool] | None = None, stream: int | each[int] | None = None, seed: int | each[int] | None = None, first: int | each[int] | None = None, width: int | each[int] | None = None) -> Any:
     """x as NVFP4: codes of four bits in blocks of 16 of a row, or in tiles of 16 by 16, with E4M3 scales; the factor
@@ -532,7 +536,8 @@ def rotate(*inputs: Tensor | Parameter) -> Any:
     rows of x are filled up with zeros. x […, K] → [K, rows up to a multiple of 16]."""
 
 def decode(*inputs: Tensor | Parameter) -> Any:
-    """The numbers that codes stand for: code·scale, exact. codes […], scale f32 [1] → float […]."""
+    """The numbers that codes stand for: code·scale, exact. codes […], scale f32 [1], or f32 [G] for G matrices
+    behind one another → float […]."""
 
 def transpose_codes(*inputs: Tensor | Parameter) -> Any:
     """Codes of eight bits with all axes but the last folded, transposed. codes […, K] → codes [K, rows up to a
@@ -732,6 +737,17 @@ def grouped_weight_gradient(*inputs: Tensor | Parameter, groups: int | each[int]
     groups: G, the number of matrices
     shape: of the result
     accumulate: add to dw instead of overwriting it"""
+
+def grouped_codes(*inputs: Tensor | Parameter, groups: int | each[int], transposed: bool | each[bool] | None = None, across: bool | each[bool] | None = None, fast_sum: bool | each[bool] | None = None) -> Any:
+    """y = sx·sw[g]·x·w[g]ᵀ for the rows of each group g, those from offsets[g] to offsets[g + 1]. x […, K] and w
+    [G·N, K] or [G, N, K] ([G·K, N] if `transposed`) codes of eight bits, offsets i32 [G + 1], sx f32 [1], sw f32
+    [G] → […, N]. Two more inputs t […, R], b [G·N, R] ([G·R, N] if `across`) add t·b[g]ᵀ before the sum is
+    rounded.
+
+    groups: G, the number of matrices
+    transposed: the matrices are [K, N]: y = x·w, not x·wᵀ
+    across: the second matrices are [R, N]
+    fast_sum: the sum may keep fewer bits than f32 has"""
 
 def expert_load(*inputs: Tensor | Parameter, scores: str | each[str] | None = None) -> Any:
     """What experts are given: load[0, e] is the number of choices of expert e, load[1, e] the sum over the tokens of

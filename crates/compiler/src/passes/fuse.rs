@@ -68,27 +68,32 @@ fn sum_products(graph: &mut Graph) {
 /// Terms of a second product of groups are a multiple of this: rows that tensor cores read.
 const TERMS: usize = 8;
 
-/// The same for products with a matrix for each group: what an adapter adds to a result, or to the gradient of what it reads.
+/// The same for products with a matrix for each group, of codes or not: what an adapter adds to a result, or to the gradient
+/// of what it reads.
 fn sum_grouped_products(graph: &mut Graph) {
     let (uses, producers) = (graph.use_counts(), graph.producers());
-    let plain = |id: &ValueId| {
+    let single = |id: &ValueId| {
         let index = producers[id.0 as usize]?;
         let node = &graph.nodes[index];
-        (node.op == id::GROUPED_LINEAR && node.inputs.len() == 3 && uses[id.0 as usize] == 1).then_some(index)
+        let inputs = [(id::GROUPED_LINEAR, 3), (id::GROUPED_CODES, 5)];
+        let alone = inputs.contains(&(node.op, node.inputs.len()));
+        (alone && uses[id.0 as usize] == 1).then_some(index)
     };
     let terms = |n: usize| *graph.value(graph.nodes[n].inputs[0]).shape.last().expect("products have terms");
+    let of_codes = |n: usize| graph.nodes[n].op == id::GROUPED_CODES;
     let mut nodes: Vec<Option<Node>> = graph.nodes.iter().cloned().map(Some).collect();
     for (index, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.op == id::ADD) {
-        let (Some(one), Some(other)) = (plain(&node.inputs[0]), plain(&node.inputs[1])) else { continue };
-        let (base, second) = if terms(one) >= terms(other) { (one, other) } else { (other, one) };
+        let (Some(one), Some(other)) = (single(&node.inputs[0]), single(&node.inputs[1])) else { continue };
+        let first = of_codes(one) || !of_codes(other) && terms(one) >= terms(other);
+        let (base, second) = if first { (one, other) } else { (other, one) };
         let (of_base, of_second) = (&graph.nodes[base], &graph.nodes[second]);
-        if of_base.inputs[2] != of_second.inputs[2] || !terms(second).is_multiple_of(TERMS) {
+        if of_codes(second) || of_base.inputs[2] != of_second.inputs[2] || !terms(second).is_multiple_of(TERMS) {
             continue;
         }
         let inputs = of_base.inputs.iter().chain(&of_second.inputs[..2]).copied().collect();
         let across = of_second.attrs.flag("transposed").unwrap_or(false);
         let attrs = if across { of_base.attrs.clone().with("across", true) } else { of_base.attrs.clone() };
-        nodes[index] = Some(Node { op: id::GROUPED_LINEAR, inputs, attrs, ..node.clone() });
+        nodes[index] = Some(Node { op: of_base.op, inputs, attrs, ..node.clone() });
         (nodes[one], nodes[other]) = (None, None);
     }
     graph.nodes = nodes.into_iter().flatten().collect();

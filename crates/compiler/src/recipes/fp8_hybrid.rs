@@ -1,7 +1,8 @@
 //! `fp8_hybrid`: the linears of the layers multiply codes of eight bits, E4M3 forward and E5M2 for gradients, each
 //! tensor with one power of two. Adapters and biases see unquantised values.
 //!
-//! A group has one power for what its linears read, one for their weights, one for their gradients. Powers of values and
+//! A group has one power for what its linears read, one for their weights, one for their gradients; of experts each has one
+//! for its matrix. Powers of values and
 //! gradients follow from the magnitudes of earlier steps, which the update keeps (`amax_history`). Codes of weights are made
 //! when weights were written, not in an entry, unless weights are cut over ranks: `plan/prepare.rs`.
 //!
@@ -57,7 +58,7 @@ pub fn run(
     options: &CompileOptions,
     machine: &Machine,
 ) -> Result<(), CompileError> {
-    let groups = groups::find(graph, "fp8_hybrid", (recipe.skip_first, recipe.skip_last), machine)?;
+    let groups = groups::find(graph, "fp8_hybrid", (recipe.skip_first, recipe.skip_last), true, machine)?;
     let mut rewrite = Rewrite::new(graph, recipe, options, machine, groups.len());
     for (number, group) in groups.iter().enumerate() {
         rewrite.group(number, group);
@@ -70,8 +71,9 @@ struct Rewrite<'a> {
     graph: &'a mut Graph,
     recipe: &'a Fp8Hybrid,
     compute: DType,
-    /// Products of eight bits read both operands along the sum.
+    /// Products of eight bits read both operands along the sum: those of the library, and those with experts' matrices.
     along: bool,
+    experts_along: bool,
     /// There is a backward pass to prepare weights for.
     trains: bool,
     /// Largest magnitudes are recorded.
@@ -107,6 +109,7 @@ impl<'a> Rewrite<'a> {
             recipe,
             compute: options.compute,
             along: machine.arch != Arch::Cpu,
+            experts_along: machine.arch.is_hopper(),
             groups,
             factors,
             amaxes,
@@ -124,7 +127,7 @@ impl<'a> Rewrite<'a> {
             slot: number,
             format: DType::E4M3,
             top: TOP_VALUE,
-            transposed: self.along && group.trains_weights() && !unquantised,
+            transposed: self.along && group.trains_weights() && !unquantised && !group.has_experts(),
             counted: self.records,
         };
         let first = group.members[0].forward;
@@ -147,14 +150,24 @@ impl<'a> Rewrite<'a> {
         let stacks = of_group.iter().filter_map(|id| producers[id.0 as usize]);
         nodes.extend(stacks.map(|index| self.graph.nodes[index].clone()));
         let like = self.graph.nodes[group.members[0].forward].clone();
-        let parts = emit(self.graph, self.compute, &mut nodes, &like, id::OWN_AMAX, &of_group, Attrs::new())[0];
+        let amax = |graph: &mut Graph, nodes: &mut Vec<Node>, of: &[ValueId], attrs: Attrs| {
+            emit(graph, self.compute, nodes, &like, id::OWN_AMAX, of, attrs)[0]
+        };
+        let shared = (!group.has_experts()).then(|| amax(self.graph, &mut nodes, &of_group, Attrs::new()));
         let mut codes = Vec::new();
         for member in &group.members {
-            let backward = self.along && self.trains && self.recipe.gradients().is_some();
-            let transposed = backward || self.along && member.transposed;
+            let along = self.along(member);
+            let backward = along && self.trains && self.recipe.gradients().is_some();
+            let transposed = backward || along && member.transposed;
             let attrs = quantised(DType::E4M3, TOP_WEIGHT).with("transposed", transposed);
-            let results =
-                emit(self.graph, self.compute, &mut nodes, &like, id::QUANTISE, &[member.weight, parts], attrs);
+            let of_experts = |attrs: Attrs| match member.experts {
+                Some(count) => attrs.with("groups", count),
+                None => attrs,
+            };
+            let parts =
+                shared.unwrap_or_else(|| amax(self.graph, &mut nodes, &[member.weight], of_experts(Attrs::new())));
+            let (inputs, attrs) = ([member.weight, parts], of_experts(attrs));
+            let results = emit(self.graph, self.compute, &mut nodes, &like, id::QUANTISE, &inputs, attrs);
             results.iter().for_each(|id| _ = self.graph.keep(*id, &format!("fp8.{}.w", group.name)));
             codes.push(Codes { plain: results[0], scale: results[1], transposed: results.get(2).copied() });
         }
@@ -200,9 +213,27 @@ impl<'a> Rewrite<'a> {
         all
     }
 
+    /// Whether the products of a linear read both operands along the sum.
+    fn along(&self, member: &Linear) -> bool {
+        if member.experts.is_some() { self.experts_along } else { self.along }
+    }
+
+    /// A product of rows with the matrices of their experts.
+    fn of_experts(&self, node: Node, member: &Linear, rows: Codes, weight: Codes, turned: bool) -> Node {
+        let (matrices, along) = operand(weight, turned, self.along(member));
+        let attrs = Attrs::new().with("groups", member.experts.expect("a matrix for each expert"));
+        let attrs = if along { attrs } else { attrs.with("transposed", true) };
+        let inputs = vec![rows.plain, matrices, node.inputs[2], rows.scale, weight.scale];
+        Node { op: id::GROUPED_CODES, inputs, attrs, ..node }
+    }
+
     /// y of one linear.
     fn forward(&mut self, member: &Linear, x: Codes, weight: Codes) -> Node {
         let node = self.graph.nodes[member.forward].clone();
+        if member.experts.is_some() {
+            let node = self.of_experts(node, member, x, weight, member.transposed);
+            return Node { attrs: node.attrs.clone().with("fast_sum", true), ..node };
+        }
         let (b, turned) = operand(weight, member.transposed, self.along);
         let mut attrs = node.attrs.clone();
         attrs.0.remove("transposed");
@@ -225,7 +256,7 @@ impl<'a> Rewrite<'a> {
             slot: self.groups + number,
             format,
             top,
-            transposed: self.along && group.trains_weights(),
+            transposed: self.along && group.trains_weights() && !group.has_experts(),
             counted: false,
         };
         let mut nodes = Vec::new();
@@ -235,10 +266,12 @@ impl<'a> Rewrite<'a> {
             let member = &group.members[*index];
             for (at, of_input) in member.gradients() {
                 let node = self.graph.nodes[at].clone();
-                nodes.push(match of_input {
+                let product = match of_input {
                     true => self.input_gradient(node, member, dy, weights[*index]),
+                    false if member.experts.is_some() => self.expert_gradient(&mut nodes, node, group.x, dy, x),
                     false => self.weight_gradient(node, member, dy, x),
-                });
+                };
+                nodes.push(product);
                 self.replaced.insert(at, Vec::new());
             }
         }
@@ -247,9 +280,20 @@ impl<'a> Rewrite<'a> {
 
     fn input_gradient(&self, node: Node, member: &Linear, dy: Codes, weight: Codes) -> Node {
         // dx = dy·W, whose sum goes along the rows of W as a linear has it.
+        if member.experts.is_some() {
+            return self.of_experts(node, member, dy, weight, !member.transposed);
+        }
         let (b, turned) = operand(weight, !member.transposed, self.along);
         let attrs = if turned { Attrs::new().with("transpose_b", true) } else { Attrs::new() };
         Node { op: id::MATMUL_CODES, inputs: vec![dy.plain, b, dy.scale, weight.scale], attrs, ..node }
+    }
+
+    /// The gradient of the matrices of experts: a product of the numbers that codes stand for, since each expert's sum goes
+    /// along the rows of its tokens, wherever they begin.
+    fn expert_gradient(&mut self, nodes: &mut Vec<Node>, mut node: Node, x: ValueId, dy: Codes, of_x: Codes) -> Node {
+        let [of_x, dy] = [of_x, dy].map(|codes| self.numbers(nodes, &node, codes));
+        node.inputs[..2].iter_mut().for_each(|id| *id = if *id == x { of_x } else { dy });
+        node
     }
 
     fn weight_gradient(&self, node: Node, member: &Linear, dy: Codes, x: Codes) -> Node {

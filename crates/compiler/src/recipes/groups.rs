@@ -1,5 +1,5 @@
 //! Linears that a recipe quantises, in groups: all such linears of a layer that read one value, merged or not. A group
-//! shares what its tensors are scaled by.
+//! shares what its tensors are scaled by. Products with a matrix for each expert are such linears where the recipe takes them.
 //!
 //! Knows operations by name, not models: what is quantised follows from layers and shapes. Does not know formats.
 
@@ -19,6 +19,37 @@ const FEATURES: usize = 16;
 pub fn takes(parameter: &Parameter) -> bool {
     let matrix = parameter.shape.len() == 2 && !parameter.adapter;
     matrix && parameter.shape.iter().all(|extent| extent.is_multiple_of(FEATURES))
+}
+
+/// Whether the matrices of experts that a product reads may be quantised.
+fn takes_experts(graph: &Graph, node: &Node, parameters: &[u32]) -> bool {
+    let count = experts(node);
+    if count == 0 || parameters.iter().any(|id| graph.parameters[*id as usize].adapter) {
+        return false;
+    }
+    let (columns, rows) = graph.value(node.inputs[1]).shape.split_last().expect("matrices have columns");
+    let features = [*columns, rows.iter().product::<usize>() / count];
+    features.iter().all(|extent| extent.is_multiple_of(FEATURES))
+}
+
+/// How many matrices a product with one for each expert reads; 0 of another operation.
+fn experts(node: &Node) -> usize {
+    match node.op == id::GROUPED_LINEAR {
+        true => node.attrs.size("groups").expect("checked by the shape rule"),
+        false => 0,
+    }
+}
+
+/// Whether the recipe quantises the matrices of a product, which are these parameters.
+pub fn takes_product(
+    graph: &Graph,
+    node: &Node,
+    parameters: &[u32],
+    routers: &HashSet<ParameterId>,
+    with_experts: bool,
+) -> bool {
+    let taken = |id: &u32| takes(&graph.parameters[*id as usize]) && !routers.contains(&ParameterId(*id));
+    node.op == id::LINEAR && parameters.iter().all(taken) || with_experts && takes_experts(graph, node, parameters)
 }
 
 /// The matrices that score experts: their linears stay as they are, so that a choice is that of the model.
@@ -50,6 +81,8 @@ pub struct Linear {
     pub input_gradient: Option<usize>,
     /// The product that gives the gradient of its weight.
     pub weight_gradient: Option<usize>,
+    /// Matrices that lie behind one another, where each group of rows has one.
+    pub experts: Option<usize>,
 }
 
 /// The quantised linears of a layer that read one value.
@@ -81,6 +114,11 @@ impl Group {
         self.members.iter().any(|member| member.weight_gradient.is_some())
     }
 
+    /// Whether each group of rows has a matrix of its own.
+    pub fn has_experts(&self) -> bool {
+        self.members.iter().any(|member| member.experts.is_some())
+    }
+
     /// dy of a linear, where a product reads it.
     pub fn gradient_of(&self, graph: &Graph, member: &Linear) -> Option<ValueId> {
         let other = |at: usize, known: ValueId| {
@@ -97,9 +135,10 @@ pub fn find(
     graph: &Graph,
     name: &str,
     (skip_first, skip_last): (usize, usize),
+    with_experts: bool,
     machine: &Machine,
 ) -> Result<Vec<Group>, CompileError> {
-    let groups = find_groups(graph, skip_first, skip_last);
+    let groups = find_groups(graph, skip_first, skip_last, with_experts);
     if groups.is_empty() {
         let text = format!(
             "`recipe: {name}` leaves nothing to quantise: of the linears in layers that `skip_quant_first_layers: \
@@ -133,7 +172,7 @@ pub fn parameters(graph: &Graph, producers: &[Option<usize>], weight: ValueId) -
     }
 }
 
-fn find_groups(graph: &Graph, skip_first: usize, skip_last: usize) -> Vec<Group> {
+fn find_groups(graph: &Graph, skip_first: usize, skip_last: usize, with_experts: bool) -> Vec<Group> {
     let layers = graph.layers();
     let kept = skip_first..layers.len().saturating_sub(skip_last);
     let kept: HashSet<_> = layers.get(kept).unwrap_or_default().iter().copied().collect();
@@ -141,18 +180,18 @@ fn find_groups(graph: &Graph, skip_first: usize, skip_last: usize) -> Vec<Group>
     let mut groups: Vec<(graph::Layer, Group)> = Vec::new();
     for (index, node) in graph.nodes.iter().enumerate() {
         let Some(layer) = node.layer.filter(|layer| kept.contains(layer)) else { continue };
-        if node.op != id::LINEAR || node.phase != Phase::Forward {
+        if node.phase != Phase::Forward || node.inputs.len() < 2 {
             continue;
         }
         let (x, weight) = (node.inputs[0], node.inputs[1]);
         let Some(of) = parameters(graph, &producers, weight) else { continue };
-        let taken = |id: &u32| takes(&graph.parameters[*id as usize]) && !routers.contains(&ParameterId(*id));
-        if !of.iter().all(taken) {
+        if !takes_product(graph, node, &of, &routers, with_experts) {
             continue;
         }
         let transposed = node.attrs.flag("transposed").unwrap_or(false);
         let (input_gradient, weight_gradient) = products(graph, &producers, node, &of);
-        let member = Linear { forward: index, weight, transposed, input_gradient, weight_gradient };
+        let experts = Some(experts(node)).filter(|count| *count > 0);
+        let member = Linear { forward: index, weight, transposed, input_gradient, weight_gradient, experts };
         match groups.iter_mut().find(|(known, group)| (*known, group.x) == (layer, x)) {
             Some((_, group)) => group.members.push(member),
             None => {
@@ -173,7 +212,8 @@ fn products(
     parameters: &[u32],
 ) -> (Option<usize>, Option<usize>) {
     let (x, weight) = (linear.inputs[0], linear.inputs[1]);
-    let backward = |node: &Node| node.phase == Phase::Backward && node.op == id::MATMUL;
+    let ops = [id::MATMUL, id::GROUPED_LINEAR, id::GROUPED_WEIGHT_GRADIENT];
+    let backward = |node: &Node| node.phase == Phase::Backward && ops.contains(&node.op);
     let reads_weight = |node: &Node| node.inputs[1] == weight || node.inputs[0] == weight;
     let of_input = graph.nodes.iter().position(|node| backward(node) && reads_weight(node));
     let of_weight = graph.gradients.iter().filter(|(id, _)| parameters.contains(&id.0)).find_map(|(_, value)| {
@@ -234,7 +274,7 @@ mod tests {
             let nodes = append.nodes;
             graph.nodes = nodes;
             assert_eq!(routers(&graph), HashSet::from([router]));
-            let groups = find_groups(&graph, 0, 0);
+            let groups = find_groups(&graph, 0, 0, true);
             let found: Vec<ValueId> = groups.iter().flat_map(|group| &group.members).map(|of| of.weight).collect();
             assert_eq!(found, [weights[1]], "cast {cast}");
         }

@@ -8,7 +8,7 @@ mod uniform;
 use std::collections::{BTreeSet, HashSet};
 
 use graph::{Element, Graph, Node, OpId, ParameterId, ValueId};
-use ops::{Append, Emit, id};
+use ops::{Append, Emit};
 use program::Machine;
 use tensor::{Attrs, DType};
 
@@ -119,16 +119,20 @@ impl Alike {
 }
 
 /// The weights of the layers' products that a recipe that quantises leaves in the compute type, by their names with
-/// a star for the layer: matrices of experts, routers, and what has the wrong size.
-pub fn unquantised(graph: &Graph) -> Vec<String> {
+/// a star for the layer: routers, what has the wrong size, and matrices of experts where the recipe does not take these.
+pub fn unquantised(graph: &Graph, recipe: &Recipe) -> Vec<String> {
+    let with_experts = matches!(recipe, Recipe::Fp8Hybrid(_));
     let (producers, routers) = (graph.producers(), groups::routers(graph));
     let mut names = BTreeSet::new();
     for node in graph.nodes.iter().filter(|node| node.layer.is_some() && ops::get(node.op).multiplies()) {
         let Some(weight) = node.inputs.get(1) else { continue };
-        for id in groups::parameters(graph, &producers, *weight).unwrap_or_default() {
+        let of = groups::parameters(graph, &producers, *weight).unwrap_or_default();
+        if groups::takes_product(graph, node, &of, &routers, with_experts) {
+            continue;
+        }
+        for id in of {
             let parameter = &graph.parameters[id as usize];
-            let taken = node.op == id::LINEAR && groups::takes(parameter) && !routers.contains(&ParameterId(id));
-            if !taken && !parameter.adapter {
+            if !parameter.adapter {
                 let parts = parameter.name.split('.');
                 let part = |part: &str| if part.bytes().all(|b| b.is_ascii_digit()) { "*" } else { part }.to_owned();
                 names.insert(parts.map(part).collect::<Vec<_>>().join("."));

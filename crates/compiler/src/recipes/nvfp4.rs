@@ -86,7 +86,7 @@ pub fn run(graph: &mut Graph, recipe: &Nvfp4, options: &CompileOptions, machine:
         let hint = "`fp4_backend: emulate` has the same codes on any machine; `recipe: fp8_hybrid` is faster than bf16";
         return Err(CompileError::option("recipe", text, hint));
     }
-    let groups = groups::find(graph, "nvfp4", (recipe.skip_first, recipe.skip_last), machine)?;
+    let groups = groups::find(graph, "nvfp4", (recipe.skip_first, recipe.skip_last), false, machine)?;
     let draws = recipe.stochastic && groups.iter().any(|group| group.last_gradient().is_some());
     let step = draws
         .then(|| graph.input("micro_step").unwrap_or_else(|| graph.add_input("micro_step", Element::I32, vec![1])));

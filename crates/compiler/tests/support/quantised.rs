@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 use compiler::{CompileOptions, compile};
+use graph::Model;
 use program::{Documents, EntryKind, Machine, Session, Variant, scalar};
 
 use super::{fill, loaded, model, numbers};
@@ -11,7 +12,12 @@ pub const ODD: Variant = Variant { batch: 3, seq_len: 7, documents: Documents::R
 
 /// A program in the reference's memory with contents for everything that it reads; its codes are made.
 pub fn prepared(options: &CompileOptions, machine: &Machine) -> Box<dyn Session> {
-    let mut session = loaded(compile(&model(), options, machine).unwrap());
+    prepared_of(&model(), options, machine)
+}
+
+/// The same of a model.
+pub fn prepared_of(model: &Model, options: &CompileOptions, machine: &Machine) -> Box<dyn Session> {
+    let mut session = loaded(compile(model, options, machine).unwrap());
     let program = session.program().clone();
     fill(session.as_mut(), 0);
     for (name, value) in

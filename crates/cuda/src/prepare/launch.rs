@@ -185,10 +185,11 @@ fn described(
     boxes: [u32; 4],
     matrices: Option<usize>,
 ) -> Result<[u64; TENSOR_MAP_WORDS]> {
-    // The engine moves 16 bits an element, and adds f32; what 16 bits stand for is the kernel's.
-    let (size, address) = (tensor.dtype.size(), p.memory.address(tensor));
-    assert!(size == 2 || tensor.dtype == DType::F32, "boxes are cut out of tensors of halves or f32: {tensor}");
-    let (shape, strides) = match matrices {
+    // The engine moves 16 bits an element, and adds f32; what 16 bits stand for is the kernel's: codes are moved in pairs.
+    let pairs = tensor.dtype.small().is_some();
+    let (size, address) = (if pairs { 2 } else { tensor.dtype.size() }, p.memory.address(tensor));
+    assert!(size == 2 || tensor.dtype == DType::F32, "boxes are cut out of tensors of codes, halves or f32: {tensor}");
+    let (mut shape, mut strides) = match matrices {
         None => {
             let four =
                 |of: &[usize]| -> [usize; 4] { of.try_into().expect("boxes are cut out of tensors of four axes") };
@@ -200,6 +201,10 @@ fn described(
             ([1, count, each, columns], [rows * stride, each * stride, stride, 1])
         }
     };
+    if pairs {
+        shape[3] /= 2;
+        strides[..3].iter_mut().for_each(|stride| *stride /= 2);
+    }
     Described { size, address, shape, strides, boxes }.encode(&p.engine.device)
 }
 

@@ -6,11 +6,12 @@ use program::{Arch, Arg, Arithmetic, Cost, Realisation, TensorRef};
 use rayon::prelude::*;
 use tensor::{Attrs, DType};
 
-use super::{MMA_HEADERS, example_groups, hopper, ints, kernel, normal};
-use crate::call::Call;
+use super::{ACCESS, MMA_HEADERS, example_groups, hopper, ints, kernel, normal};
+use crate::call::{Call, Input};
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
+use crate::quantise;
 use crate::real::Real;
 use crate::registry::id;
 
@@ -23,14 +24,12 @@ const TILE: usize = 64;
 const MMA_TILE: usize = 128;
 /// Shared memory of the kernels on tensor cores: three stages of two tiles of 128 rows of 80 bytes.
 const MMA_SHARED: usize = 3 * 2 * 128 * 80;
-/// Elements of one access of theirs.
-const PIECE: usize = 8;
 
-const TRANSPOSED: Attribute =
+pub(super) const TRANSPOSED: Attribute =
     Attribute { name: "transposed", kind: "bool?", doc: "the matrices are [K, N]: y = x·w, not x·wᵀ" };
-const GROUPS: Attribute = Attribute { name: "groups", kind: "int", doc: "G, the number of matrices" };
+pub(super) const GROUPS: Attribute = Attribute { name: "groups", kind: "int", doc: "G, the number of matrices" };
 
-const ACROSS: Attribute = Attribute { name: "across", kind: "bool?", doc: "the second matrices are [R, N]" };
+pub(super) const ACROSS: Attribute = Attribute { name: "across", kind: "bool?", doc: "the second matrices are [R, N]" };
 
 /// y = x·w[group]ᵀ, or with a second product in the same sum.
 pub struct GroupedLinear;
@@ -52,34 +51,60 @@ fn matrices(w: &ValueType) -> Result<(usize, usize), String> {
 }
 
 /// Columns of x·w[g]ᵀ, or of x·w[g] if `transposed`.
-fn columns_of_product(x: &ValueType, w: &ValueType, groups: usize, transposed: bool) -> Result<usize, String> {
+pub(super) fn columns_of_product(
+    x: &ValueType,
+    w: &ValueType,
+    groups: usize,
+    transposed: bool,
+) -> Result<usize, String> {
     let (k, (rows, width)) = (columns(x)?, matrices(w)?);
     if groups == 0 || !rows.is_multiple_of(groups) {
         return Err(format!("{rows} rows of matrices are not those of {groups} groups"));
     }
     let (inner, n) = if transposed { (rows / groups, width) } else { (width, rows / groups) };
-    if inner != k || !x.dtype.is_float() || !w.dtype.is_float() {
+    if inner != k {
         return Err(format!("the matrices take {inner} columns, x has {k}"));
     }
     Ok(n)
 }
 
-fn check_offsets(offsets: &ValueType, groups: usize) -> Result<(), String> {
+/// Whether a second product has the rows of x and n columns, too.
+pub(super) fn check_second(
+    x: &ValueType,
+    n: usize,
+    [t, b]: [&ValueType; 2],
+    groups: usize,
+    across: bool,
+) -> Result<(), String> {
+    if t.shape[..t.shape.len() - 1] != x.shape[..x.shape.len() - 1] {
+        return Err("both products must have the same rows".into());
+    }
+    if !t.dtype.is_float() || !b.dtype.is_float() {
+        return Err("the factors of the second product must be floating point".into());
+    }
+    match columns_of_product(t, b, groups, across)? {
+        columns if columns == n => Ok(()),
+        columns => Err(format!("the products have {n} and {columns} columns")),
+    }
+}
+
+pub(super) fn check_offsets(offsets: &ValueType, groups: usize) -> Result<(), String> {
     if offsets.dtype != Element::I32 || offsets.shape != [Dim::Fixed(groups + 1)] {
         return Err(format!("the offsets must be i32 [{}]", groups + 1));
     }
     Ok(())
 }
 
-/// Whether tensor cores take the tensors of a call: bf16, whose rows divide into pieces and begin at one.
+/// Whether tensor cores take the tensors of a call: bf16 or codes, whose rows divide into pieces and begin at one.
 fn suits_tensor_cores(call: &LowerCall<'_>, tensors: &[&TensorRef]) -> bool {
     let pieces = |at: &TensorRef| {
         let (last, leading) = at.strides.split_last().expect("tensors have axes");
-        let columns = at.shape.last().expect("tensors have axes");
-        let even = leading.iter().zip(&at.shape).all(|(stride, extent)| *extent == 1 || stride.is_multiple_of(PIECE));
-        *last == 1 && columns.is_multiple_of(PIECE) && even && at.offset.is_multiple_of(PIECE * at.dtype.size())
+        let (columns, piece) = (at.shape.last().expect("tensors have axes"), ACCESS / at.dtype.size());
+        let even = leading.iter().zip(&at.shape).all(|(stride, extent)| *extent == 1 || stride.is_multiple_of(piece));
+        *last == 1 && columns.is_multiple_of(piece) && even && at.offset.is_multiple_of(ACCESS)
     };
-    let all = tensors.iter().all(|at| at.dtype == DType::BF16 && pieces(at));
+    let taken = |at: &TensorRef| at.dtype == DType::BF16 || at.dtype.small().is_some();
+    let all = tensors.iter().all(|at| taken(at) && pieces(at));
     all && matches!(call.machine.arch, Arch::Cuda(_))
 }
 
@@ -87,7 +112,7 @@ fn suits_tensor_cores(call: &LowerCall<'_>, tensors: &[&TensorRef]) -> bool {
 fn on_tensor_cores(plain: KernelSpec, grid: [usize; 3]) -> KernelSpec {
     KernelSpec {
         source: MMA_SOURCE.to_owned(),
-        headers: MMA_HEADERS.to_vec(),
+        headers: [MMA_HEADERS, &[quantise::CODES_HEADER]].concat(),
         defines: plain.defines.into_iter().filter(|(name, _)| name != "TILE").collect(),
         grid: grid.map(|n| n as u32),
         shared_bytes: MMA_SHARED as u32,
@@ -99,14 +124,57 @@ pub(super) fn flag(attrs: &Attrs, name: &str) -> bool {
     attrs.flag(name).expect("checked by the shape rule")
 }
 
-/// The tensors of a call that are multiplied, and its result.
-fn factors<'a>(call: &LowerCall<'a>) -> Vec<&'a TensorRef> {
-    let of_sum = call.inputs[..2].iter().chain(call.inputs.iter().skip(3));
+/// The tensors of a call that are multiplied, of which a second product's begin at an input, and its result.
+pub(super) fn factors<'a>(call: &LowerCall<'a>, second: usize) -> Vec<&'a TensorRef> {
+    let of_sum = call.inputs[..2].iter().chain(call.inputs.iter().skip(second));
     of_sum.chain([&call.outputs[0]]).collect()
 }
 
+/// The kernel of a product, of numbers or of codes; the factors of a second one begin at an input.
+pub(super) fn lowered(call: &LowerCall<'_>, second: usize) -> Lowered {
+    let (x, w, y) = (&call.inputs[0], &call.inputs[1], &call.outputs[0]);
+    let groups = call.inputs[2].len() - 1;
+    let (k, n) = (x.shape[x.shape.len() - 1], y.shape[y.shape.len() - 1]);
+    let rows = y.len() / n;
+    // Each group ends in a tile that may not be full.
+    let tiles = rows.div_ceil(TILE) + groups.min(rows);
+    let all = factors(call, second);
+    let suits = suits_tensor_cores(call, &all);
+    if suits && hopper::takes(call, &all) {
+        return Lowered::Kernels(vec![hopper::linear(call, second)]);
+    }
+    let second = call.inputs.get(second..second + 2).map(|of| (&of[0], &of[1]));
+    let numbers = [
+        ("GROUPS", groups),
+        ("K", k),
+        ("N", n),
+        ("R", second.map_or(0, |(t, _)| t.shape[t.shape.len() - 1])),
+        ("TILE", TILE),
+        ("TRANSPOSED", flag(call.attrs, "transposed") as usize),
+        ("ACROSS", flag(call.attrs, "across") as usize),
+        ("CODES", x.dtype.small().is_some() as usize),
+    ];
+    let inputs = (0..call.inputs.len()).map(Arg::Input);
+    let grid = [tiles, n.div_ceil(TILE), 1];
+    let mut kernel =
+        kernel("grouped_linear", SOURCE, grid, THREADS, &numbers, inputs.chain([Arg::Output(0)]).collect());
+    kernel.headers.push(quantise::CODES_HEADER);
+    let named =
+        [("X", x), ("W", w), ("Y", y)].into_iter().chain(second.into_iter().flat_map(|(t, b)| [("T", t), ("B", b)]));
+    kernel.defines.extend(named.flat_map(|(name, t)| defines_for(name, t)));
+    for (name, t) in [("X_T", x), ("W_T", w)].into_iter().filter(|(_, t)| t.dtype.small().is_some()) {
+        kernel.defines.retain(|(known, _)| known != name);
+        kernel.defines.push((name.to_owned(), t.dtype.name().to_owned()));
+    }
+    if suits {
+        let tiles = rows.div_ceil(MMA_TILE) + groups.min(rows);
+        kernel = on_tensor_cores(kernel, [n.div_ceil(MMA_TILE), tiles, 1]);
+    }
+    Lowered::Kernels(vec![kernel])
+}
+
 /// What a call computes, and which kernels do.
-fn products(call: &LowerCall<'_>, tensors: &[&TensorRef], gradient: bool) -> Arithmetic {
+pub(super) fn products(call: &LowerCall<'_>, tensors: &[&TensorRef], gradient: bool) -> Arithmetic {
     let by = match suits_tensor_cores(call, tensors) {
         true if hopper::takes(call, tensors) => Realisation::Hopper,
         true => Realisation::Portable,
@@ -150,15 +218,12 @@ impl Op for GroupedLinear {
         if across && second.is_none() {
             return Err("`across` is of the second product, which is missing".into());
         }
+        if !x.dtype.is_float() || !w.dtype.is_float() {
+            return Err("x and the matrices must be floating point".into());
+        }
         let n = columns_of_product(x, w, groups, attrs.flag("transposed")?)?;
         if let Some((t, b)) = second {
-            if t.shape[..t.shape.len() - 1] != x.shape[..x.shape.len() - 1] {
-                return Err("both products must have the same rows".into());
-            }
-            let of_second = columns_of_product(t, b, groups, across)?;
-            if of_second != n {
-                return Err(format!("the products have {n} and {of_second} columns"));
-            }
+            check_second(x, n, [t, b], groups, across)?;
         }
         let mut result = x.clone();
         *result.shape.last_mut().expect("x has columns") = Dim::Fixed(n);
@@ -192,43 +257,11 @@ impl Op for GroupedLinear {
     }
 
     fn arithmetic(&self, call: &LowerCall<'_>) -> Arithmetic {
-        products(call, &factors(call), false)
+        products(call, &factors(call, 3), false)
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
-        let (x, w, y) = (&call.inputs[0], &call.inputs[1], &call.outputs[0]);
-        let groups = call.inputs[2].len() - 1;
-        let (k, n) = (x.shape[x.shape.len() - 1], y.shape[y.shape.len() - 1]);
-        let rows = y.len() / n;
-        // Each group ends in a tile that may not be full.
-        let tiles = rows.div_ceil(TILE) + groups.min(rows);
-        let second = call.inputs.get(3..5).map(|of| (&of[0], &of[1]));
-        let numbers = [
-            ("GROUPS", groups),
-            ("K", k),
-            ("N", n),
-            ("R", second.map_or(0, |(t, _)| t.shape[t.shape.len() - 1])),
-            ("TILE", TILE),
-            ("TRANSPOSED", flag(call.attrs, "transposed") as usize),
-            ("ACROSS", flag(call.attrs, "across") as usize),
-        ];
-        let inputs = (0..call.inputs.len()).map(Arg::Input);
-        let grid = [tiles, n.div_ceil(TILE), 1];
-        let mut kernel =
-            kernel("grouped_linear", SOURCE, grid, THREADS, &numbers, inputs.chain([Arg::Output(0)]).collect());
-        let named = [("X", x), ("W", w), ("Y", y)]
-            .into_iter()
-            .chain(second.into_iter().flat_map(|(t, b)| [("T", t), ("B", b)]));
-        kernel.defines.extend(named.flat_map(|(name, t)| defines_for(name, t)));
-        let suits = suits_tensor_cores(call, &factors(call));
-        if suits && hopper::takes(call, &factors(call)) {
-            return Lowered::Kernels(vec![hopper::linear(call)]);
-        }
-        if suits {
-            let tiles = rows.div_ceil(MMA_TILE) + groups.min(rows);
-            kernel = on_tensor_cores(kernel, [n.div_ceil(MMA_TILE), tiles, 1]);
-        }
-        Lowered::Kernels(vec![kernel])
+        lowered(call, 3)
     }
 
     crate::reference!(linear);
@@ -281,38 +314,52 @@ impl Op for GroupedLinear {
 }
 
 /// The group of each row.
-fn groups_of(offsets: &[i32]) -> Vec<usize> {
+pub(super) fn groups_of(offsets: &[i32]) -> Vec<usize> {
     let of = |(group, ends): (usize, &[i32])| std::iter::repeat_n(group, (ends[1] - ends[0]) as usize);
     offsets.windows(2).enumerate().flat_map(of).collect()
 }
 
+/// The rows of x, the matrices of all groups, and whether these are [K, N].
+pub(super) struct Factors<'a, T> {
+    columns: usize,
+    x: &'a [T],
+    w: &'a [T],
+    transposed: bool,
+}
+
+impl<'a, T: Real> Factors<'a, T> {
+    pub fn of(x: &Input<'a, T>, w: &Input<'a, T>, transposed: bool) -> Factors<'a, T> {
+        Factors { columns: x.columns(), x: x.real(), w: w.real(), transposed }
+    }
+
+    /// Adds row `r` times the matrix of its group to y.
+    pub fn add(&self, y: &mut [T], r: usize, group: usize) {
+        let (n, k) = (y.len(), self.columns);
+        let (x, own) = (&self.x[r * k..(r + 1) * k], &self.w[group * n * k..(group + 1) * n * k]);
+        if self.transposed {
+            for (x, row) in x.iter().zip(own.chunks(n)) {
+                y.iter_mut().zip(row).for_each(|(y, w)| *y += *x * *w);
+            }
+        } else {
+            for (y, row) in y.iter_mut().zip(own.chunks(k)) {
+                *y += x.iter().zip(row).map(|(x, w)| *x * *w).sum();
+            }
+        }
+    }
+}
+
 fn linear<T: Real>(call: &mut Call<'_, T>) {
     let group_of = groups_of(call.inputs[2].int());
-    // A row of a factor, the matrix of its group and how that lies.
-    let factor = |x: usize, name: &str| {
-        let (x, w) = (&call.inputs[x], &call.inputs[x + 1]);
-        (x.columns(), x.real(), w.real(), flag(call.attrs, name))
-    };
-    let mut products = vec![factor(0, "transposed")];
+    let of = |x: usize, name: &str| Factors::of(&call.inputs[x], &call.inputs[x + 1], flag(call.attrs, name));
+    let mut products = vec![of(0, "transposed")];
     if call.inputs.len() > 3 {
-        products.push(factor(3, "across"));
+        products.push(of(3, "across"));
     }
     let [y] = call.outputs_mut();
     let n = *y.shape().last().expect("y has columns");
     y.real().par_chunks_mut(n).zip(&group_of).enumerate().for_each(|(r, (y, group))| {
         y.fill(T::default());
-        for (k, x, w, transposed) in &products {
-            let (x, own) = (&x[r * k..(r + 1) * k], &w[group * n * k..(group + 1) * n * k]);
-            if *transposed {
-                for (x, row) in x.iter().zip(own.chunks(n)) {
-                    y.iter_mut().zip(row).for_each(|(y, w)| *y += *x * *w);
-                }
-            } else {
-                for (y, row) in y.iter_mut().zip(own.chunks(*k)) {
-                    *y += x.iter().zip(row).map(|(x, w)| *x * *w).sum();
-                }
-            }
-        }
+        products.iter().for_each(|factors| factors.add(y, r, *group));
     });
 }
 

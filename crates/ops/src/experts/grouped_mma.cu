@@ -1,8 +1,12 @@
 // The products of `grouped.cu` on tensor cores, from sm_80 on: bf16, extents and strides that are multiples of 8.
 // A block has a tile of 128 by 128, each of 8 warps 64 by 32 of it; STAGES steps of 32 terms are in flight. A tile lies in
 // shared memory as it does in global memory: along the sum (128 rows of 32), or across it (32 rows of 128); their pitches
-// keep the 8 rows that a matrix instruction reads in different banks.
+// keep the 8 rows that a matrix instruction reads in different banks. Codes of eight bits become bf16 on their way to shared
+// memory: every number that a code stands for is one.
 #include "mma.cuh"
+#if CODES
+#include "codes.cuh"
+#endif
 
 #define TILE 128
 #define STEP 32
@@ -11,14 +15,28 @@
 #define ACROSS_PITCH 272
 #define TILE_BYTES (TILE * ALONG_PITCH)
 
+__device__ __forceinline__ void place(u32 to, const bf16* at, bool inside) { copy_async(to, at, inside); }
+
+#if CODES
+template <typename Code> __device__ __forceinline__ void place(u32 to, const Code* at, bool inside) {
+  union { uint2 all; Code each[8]; } of;
+  of.all = inside ? *(const uint2*)at : make_uint2(0, 0);
+  u32 pairs[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) pairs[i] = pair(load(of.each + 2 * i), load(of.each + 2 * i + 1));
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
+               : "memory");
+}
+#endif
+
 // 512 pieces of 8 numbers; `from(row, column, inside)` says where a piece lies and whether it does.
 template <bool TURNED, typename From> __device__ __forceinline__ void fetch(u32 to, From from) {
 #pragma unroll
   for (int i = threadIdx.x; i < TILE * STEP / 8; i += THREADS) {
     const int row = TURNED ? i / 16 : i / 4, piece = TURNED ? i % 16 : i % 4;
     bool inside;
-    const bf16* at = from(row, piece * 8, inside);
-    copy_async(to + row * (TURNED ? ACROSS_PITCH : ALONG_PITCH) + piece * 16, at, inside);
+    const auto at = from(row, piece * 8, inside);
+    place(to + row * (TURNED ? ACROSS_PITCH : ALONG_PITCH) + piece * 16, at, inside);
   }
 }
 
@@ -82,7 +100,10 @@ template <typename Give> __device__ __forceinline__ void results(const float (&s
 
 #if defined(X_T)
 extern "C" __global__ void __launch_bounds__(THREADS)
-grouped_linear(const bf16* __restrict__ x, const bf16* __restrict__ w, const int* __restrict__ offsets,
+grouped_linear(const X_T* __restrict__ x, const W_T* __restrict__ w, const int* __restrict__ offsets,
+#if CODES
+               const float* __restrict__ scale_x, const float* __restrict__ scale_w,
+#endif
 #if R
                const bf16* __restrict__ t, const bf16* __restrict__ b,
 #endif
@@ -111,6 +132,11 @@ grouped_linear(const bf16* __restrict__ x, const bf16* __restrict__ w, const int
       return TRANSPOSED ? w + W_AT((size_t)group * K + k) + n : w + W_AT((size_t)group * N + n) + k;
     });
   });
+#if CODES
+  const float scale = *scale_x * scale_w[group];
+#pragma unroll
+  for (int i = 0; i < 64; i++) sum[i / 16][i / 4 % 4][i % 4] *= scale;
+#endif
 #if R
   __syncthreads();
   products<false, ACROSS>(sum, R, [&](u32 to, int k0) {

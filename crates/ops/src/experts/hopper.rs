@@ -36,6 +36,8 @@ struct Shape {
 const SQUARE: Shape = Shape { cluster: 2, halves: 2, rows: [128, 256], stages: 4 };
 /// Rows or columns up to which a result is narrow: what counts is that all blocks read other parts of the long factor.
 const FEW: usize = 64;
+/// Of codes whose sums are kept in f32 besides those of the tensor cores.
+const PROMOTED: Shape = Shape { cluster: 2, halves: 2, rows: [128, 128], stages: 6 };
 const NARROW: Shape = Shape { cluster: 1, halves: 1, rows: [FEW, 128], stages: 8 };
 /// Of gradients with few rows, and with few columns.
 const FEW_ROWS: Shape = Shape { cluster: 1, halves: 1, rows: [FEW, 256], stages: 5 };
@@ -52,13 +54,18 @@ impl Shape {
     }
 }
 
-/// True on Hopper for operands that suit tensor cores and whose rows all lie evenly.
+/// True on Hopper for operands that suit tensor cores and whose rows all lie evenly. Codes lie along the sum: others have no
+/// products.
 pub fn takes(call: &LowerCall<'_>, tensors: &[&TensorRef]) -> bool {
+    let codes = tensors.iter().any(|tensor| tensor.dtype.small().is_some());
+    if codes && flag(call.attrs, "transposed") {
+        return false;
+    }
     let empty = tensors.iter().any(|tensor| tensor.is_empty());
     call.machine.arch.is_hopper() && !empty && tensors.iter().all(|tensor| tensor.as_matrix().is_some())
 }
 
-/// Boxes of so many rows of 64 columns.
+/// Boxes of so many rows of 64 columns, or of 64 pairs of codes.
 fn boxes(input: usize, rows: u32, matrices: usize) -> Arg {
     Arg::Boxes { input, extents: [1, 1, rows, 64], matrices: Some(matrices) }
 }
@@ -91,30 +98,46 @@ fn kernel(
     }
 }
 
-pub fn linear(call: &LowerCall<'_>) -> KernelSpec {
-    let (x, y) = (&call.inputs[0], &call.outputs[0]);
+/// The factors of a second product begin at an input.
+pub fn linear(call: &LowerCall<'_>, second: usize) -> KernelSpec {
+    let (x, w, y) = (&call.inputs[0], &call.inputs[1], &call.outputs[0]);
     let groups = call.inputs[2].len() - 1;
     let (transposed, across) = (flag(call.attrs, "transposed"), flag(call.attrs, "across"));
     let (k, n) = (x.shape[x.shape.len() - 1], y.shape[y.shape.len() - 1]);
-    let r = call.inputs.get(3).map_or(0, |t| t.shape[t.shape.len() - 1]);
-    let shape = if n <= FEW { NARROW } else { SQUARE };
+    let r = call.inputs.get(second).map_or(0, |t| t.shape[t.shape.len() - 1]);
+    let codes = x.dtype.small().is_some();
+    let promoted = codes && !flag(call.attrs, "fast_sum");
+    let shape = match () {
+        () if n <= FEW => NARROW,
+        () if promoted => PROMOTED,
+        () => SQUARE,
+    };
     let numbers = [
         ("GROUPS", groups),
-        ("K", k),
+        ("K", if codes { k / 2 } else { k }),
         ("N", n),
         ("R", r),
         ("TALL", shape.rows[1]),
         ("TRANSPOSED", transposed as usize),
         ("ACROSS", across as usize),
+        ("PROMOTED", promoted as usize),
     ];
     let rows_of_w = |across: bool| if across { DEEP } else { shape.rows[0] } as u32;
     let mut args = vec![boxes(0, BOX_ROWS, 1), boxes(1, rows_of_w(transposed), groups), Arg::Input(2)];
+    if codes {
+        args.extend([Arg::Input(3), Arg::Input(4)]);
+    }
     if r > 0 {
-        args.extend([boxes(3, BOX_ROWS, 1), boxes(4, rows_of_w(across), groups)]);
+        args.extend([boxes(second, BOX_ROWS, 1), boxes(second + 1, rows_of_w(across), groups)]);
     }
     args.extend([Arg::OutputBoxes { output: 0, extents: [1, 1, 64, 64], matrices: Some(1) }, Arg::Output(0)]);
     let mut kernel = kernel("grouped_linear", LINEAR, call, &shape, &numbers, args);
     kernel.defines.push(("Y_AT(row)".to_owned(), row_offset(y)));
+    if codes {
+        // The tensor cores get w as the left factor.
+        let types = format!("\"f32.{}.{}\"", w.dtype.name(), x.dtype.name());
+        kernel.defines.push(("CODES_TYPES".to_owned(), types));
+    }
     kernel
 }
 
@@ -142,7 +165,7 @@ mod tests {
     #[test]
     fn every_shape_fits_the_shared_memory_of_a_block() {
         let most = 227 << 10;
-        for shape in [SQUARE, NARROW, FEW_ROWS, FEW_COLUMNS] {
+        for shape in [SQUARE, PROMOTED, NARROW, FEW_ROWS, FEW_COLUMNS] {
             assert!(shape.shared() <= most, "{} of {most} bytes", shape.shared());
             assert!(shape.threads() <= 1024 && shape.rows.iter().all(|rows| rows.is_multiple_of(64)));
         }

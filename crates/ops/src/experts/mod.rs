@@ -6,6 +6,7 @@
 //! is dropped. All orders are those of the tokens, so that every run has the same bits.
 
 mod bias;
+mod codes;
 mod excess;
 mod grouped;
 mod hopper;
@@ -15,6 +16,7 @@ mod route;
 mod rows;
 
 pub use bias::{GroupedBias, GroupedRowSums};
+pub use codes::GroupedCodes;
 pub use excess::LoadExcess;
 use graph::{Dim, Element, ValueType};
 pub use grouped::{GroupedLinear, GroupedWeightGradient};

@@ -6,7 +6,7 @@ use program::{Arg, Cost, TensorRef};
 use rayon::prelude::*;
 use tensor::Attrs;
 
-use super::{HEADERS, larger};
+use super::{GROUPS, HEADERS, check_groups, groups_of, larger};
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type, row_offset};
@@ -32,6 +32,7 @@ fn rows_of_part(rows: usize) -> usize {
 
 fn reference<T: Real>(call: &mut Call<'_, T>) {
     let kept = call.attrs.flag("factor").expect("checked by the shape rule");
+    let groups = groups_of(call.attrs).expect("checked by the shape rule");
     let known = kept && call.inputs[0].real()[0].to_f32() != 0.0;
     let tensors = &call.inputs[usize::from(kept)..];
     let [parts] = call.outputs_mut();
@@ -40,11 +41,13 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
     if known {
         return;
     }
-    for (x, parts) in tensors.iter().zip(parts.chunks_mut(PARTS)) {
-        let part = rows_of_part(x.rows()) * x.columns();
-        parts.par_iter_mut().zip(x.real().par_chunks(part)).for_each(|(most, x)| {
-            *most = T::from_f32(x.iter().fold(0.0, |most, x| larger(most, x.to_f32())));
-        });
+    for (x, parts) in tensors.iter().zip(parts.chunks_mut(groups * PARTS)) {
+        let (rows, columns) = (x.rows() / groups, x.columns());
+        for (x, parts) in x.real().chunks(rows * columns).zip(parts.chunks_mut(PARTS)) {
+            parts.par_iter_mut().zip(x.par_chunks(rows_of_part(rows) * columns)).for_each(|(most, x)| {
+                *most = T::from_f32(x.iter().fold(0.0, |most, x| larger(most, x.to_f32())));
+            });
+        }
     }
 }
 
@@ -59,15 +62,19 @@ impl Op for OwnAmax {
 
     fn doc(&self) -> &'static str {
         "The largest magnitudes of 256 parts of the rows of each x, by bits: NaN above infinity above what is finite. With \
-         `factor`, an f32 [1] comes first, and all results are 0 where it is not. x […, K] → f32 [x's, 256]."
+         `factor`, an f32 [1] comes first, and all results are 0 where it is not. x […, K] → f32 [x's, 256]; with `groups` \
+         those of each of G matrices that lie behind one another in x, f32 [G, 256]."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
-        &[Attribute {
-            name: "factor",
-            kind: "bool?",
-            doc: "the first input is a factor that may make this unnecessary",
-        }]
+        &[
+            Attribute {
+                name: "factor",
+                kind: "bool?",
+                doc: "the first input is a factor that may make this unnecessary",
+            },
+            GROUPS,
+        ]
     }
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
@@ -79,7 +86,12 @@ impl Op for OwnAmax {
         if tensors.is_empty() || tensors.iter().any(|x| !x.dtype.is_float() || x.extents().is_none()) {
             return Err("takes floating-point tensors of known extents".into());
         }
-        Ok(vec![ValueType::new(Element::F32, [tensors.len().into(), PARTS.into()])])
+        let groups = groups_of(attrs)?;
+        if groups > 1 && tensors.len() > 1 {
+            return Err("`groups` are those of one tensor".into());
+        }
+        check_groups(&tensors[0], groups)?;
+        Ok(vec![ValueType::new(Element::F32, [(tensors.len() * groups).into(), PARTS.into()])])
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
@@ -95,11 +107,11 @@ impl Op for OwnAmax {
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let kept = call.attrs.flag("factor").expect("checked by the shape rule");
-        let first = usize::from(kept);
+        let (first, groups) = (usize::from(kept), groups_of(call.attrs).expect("checked by the shape rule"));
         let spec = |index: usize| {
             let x = &call.inputs[first + index];
             let columns = *x.shape.last().expect("tensors have axes");
-            let rows = x.len() / columns.max(1);
+            let rows = x.len() / columns.max(1) / groups;
             let dense = x.strides.last().is_none_or(|s| *s == 1);
             assert!(dense, "rows of what is quantised have no gaps: {x}");
             let mut defines = vec![
@@ -122,7 +134,7 @@ impl Op for OwnAmax {
                 source: SOURCE.to_owned(),
                 headers: HEADERS.to_vec(),
                 defines,
-                grid: [PARTS as u32, 1, 1],
+                grid: [PARTS as u32, groups as u32, 1],
                 block: [THREADS, 1, 1],
                 shared_bytes: 0,
                 args,
@@ -142,6 +154,7 @@ impl Op for OwnAmax {
             Example::new(vec![normal(&[600, 24]), normal(&[17, 7])], Attrs::new()),
             Example::new(vec![factor(0.0), normal(&[5, 16])], kept.clone()),
             Example::new(vec![factor(4.0), normal(&[5, 16])], kept),
+            Example::new(vec![normal(&[3, 300, 32])], Attrs::new().with("groups", 3)),
         ]
     }
 }

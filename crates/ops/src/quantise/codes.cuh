@@ -52,25 +52,26 @@ template <int OF_> __device__ __forceinline__ u16 codes_as(float a, float b) {
 #endif
 }
 
-#ifdef FORMAT
-__device__ __forceinline__ u16 codes_of(float a, float b) { return codes_as<FORMAT>(a, b); }
-
-__device__ __forceinline__ float number_of(u8 code) {
+// The number that a code of a format stands for.
+template <int OF_> __device__ __forceinline__ float number_as(u8 code) {
   const u32 magnitude = code & 0x7fu, sign = (u32)(code & 0x80u) << 24;
-#if FORMAT == 0
-  const float x = __uint_as_float(magnitude << 20) * __uint_as_float(247u << 23);
-  const u32 bits = magnitude == 0x7fu ? 0x7fffffffu : __float_as_uint(x);
-#else
-  const float x = __uint_as_float(magnitude << 21) * __uint_as_float(239u << 23);
-  const u32 bits = magnitude > 0x7cu ? 0x7fffffffu : magnitude == 0x7cu ? 0x7f800000u : __float_as_uint(x);
-#endif
+  const float x = __uint_as_float(magnitude << (OF_ == 0 ? 20 : 21)) * __uint_as_float((OF_ == 0 ? 247u : 239u) << 23);
+  u32 bits = __float_as_uint(x);
+  if (OF_ == 0 && magnitude == 0x7fu || OF_ == 1 && magnitude > 0x7cu) bits = 0x7fffffffu;
+  if (OF_ == 1 && magnitude == 0x7cu) bits = 0x7f800000u;
   return __uint_as_float(bits | sign);
 }
+
+#ifdef FORMAT
+__device__ __forceinline__ u16 codes_of(float a, float b) { return codes_as<FORMAT>(a, b); }
+__device__ __forceinline__ float number_of(u8 code) { return number_as<FORMAT>(code); }
 #endif
 
-// As types of elements that are written.
+// As types of elements that are written and read.
 struct e4m3 { u8 bits; };
 struct e5m2 { u8 bits; };
+__device__ __forceinline__ float load(const e4m3* p) { return number_as<0>(p->bits); }
+__device__ __forceinline__ float load(const e5m2* p) { return number_as<1>(p->bits); }
 template <> __device__ __forceinline__ e4m3 from_float<e4m3>(float x) { return {(u8)codes_as<0>(x, 0.0f)}; }
 template <> __device__ __forceinline__ e5m2 from_float<e5m2>(float x) { return {(u8)codes_as<1>(x, 0.0f)}; }
 

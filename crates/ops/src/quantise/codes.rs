@@ -7,7 +7,7 @@ use graph::{Dim, Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use tensor::{Attrs, DType};
 
-use super::{HEADERS, PARTS, counts, factor, format_of, in_packs, larger, matrix};
+use super::{GROUPS, HEADERS, PARTS, check_groups, counts, factor, format_of, groups_of, in_packs, larger, matrix};
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type, row_offset};
@@ -39,6 +39,7 @@ struct Reading {
     transposed: bool,
     record: bool,
     count: bool,
+    groups: usize,
 }
 
 impl Reading {
@@ -51,6 +52,7 @@ impl Reading {
             transposed: flag("transposed")?,
             record: flag("record")?,
             count: flag("count")?,
+            groups: groups_of(attrs)?,
         })
     }
 
@@ -62,22 +64,29 @@ impl Reading {
 fn reference<T: Real>(call: &mut Call<'_, T>) {
     let reading = Reading::checked(call.attrs);
     let x = &call.inputs[0];
-    let (rows, columns) = (x.rows(), x.columns());
+    let (rows, columns) = (x.rows() / reading.groups, x.columns());
     let known = if reading.kept { call.inputs[2].real()[0].to_f32() } else { 0.0 };
-    let own = || call.inputs[1].real().iter().fold(0.0, |most, part| larger(most, part.to_f32()));
-    let factor = if known == 0.0 { factor(own(), reading.top) } else { known };
-    let x = x.real();
-    let (times, inverse) = (T::from_f32(factor), T::from_f32(1.0 / factor));
-    call.outputs[0].real().iter_mut().zip(x).for_each(|(code, x)| *code = *x * times);
-    call.outputs[1].real()[0] = inverse;
-    if reading.transposed {
-        let transposed = call.outputs[2].real();
-        transposed.fill(T::default());
-        for (row, line) in x.chunks(columns.max(1)).enumerate() {
-            for (column, x) in line.iter().enumerate() {
-                transposed[column * padded_rows(rows) + row] = *x * times;
+    let (x, parts) = (x.real(), call.inputs[1].real());
+    let mut last = 1.0;
+    for group in 0..reading.groups {
+        let x = &x[group * rows * columns..(group + 1) * rows * columns];
+        let own = &parts[group * parts.len() / reading.groups..(group + 1) * parts.len() / reading.groups];
+        let own = || own.iter().fold(0.0, |most, part| larger(most, part.to_f32()));
+        let factor = if known == 0.0 { factor(own(), reading.top) } else { known };
+        let times = T::from_f32(factor);
+        call.outputs[0].real()[group * x.len()..].iter_mut().zip(x).for_each(|(code, x)| *code = *x * times);
+        call.outputs[1].real()[group] = T::from_f32(1.0 / factor);
+        if reading.transposed {
+            let size = columns * padded_rows(rows);
+            let transposed = &mut call.outputs[2].real()[group * size..(group + 1) * size];
+            transposed.fill(T::default());
+            for (row, line) in x.chunks(columns.max(1)).enumerate() {
+                for (column, x) in line.iter().enumerate() {
+                    transposed[column * padded_rows(rows) + row] = *x * times;
+                }
             }
         }
+        last = factor;
     }
     let mut next = 2 + usize::from(reading.transposed);
     if reading.record {
@@ -86,7 +95,7 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
         next += 1;
     }
     if reading.count && known == 0.0 {
-        for (place, count) in counts(x, factor).into_iter().enumerate() {
+        for (place, count) in counts(x, last).into_iter().enumerate() {
             call.outputs[next + place].real()[0] += T::from_f64(count as f64);
         }
     }
@@ -106,7 +115,9 @@ impl Op for Quantise {
          else k is the largest with amax·2^k ≤ 1.75·2^top, amax the largest of parts. x […, K], parts f32 [n, 256], \
          factor f32 [1] if `factor` → codes […, K], f32 [1]; if `transposed` codes [K, rows up to a multiple of 16], zeros \
          behind; if `record` f32 [1], raised to the largest magnitude of x; if `count` two f64 [1], where the factor is 0 \
-         raised by the number of elements that are not 0 and by that of those among them that become 0 in E4M3."
+         raised by the number of elements that are not 0 and by that of those among them that become 0 in E4M3. With \
+         `groups` each of the G matrices that lie behind one another in x has its own power from parts f32 [G, 256]: 2^−k \
+         f32 [G], transposed codes [G·K, rows of a matrix]."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -121,6 +132,7 @@ impl Op for Quantise {
                 kind: "bool?",
                 doc: "elements that become 0 are counted, where the factor is 0",
             },
+            GROUPS,
         ]
     }
 
@@ -141,11 +153,16 @@ impl Op for Quantise {
         if !columns.is_multiple_of(WIDTH) {
             return Err(format!("x must have a multiple of {WIDTH} columns, not {columns}"));
         }
+        let groups = reading.groups;
+        check_groups(x, groups)?;
+        if groups > 1 && (reading.kept || reading.record || reading.count || inputs[1].shape[0] != groups.into()) {
+            return Err(format!("{groups} matrices have a part each of f32 [{groups}, {PARTS}], and nothing is kept"));
+        }
         let one = ValueType::new(Element::F32, [1.into()]);
         let codes = |shape: Vec<Dim>| ValueType::new(Element::Fixed(reading.format), shape);
-        let mut results = vec![codes(x.shape.clone()), one.clone()];
+        let mut results = vec![codes(x.shape.clone()), ValueType::new(Element::F32, [groups.into()])];
         if reading.transposed {
-            results.push(codes(vec![columns.into(), padded_rows(rows).into()]));
+            results.push(codes(vec![(groups * columns).into(), padded_rows(rows / groups).into()]));
         }
         if reading.record {
             results.push(one);
@@ -169,7 +186,8 @@ impl Op for Quantise {
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let reading = Reading::checked(call.attrs);
         let (x, codes) = (&call.inputs[0], &call.outputs[0]);
-        let (rows, columns) = matrix(&x.shape);
+        let (groups, (rows, columns)) = (reading.groups, matrix(&x.shape));
+        let rows = rows / groups;
         assert!(x.strides.last().is_none_or(|s| *s == 1) && codes.is_dense(), "rows without gaps: {x}, {codes}");
         let mut defines = vec![
             ("X_T".to_owned(), device_type(x.dtype).to_owned()),
@@ -178,7 +196,7 @@ impl Op for Quantise {
             ("ROWS".to_owned(), rows.to_string()),
             ("FORMAT".to_owned(), u32::from(reading.format == DType::E5M2).to_string()),
             ("TOP".to_owned(), reading.top.to_string()),
-            ("PARTS".to_owned(), call.inputs[1].len().to_string()),
+            ("PARTS".to_owned(), (call.inputs[1].len() / groups).to_string()),
             ("THREADS".to_owned(), THREADS.to_string()),
         ];
         if in_packs(x) {
@@ -209,7 +227,7 @@ impl Op for Quantise {
             source: SOURCE.to_owned(),
             headers: HEADERS.to_vec(),
             defines,
-            grid: [columns.div_ceil(TILE) as u32, height.div_ceil(TILE).max(1) as u32, 1],
+            grid: [columns.div_ceil(TILE) as u32, height.div_ceil(TILE).max(1) as u32, groups as u32],
             block: [THREADS, 1, 1],
             shared_bytes: 0,
             args,
@@ -259,6 +277,17 @@ impl Op for Quantise {
             // Elements that become 0 are counted where there is no factor, and only there.
             counted(0.0),
             counted(64.0),
+            // Matrices behind one another.
+            Example::new(
+                vec![
+                    normal(&[3, 80, 48], 1.0),
+                    ExampleInput::F32 {
+                        shape: vec![3, PARTS],
+                        values: (0..3 * PARTS).map(|part| ((part * 37) % 101) as f32 * 0.05).collect(),
+                    },
+                ],
+                attrs("e4m3", 8).with("groups", 3).with("transposed", true),
+            ),
         ]
     }
 }

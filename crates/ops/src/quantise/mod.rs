@@ -13,11 +13,13 @@ mod product;
 mod rotate;
 mod transpose;
 
+use graph::ValueType;
 use program::TensorRef;
 use rayon::prelude::*;
 use tensor::small::{e4m3_code, scaling_exponent};
 use tensor::{Attrs, DType};
 
+use crate::op::Attribute;
 use crate::real::Real;
 
 pub use amax::{OwnAmax, PARTS};
@@ -25,12 +27,14 @@ pub use blocks::QuantiseBlocks;
 pub use codes::{Quantise, padded_rows};
 pub use history::AmaxHistory;
 pub use numbers::Decode;
+pub(crate) use numbers::is_codes;
 pub use product::MatmulCodes;
 pub use rotate::Rotate;
 pub use transpose::TransposeCodes;
 
-const HEADERS: &[(&str, &str)] =
-    &[("types.cuh", include_str!("../cuda/types.cuh")), ("codes.cuh", include_str!("codes.cuh"))];
+pub(crate) const CODES_HEADER: (&str, &str) = ("codes.cuh", include_str!("codes.cuh"));
+
+const HEADERS: &[(&str, &str)] = &[("types.cuh", include_str!("../cuda/types.cuh")), CODES_HEADER];
 
 /// With random numbers.
 const SMALL_HEADERS: &[(&str, &str)] = &[HEADERS[0], HEADERS[1], ("philox.cuh", include_str!("../cuda/philox.cuh"))];
@@ -43,6 +47,28 @@ const OPERAND_HEADERS: &[(&str, &str)] =
 fn matrix(shape: &[usize]) -> (usize, usize) {
     let columns = *shape.last().expect("tensors have axes");
     (shape.iter().rev().skip(1).product(), columns)
+}
+
+const GROUPS: Attribute = Attribute {
+    name: "groups",
+    kind: "int?",
+    doc: "G, matrices behind one another, each scaled by itself; 1 if absent",
+};
+
+fn groups_of(attrs: &Attrs) -> Result<usize, String> {
+    match attrs.get("groups") {
+        Some(_) => attrs.size("groups").map_err(|e| e.0),
+        None => Ok(1),
+    }
+}
+
+/// Whether so many matrices lie behind one another in a tensor of known extents.
+fn check_groups(x: &ValueType, groups: usize) -> Result<(), String> {
+    let rows: usize = x.extents().map_or(0, |shape| matrix(&shape).0);
+    match groups > 0 && rows.is_multiple_of(groups) {
+        true => Ok(()),
+        false => Err(format!("{rows} rows are not those of {groups} matrices")),
+    }
 }
 
 /// Whether every 16 neighbours of a row can be read as two packs of 16 bytes.

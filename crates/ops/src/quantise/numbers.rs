@@ -23,9 +23,12 @@ const BLOCK: usize = 16 * THREADS as usize;
 pub struct Decode;
 
 fn reference<T: Real>(call: &mut Call<'_, T>) {
-    let (codes, scale) = (call.inputs[0].real(), call.inputs[1].real()[0]);
+    let (codes, scales) = (call.inputs[0].real(), call.inputs[1].real());
+    let each = (codes.len() / scales.len()).max(1);
     let [x] = call.outputs_mut();
-    x.real().iter_mut().zip(codes).for_each(|(x, code)| *x = *code * scale);
+    for ((x, codes), scale) in x.real().chunks_mut(each).zip(codes.chunks(each)).zip(scales) {
+        x.iter_mut().zip(codes).for_each(|(x, code)| *x = *code * *scale);
+    }
 }
 
 impl Op for Decode {
@@ -38,15 +41,17 @@ impl Op for Decode {
     }
 
     fn doc(&self) -> &'static str {
-        "The numbers that codes stand for: code·scale, exact. codes […], scale f32 [1] → float […]."
+        "The numbers that codes stand for: code·scale, exact. codes […], scale f32 [1], or f32 [G] for G matrices behind one \
+         another → float […]."
     }
 
     fn infer(&self, inputs: &[ValueType], _attrs: &Attrs) -> Result<Vec<ValueType>, String> {
         match inputs {
-            [codes, scale] if is_codes(codes) && scale.dtype == Element::F32 => {
+            [codes, scales] if is_codes(codes) && scales.dtype == Element::F32 && scales.last().is_some() => {
+                super::check_groups(codes, scales.last().unwrap_or(1))?;
                 Ok(vec![ValueType::new(Element::Float, codes.shape.clone())])
             }
-            _ => Err("takes codes of eight bits and their f32 scale".into()),
+            _ => Err("takes codes of eight bits and their f32 scales".into()),
         }
     }
 
@@ -68,6 +73,7 @@ impl Op for Decode {
             defines: vec![
                 ("X_T".to_owned(), device_type(x.dtype).to_owned()),
                 ("COUNT".to_owned(), x.len().to_string()),
+                ("EACH".to_owned(), (x.len() / call.inputs[1].len()).max(1).to_string()),
                 ("FORMAT".to_owned(), u32::from(codes.dtype == DType::E5M2).to_string()),
                 ("THREADS".to_owned(), THREADS.to_string()),
             ],
@@ -81,16 +87,20 @@ impl Op for Decode {
     crate::reference!(reference);
 
     fn examples(&self) -> Vec<Example> {
-        let example = |dtype: DType, shape: &[usize], scale: f32| {
+        let example = |dtype: DType, shape: &[usize], scales: &[f32]| {
             let codes = ExampleInput::Codes { dtype, shape: shape.to_vec(), scale: 20.0 };
-            let scale = ExampleInput::F32 { shape: vec![1], values: vec![scale] };
-            Example::new(vec![codes, scale], Attrs::new())
+            let scales = ExampleInput::F32 { shape: vec![scales.len()], values: scales.to_vec() };
+            Example::new(vec![codes, scales], Attrs::new())
         };
-        vec![example(DType::E4M3, &[3, 5, 32], 0.125), example(DType::E5M2, &[70, 67], 2.0)]
+        vec![
+            example(DType::E4M3, &[3, 5, 32], &[0.125]),
+            example(DType::E5M2, &[70, 67], &[2.0]),
+            example(DType::E4M3, &[3, 70, 32], &[0.125, 4.0, 0.5]),
+        ]
     }
 }
 
 /// Whether a value is codes of eight bits.
-pub(super) fn is_codes(of: &ValueType) -> bool {
+pub(crate) fn is_codes(of: &ValueType) -> bool {
     matches!(of.dtype, Element::Fixed(DType::E4M3 | DType::E5M2))
 }

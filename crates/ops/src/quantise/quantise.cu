@@ -1,7 +1,8 @@
 // Codes of X * 2^k, in tiles of 64 by 64: a thread has 16 neighbours of a row, whose columns are a
 // multiple of 16; transposed codes go through shared memory.
 // The power is the kept factor, where it is not 0, else the one that the parts' largest magnitude asks for. With COUNT,
-// numbers that become 0 are counted where no factor is kept. Memory-bound.
+// numbers that become 0 are counted where no factor is kept. Every matrix of ROWS rows in X, a layer of blocks each, has
+// parts and a power of its own. Memory-bound.
 #include "types.cuh"
 #include "codes.cuh"
 
@@ -31,10 +32,10 @@ quantise(const X_T* __restrict__ x, const u32* __restrict__ parts, u8* __restric
   const bool own = power == 0.0f;
   if (own) {
     u32 most = 0;
-    for (int i = threadIdx.x; i < PARTS; i += THREADS) most = most > parts[i] ? most : parts[i];
+    for (int i = threadIdx.x; i < PARTS; i += THREADS) most = max(most, parts[blockIdx.z * PARTS + i]);
     power = power_for(block_max_bits<THREADS>(most), TOP);
   }
-  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *scale = inverse_power(power);
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) scale[blockIdx.z] = inverse_power(power);
 
   const int first_row = blockIdx.y * TILE, first_column = blockIdx.x * TILE;
   const int row = threadIdx.x / 4, column = first_column + threadIdx.x % 4 * 16;
@@ -42,7 +43,8 @@ quantise(const X_T* __restrict__ x, const u32* __restrict__ parts, u8* __restric
   union { u16 pairs[8]; uint4 all; u8 each[16]; } of;
   of.all = make_uint4(0, 0, 0, 0);
   if (first_row + row < ROWS && column < COLUMNS) {
-    const X_T* line = x + X_AT(first_row + row) + column;
+    const size_t place = (size_t)blockIdx.z * ROWS + first_row + row;
+    const X_T* line = x + X_AT(place) + column;
     float values[16];
 #ifdef PACKS
     union { uint4 packs[2]; bf16 each[16]; } in;
@@ -63,7 +65,7 @@ quantise(const X_T* __restrict__ x, const u32* __restrict__ parts, u8* __restric
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) of.pairs[i] = codes_of(values[2 * i] * power, values[2 * i + 1] * power);
-    *(uint4*)(codes + (size_t)(first_row + row) * COLUMNS + column) = of.all;
+    *(uint4*)(codes + place * COLUMNS + column) = of.all;
 #ifdef COUNT
     if (own) {
 #pragma unroll
@@ -82,7 +84,7 @@ quantise(const X_T* __restrict__ x, const u32* __restrict__ parts, u8* __restric
   const int turned = first_column + threadIdx.x / 4, behind = threadIdx.x % 4 * 16;
   if (turned < COLUMNS && first_row + behind < PADDED) {
     for (int i = 0; i < 16; i++) of.each[i] = tile[(behind + i) * PITCH + threadIdx.x / 4];
-    *(uint4*)(transposed + (size_t)turned * PADDED + first_row + behind) = of.all;
+    *(uint4*)(transposed + ((size_t)blockIdx.z * COLUMNS + turned) * PADDED + first_row + behind) = of.all;
   }
 #endif
 #ifdef RECORD

@@ -9,6 +9,9 @@
 // half of the rows for both. One warp finds the tiles and fetches, two warpgroups multiply, STAGES steps of DEEP in flight.
 // Few columns (adapters) are read for, not multiplied: a CLUSTER of one block, one warpgroup, lower tiles, more steps in flight.
 // Persistent blocks: tile after tile of BAND neighbours down, then across, so what is read again is in the L2 cache.
+// Where CODES_TYPES, x and w are codes of eight bits, K pairs in a row, and their sum is multiplied with the scale of x and
+// that of w[g] before R goes on. The tensor cores keep fewer bits of such a sum than f32 has; if PROMOTED, every 128 terms
+// are added to f32 sums.
 #include "handoff.cuh"
 #include "wgmma.cuh"
 #include "steps.cuh"
@@ -67,9 +70,10 @@ struct Tiles {
   }
 };
 
-// Adds a step of `terms` to the sums of ROWS rows; `turned` if w lies across the sum.
+// Adds a step of `terms` to the sums of ROWS rows; `turned` if w lies across the sum. The first one begins a sum, one that
+// is not `alone` lets the step before be filled again.
 template <int ROWS, bool TURNED>
-__device__ __forceinline__ void step(Walk& walk, float (&sum)[ROWS / 2], int half, int terms, bool first) {
+__device__ __forceinline__ void step(Walk& walk, float (&sum)[ROWS / 2], int half, int terms, bool first, bool alone) {
   const u32 stage = walk.take(), w = stage + half * HALF_BYTES, x = stage + W_BYTES;
   products_begin();
 #pragma unroll
@@ -80,15 +84,74 @@ __device__ __forceinline__ void step(Walk& walk, float (&sum)[ROWS / 2], int hal
   }
   products_commit();
   products_wait<1>();
-  if (!first) walk.release(2);
+  if (!alone) walk.release(2);
 }
 
-// The sums of a tile of up to ROWS rows, in the first ROWS / 2 registers.
-template <int ROWS> __device__ __forceinline__ void multiply(Walk& walk, float (&all)[TALL / 2], int half) {
-  float(&sum)[ROWS / 2] = reinterpret_cast<float(&)[ROWS / 2]>(all);
-  for (int k = 0; k < STEPS; k++) step<ROWS, TRANSPOSED>(walk, sum, half, DEEP, !k);
+#ifdef CODES_TYPES
+// Begins the products of the next 128 codes, from 0 on if `first`.
+template <int ROWS> __device__ __forceinline__ void begin_codes(Walk& walk, float (&sum)[ROWS / 2], int half, bool first) {
+  const u32 stage = walk.take(), w = stage + half * HALF_BYTES, x = stage + W_BYTES;
+  products_begin();
 #pragma unroll
-  for (int k = 0; k < MORE; k++) step<ROWS, ACROSS>(walk, sum, half, R - k * DEEP, false);
+  for (int i = 0; i < 4; i++) product_of_codes(sum, columns_summed(w + i * 32), columns_summed(x + i * 32), !first || i);
+  products_commit();
+}
+
+template <int COUNT> __device__ __forceinline__ void add(float (&sum)[COUNT], const float (&more)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) sum[i] += more[i];
+}
+
+// The sum over K, times `scale`; nothing is in flight behind it.
+template <int ROWS> __device__ __forceinline__ void multiply_codes(Walk& walk, float (&sum)[ROWS / 2], int half, float scale) {
+#if PROMOTED
+#pragma unroll
+  for (int i = 0; i < ROWS / 2; i++) sum[i] = 0.0f;
+  for (int k = 0; k + 1 < STEPS; k += 2) {
+    float even[ROWS / 2], odd[ROWS / 2];
+    begin_codes<ROWS>(walk, even, half, true);
+    begin_codes<ROWS>(walk, odd, half, true);
+    products_wait<1>();
+    walk.release(2);
+    add(sum, even);
+    products_wait<0>();
+    walk.release(1);
+    add(sum, odd);
+  }
+  if (STEPS % 2) {
+    float last[ROWS / 2];
+    begin_codes<ROWS>(walk, last, half, true);
+    products_wait<0>();
+    walk.release(1);
+    add(sum, last);
+  }
+#else
+  for (int k = 0; k < STEPS; k++) {
+    begin_codes<ROWS>(walk, sum, half, !k);
+    products_wait<1>();
+    if (k) walk.release(2);
+  }
+  products_wait<0>();
+  walk.release(1);
+#endif
+#pragma unroll
+  for (int i = 0; i < ROWS / 2; i++) sum[i] *= scale;
+}
+#endif
+
+// The sums of a tile of up to ROWS rows, in the first ROWS / 2 registers.
+template <int ROWS> __device__ __forceinline__ void multiply(Walk& walk, float (&all)[TALL / 2], int half, float scale) {
+  float(&sum)[ROWS / 2] = reinterpret_cast<float(&)[ROWS / 2]>(all);
+#ifdef CODES_TYPES
+  multiply_codes<ROWS>(walk, sum, half, scale);
+  if (!MORE) return;
+#pragma unroll
+  for (int k = 0; k < MORE; k++) step<ROWS, ACROSS>(walk, sum, half, R - k * DEEP, false, !k);
+#else
+  for (int k = 0; k < STEPS; k++) step<ROWS, TRANSPOSED>(walk, sum, half, DEEP, !k, !k);
+#pragma unroll
+  for (int k = 0; k < MORE; k++) step<ROWS, ACROSS>(walk, sum, half, R - k * DEEP, false, false);
+#endif
   products_wait<0>();
   walk.release(1);
 }
@@ -171,6 +234,9 @@ __device__ __forceinline__ void give(const float (&sum)[TALL / 2], const Tile& t
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
 grouped_linear(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const int* __restrict__ offsets,
+#ifdef CODES_TYPES
+               const float* __restrict__ scale_x, const float* __restrict__ scale_w,
+#endif
 #if R
                const __grid_constant__ TensorMap t, const __grid_constant__ TensorMap b,
 #endif
@@ -195,9 +261,14 @@ grouped_linear(const __grid_constant__ TensorMap x, const __grid_constant__ Tens
       walk.wait();
       const Tile tile = tile_of[walk.at.index];
       if (!tile.rows) break;
+#ifdef CODES_TYPES
+      const float scale = *scale_x * scale_w[tile.group];
+#else
+      const float scale = 1.0f;
+#endif
       switch ((tile.rows + 15) / 16) {
 #define OF(PARTS) \
-  case PARTS: multiply<PARTS * 16>(walk, sum, half); break;
+  case PARTS: multiply<PARTS * 16>(walk, sum, half, scale); break;
         OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8)
 #if TALL == 256
         OF(9) OF(10) OF(11) OF(12) OF(13) OF(14) OF(15) OF(16)

@@ -26,7 +26,8 @@ FP8 = {"recipe": "fp8_hybrid"}
 NF4 = {"qlora_bnb": True}
 SMALL_STEP = {"gradient_accumulation_steps": 1}
 # Of mixtures adapters are on attention alone.
-ON_ATTENTION = SMALL_STEP | {"lora_target_modules": ATTENTION}
+ATTENTION_ONLY = {"lora_target_modules": ATTENTION}
+ON_ATTENTION = SMALL_STEP | ATTENTION_ONLY
 # Files in MXFP4, written for the run.
 MXFP4 = {"init": "pretrained"}
 
@@ -49,6 +50,10 @@ RUNS: list[tuple[str, str, str, dict[str, Any], str | None]] = [
     ("lora-8b-nf4-10gib", "qwen3-8b", "lora", NF4 | {"memory_limit": "10GiB"}, "lora-8b-nf4"),
     ("lora-32b-nf4-24gib", "shape-32b", "lora", NF4 | SMALL_STEP | {"memory_limit": "24GiB"}, None),
     ("lora-70b-nf4", "shape-70b", "lora", NF4 | SMALL_STEP, None),
+    ("full-olmoe", "olmoe-7b", "full", {}, None),
+    ("full-olmoe-fp8", "olmoe-7b", "full", FP8, "full-olmoe"),
+    ("lora-30b-a3b", "qwen3-30b-a3b", "lora", ATTENTION_ONLY, None),
+    ("lora-30b-a3b-fp8", "qwen3-30b-a3b", "lora", FP8 | ATTENTION_ONLY, "lora-30b-a3b"),
     ("lora-30b-a3b-nf4", "qwen3-30b-a3b", "lora", NF4 | ON_ATTENTION, None),
     ("lora-30b-a3b-nf4-24gb", "qwen3-30b-a3b", "lora", NF4 | ON_ATTENTION | {"memory_limit": "24GB"}, "lora-30b-a3b-nf4"),
     ("lora-gpt-oss-20b-nf4-16gb", "gpt-oss-20b", "lora", NF4 | ON_ATTENTION | {"memory_limit": "16GB"}, None),

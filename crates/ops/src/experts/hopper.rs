@@ -37,7 +37,7 @@ const SQUARE: Shape = Shape { cluster: 2, halves: 2, rows: [128, 256], stages: 4
 /// Rows or columns up to which a result is narrow: what counts is that all blocks read other parts of the long factor.
 const FEW: usize = 64;
 /// Of codes whose sums are kept in f32 besides those of the tensor cores.
-const PROMOTED: Shape = Shape { cluster: 2, halves: 2, rows: [128, 128], stages: 6 };
+const PROMOTED: Shape = Shape { cluster: 2, halves: 2, rows: [128, 192], stages: 4 };
 const NARROW: Shape = Shape { cluster: 1, halves: 1, rows: [FEW, 128], stages: 8 };
 /// Of gradients with few rows, and with few columns.
 const FEW_ROWS: Shape = Shape { cluster: 1, halves: 1, rows: [FEW, 256], stages: 5 };

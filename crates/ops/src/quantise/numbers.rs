@@ -13,8 +13,12 @@ use crate::real::Real;
 use crate::registry::id;
 
 const SOURCE: &str = include_str!("decode.cu");
+const PACK_HEADER: (&str, &str) = ("pack.cuh", include_str!("../cuda/pack.cuh"));
 
 const THREADS: u32 = 256;
+
+/// Codes that a thread reads at once, and bytes.
+const PACK: usize = 16;
 
 /// Elements of a block.
 const BLOCK: usize = 16 * THREADS as usize;
@@ -66,17 +70,22 @@ impl Op for Decode {
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let (codes, x) = (&call.inputs[0], &call.outputs[0]);
         assert!(codes.is_dense() && x.is_dense(), "codes and numbers lie densely: {codes}, {x}");
+        let each = (x.len() / call.inputs[1].len()).max(1);
+        let mut defines = vec![
+            ("X_T".to_owned(), device_type(x.dtype).to_owned()),
+            ("COUNT".to_owned(), x.len().to_string()),
+            ("EACH".to_owned(), each.to_string()),
+            ("FORMAT".to_owned(), u32::from(codes.dtype == DType::E5M2).to_string()),
+            ("THREADS".to_owned(), THREADS.to_string()),
+        ];
+        if each.is_multiple_of(PACK) && [codes, x].iter().all(|at| at.offset.is_multiple_of(PACK)) {
+            defines.push(("PACKS".to_owned(), "1".to_owned()));
+        }
         Lowered::Kernels(vec![KernelSpec {
             entry: "decode",
             source: SOURCE.to_owned(),
-            headers: HEADERS.to_vec(),
-            defines: vec![
-                ("X_T".to_owned(), device_type(x.dtype).to_owned()),
-                ("COUNT".to_owned(), x.len().to_string()),
-                ("EACH".to_owned(), (x.len() / call.inputs[1].len()).max(1).to_string()),
-                ("FORMAT".to_owned(), u32::from(codes.dtype == DType::E5M2).to_string()),
-                ("THREADS".to_owned(), THREADS.to_string()),
-            ],
+            headers: [HEADERS, &[PACK_HEADER]].concat(),
+            defines,
             grid: [x.len().div_ceil(BLOCK) as u32, 1, 1],
             block: [THREADS, 1, 1],
             shared_bytes: 0,

@@ -107,7 +107,9 @@ template <int ROWS> __device__ __forceinline__ void multiply_codes(Walk& walk, f
 #if PROMOTED
 #pragma unroll
   for (int i = 0; i < ROWS / 2; i++) sum[i] = 0.0f;
-  for (int k = 0; k + 1 < STEPS; k += 2) {
+  int k = 0;
+  // Taller tiles leave no registers for a third sum.
+  for (; ROWS <= 128 && k + 1 < STEPS; k += 2) {
     float even[ROWS / 2], odd[ROWS / 2];
     begin_codes<ROWS>(walk, even, half, true);
     begin_codes<ROWS>(walk, odd, half, true);
@@ -118,7 +120,7 @@ template <int ROWS> __device__ __forceinline__ void multiply_codes(Walk& walk, f
     walk.release(1);
     add(sum, odd);
   }
-  if (STEPS % 2) {
+  for (; k < STEPS; k++) {
     float last[ROWS / 2];
     begin_codes<ROWS>(walk, last, half, true);
     products_wait<0>();
@@ -270,8 +272,11 @@ grouped_linear(const __grid_constant__ TensorMap x, const __grid_constant__ Tens
 #define OF(PARTS) \
   case PARTS: multiply<PARTS * 16>(walk, sum, half, scale); break;
         OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8)
-#if TALL == 256
-        OF(9) OF(10) OF(11) OF(12) OF(13) OF(14) OF(15) OF(16)
+#if TALL > 128
+        OF(9) OF(10) OF(11) OF(12)
+#endif
+#if TALL > 192
+        OF(13) OF(14) OF(15) OF(16)
 #endif
       }
       give(sum, tile, &map, y, stages.base + STAGES * STAGE_BYTES + half * 2 * PIECE_BYTES, half);

@@ -8,6 +8,7 @@
 mod adapter;
 mod autodiff;
 mod call;
+mod load_groups;
 mod lower;
 mod lowering;
 pub mod memory;
@@ -26,6 +27,7 @@ mod time;
 mod update;
 
 use graph::{Graph, Model, Parameter};
+use load_groups::LoadGroups;
 use program::{Documents, EntryKind, Machine, Program, Variant};
 use thiserror::Error;
 
@@ -146,8 +148,10 @@ fn compile_graphs(
     let options = &passes.allowed(options);
     let table = &graphs.first().expect("at least one entry is requested").2;
     let sharded = |options: &CompileOptions| {
-        let placed =
-            |options: &CompileOptions| memory::plan_parameters(table, memory::plan_states(graphs, options), options);
+        let load_groups = LoadGroups::find(graphs, options);
+        let placed = |options: &CompileOptions| {
+            memory::plan_parameters(table, memory::plan_states(graphs, options), &load_groups, options)
+        };
         let compiled = |options: &CompileOptions| {
             let mut graphs = graphs.to_vec();
             // Codes have an arena of their own on the host.

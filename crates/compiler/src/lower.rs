@@ -16,7 +16,7 @@ use crate::lowering::{Lowering, fixed_places, program_layer};
 use crate::memory::{ParameterPlan, SCALARS, Squares, arena, is_view, scalar_ref};
 use crate::reduce::Reduction;
 use crate::residency::{Buffers, Homes, Move, Streams, Transfers, waiting_bytes};
-use crate::{CompileError, CompileOptions, update};
+use crate::{CompileError, CompileOptions, load_groups, update};
 
 /// Lowers all graphs over one arena plan.
 pub(crate) fn program(
@@ -37,12 +37,7 @@ pub(crate) fn program(
             entries.push(entry(graph, of, *variant, parameters, &homes, &mut lowering));
         }
     }
-    let prepared = table.preparation().map(|graph| {
-        let (_, any, _) = graphs.first().expect("at least one entry is requested");
-        let form = Form { kind: EntryKind::Prepare, leaves: false, name: "" };
-        let prepared = entry(&graph, form, *any, parameters, &homes, &mut lowering);
-        Entry { variant: None, ..prepared }
-    });
+    let (prepared, of_groups) = preparations(&graphs, parameters, &homes, &mut lowering);
     if let Some(optimizer) = options.training.as_ref().and_then(|t| t.optimizer.as_ref()) {
         let scales_loss = options.scales_loss();
         let changed =
@@ -57,7 +52,7 @@ pub(crate) fn program(
             entries.push(update);
         }
     }
-    entries.extend(prepared);
+    entries.extend(prepared.into_iter().chain(of_groups));
     let cluster = parameters.sharding.cluster();
     for entry in &entries {
         if let Err(race) = check_entry(entry, cluster) {
@@ -71,6 +66,31 @@ pub(crate) fn program(
         return Err(CompileError::DoesNotFit { needed, available, limited: available < machine.memory });
     }
     Ok(program)
+}
+
+/// What makes states from parameters: from those that stay, if from any, and from each group of those that do not.
+fn preparations(
+    graphs: &[(EntryKind, Variant, Graph)],
+    parameters: &ParameterPlan,
+    homes: &Homes,
+    lowering: &mut Lowering<'_>,
+) -> (Option<Entry>, Vec<Entry>) {
+    let (_, any, table) = graphs.first().expect("at least one entry is requested");
+    let Some(mut graph) = table.preparation() else { return (None, Vec::new()) };
+    let (mut stay, mut loaded) = (None, Vec::new());
+    let results = std::mem::take(&mut graph.outputs);
+    for (group, nodes) in load_groups::by_group(&graph, &parameters.slots) {
+        graph.nodes = nodes;
+        // What parameters begin as is made of such that stay.
+        graph.outputs = if group.is_none() { results.clone() } else { Vec::new() };
+        let form = Form { kind: EntryKind::Prepare, leaves: false, name: "" };
+        let made = Entry { variant: None, ..entry(&graph, form, *any, parameters, homes, lowering) };
+        match group {
+            None => stay = Some(made),
+            Some(number) => loaded.push(Entry { name: number.to_string(), ..made }),
+        }
+    }
+    (stay, loaded)
 }
 
 /// The number of the event that an instruction records or waits for.

@@ -12,7 +12,7 @@ use compiler::{
 };
 use ops::optimizer::dynamic_map;
 use program::{Backend, EntryKind, Instruction, Machine, Program, Session};
-use support::{TASK, adapter, contents, model, options, read, run};
+use support::{TASK, adapter, contents, fill_parameters, model, options, read, run};
 use tensor::packed::{Packed, Quantisation, Target, nested, normal, nvfp4, tiles};
 use tensor::storage::{Block, NVFP4, Packing, fp8_tiles, nf4, nf4_nested};
 use tensor::{DType, HostTensor};
@@ -44,7 +44,7 @@ fn drawn(name: &str, elements: usize) -> Vec<f32> {
 fn loaded(program: &Program, packed: &Program, form: Quantisation) -> Box<dyn Session> {
     let program = Arc::new(program.clone());
     let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();
-    for slot in &program.layout.parameters {
+    fill_parameters(session.as_mut(), |session, _, slot| {
         let x = drawn(&slot.name, slot.elements());
         let is_packed = packed.layout.parameter(&slot.name).unwrap().packed.is_some();
         let of = is_packed.then(|| quantised(form, &x, slot.shape()));
@@ -54,7 +54,7 @@ fn loaded(program: &Program, packed: &Program, form: Quantisation) -> Box<dyn Se
             (None, _) => HostTensor::from_f32(slot.shape().clone(), &x).cast(slot.dtype()).bytes,
         };
         session.write(&slot.weight, &bytes).unwrap();
-    }
+    });
     session
 }
 
@@ -62,9 +62,6 @@ fn loaded(program: &Program, packed: &Program, form: Quantisation) -> Box<dyn Se
 fn results(session: &mut dyn Session) -> Vec<Vec<u8>> {
     let program = session.program().clone();
     let mut results = Vec::new();
-    if let Some(prepare) = program.entry(EntryKind::Prepare, None) {
-        session.run(prepare).unwrap();
-    }
     for kind in [EntryKind::FirstMicroStep, EntryKind::NextMicroStep, EntryKind::Evaluate] {
         let entry = program.entries.iter().position(|entry| entry.kind == kind).unwrap();
         run(session, entry);
@@ -127,9 +124,9 @@ fn a_recipe_quantises_the_values_that_codes_stand_for() {
             let [wanted, found] = sessions.each_mut().map(|session| results(session.as_mut()));
             assert!(wanted == found, "{recipe:?} {form:?} {}", machine.name);
             let of_values = |program: &Program, kind: EntryKind| {
-                let steps =
-                    &program.entries[program.entries.iter().position(|entry| entry.kind == kind).unwrap()].steps;
-                let launches = steps.iter().filter_map(|step| match &step.instruction {
+                let variant = program.entries[0].variant.filter(|_| kind != EntryKind::Prepare);
+                let entries = program.entries.iter().filter(|of| of.kind == kind && of.variant == variant);
+                let launches = entries.flat_map(|entry| &entry.steps).filter_map(|step| match &step.instruction {
                     Instruction::Launch(launch) if launch.op == "dequantise" => Some(launch),
                     _ => None,
                 });

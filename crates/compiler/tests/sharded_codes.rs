@@ -17,7 +17,7 @@ use program::{
     ArenaKind, Backend, Choice, Documents, EntryKind, Instruction, Machine, Program, StreamId, Subject, Variant, scalar,
 };
 use serde_json::Value;
-use support::{TASK, VARIANT, adapter, options, read, run, training};
+use support::{TASK, VARIANT, adapter, fill_parameters, options, read, run, training};
 use tensor::packed::Quantisation;
 use tensor::{DType, HostTensor};
 
@@ -87,15 +87,10 @@ fn bits(program: Program) -> Vec<(String, Vec<u8>)> {
     let program = Arc::new(program);
     let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();
     let session = session.as_mut();
-    for (index, slot) in program.layout.parameters.iter().enumerate() {
-        match slot.packed {
-            Some(_) => session.write(&slot.weight, &vec![0x31; slot.weight.bytes()]).unwrap(),
-            None => training::write(session, &slot.weight, training::numbers(index)),
-        }
-    }
-    if let Some(prepare) = program.entry(EntryKind::Prepare, None) {
-        session.run(prepare).unwrap();
-    }
+    fill_parameters(session, |session, index, slot| match slot.packed {
+        Some(_) => session.write(&slot.weight, &vec![0x31; slot.weight.bytes()]).unwrap(),
+        None => training::write(session, &slot.weight, training::numbers(index)),
+    });
     let mut results = Vec::new();
     for _ in 0..2 {
         run(session, program.micro_step(true, false, Some(VARIANT)).unwrap());
@@ -114,7 +109,7 @@ fn bits(program: Program) -> Vec<(String, Vec<u8>)> {
     session.write(program.scalar(scalar::LOSS_SUM).unwrap(), &nothing).unwrap();
     run(session, program.entry(EntryKind::Evaluate, Some(VARIANT)).unwrap());
     results.push(("evaluation".to_owned(), read(session, program.scalar(scalar::LOSS_SUM).unwrap())));
-    for slot in &program.layout.parameters {
+    for slot in program.layout.parameters.iter().filter(|slot| slot.trainable) {
         results.push((slot.name.clone(), read(session, &slot.weight)));
     }
     if let Some(scaling) = &program.layout.scaling {

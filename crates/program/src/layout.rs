@@ -1,6 +1,8 @@
 //! The persistent state and its location: parameters with their gradients and optimizer states, plus other named state.
 //! Entry points come and go over one layout; checkpoints are loops over it.
 
+use std::collections::BTreeMap;
+
 use crate::memory::TensorRef;
 use crate::parameter::ParameterSlot;
 
@@ -58,10 +60,17 @@ impl Layout {
         self.parameters.iter().flat_map(states_of).chain(extra)
     }
 
-    /// Weights and states: everything that is not recomputed in every step.
-    pub fn tensors(&self) -> impl Iterator<Item = &TensorRef> {
-        let weights = self.parameters.iter().map(|slot| &slot.weight);
-        weights.chain(self.states().map(|(_, at)| at)).chain(self.scaling.iter().flat_map(Scaling::tensors))
+    /// The parameters in an order in which they can be written: those that stay, then with the number of their preparation those
+    /// that only it reads, which are written and prepared before the next.
+    pub fn in_order(&self) -> BTreeMap<Option<u32>, Vec<&ParameterSlot>> {
+        let mut groups: BTreeMap<Option<u32>, Vec<&ParameterSlot>> = BTreeMap::new();
+        self.parameters.iter().for_each(|slot| groups.entry(slot.load_group).or_default().push(slot));
+        groups
+    }
+
+    /// Everything that is kept from step to step besides weights.
+    pub fn others(&self) -> impl Iterator<Item = &TensorRef> {
+        self.states().map(|(_, at)| at).chain(self.scaling.iter().flat_map(Scaling::tensors))
     }
 }
 

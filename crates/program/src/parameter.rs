@@ -33,6 +33,9 @@ pub struct ParameterSlot {
     /// As it is stored: of a packed weight all its planes, as bytes.
     pub weight: TensorRef,
     pub packed: Option<PackedWeight>,
+    /// The number of the preparation that alone reads the weight, and of those that are loaded with it: its place, which
+    /// entries use for other things, holds it until that has run. None where the weight stays.
+    pub load_group: Option<u32>,
     pub init: Initializer,
     pub adapter: bool,
     /// A base weight that is trained in full alongside adapters: part of their files, too.

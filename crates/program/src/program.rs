@@ -191,6 +191,12 @@ impl Program {
         self.entries.iter().position(is_it)
     }
 
+    /// What makes states from parameters that stay, or from those of a group that stay no longer.
+    pub fn preparation(&self, group: Option<u32>) -> Option<usize> {
+        let name = group.map(|number| number.to_string()).unwrap_or_default();
+        self.named(EntryKind::Prepare, &name, None)
+    }
+
     pub fn scalar(&self, name: &str) -> Option<&TensorRef> {
         self.scalars.iter().find(|(n, _)| n == name).map(|(_, at)| at)
     }

@@ -21,7 +21,7 @@ use crate::feed::Feed;
 use crate::scaling;
 use crate::staged::{Staged, remove};
 use crate::trainer::{Progress, Trainer};
-use crate::weights::write_as_stored;
+use crate::weight_source::write_as_stored;
 use crate::written::Written;
 
 /// The file that makes a folder a checkpoint.

@@ -4,6 +4,7 @@
 //!
 //! Knows entries, slots and scalars; not what a run is.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,6 +17,8 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::source::ModelSource;
 use crate::units;
+use crate::weight_source::WeightSource;
+use crate::weights::{WeightSet, fill};
 
 /// Shapes that a program keeps compiled when batches bring new ones; the one that was used least recently goes first.
 const MAX_VARIANTS: usize = 8;
@@ -31,6 +34,9 @@ pub struct Engine {
     program: Arc<Program>,
     /// Absent only while it is replaced.
     session: Option<Box<dyn Session>>,
+    /// Where base weights came from: those of which codes are made may be in memory only while they are loaded. None
+    /// before, and without such.
+    origin: Option<Arc<WeightSource>>,
     /// What ran while the clock was requested.
     timed: Option<Vec<(usize, Vec<f64>)>>,
     /// What making it consisted of, with seconds.
@@ -60,7 +66,8 @@ impl Engine {
         let session = device.backend.load_with(program.clone(), choices)?;
         load_times.extend(session.load_times());
         let parts = vec![program.clone()];
-        Ok(Engine { device, source, options, parts, program, session: Some(session), timed: None, load_times })
+        let (session, origin, timed) = (Some(session), None, None);
+        Ok(Engine { device, source, options, parts, program, session, origin, timed, load_times })
     }
 
     /// What making it consisted of, with seconds.
@@ -83,6 +90,16 @@ impl Engine {
 
     pub fn session(&mut self) -> &mut dyn Session {
         &mut **self.session.as_mut().expect("a session is replaced within one call")
+    }
+
+    /// Says where the base weights came from.
+    pub(crate) fn set_origin(&mut self, origin: WeightSource) {
+        self.origin = self.options.recipe.quantises_weights().then(|| Arc::new(origin));
+    }
+
+    /// Where base weights came from that are in memory no more.
+    pub(crate) fn origin(&self) -> Arc<WeightSource> {
+        self.origin.clone().expect("weights that do not stay were loaded before anybody asks for them")
     }
 
     /// Devices that work together.
@@ -174,30 +191,47 @@ impl Engine {
         Ok(())
     }
 
-    /// Loads a program with another layout, with what the present one keeps from step to step, through host memory.
+    /// Loads a program with another layout, with what the present one keeps from step to step, through host memory. Weights
+    /// that do not stay are loaded again.
     fn move_to(&mut self, program: Arc<Program>) -> Result<()> {
-        let before: Vec<TensorRef> = self.program.layout.tensors().cloned().collect();
+        let present = self.program.clone();
+        let stay = present.layout.parameters.iter().filter(|slot| slot.load_group.is_none());
+        let weights = stay.map(|slot| Ok((slot.name.as_str(), self.tensor(&slot.weight)?)));
+        let weights: HashMap<&str, HostTensor> = weights.collect::<Result<_>>()?;
+        let before: Vec<&TensorRef> = present.layout.others().collect();
         let contents = before.iter().map(|at| self.tensor(at)).collect::<Result<Vec<_>>>()?;
         // What was timed stays as it was chosen: the run's bits do not depend on when a shape came up.
         let choices = self.session().choices();
         self.session = None;
         let mut session = self.device.backend.load_with(program.clone(), &choices)?;
-        let after: Vec<&TensorRef> = program.layout.tensors().collect();
+        let write = |session: &mut dyn Session, at: &TensorRef, content: &HostTensor| {
+            assert_eq!((at.dtype, &at.shape), (content.dtype, &content.shape), "a parameter keeps its form");
+            Ok(session.write(at, &content.bytes)?)
+        };
+        fill(
+            &mut *session,
+            &program,
+            |_| true,
+            |session, slot| match weights.get(slot.name.as_str()) {
+                Some(content) => write(session, &slot.weight, content),
+                None => self.origin().write(session, WeightSet::Base, slot),
+            },
+        )?;
+        let after: Vec<&TensorRef> = program.layout.others().collect();
         assert_eq!(before.len(), after.len(), "recompiling does not change what is kept between steps");
         for (at, content) in after.into_iter().zip(&contents) {
-            assert_eq!((at.dtype, &at.shape), (content.dtype, &content.shape), "a parameter keeps its form");
-            session.write(at, &content.bytes)?;
+            write(&mut *session, at, content)?;
         }
-        if let Some(entry) = program.entry(EntryKind::Prepare, None) {
+        if let Some(entry) = program.preparation(None) {
             session.run(entry)?;
         }
         self.session = Some(session);
         Ok(())
     }
 
-    /// Makes again what follows from the weights alone: called wherever they were written.
+    /// Makes again what follows from weights that stay: called wherever they were written.
     pub fn weights_written(&mut self) -> Result<()> {
-        match self.program.entry(EntryKind::Prepare, None) {
+        match self.program.preparation(None) {
             Some(entry) => Ok(self.session().run(entry)?),
             None => Ok(()),
         }

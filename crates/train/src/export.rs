@@ -104,14 +104,14 @@ impl Trainer {
         let contents = Contents::new(&source, &program)?;
         let mut pairs = Pairs::default();
         let mut bytes_of = |slot: &ParameterSlot| -> Result<Vec<u8>> {
-            let weight = weights::read(engine.session(), slot)?;
+            let weight = weights::read(engine, slot)?;
             let of = rules.as_ref().map(|rules| peft::adapter_of(&program, rules, slot)).transpose()?.flatten();
             let Some(of) = of else { return Ok(weight.bytes) };
             let [a, b] = peft::matrices_of(&program, &of);
-            let read = |which: &str| weights::read(engine.session(), if which == "lora_A" { a } else { b });
+            let read = |which: &str| weights::read(engine, if which == "lora_A" { a } else { b });
             let pair = pairs.of(&of.module, read)?;
             let magnitude = peft::magnitude_of(&program, &slot.name);
-            let magnitude = magnitude.map(|slot| weights::read(engine.session(), slot)).transpose()?;
+            let magnitude = magnitude.map(|slot| weights::read(engine, slot)).transpose()?;
             Ok(adapted::added(&weight, &of, pair, magnitude.as_ref(), slot.transposed).bytes)
         };
         write_weights(folder, contents.infos.clone(), |tensor| {
@@ -133,7 +133,7 @@ impl Trainer {
         let (source, dtype) = (self.source.clone(), self.plan.compile.weights);
         let engine = self.engine()?;
         let program = engine.program().clone();
-        let mut live = Live { session: engine.session(), program: &program, rules: rules.as_ref(), stop };
+        let mut live = Live { engine, program: &program, rules: rules.as_ref(), stop };
         match is_model {
             true => live.compare_model(&source, dtype, folder)?,
             false => live.compare_adapter(folder, &source)?,
@@ -200,7 +200,7 @@ impl Trainer {
         let engine = self.engine()?;
         let (from, to) = (engine.program().clone(), copy.program().clone());
         for slot in &from.layout.parameters {
-            let tensor = weights::read_stored(engine.session(), slot)?;
+            let tensor = weights::read_stored(engine, slot)?;
             let place = to.parameter(&slot.name).expect("both programs are of one model");
             copy.session().write(&place.weight, &tensor.bytes)?;
         }

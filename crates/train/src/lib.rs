@@ -71,6 +71,7 @@ mod step;
 mod time;
 mod trainer;
 mod units;
+mod weight_source;
 mod weights;
 mod words;
 mod written;

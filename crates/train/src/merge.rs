@@ -24,7 +24,7 @@ use crate::quantise;
 use crate::quantised_base::{self, QuantisedBase};
 use crate::source::stacks;
 use crate::staged::Staged;
-use crate::weights::read_as_f32;
+use crate::weight_source::read_as_f32;
 use crate::written::Written;
 
 /// A weight with its adapter added, in the weight's type. A is [r, in], B is [out, r]; the weight is [out, in], or

@@ -270,9 +270,8 @@ pub(crate) fn read_adapter(folder: &Path, source: &ModelSource) -> Result<Adapte
 
 /// Reads a model's weights, and an adapter's, to where a program has them.
 pub(crate) fn load_weights(engine: &mut Engine, source: &ModelSource, adapter: Option<&Path>) -> Result<()> {
-    let program = engine.program().clone();
     let mut read = |part: WeightSet, folder: &Path, files: Weights| {
-        weights::load(engine.session(), &program, part, &files, &folder.display().to_string())
+        weights::load(engine, part, files, &folder.display().to_string())
     };
     read(WeightSet::Base, &source.folder, source.weights(&source.folder)?)?;
     if let Some(folder) = adapter {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use program::{ArenaId, ArenaKind, Collective, Entry, EntryKind, Instruction, Program, TensorRef};
+use program::{ArenaId, ArenaKind, Collective, Entry, Instruction, ParameterSlot, Program, TensorRef};
 
 /// What is known at one position of an entry.
 pub(crate) struct Origins<'a> {
@@ -30,10 +30,21 @@ impl<'a> Origins<'a> {
     /// At the beginning of a micro-step: what was prepared from weights is there.
     pub fn new(program: &'a Program) -> Origins<'a> {
         let mut origins = Origins { program, places: Vec::new() };
-        for entry in program.entries.iter().filter(|entry| entry.kind == EntryKind::Prepare) {
-            origins.follow(entry, |_, _| ());
+        for (group, slots) in program.layout.in_order() {
+            let Some(entry) = program.preparation(group) else { continue };
+            origins.load(&slots);
+            origins.follow(&program.entries[entry], |_, _| ());
         }
         origins
+    }
+
+    /// Takes parameters that do not stay to be where they are loaded.
+    fn load(&mut self, slots: &[&ParameterSlot]) {
+        for slot in slots.iter().filter(|slot| slot.load_group.is_some()) {
+            let of = |known: &ParameterSlot| known.name == slot.name;
+            let number = self.program.layout.parameters.iter().position(of).expect("it is one of the layout");
+            self.put(&slot.weight, Some(Content::Made(BTreeSet::from([number]))));
+        }
     }
 
     /// Goes through an entry; `seen` gets the number of each step, with what is known before it.
@@ -91,14 +102,17 @@ impl<'a> Origins<'a> {
             _ => self.made(instruction).map(Content::Made),
         };
         let places = instruction.writes().into_iter().map(|at| (at, content())).collect::<Vec<_>>();
-        for (at, content) in places {
-            let (from, to) = (at.offset, at.offset + at.span());
-            // Between the rows of a tensor with gaps may be others that are made of parameters.
-            if content.is_none() || at.is_dense() {
-                self.places.retain(|of| of.arena != at.arena || of.to <= from || to <= of.from);
-            }
-            self.places.extend(content.map(|holds| Place { arena: at.arena, from, to, holds }));
+        places.into_iter().for_each(|(at, content)| self.put(at, content));
+    }
+
+    /// A tensor is written.
+    fn put(&mut self, at: &TensorRef, content: Option<Content>) {
+        let (from, to) = (at.offset, at.offset + at.span());
+        // Between the rows of a tensor with gaps may be others that are made of parameters.
+        if content.is_none() || at.is_dense() {
+            self.places.retain(|of| of.arena != at.arena || of.to <= from || to <= of.from);
         }
+        self.places.extend(content.map(|holds| Place { arena: at.arena, from, to, holds }));
     }
 
     /// What an instruction makes its results of, apart from what was there before.

@@ -8,6 +8,7 @@ use tensor::{DType, HostTensor};
 
 use crate::engine::Engine;
 use crate::error::Result;
+use crate::weights;
 
 /// The first value of the batches' micro-steps that is not finite, in words; none when all are. Gradients and sums
 /// are overwritten, weights and optimizer states are not.
@@ -19,7 +20,7 @@ pub fn find(
 ) -> Result<Option<String>> {
     let program = engine.program().clone();
     for slot in &program.layout.parameters {
-        if let Some(what) = first_bad(&slot.weight, &engine.tensor(&slot.weight)?) {
+        if let Some(what) = first_bad(&slot.weight, &weights::read_stored(engine, slot)?) {
             return Ok(Some(format!("the weights of `{}` already hold {what}", slot.name)));
         }
     }

@@ -191,7 +191,7 @@ mod tests {
     use tensor::storage::NVFP4;
 
     use super::*;
-    use crate::weights::tests::{Memory, slot};
+    use crate::weight_source::tests::{Memory, slot};
 
     #[test]
     fn pieces_give_the_bytes_of_the_whole() {

@@ -9,16 +9,17 @@ use std::path::Path;
 use compiler::{AdapterOf, AdapterRules};
 use data::Stop;
 use data::safetensors::{TensorView, Weights};
-use program::{EntryKind, ParameterSlot, Program, Session, TensorRef};
+use program::{ParameterSlot, Program, TensorRef};
 use rayon::prelude::*;
 use tensor::{DType, HostTensor, convert};
 
 use crate::adapted::{self, Factors, Pair, Pairs};
+use crate::engine::Engine;
 use crate::error::{Result, TrainError, go_on};
 use crate::hf_config::HfConfig;
 use crate::peft;
 use crate::source::ModelSource;
-use crate::weights::WeightSet;
+use crate::weights::{self, WeightSet};
 
 /// Elements that are compared at a time, about.
 const BLOCK: usize = 1 << 20;
@@ -28,7 +29,7 @@ const ROWS_PER_THREAD: usize = 64;
 
 /// What a result is compared with.
 pub(crate) struct Live<'a> {
-    pub session: &'a mut dyn Session,
+    pub engine: &'a mut Engine,
     pub program: &'a Program,
     /// The scales of the adapter that is trained, if there is one.
     pub rules: Option<&'a AdapterRules>,
@@ -69,9 +70,9 @@ impl Live<'_> {
                 None => self.compare_bits(slot, &view)?,
                 Some(of) => {
                     let [a, b] = peft::matrices_of(self.program, &of);
-                    let session = &mut *self.session;
-                    let pair = pairs
-                        .of(&of.module, |which| crate::weights::read(session, if which == "lora_A" { a } else { b }))?;
+                    let engine = &mut *self.engine;
+                    let pair =
+                        pairs.of(&of.module, |which| weights::read(engine, if which == "lora_A" { a } else { b }))?;
                     self.compare_sum(slot, &view, &of, pair)?;
                 }
             }
@@ -129,21 +130,22 @@ impl Live<'_> {
             Some(values) => bytes.copy_from_slice(&values.bytes[begin..begin + bytes.len()]),
             None => {
                 let (at, count) = (&slot.weight, bytes.len() / slot.weight.dtype.size());
-                self.session.read(&TensorRef::dense(at.arena, at.offset + begin, at.dtype, [count]), bytes)?;
+                self.engine.session().read(&TensorRef::dense(at.arena, at.offset + begin, at.dtype, [count]), bytes)?;
             }
         }
         Ok(())
     }
 
-    /// Of a packed weight, its values: they are not in memory to be read in parts.
-    fn unpacked(&mut self, slot: &ParameterSlot) -> Result<Option<HostTensor>> {
-        slot.packed.as_ref().map(|_| crate::weights::read(self.session, slot)).transpose()
+    /// The values of a weight, where they are not in memory to be read in parts: of which there are codes alone.
+    fn values(&mut self, slot: &ParameterSlot) -> Result<Option<HostTensor>> {
+        let in_memory = slot.packed.is_none() && slot.load_group.is_none();
+        (!in_memory).then(|| weights::read(self.engine, slot)).transpose()
     }
 
     /// The same type, shape, bits; and numbers throughout.
     fn compare_bits(&mut self, slot: &ParameterSlot, view: &TensorView<'_>) -> Result<()> {
         check_form(slot, view)?;
-        let values = self.unpacked(slot)?;
+        let values = self.values(slot)?;
         let (size, mut bytes, mut found) = (slot.dtype().size(), Vec::new(), Vec::new());
         for begin in (0..view.length()).step_by(BLOCK * size) {
             let count = (BLOCK * size).min(view.length() - begin);
@@ -162,12 +164,12 @@ impl Live<'_> {
     /// What DoRA scales the outputs of an adapted weight with: magnitudes over norms.
     fn factors(&mut self, slot: &ParameterSlot) -> Result<Option<Vec<f64>>> {
         let Some(magnitude) = peft::magnitude_of(self.program, &slot.name) else { return Ok(None) };
-        let entry = self.program.entry(EntryKind::Prepare, None).expect("magnitudes come with norms");
+        let entry = self.program.preparation(None).expect("magnitudes come with norms");
         let output = self.program.entries[entry].outputs.iter().find(|(name, _)| *name == magnitude.name);
         let (_, at) = output.expect("magnitudes come with norms");
         let mut norms = HostTensor::zeros(at.dtype, at.shape.clone());
-        self.session.read(at, &mut norms.bytes)?;
-        let magnitudes = crate::weights::read(self.session, magnitude)?.to_f64();
+        self.engine.session().read(at, &mut norms.bytes)?;
+        let magnitudes = weights::read(self.engine, magnitude)?.to_f64();
         Ok(Some(magnitudes.iter().zip(norms.to_f64()).map(|(magnitude, norm)| magnitude / norm).collect()))
     }
 
@@ -175,7 +177,7 @@ impl Live<'_> {
     /// rounded once, so each of its elements is off by at most a relative rounding.
     fn compare_sum(&mut self, slot: &ParameterSlot, view: &TensorView<'_>, of: &AdapterOf, pair: &Pair) -> Result<()> {
         check_form(slot, view)?;
-        let (values, dtype) = (self.unpacked(slot)?, slot.dtype());
+        let (values, dtype) = (self.values(slot)?, slot.dtype());
         let (count, [rows, columns]) = adapted::matrices(slot.shape());
         let transposed = adapted::is_transposed(of, slot.transposed);
         let x: Vec<f64> = (0..columns).map(sign).collect();

@@ -356,19 +356,18 @@ impl Trainer {
         let mut engine = Engine::new(self.device.clone(), self.source.clone(), options, choices)
             .map_err(|error| advise(error.located(&self.config)))?;
         self.device.agree_on_program(&engine)?;
-        let program = engine.program().clone();
         let seed = self.config.data.train_seed;
         let adapted = self.plan.compile.adapter.is_some();
         if adapted || !resumed {
             match self.config.model.init {
                 Init::Pretrained => load(&mut engine, &self.source, WeightSet::Base, &self.source.folder)?,
-                Init::Random => weights::draw(engine.session(), &program, WeightSet::Base, seed)?,
+                Init::Random => weights::draw(&mut engine, WeightSet::Base, seed)?,
             }
         }
         match self.config.lora.adapter.as_deref().map(Path::new).filter(|_| adapted) {
             _ if resumed => {}
             Some(folder) => load(&mut engine, &self.source, WeightSet::Adapter, folder)?,
-            None => weights::draw(engine.session(), &program, WeightSet::Adapter, seed)?,
+            None => weights::draw(&mut engine, WeightSet::Adapter, seed)?,
         }
         if engine.scales_loss() {
             engine.set_f32(scalar::LOSS_SCALE, LOSS_SCALE)?;
@@ -379,12 +378,11 @@ impl Trainer {
 
 /// Reads the weights of a folder.
 fn load(engine: &mut Engine, source: &ModelSource, part: WeightSet, folder: &Path) -> Result<()> {
-    let program = engine.program().clone();
     let files = match part {
         WeightSet::Base => source.weights(folder)?,
         WeightSet::Adapter => Weights::open(folder).map_err(TrainError::model_file)?,
     };
-    weights::load(engine.session(), &program, part, &files, &folder.display().to_string())
+    weights::load(engine, part, files, &folder.display().to_string())
 }
 
 /// An id that no other run has: the name, the time and the process, hashed.

@@ -106,6 +106,7 @@ mod tests {
             name: String::new(),
             weight: at(0, offset, &shape),
             packed: None,
+            load_group: None,
             init: Initializer::Constant(0.0),
             adapter: false,
             saved: false,

@@ -3,6 +3,7 @@
 //! What is trained lies sorted by how the optimizer treats it, so that one launch covers a whole
 //! run; members of a merge group lie behind one another. Gradients are laid out like the weights.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use graph::{Graph, Init, Parameter};
@@ -13,6 +14,7 @@ use tensor::{DType, HostTensor, Shape, Storage};
 use super::matrices::{self, Matrices};
 use super::shards::{Bucket, GRANULE, Group, Stretch, frozen_group, frozen_unit, group_bytes};
 use super::{ALIGNMENT_BYTES, ALIGNMENT_ELEMENTS, SCALAR_BYTES, StatePlan, align, arena};
+use crate::load_groups::LoadGroups;
 use crate::options::{CompileOptions, Sharding};
 use crate::rule::{Per, Rule, State};
 
@@ -254,7 +256,7 @@ pub(crate) fn updated_alike(a: &Parameter, b: &Parameter, options: &CompileOptio
 /// spaced.
 fn arena_units(graph: &Graph, options: &CompileOptions) -> Vec<Vec<usize>> {
     let mut units: Vec<Vec<usize>> = Vec::new();
-    let mut unit_of_group = std::collections::HashMap::new();
+    let mut unit_of_group = HashMap::new();
     for (index, parameter) in graph.parameters.iter().enumerate() {
         match parameter.merge_group {
             None => units.push(vec![index]),
@@ -282,7 +284,12 @@ fn class_of(unit: &[usize], graph: &Graph, options: &CompileOptions) -> (Treatme
 }
 
 /// Lays out everything that belongs to parameters.
-pub(crate) fn plan_parameters(graph: &Graph, states: StatePlan, options: &CompileOptions) -> ParameterPlan {
+pub(crate) fn plan_parameters(
+    graph: &Graph,
+    states: StatePlan,
+    load_groups: &LoadGroups,
+    options: &CompileOptions,
+) -> ParameterPlan {
     let sharding = Sharding {
         weights: options.sharding.cuts_weights(),
         gradients: options.sharding.gradients && options.sharding.shards() > 1,
@@ -296,7 +303,7 @@ pub(crate) fn plan_parameters(graph: &Graph, states: StatePlan, options: &Compil
     for (number, unit) in units.iter().enumerate() {
         for index in unit {
             let parameter = &graph.parameters[*index];
-            let slot = cursor.slot(parameter, options);
+            let slot = cursor.slot(parameter, load_groups.of(*index), options);
             if parameter.trainable {
                 extend_runs(&mut runs, &slot, treatment(parameter, options));
                 let run = &runs.last().expect("the parameter is in the last run").1;
@@ -403,18 +410,21 @@ struct Cursor {
     optimizer: usize,
     masters: usize,
     quants: usize,
+    /// Of each group of weights that do not stay, from the beginning of the activation arena on.
+    loaded: HashMap<u32, usize>,
     /// Groups of frozen weights, and what lies behind them so far.
     frozen: Vec<Group>,
 }
 
 impl Cursor {
-    fn slot(&mut self, parameter: &Parameter, options: &CompileOptions) -> ParameterSlot {
+    fn slot(&mut self, parameter: &Parameter, load_group: Option<u32>, options: &CompileOptions) -> ParameterSlot {
         let elements = align(parameter.shape.iter().product(), ALIGNMENT_ELEMENTS);
         let is_quant = matches!(parameter.storage, Storage::Packed(_));
-        let (arena_id, end) = match parameter.adapter {
-            true => (arena::ADAPTERS, &mut self.adapters),
-            false if is_quant && options.plan.offload.quants == Some(true) => (arena::QUANTS, &mut self.quants),
-            false => (arena::WEIGHTS, &mut self.weights),
+        let (arena_id, end) = match load_group {
+            Some(group) => (arena::ACTIVATIONS, self.loaded.entry(group).or_default()),
+            None if parameter.adapter => (arena::ADAPTERS, &mut self.adapters),
+            None if is_quant && options.plan.offload.quants == Some(true) => (arena::QUANTS, &mut self.quants),
+            None => (arena::WEIGHTS, &mut self.weights),
         };
         let (weight, packed) = match parameter.storage {
             Storage::Plain(dtype) => (take(end, arena_id, dtype, elements, &parameter.shape), None),
@@ -434,6 +444,7 @@ impl Cursor {
             name: parameter.name.clone(),
             weight,
             packed,
+            load_group,
             init: initializer(parameter.init),
             adapter: parameter.adapter,
             saved: parameter.saved,

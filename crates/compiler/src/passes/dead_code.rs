@@ -7,7 +7,7 @@ use crate::CompileError;
 pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
     let mut live = vec![false; graph.values.len()];
     let results = graph.outputs.iter().map(|(_, id)| *id).chain(graph.gradients.iter().map(|(_, id)| *id));
-    for id in results {
+    for id in results.chain(graph.stored.iter().map(|(id, _)| *id)) {
         live[id.0 as usize] = true;
     }
     let mut kept = Vec::with_capacity(graph.nodes.len());

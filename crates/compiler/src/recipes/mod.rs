@@ -12,6 +12,7 @@ use ops::{Append, Emit};
 use program::Machine;
 use tensor::{Attrs, DType};
 
+use crate::passes::dead_code;
 use crate::{CompileError, CompileOptions};
 
 /// How matrices are multiplied.
@@ -90,10 +91,12 @@ pub enum GradientFormat {
 pub fn run(graph: &mut Graph, options: &CompileOptions, machine: &Machine) -> Result<(), CompileError> {
     uniform::run(graph, options.compute)?;
     match &options.recipe {
-        Recipe::Uniform => Ok(()),
-        Recipe::Fp8Hybrid(recipe) => fp8_hybrid::run(graph, recipe, options, machine),
-        Recipe::Nvfp4(recipe) => nvfp4::run(graph, recipe, options, machine),
+        Recipe::Uniform => return Ok(()),
+        Recipe::Fp8Hybrid(recipe) => fp8_hybrid::run(graph, recipe, options, machine)?,
+        Recipe::Nvfp4(recipe) => nvfp4::run(graph, recipe, options, machine)?,
     }
+    // Views of weights that are read no longer.
+    dead_code::run(graph)
 }
 
 /// Which weights that are multiplied with one value may be one matrix, as far as the recipe is concerned.

@@ -9,7 +9,10 @@ use program::{ArenaKind, Documents, EntryKind, Machine, MemoryLine, TensorRef};
 
 use super::clock::Clock;
 use super::{Departures, Homes, Stay, departures, gathers, stays};
-use crate::memory::{Copied, Fixed, Interval, ParameterPlan, Placement, Shadow, arena, pack, place, shadow_adapters};
+use crate::memory::{
+    ALIGNMENT_BYTES, Copied, Fixed, Interval, ParameterPlan, Placement, Shadow, align, arena, pack, place,
+    shadow_adapters,
+};
 
 /// What a buffer is there for: the lines of the plan below `activations`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,11 +24,12 @@ enum Purpose {
     Exchange,
     Weights,
     Quants,
+    Loaded,
     Workspace,
 }
 
 impl Purpose {
-    const ALL: [Purpose; 8] = [
+    const ALL: [Purpose; 9] = [
         Purpose::Kept,
         Purpose::Passing,
         Purpose::Adapters,
@@ -33,6 +37,7 @@ impl Purpose {
         Purpose::Exchange,
         Purpose::Weights,
         Purpose::Quants,
+        Purpose::Loaded,
         Purpose::Workspace,
     ];
 
@@ -45,6 +50,7 @@ impl Purpose {
             Purpose::Exchange => ("exchange", "gradients exchanged between ranks"),
             Purpose::Weights => ("weights", "weights gathered from all ranks"),
             Purpose::Quants => ("quants", "frozen weights in codes, fetched from the host"),
+            Purpose::Loaded => ("loaded", "weights of which codes alone stay, while they are loaded"),
             Purpose::Workspace => ("workspace", "workspaces of single operations"),
         }
     }
@@ -131,7 +137,12 @@ impl Buffers {
             (staged, Purpose::Exchange)
         }));
         let plain: Vec<Interval> = intervals.iter().map(|(interval, _)| *interval).collect();
-        let (mut offsets, bytes) = pack(&plain);
+        let (mut offsets, packed) = pack(&plain);
+        let loaded = loaded_bytes(graph, &placement);
+        offsets.iter_mut().for_each(|offset| *offset += loaded);
+        intervals
+            .push((Interval { bytes: loaded, first: 0, last: departures.end(graph.nodes.len()) }, Purpose::Loaded));
+        let bytes = loaded + packed;
         let staged_offsets = offsets.split_off(offsets.len() - departures.all.len());
         let scratch_offsets = offsets.split_off(placement.buffers.len() + stays.len());
         for (stay, offset) in stays.iter_mut().zip(offsets.split_off(placement.buffers.len())) {
@@ -195,6 +206,13 @@ impl Buffers {
         });
         Usage { fullest: lines, phases: MemoryLine::greatest(phases) }
     }
+}
+
+/// Bytes at the beginning of the arena that weights occupy, where they are in it to be prepared.
+fn loaded_bytes(graph: &Graph, placement: &Placement) -> usize {
+    let read = graph.nodes.iter().flat_map(|node| &node.inputs).filter_map(|id| placement.get(*id));
+    let ends = read.filter(|at| at.arena == arena::ACTIVATIONS).map(|at| at.offset + at.span());
+    align(ends.max().unwrap_or(0), ALIGNMENT_BYTES)
 }
 
 /// Life and purpose of every buffer of the placement. Results live until `end`.

@@ -11,7 +11,7 @@ use compiler::{AdapterOptions, CompileOptions, EntryOptions, OptimizerKind, Opti
 use graph::{Graph, Model, Origin, ValueId};
 use ops::Real;
 use ops::evaluate::Array;
-use program::{Backend, Documents, EntryKind, Program, Session, TensorRef, Variant, scalar};
+use program::{Backend, Documents, EntryKind, ParameterSlot, Program, Session, TensorRef, Variant, scalar};
 use tensor::philox::{Purpose, normal_pair, word};
 use tensor::{DType, HostTensor};
 
@@ -127,15 +127,27 @@ fn normal(name: &str, index: usize) -> f32 {
 pub fn loaded(program: Program) -> Box<dyn Session> {
     let program = Arc::new(program);
     let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();
-    for slot in &program.layout.parameters {
+    fill_parameters(session.as_mut(), |session, _, slot| {
         let mut graph = Graph::default();
         let id = graph.add_parameter(&slot.name, vec![slot.weight.len()], graph::Init::Ones, DType::F32);
-        write(session.as_mut(), &slot.weight, &contents(&graph)[&graph.parameter(id).value]);
-    }
+        write(session, &slot.weight, &contents(&graph)[&graph.parameter(id).value]);
+    });
     if let Some((_, at)) = program.layout.extra.iter().find(|(name, _)| name == scalar::LOSS_SCALE) {
         session.write(at, &LOSS_SCALE.to_le_bytes()).unwrap();
     }
     session
+}
+
+/// Writes the parameters, which `write` gets with their numbers, and makes what follows from them.
+pub fn fill_parameters(session: &mut dyn Session, mut write: impl FnMut(&mut dyn Session, usize, &ParameterSlot)) {
+    let program = session.program().clone();
+    let number = |slot: &ParameterSlot| program.layout.parameters.iter().position(|of| of.name == slot.name).unwrap();
+    for (group, slots) in program.layout.in_order() {
+        slots.into_iter().for_each(|slot| write(session, number(slot), slot));
+        if let Some(entry) = program.preparation(group) {
+            session.run(entry).unwrap();
+        }
+    }
 }
 
 /// Runs an entry on a batch that is always the same.

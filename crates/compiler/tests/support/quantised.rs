@@ -25,12 +25,11 @@ pub fn prepared_of(model: &Model, options: &CompileOptions, machine: &Machine) -
     {
         session.write(program.scalar(name).unwrap(), &f32::to_le_bytes(value)).unwrap();
     }
-    run(session.as_mut(), EntryKind::Prepare);
     session
 }
 
 pub fn run(session: &mut dyn Session, kind: EntryKind) {
-    let variant = (kind != EntryKind::Prepare && kind != EntryKind::Update).then_some(ODD);
+    let variant = (kind != EntryKind::Update).then_some(ODD);
     let entry = session.program().entry(kind, variant).unwrap();
     session.run(entry).unwrap();
 }

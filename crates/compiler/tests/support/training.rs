@@ -7,7 +7,7 @@ use compiler::{AdapterOptions, CompileOptions, EntryOptions, OptimizerKind};
 use program::{Backend, EntryKind, Program, Session, TensorRef, scalar};
 use tensor::{DType, HostTensor};
 
-use super::{TASK, VARIANT, adapter, options};
+use super::{TASK, VARIANT, adapter, fill_parameters, options};
 
 pub fn model() -> graph::Model {
     graph::from_json(include_str!("../../../train/tests/ir/stories.json")).unwrap()
@@ -53,10 +53,10 @@ pub fn bits_after(program: Program, micro_steps: usize) -> Vec<(String, Vec<u8>)
     let program = Arc::new(program);
     let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();
     let session = session.as_mut();
-    for (index, slot) in program.layout.parameters.iter().enumerate() {
+    fill_parameters(session, |session, index, slot| {
         write(session, &slot.weight, numbers(index));
         slot.master.iter().for_each(|master| write(session, master, numbers(index)));
-    }
+    });
     let mut results = Vec::new();
     for step in 0..2 {
         for micro_step in 0..micro_steps {

@@ -114,7 +114,8 @@ fn frozen_linears_have_no_memory_of_their_own() {
             assert_eq!(found, ALL, "{what}");
             assert!(program.preparation(None).is_none(), "{what}: nothing else is prepared");
             // Without training all weights are frozen.
-            let alone = CompileOptions { training: None, entries: vec![EntryOptions::evaluate(TASK)], adapter: None, ..of };
+            let alone =
+                CompileOptions { training: None, entries: vec![EntryOptions::evaluate(TASK)], adapter: None, ..of };
             let program = compile(&model(), &alone, &machine(recipe)).unwrap();
             check(&program, &what);
             assert_eq!(groups(&program).len(), ALL.len(), "{what}");

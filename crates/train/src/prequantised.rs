@@ -91,7 +91,7 @@ pub fn decide(config: &Config, source: &ModelSource, dtype: DType, problems: &mu
     } else if !config.precision.recipe.quantises_weights() {
         format!("its linears stay in their codes, and products read their values in {dtype}")
     } else {
-        format!("its linears stay in their codes, of whose values in {dtype} the recipe makes its own")
+        format!("of the values of its linears in {dtype} the recipe makes its own codes")
     };
     Ok(Stored { packings, note: Some(format!("the model is already quantized ({form}): {what}")) })
 }

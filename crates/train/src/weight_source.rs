@@ -186,7 +186,7 @@ pub(crate) mod tests {
     use std::sync::Arc;
 
     use data::safetensors::{NamedTensor, write};
-    use program::{ArenaId, BackendError, MemoryLine};
+    use program::{ArenaId, BackendError, MemoryLine, Program};
 
     use super::*;
 

@@ -200,7 +200,7 @@ fn a_recipe_quantises_the_values() {
             // What is divided by a number has no form in memory.
             let kept = form != "compressed_tensors_nvfp4";
             assert_eq!((loss, stored), (expected, if kept { 21 } else { 0 }), "{form}");
-            let note = if kept { "the recipe makes its own" } else { "dequantised to bf16" };
+            let note = if kept { "the recipe makes its own codes" } else { "dequantised to bf16" };
             assert!(notes.contains(note), "{notes}");
         }
     }

@@ -324,15 +324,16 @@ def seven_billion(tmp_path):
 
 
 def test_a_refusal_names_options_that_make_it_fit(capsys, seven_billion):
-    """On a card of 24 GiB: weights in codes fit, codes together with weights do not."""
+    """On a card of 24 GiB: codes of frozen weights fit, those of trained ones together with these do not."""
     words = ["plan", seven_billion, "--machine", "rtx3090", "--memory-limit", "12GiB"]
     code, _, err = run(capsys, *words)
     assert code == 3 and "`qlora_bnb: true`" in err, err
     assert run(capsys, *words, "--qlora-bnb", "true")[0] == 0
-    words = ["plan", seven_billion, "--machine", "rtx4090"]
-    code, _, err = run(capsys, *words, "--recipe", "fp8_hybrid")
-    assert code == 3 and "`recipe: bf16`" in err, err
+    words = ["plan", seven_billion, "--machine", "rtx4090", "--recipe", "fp8_hybrid"]
     assert run(capsys, *words)[0] == 0
+    code, _, err = run(capsys, *words, "--lora", "false")
+    assert code == 3 and "`recipe: bf16`" in err and "`lora: true`" in err, err
+    assert run(capsys, *words, "--lora", "false", "--recipe", "bf16")[0] == 0
 
 
 def test_recommended_formats_follow_the_machine(capsys, seven_billion):

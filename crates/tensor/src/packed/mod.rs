@@ -12,7 +12,7 @@ mod stored;
 pub use book::dynamic_map;
 pub use fp8::{scaled, tile_rows, tiles};
 pub use nf4::{NF4, flat_blocks, nest, nested, normal};
-pub use nvfp4::{Target, block_scale, nvfp4, reciprocal, row_blocks, tensor_scale};
+pub use nvfp4::{Target, block_scale, nvfp4, nvfp4_within, reciprocal, row_blocks, tensor_scale, tile_blocks};
 pub use quantisation::Quantisation;
 pub use stored::Stored;
 

@@ -3,11 +3,16 @@
 
 mod support;
 
-use compiler::{CompileOptions, Nvfp4, Recipe, compile};
+use std::collections::BTreeSet;
+
+use compiler::{AdapterOptions, CompileOptions, EntryOptions, Nvfp4, Passes, Recipe, compile, entry_graph};
+use graph::{Graph, Origin, ValueId};
+use ops::id;
 use program::{Entry, EntryKind, Instruction, Machine, Program, Session, scalar};
 use support::quantised::{ODD, prepared, relative, run, value};
 use support::{adapter, model, numbers, options};
-use tensor::DType;
+use tensor::packed::{Quantisation, Target};
+use tensor::{DType, Storage};
 
 fn four(stochastic: bool, adapted: bool) -> CompileOptions {
     with_units(false, stochastic, adapted)
@@ -152,4 +157,63 @@ fn products_are_of_numbers_or_codes_and_adapters_ride_on_them() {
         assert_eq!(products.iter().any(|gemm| !gemm.low_rank.is_empty()), adapted);
         assert_eq!(products.iter().any(|gemm| gemm.d.dtype == DType::F32), !adapted, "gradients of weights are f32");
     }
+}
+
+/// The parameters that a weight consists of.
+fn parts(graph: &Graph, weight: ValueId) -> Vec<u32> {
+    match graph.value(weight).origin {
+        Origin::Parameter(id) => vec![id.0],
+        _ => {
+            let stack = graph.prepared.iter().find(|node| node.outputs.contains(&weight)).unwrap();
+            stack.inputs.iter().flat_map(|id| parts(graph, *id)).collect()
+        }
+    }
+}
+
+/// Weights in tiles are scaled with those that the recipe scales them with, merged or not; without the recipe, too.
+#[test]
+fn weights_in_tiles_share_the_magnitudes_of_the_recipe() {
+    let models = [
+        include_str!("../../train/tests/ir/llama.json"),
+        include_str!("../../train/tests/ir/qwen3.json"),
+        include_str!("../../train/tests/ir/olmoe.json"),
+        include_str!("../../train/tests/ir/gemma4.json"),
+        include_str!("../../train/tests/ir/stories.json"),
+    ];
+    let mut shared = 0;
+    for model in models.map(|text| graph::from_json(text).unwrap()) {
+        let own = AdapterOptions { targets: vec!["q_proj".into()], form: model.adapters.clone(), ..adapter() };
+        let graph_of = |recipe: Recipe, quantised: Quantisation, passes: Option<usize>| {
+            let quantised = Some(quantised);
+            let options = CompileOptions { recipe, quantised, adapter: Some(own.clone()), ..four(false, true) };
+            let entry = EntryOptions::train(support::TASK);
+            entry_graph(&model, &options, &Machine::h200(), &entry, ODD, &mut Passes::limited(passes)).unwrap()
+        };
+        let tables = [(four(false, true).recipe, None), (four(false, true).recipe, Some(0)), (Recipe::Uniform, None)];
+        let graphs = tables.map(|(recipe, passes)| graph_of(recipe, Quantisation::Fp4Tiles, passes));
+        let groups = |graph: &Graph| graph.parameters.iter().map(|of| of.magnitude_group).collect::<Vec<_>>();
+        assert!(graphs.iter().all(|graph| groups(graph) == groups(&graphs[0])), "{}", model.architecture);
+        for graph in &graphs[..2] {
+            let mut seen = BTreeSet::new();
+            for node in graph.prepared.iter().filter(|node| node.op == id::OWN_AMAX) {
+                let members: Vec<u32> = node.inputs.iter().flat_map(|id| parts(graph, *id)).collect();
+                let of = |id: &u32| &graph.parameters[*id as usize];
+                assert!(members.iter().all(|id| matches!(of(id).storage, Storage::Packed(_))));
+                let group = of(&members[0]).magnitude_group;
+                assert_eq!(group.is_some(), members.len() > 1, "{}", of(&members[0]).name);
+                assert!(members.iter().all(|id| of(id).magnitude_group == group), "{}", of(&members[0]).name);
+                if let Some(group) = group {
+                    let all = graph.parameters.iter().filter(|of| of.magnitude_group == Some(group)).count();
+                    assert_eq!(all, members.len(), "{}", of(&members[0]).name);
+                    assert!(seen.insert(group), "a group is scaled at once");
+                }
+            }
+            let marked: BTreeSet<u32> = graph.parameters.iter().filter_map(|of| of.magnitude_group).collect();
+            assert!(!marked.is_empty() && marked == seen, "{}", model.architecture);
+            shared += marked.len();
+        }
+        let rows = graph_of(Recipe::Uniform, Quantisation::Fp4 { target: Target::Six }, None);
+        assert!(groups(&rows).iter().all(Option::is_none), "other forms are scaled tensor by tensor");
+    }
+    assert!(shared >= 2 * 5 * 2, "{shared}");
 }

@@ -14,15 +14,16 @@ use ops::optimizer::dynamic_map;
 use program::{Backend, EntryKind, Instruction, Machine, Program, Session};
 use support::{TASK, adapter, contents, fill_parameters, model, options, read, run};
 use tensor::packed::{Packed, Quantisation, Target, nested, normal, nvfp4, tiles};
-use tensor::storage::{Block, NVFP4, Packing, fp8_tiles, nf4, nf4_nested};
+use tensor::storage::{Block, NVFP4, NVFP4_TILES, Packing, fp8_tiles, nf4, nf4_nested};
 use tensor::{DType, HostTensor};
 
-const FORMS: [Quantisation; 5] = [
+const FORMS: [Quantisation; 6] = [
     Quantisation::Nf4 { block: 64, nested: true },
     Quantisation::Nf4 { block: 512, nested: false },
     Quantisation::Fp8 { extent: 64 },
     Quantisation::Fp4 { target: Target::FourOrSix },
     Quantisation::Fp4 { target: Target::Six },
+    Quantisation::Fp4Tiles,
 ];
 
 fn quantised(form: Quantisation, x: &[f32], shape: &[usize]) -> Packed {
@@ -31,6 +32,7 @@ fn quantised(form: Quantisation, x: &[f32], shape: &[usize]) -> Packed {
         Quantisation::Nf4 { block, nested: true } => nested(x, shape, block, &dynamic_map(true)),
         Quantisation::Fp8 { extent } => tiles(x, shape, extent),
         Quantisation::Fp4 { target } => nvfp4(NVFP4, x, shape, target),
+        Quantisation::Fp4Tiles => nvfp4(NVFP4_TILES, x, shape, Target::Six),
     }
 }
 

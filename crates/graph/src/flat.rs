@@ -144,6 +144,8 @@ pub struct Parameter {
     /// (group, position): the parameters of a group are behind one another in the order of their
     /// positions and can be used as one tensor.
     pub merge_group: Option<(u32, u32)>,
+    /// Weights in codes with the same number are scaled by the largest magnitude of them all; the others by their own.
+    pub magnitude_group: Option<u32>,
 }
 
 impl Parameter {
@@ -308,6 +310,7 @@ impl Graph {
             saved: false,
             storage: Storage::Plain(storage),
             merge_group: None,
+            magnitude_group: None,
         });
         id
     }

@@ -23,6 +23,8 @@ pub struct PackedWeight {
     pub dtype: DType,
     /// How numbers become codes, where the file has numbers.
     pub made: Option<Quantisation>,
+    /// Weights with the same number are scaled by the largest magnitude of them all; the others by their own.
+    pub magnitude_group: Option<u32>,
 }
 
 /// One parameter: where it comes from and where everything that belongs to it is.

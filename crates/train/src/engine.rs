@@ -15,6 +15,7 @@ use tensor::{DType, HostTensor};
 
 use crate::device::Device;
 use crate::error::Result;
+use crate::packed_weights::PackedWeights;
 use crate::source::ModelSource;
 use crate::units;
 use crate::weight_source::WeightSource;
@@ -208,13 +209,16 @@ impl Engine {
             assert_eq!((at.dtype, &at.shape), (content.dtype, &content.shape), "a parameter keeps its form");
             Ok(session.write(at, &content.bytes)?)
         };
+        let origin = || self.origin.as_deref().expect("weights that do not stay were loaded before");
+        let numbers = |name: &str, start: usize, out: &mut [f32]| origin().numbers(&program, name, start, out);
+        let mut packed_weights = PackedWeights::of(&program, &numbers);
         fill(
             &mut *session,
             &program,
             |_| true,
             |session, slot| match weights.get(slot.name.as_str()) {
                 Some(content) => write(session, &slot.weight, content),
-                None => self.origin().write(session, WeightSet::Base, slot),
+                None => origin().write(session, WeightSet::Base, slot, &mut packed_weights),
             },
         )?;
         let after: Vec<&TensorRef> = program.layout.others().collect();

@@ -43,6 +43,7 @@ mod model_folder;
 mod nodes;
 mod opening;
 mod origins;
+mod packed_weights;
 mod peft;
 mod plan;
 mod portions;

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use compiler::{AdapterOf, AdapterOptions, AdapterRules};
 use data::Stop;
-use data::safetensors::{TensorInfo, TensorView, Weights};
+use data::safetensors::{TensorInfo, Weights};
 use graph::AdapterForm;
 use program::PackedWeight;
 use rayon::prelude::*;
@@ -18,9 +18,9 @@ use crate::card::{self, Form};
 use crate::error::{Result, TrainError, go_on};
 use crate::hf_config::HfConfig;
 use crate::model_folder::{handed_on, write_companions_of_adapter, write_files, write_weights};
+use crate::packed_weights::PackedWeights;
 use crate::peft;
 use crate::prequantised;
-use crate::quantise;
 use crate::quantised_base::{self, QuantisedBase};
 use crate::source::stacks;
 use crate::staged::Staged;
@@ -163,17 +163,20 @@ pub fn merge(
     let mut written = Written::by("merge");
     Staged::clear_abandoned(&written.owner, output)?;
     let staged = Staged::begin(&written, output)?;
-    let mut pairs = Pairs::default();
+    let numbers = |name: &str, start: usize, out: &mut [f32]| {
+        read_as_f32(&base.get(name).map_err(TrainError::model_file)?, start, out)
+    };
+    let named = packed.iter().map(|(name, of)| (name.as_str(), of));
+    let (mut packed_weights, mut pairs) = (PackedWeights::new(named, &numbers), Pairs::default());
     let mut bytes_of = |name: &str| -> Result<Vec<u8>> {
         let dtype = dtype_of(name)?;
         if let Some(Change::Replaced(name)) = targets.get(name) {
             let whole = adapters.get(name).map_err(TrainError::model_file)?;
             return Ok(whole.to_host().map_err(TrainError::unreadable)?.cast(dtype).bytes);
         }
-        let weight = base.get(name).map_err(TrainError::model_file)?;
-        let weight = match packed.get(name) {
-            Some(of) => values(of, &weight)?,
-            None => weight.to_host().map_err(TrainError::unreadable)?,
+        let weight = match packed.contains_key(name) {
+            true => packed_weights.values(name)?,
+            false => base.get(name).map_err(TrainError::model_file)?.to_host().map_err(TrainError::unreadable)?,
         };
         let weight = if weight.dtype == dtype { weight } else { weight.cast(dtype) };
         let Some(Change::Added(of)) = targets.get(name) else { return Ok(weight.bytes) };
@@ -208,7 +211,10 @@ fn packed_weights(
     adapter: &Path,
 ) -> Result<BTreeMap<String, PackedWeight>> {
     let mut packed = BTreeMap::new();
-    for whole in &of.weights {
+    let groups = of.weights.iter().zip(0u32..);
+    let weights =
+        groups.flat_map(|(group, number)| group.iter().map(move |whole| (whole, (group.len() > 1).then_some(number))));
+    for (whole, magnitude_group) in weights {
         let Some(name) = name_in_files(base, whole, renamed) else {
             let place = adapter.display();
             return Err(TrainError::Usage(format!(
@@ -226,15 +232,9 @@ fn packed_weights(
             return Err(TrainError::Usage(text));
         }
         let (packing, shape) = (of.made.packing(), view.shape.to_vec());
-        packed.insert(name, PackedWeight { packing, shape, dtype: of.dtype, made: Some(of.made) });
+        packed.insert(name, PackedWeight { packing, shape, dtype: of.dtype, made: Some(of.made), magnitude_group });
     }
     Ok(packed)
-}
-
-/// A weight's numbers as its codes give them.
-fn values(of: &PackedWeight, weight: &TensorView<'_>) -> Result<HostTensor> {
-    let bytes = quantise::bytes(of, &|start, numbers| read_as_f32(weight, start, numbers))?;
-    Ok(quantise::values(of, &bytes))
 }
 
 /// What an adapter does to a weight.

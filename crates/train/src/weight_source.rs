@@ -2,13 +2,13 @@
 //! what a session holds only while it is loaded. Knows how weights are stored; not which are loaded when.
 
 use data::safetensors::{TensorView, Weights};
-use program::{Initializer, ParameterSlot, Session, TensorRef};
+use program::{Initializer, ParameterSlot, Program, Session, TensorRef};
 use rayon::prelude::*;
 use tensor::draw::{Sequence, normals, uniforms};
 use tensor::{DType, HostTensor, convert};
 
 use crate::error::{Result, TrainError};
-use crate::quantise::{self, Numbers};
+use crate::packed_weights::PackedWeights;
 use crate::weights::WeightSet;
 
 /// Weights that can be read as often as they are needed.
@@ -24,9 +24,16 @@ type Put<'a> = dyn FnMut(&TensorRef, &[u8]) -> Result<()> + 'a;
 
 impl WeightSource {
     /// Writes a parameter, converted to the type in which it is stored; and its f32 copy, where the optimizer keeps one.
-    pub fn write(&self, session: &mut dyn Session, part: WeightSet, slot: &ParameterSlot) -> Result<()> {
+    /// What becomes codes is written by `packed_weights`, whose numbers are those of this source.
+    pub fn write(
+        &self,
+        session: &mut dyn Session,
+        part: WeightSet,
+        slot: &ParameterSlot,
+        packed_weights: &mut PackedWeights<'_>,
+    ) -> Result<()> {
         match &slot.packed {
-            Some(packed) if packed.made.is_some() => quantise::write(session, slot, &*self.numbers(part, slot)?),
+            Some(packed) if packed.made.is_some() => packed_weights.write(session, slot),
             Some(_) => Ok(session.write(&slot.weight, &self.codes(part, slot)?)?),
             None => {
                 let places: Vec<&TensorRef> = std::iter::once(&slot.weight).chain(&slot.master).collect();
@@ -35,11 +42,15 @@ impl WeightSource {
         }
     }
 
-    /// A parameter as a session stores it; a packed one as bytes.
-    pub fn stored(&self, part: WeightSet, slot: &ParameterSlot) -> Result<HostTensor> {
+    /// A base weight as a session of the program stores it; a packed one as bytes.
+    pub fn stored(&self, program: &Program, slot: &ParameterSlot) -> Result<HostTensor> {
+        let part = WeightSet::Base;
         let (at, shape) = (&slot.weight, slot.weight.shape.clone());
         let bytes = match &slot.packed {
-            Some(packed) if packed.made.is_some() => quantise::bytes(packed, &*self.numbers(part, slot)?)?,
+            Some(packed) if packed.made.is_some() => {
+                let numbers = |name: &str, start: usize, out: &mut [f32]| self.numbers(program, name, start, out);
+                PackedWeights::of(program, &numbers).bytes(&slot.name)?
+            }
             Some(_) => self.codes(part, slot)?,
             None => {
                 let mut all = vec![0; at.bytes()];
@@ -53,18 +64,18 @@ impl WeightSource {
         Ok(HostTensor::new(at.dtype, shape, bytes))
     }
 
-    /// The elements of a parameter, from one on.
-    fn numbers<'a>(&'a self, part: WeightSet, slot: &'a ParameterSlot) -> Result<Box<Numbers<'a>>> {
-        Ok(match self {
+    /// Elements of a base weight of a program, by its name, from one on: of those that become codes, which no adapter's file
+    /// calls otherwise.
+    pub fn numbers(&self, program: &Program, name: &str, start: usize, numbers: &mut [f32]) -> Result<()> {
+        match self {
             WeightSource::Files(files) => {
-                let view = files.get(&part.name(slot)).map_err(TrainError::model_file)?;
-                Box::new(move |start, numbers| read_as_f32(&view, start, numbers))
+                read_as_f32(&files.get(name).map_err(TrainError::model_file)?, start, numbers)
             }
-            WeightSource::Drawn { seed } => Box::new(|start, numbers| {
-                drawn(slot, *seed, start, numbers);
+            WeightSource::Drawn { seed } => {
+                drawn(program.parameter(name).expect("it is the program's"), *seed, start, numbers);
                 Ok(())
-            }),
-        })
+            }
+        }
     }
 
     /// A weight whose file has the codes themselves.
@@ -186,7 +197,7 @@ pub(crate) mod tests {
     use std::sync::Arc;
 
     use data::safetensors::{NamedTensor, write};
-    use program::{ArenaId, BackendError, MemoryLine, Program};
+    use program::{ArenaId, BackendError, MemoryLine};
 
     use super::*;
 

@@ -7,6 +7,7 @@ use tensor::{DType, HostTensor};
 
 use crate::engine::Engine;
 use crate::error::{Result, TrainError};
+use crate::packed_weights::PackedWeights;
 use crate::quantise;
 use crate::weight_source::WeightSource;
 
@@ -69,7 +70,9 @@ fn write(
 ) -> Result<()> {
     let program = engine.program().clone();
     let wanted = |slot: &ParameterSlot| part.holds(slot) && wanted(slot);
-    fill(engine.session(), &program, wanted, |session, slot| source.write(session, part, slot))?;
+    let numbers = |name: &str, start: usize, out: &mut [f32]| source.numbers(&program, name, start, out);
+    let mut packed_weights = PackedWeights::of(&program, &numbers);
+    fill(engine.session(), &program, wanted, |session, slot| source.write(session, part, slot, &mut packed_weights))?;
     if part == WeightSet::Base {
         engine.set_origin(source);
     }
@@ -194,7 +197,7 @@ pub fn read(engine: &mut Engine, slot: &ParameterSlot) -> Result<HostTensor> {
 pub fn read_stored(engine: &mut Engine, slot: &ParameterSlot) -> Result<HostTensor> {
     match slot.load_group {
         None => engine.tensor(&slot.weight),
-        Some(_) => engine.origin().stored(WeightSet::Base, slot),
+        Some(_) => engine.origin().stored(&engine.program().clone(), slot),
     }
 }
 

@@ -431,10 +431,9 @@ impl Cursor {
             Storage::Packed(packing) => {
                 assert!(!parameter.trainable, "packed weights are frozen");
                 let (shape, bytes) = (parameter.shape.clone(), packing.bytes(&parameter.shape));
-                (
-                    take(end, arena_id, DType::U8, bytes, &[bytes]),
-                    Some(PackedWeight { packing, shape, dtype: options.compute, made: options.quantised }),
-                )
+                let (dtype, made, magnitude_group) = (options.compute, options.quantised, parameter.magnitude_group);
+                let packed = PackedWeight { packing, shape, dtype, made, magnitude_group };
+                (take(end, arena_id, DType::U8, bytes, &[bytes]), Some(packed))
             }
         };
         let gradient = parameter

@@ -1,6 +1,7 @@
 //! Frozen linears of the layers are kept in codes where the options ask for it, or where their files hold them so: marks
 //! their weights. What reads them still reads numbers; `plan/dequantise.rs` makes these. Codes of transposes are kept of
-//! matrices that grouped products alone read.
+//! matrices that grouped products alone read. Tiles of four bits are those that a recipe makes of the weights, so they share
+//! its scales: those of all linears that read one value.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,6 +10,7 @@ use ops::id;
 use tensor::Storage;
 use tensor::packed::Quantisation;
 
+use crate::recipes::groups;
 use crate::{CompileError, CompileOptions};
 
 pub fn run(graph: &mut Graph, options: &CompileOptions) -> Result<(), CompileError> {
@@ -32,9 +34,24 @@ pub fn run(graph: &mut Graph, options: &CompileOptions) -> Result<(), CompileErr
             any = true;
         }
     }
+    if options.quantised == Some(Quantisation::Fp4Tiles) {
+        share_magnitudes(graph);
+    }
     match any || options.quantised.is_none() {
         true => Ok(()),
         false => Err(CompileError::Options(format!("{}: no linear of a layer can be quantised", graph.name))),
+    }
+}
+
+/// Marks the weights in codes that a recipe scales by one magnitude.
+fn share_magnitudes(graph: &mut Graph) {
+    let groups = groups::weights(graph);
+    for (number, members) in groups.into_iter().enumerate() {
+        let is_packed = |id: &ParameterId| matches!(graph.parameter(*id).storage, Storage::Packed(_));
+        let packed: Vec<ParameterId> = members.into_iter().filter(is_packed).collect();
+        for ParameterId(index) in packed.iter().filter(|_| packed.len() > 1) {
+            graph.parameters[*index as usize].magnitude_group = Some(number as u32);
+        }
     }
 }
 

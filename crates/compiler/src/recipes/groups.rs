@@ -172,6 +172,14 @@ pub fn parameters(graph: &Graph, producers: &[Option<usize>], weight: ValueId) -
     }
 }
 
+/// The parameters of each group, of all layers: they do not depend on a recipe's options.
+pub fn weights(graph: &Graph) -> Vec<Vec<ParameterId>> {
+    let producers = graph.producers();
+    let of = |member: &Linear| parameters(graph, &producers, member.weight).expect("members multiply with parameters");
+    let all = |group: &Group| group.members.iter().flat_map(of).map(ParameterId).collect();
+    find_groups(graph, 0, 0, false).iter().map(all).collect()
+}
+
 fn find_groups(graph: &Graph, skip_first: usize, skip_last: usize, with_experts: bool) -> Vec<Group> {
     let layers = graph.layers();
     let kept = skip_first..layers.len().saturating_sub(skip_last);

@@ -1,7 +1,7 @@
 //! Precision: which element type every value has. One file per recipe.
 
 mod fp8_hybrid;
-mod groups;
+pub mod groups;
 mod nvfp4;
 mod uniform;
 

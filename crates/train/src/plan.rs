@@ -280,6 +280,14 @@ fn explain_open(config: &Config, reasons: &mut Reasons) {
         let because = "only `gradient_compression: onebit` has a warm-up";
         reasons.insert("compression_warmup_steps".into(), reason(json!("auto"), because));
     }
+    if config.qlora.qlora_four_over_six.is_auto() {
+        let (value, because) = match config.qlora.chooses_four(config.precision.recipe) {
+            _ if !config.qlora.qlora_fp4 => (json!("auto"), "only `qlora_fp4` has such blocks"),
+            true => (json!(true), "the smaller error of the two"),
+            false => (json!(false), "`recipe: nvfp4` rounds weights to 6: nothing is rounded twice"),
+        };
+        reasons.insert("qlora_four_over_six".into(), reason(value, because));
+    }
     if config.model.router_aux_loss_coef.is_auto() {
         let because = "`output_router_logits` and `router_aux_loss_coef` of the model's configuration";
         reasons.insert("router_aux_loss_coef".into(), reason(json!("auto"), because));
@@ -289,14 +297,20 @@ fn explain_open(config: &Config, reasons: &mut Reasons) {
 /// How the frozen linears are kept. The options name one form at most.
 fn quantisation(config: &Config) -> Option<Quantisation> {
     let of = &config.qlora;
-    let target = if of.qlora_four_over_six { Target::FourOrSix } else { Target::Six };
+    let recipe = config.precision.recipe;
+    let fp4 = match recipe {
+        // As the recipe quantises weights, so that it finds the same codes.
+        config::Recipe::Nvfp4 => Quantisation::Fp4Tiles,
+        _ if of.chooses_four(recipe) => Quantisation::Fp4 { target: Target::FourOrSix },
+        _ => Quantisation::Fp4 { target: Target::Six },
+    };
     let forms = [
         (
             of.qlora_bnb,
             Quantisation::Nf4 { block: of.qlora_bnb_block_size as usize, nested: of.qlora_bnb_double_quant },
         ),
         (of.qlora_fp8, Quantisation::Fp8 { extent: of.qlora_block_size as usize }),
-        (of.qlora_fp4, Quantisation::Fp4 { target }),
+        (of.qlora_fp4, fp4),
     ];
     forms.into_iter().find(|(chosen, _)| *chosen).map(|(_, form)| form)
 }

@@ -12,6 +12,7 @@ use crate::checkpoint::{Checkpoint, State, step_of};
 use crate::config::{Config, GradientCompression, Problem, Resume, rows};
 use crate::device::Device;
 use crate::error::{Result, TrainError};
+use crate::quantised_base;
 use crate::run_folder::RunFolder;
 use crate::source::ModelSource;
 use crate::trainer::Trainer;
@@ -179,6 +180,7 @@ pub fn check(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<Vec<Strin
     let (mut problems, mut notes) = compare(&trainer.config, &resolved, &checkpoint.state);
     let state = &checkpoint.state;
     problems.extend(check_moments(&trainer.config, state));
+    problems.extend(check_base(trainer, checkpoint)?);
     if trainer.source.config_digest()? != state.model.config {
         problems.push(not_the_models(trainer, "`config.json`"));
     }
@@ -243,6 +245,17 @@ fn check_moments(config: &Config, state: &State) -> Option<Problem> {
         let hint = "a run can only leave `onebit` before the end of its warm-up, `compression_warmup_steps`";
         config.mistake("gradient_compression", message, Some(hint.into()))
     })
+}
+
+/// The problem that weights under the adapter would be quantised in another form than those that it was trained on: a
+/// recipe has a say in that, and may change otherwise.
+fn check_base(trainer: &Trainer, checkpoint: &Checkpoint) -> Result<Option<Problem>> {
+    let Some(now) = trainer.plan.compile.quantised else { return Ok(None) };
+    let Some(then) = quantised_base::read(&checkpoint.folder)?.filter(|then| then.made != now) else { return Ok(None) };
+    let [now, then] = [now, then.made].map(quantised_base::text);
+    let message = format!("frozen weights would be quantised as `{now}`, but the checkpoint's are `{then}`");
+    let hint = "set `recipe` to what it was: an adapter belongs to the weights that it was trained on";
+    Ok(Some(trainer.config.mistake("recipe", message, Some(hint.into()))))
 }
 
 /// Whether the weights under an adapter are those that the run began with; a run that trains its weights has its own.

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use data::Batch;
 use data::safetensors::Weights;
 use serde_json::{Value, json};
-use tensor::packed::{Quantisation, Target, nested};
+use tensor::packed::{Quantisation, Target, nested, nvfp4_within};
+use tensor::small::amax;
+use tensor::storage::NVFP4_TILES;
 use tensor::{DType, HostTensor};
 use train::config::{Config, Task};
 use train::{Device, DeviceRequest, Model, ModelSource, Trainer, merge};
@@ -28,21 +30,36 @@ fn device() -> Arc<Device> {
 }
 
 fn trainer(model: &Path, changed: &[&Value]) -> Trainer {
+    try_trainer(model, changed).unwrap()
+}
+
+fn try_trainer(model: &Path, changed: &[&Value]) -> train::Result<Trainer> {
+    begin(model, include_str!("ir/stories.json"), changed)
+}
+
+/// A recorded model, whose linears all have features that are multiples of 16.
+fn llama(changed: &[&Value]) -> Trainer {
+    begin(&golden().join("llama"), include_str!("ir/llama.json"), changed).unwrap()
+}
+
+fn begin(model: &Path, ir: &str, changed: &[&Value]) -> train::Result<Trainer> {
     let mut options = json!({
         "model": model, "sequence_len": 64, "optimizer": "adamw", "gradient_accumulation_steps": 2, "lora_rank": 8,
+        "device": "cpu",
     });
     for (key, value) in changed.iter().flat_map(|changed| changed.as_object().unwrap()) {
         options[key] = value.clone();
     }
     let config = Config::load_json(&options.to_string(), Task::Sft, &[]).unwrap();
-    let source = Arc::new(ModelSource::open(model, include_str!("ir/stories.json")).unwrap());
-    Trainer::new(Arc::new(config), source, device()).unwrap()
+    let source = Arc::new(ModelSource::open(model, ir).unwrap());
+    let device = Arc::new(Device::open(&DeviceRequest::of(&config, Vec::new())).unwrap());
+    Trainer::begin(Arc::new(config), source, device)
 }
 
 /// Two micro-batches whose rows hold two documents each.
 fn rows(step: usize) -> [Batch; 2] {
     [0, 1].map(|part| {
-        let ids: Vec<i32> = (0..64).map(|i| ((i * 37 + step * 11 + part * 5) % 400 + 3) as i32).collect();
+        let ids: Vec<i32> = (0..64).map(|i| ((i * 37 + step * 11 + part * 5) % 250 + 3) as i32).collect();
         let positions = (0..64).map(|i| i % 32 % 20).collect();
         Batch::from_labels(2, 32, ids.clone(), &ids, Some(positions), None).unwrap()
     })
@@ -68,6 +85,10 @@ fn tensors(folder: &Path) -> Vec<(String, HostTensor)> {
     files.names().iter().map(read).collect()
 }
 
+fn four_bits() -> Value {
+    json!({"torch_dtype": "bfloat16", "recipe": "nvfp4", "fp4_backend": "emulate"})
+}
+
 #[test]
 fn a_run_has_the_bits_of_one_on_the_values_of_its_codes() {
     let plain = json!({"torch_dtype": "bfloat16"});
@@ -81,7 +102,9 @@ fn a_run_has_the_bits_of_one_on_the_values_of_its_codes() {
             json!({"recompute_block": true, "lora_dropout": 0.0}),
         ),
         (json!({"qlora_bnb": true}), json!({"torch_dtype": "bfloat16", "recipe": "fp8_hybrid"})),
-        (json!({"qlora_fp4": true}), json!({"torch_dtype": "bfloat16", "recipe": "nvfp4", "fp4_backend": "emulate"})),
+        (json!({"qlora_fp4": true}), four_bits()),
+        (json!({"qlora_fp4": true}), json!({"torch_dtype": "float32", "recipe": "nvfp4", "fp4_backend": "emulate"})),
+        (json!({"qlora_bnb": true}), four_bits()),
     ];
     for (form, others) in forms {
         let place = tempfile::tempdir().unwrap();
@@ -113,10 +136,104 @@ fn a_run_has_the_bits_of_one_on_the_values_of_its_codes() {
         assert!(!config.contains("quantization_config"));
         let named = std::fs::read_to_string(adapter.join("adapter_config.json")).unwrap();
         assert!(named.contains("examples/stories/model"), "{named}");
-        // And it is another function than on the weights themselves.
+        // And it is another function than on the weights themselves, unless the recipe makes these codes of them anyway.
+        if form["qlora_fp4"] == true && others["recipe"] == "nvfp4" {
+            continue;
+        }
         let mut unquantised = trainer(&stories(), &[&others]);
         assert_ne!(train(&mut unquantised)[0], train(&mut trainer(&stories(), &[&form, &others]))[0], "{form}");
     }
+}
+
+/// Under the recipe of four bits weights are rounded once: a run on its codes has the bits of one on the weights.
+#[test]
+fn tiles_of_the_recipe_are_rounded_once() {
+    for (others, passes) in [
+        (json!({}), None),
+        // Products of their own share the magnitudes, too.
+        (json!({}), Some(0)),
+        (json!({"recompute_block": true, "lora_dropout": 0.1, "fp4_stochastic_rounding": false}), None),
+        (json!({"init": "random"}), None),
+        // Each of two ranks has its piece of the codes, or all.
+        (json!({"gpus": 2, "gradient_accumulation_steps": 1, "zero_level": 3}), None),
+        (json!({"gpus": 2, "gradient_accumulation_steps": 1, "shard_weights": true}), None),
+        (json!({"gpus": 2, "gradient_accumulation_steps": 1}), None),
+    ] {
+        let run = |form: Value| {
+            let place = tempfile::tempdir().unwrap();
+            let mut trainer = llama(&[&four_bits(), &others, &form]);
+            trainer.plan.compile.plan.passes = passes;
+            let bits = train(&mut trainer);
+            trainer.export(place.path()).unwrap();
+            (bits, tensors(place.path()))
+        };
+        let (codes, weights) = (run(json!({"qlora_fp4": true})), run(json!({})));
+        assert_eq!(codes.0, weights.0, "{others} {passes:?}");
+        assert!(codes.1 == weights.1, "{others} {passes:?}: the adapters differ");
+    }
+}
+
+/// Weights that the recipe scales together are scaled by the largest magnitude of them all, the others by their own.
+#[test]
+fn weights_in_tiles_are_scaled_with_those_of_their_group() {
+    let form = json!({"qlora_fp4": true});
+    let attention = [&["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"][..], &["self_attn.o_proj"]];
+    let together = [&["mlp.gate_proj", "mlp.up_proj"][..], &["mlp.down_proj"]];
+    // Features that are no multiples of 16: the recipe leaves these linears as they are.
+    let apart = [&["mlp.gate_proj"][..], &["mlp.up_proj"]];
+    for (mut trainer, mlp, shared) in
+        [(llama(&[&four_bits(), &form]), together, 3), (trainer(&stories(), &[&four_bits(), &form]), apart, 2)]
+    {
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path().join("values");
+        trainer.export_merged(&folder).unwrap();
+        let [weights, values] = [&trainer.source.folder, &folder].map(|folder| Weights::open(folder).unwrap());
+        let numbers = |files: &Weights, name: &str| {
+            let tensor = files.get(name).unwrap().to_host().unwrap().cast(DType::BF16);
+            (tensor.shape.clone(), tensor.to_f32())
+        };
+        let layers = trainer.source.config.0["num_hidden_layers"].as_u64().unwrap();
+        let mut smaller = 0;
+        for (layer, group) in (0..layers).flat_map(|layer| attention.iter().chain(&mlp).map(move |of| (layer, of))) {
+            let name = |module: &&str| format!("model.layers.{layer}.{module}.weight");
+            let own = |module: &&str| amax(&numbers(&weights, &name(module)).1);
+            let largest = group.iter().map(own).fold(0.0, f32::max);
+            for module in *group {
+                let (shape, x) = numbers(&weights, &name(module));
+                let of = nvfp4_within(NVFP4_TILES, &x, &shape, largest, Target::Six).values();
+                let expected = HostTensor::from_f32(shape, &of).cast(DType::BF16).to_f32();
+                assert!(numbers(&values, &name(module)).1 == expected, "{}", name(module));
+                smaller += usize::from(own(module) < largest);
+            }
+        }
+        assert_eq!(smaller, layers as usize * shared, "in a group all but one have magnitudes that are not theirs");
+    }
+}
+
+/// Which blocks are used follows from the recipe; with a checkpoint, they are what they were.
+#[test]
+fn the_recipe_decides_how_fp4_is_stored() {
+    let form = json!({"qlora_fp4": true});
+    let chosen = |others: &Value| {
+        let plan = trainer(&stories(), &[&form, others]).plan;
+        (plan.compile.quantised.unwrap(), plan.reasons["qlora_four_over_six"].clone())
+    };
+    let (rows, reason) = chosen(&json!({}));
+    assert_eq!((rows, reason.value), (Quantisation::Fp4 { target: Target::FourOrSix }, json!(true)));
+    let (tiles, reason) = chosen(&four_bits());
+    assert_eq!((tiles, reason.value), (Quantisation::Fp4Tiles, json!(false)));
+    assert!(reason.because.contains("`recipe: nvfp4`"), "{}", reason.because);
+
+    let place = tempfile::tempdir().unwrap();
+    let checkpoint = place.path().join("checkpoint");
+    trainer(&stories(), &[&form, &four_bits()]).save(&checkpoint).unwrap();
+    let resumed = json!({"resume_from_checkpoint": checkpoint});
+    try_trainer(&stories(), &[&form, &four_bits(), &resumed]).unwrap();
+    let other = json!({"torch_dtype": "bfloat16"});
+    let error = try_trainer(&stories(), &[&form, &other, &resumed]).err().unwrap().to_string();
+    let expected = "frozen weights would be quantised as `e2m1 row:16 e4m3 four-over-six`, but the checkpoint's are \
+                    `e2m1 tile:16x16 e4m3`";
+    assert!(error.contains(expected), "{error}");
 }
 
 fn golden() -> PathBuf {

@@ -213,10 +213,10 @@ fn codes_of_cut_weights_are_those_of_whole_ones() {
     let fp8 = json!({"recipe": "fp8_hybrid", "fp8_amax_history": 2, "recompute_block": true});
     let fp4 = json!({"recipe": "nvfp4", "fp4_backend": "emulate", "skip_quant_last_layers": 1});
     let adapters = json!({"lora": true, "lora_rank": 4, "lora_dropout": 0.1, "learning_rate": 1e-2});
-    let packed = merged(adapters.clone(), &json!({"qlora_fp8": true}));
     let bf16 = json!({"torch_dtype": "bfloat16", "master_dtype": "float32", "recompute_block": false});
-    for (recipe, most) in [(fp8, 2e-2), (fp4, 5e-2)] {
-        for kind in [json!({"max_grad_norm": 0.05}), adapters.clone(), packed.clone(), bf16.clone()] {
+    for (recipe, form, most) in [(fp8, "qlora_fp8", 2e-2), (fp4, "qlora_fp4", 5e-2)] {
+        let packed = merged(adapters.clone(), &json!({form: true}));
+        for kind in [json!({"max_grad_norm": 0.05}), adapters.clone(), packed, bf16.clone()] {
             let more = merged(recipe.clone(), &kind);
             let at = |ranks: usize, sharding: Value| trainer(ranks, &merged(more.clone(), &sharding));
             for ranks in [2, 3] {

@@ -144,6 +144,7 @@ fn an_adapter_goes_on_with_the_same_bits() {
         json!({"torch_dtype": "float16", "lora_dtype": "float16", "sample_packing": false}),
         json!({"torch_dtype": "bfloat16", "qlora_bnb": true, "recompute_block": true}),
         json!({"qlora_fp4": true, "init": "random"}),
+        json!({"torch_dtype": "bfloat16", "qlora_fp4": true, "recipe": "nvfp4", "fp4_backend": "emulate"}),
         json!({"lora_dora": true, "lora_dropout": 0.1}),
         json!({"lora_dora": true, "torch_dtype": "bfloat16", "qlora_bnb": true, "lora_dropout": 0.0}),
         json!({"torch_dtype": "bfloat16", "qlora_bnb": true, "modules_to_save": ["embed_tokens", "layers.1.self_attn"]}),

@@ -106,6 +106,13 @@ fn check_quantisation(config: &Config, reader: &mut Reader) {
     if let (Some(format), false) = (chosen.first(), config.lora.lora) {
         report_need(reader, format, "lora", "true");
     }
+    let takes_four = config.precision.recipe != Recipe::Nvfp4 || reader.is_faulty("recipe");
+    if of.qlora_fp4 && of.qlora_four_over_six == Setting::Value(true) && !takes_four {
+        let message = "`qlora_four_over_six: true` contradicts `recipe: nvfp4`, which would round its blocks again: tiles \
+                       of the recipe have 6 as their largest value";
+        let hint = "remove `qlora_four_over_six`, or set it to `false`";
+        reader.report("qlora_four_over_six", message, Some(hint.into()));
+    }
     let details = [
         ("qlora_block_size", "qlora_fp8", of.qlora_fp8),
         ("qlora_bnb_block_size", "qlora_bnb", of.qlora_bnb),

@@ -1,7 +1,8 @@
 //! Options of low-rank adapters and of the quantized weights under them.
 
 use super::dtype::Dtype;
-use options::options;
+use super::precision::Recipe;
+use options::{Setting, options};
 
 options! {
     /// Low-rank adapters on frozen weights.
@@ -44,7 +45,9 @@ options! {
     /// loaded. Embedding, LM head and norms keep their format. At most one of the three formats, and only with
     /// `lora: true`. On any device: products read the dequantized values.
     pub struct Qlora: "QLoRA" {
-        /// FP4 (NVFP4): E2M1 in blocks of 16. A weight whose rows are not a multiple of 16 keeps its format.
+        /// FP4 (NVFP4): E2M1 in blocks of 16 elements of a row; with `recipe: nvfp4` in the tiles of 16 by 16 that the recipe
+        /// makes of weights, so that nothing is rounded twice. A weight whose rows are not a multiple of 16 keeps its
+        /// format.
         qlora_fp4: bool = false;
         /// FP8: E4M3 in square tiles whose scales are powers of two.
         qlora_fp8: bool = false;
@@ -56,7 +59,15 @@ options! {
         qlora_bnb_block_size: u32 = 64, one_of = &[64, 128, 256, 512];
         /// Quantize the scales of NF4 blocks too.
         qlora_bnb_double_quant: bool = true;
-        /// FP4: for each block, try both 4 and 6 as the largest value and keep the one with the smaller error.
-        qlora_four_over_six: bool = true;
+        /// FP4: for each block, try both 4 and 6 as the largest value and keep the one with the smaller error. `auto` is
+        /// true, but with `recipe: nvfp4` false: the largest value of its tiles is 6, and `true` is an error.
+        qlora_four_over_six: Setting<bool> = auto;
+    }
+}
+
+impl Qlora {
+    /// Whether blocks of FP4 choose between 4 and 6.
+    pub fn chooses_four(&self, recipe: Recipe) -> bool {
+        self.qlora_four_over_six.unwrap_or_else(|| recipe != Recipe::Nvfp4)
     }
 }

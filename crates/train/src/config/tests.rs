@@ -495,6 +495,12 @@ fn contradictions() {
         ["recompute_qkv: `recompute_qkv: false` contradicts `recompute_block: true`, which includes it"]
     );
     assert_eq!(mistakes("memory_limit: 0\n"), ["memory_limit: `memory_limit: 0` leaves no room for anything"]);
+    assert_eq!(
+        mistakes("recipe: nvfp4\nqlora_fp4: true\nqlora_four_over_six: true\n"),
+        ["qlora_four_over_six: `qlora_four_over_six: true` contradicts `recipe: nvfp4`, which would round its blocks \
+             again: tiles of the recipe have 6 as their largest value"]
+    );
+    load("model: m\nrecipe: nvfp4\nqlora_fp4: true\nqlora_four_over_six: false\n").unwrap();
     assert_eq!(mistakes("qlora_bnb: true\nlora: false\n"), ["qlora_bnb: `qlora_bnb: true` needs `lora: true`"]);
     assert_eq!(
         mistakes("sequence_len: 4096\nmax_model_len: 2048\n"),

@@ -160,7 +160,7 @@ fn every_expert_has_a_scale() {
         values.iter_mut().for_each(|value| *value *= 3.0 * expert as f32);
     }
     write(session.as_mut(), &weights, &Array::Real(values.clone()));
-    run(session.as_mut(), EntryKind::Prepare);
+    session.run(entry).unwrap();
     let scales = numbers(session.as_mut(), &quantise.outputs[1]);
     let expected: Vec<f32> = values
         .chunks(each)

@@ -202,8 +202,8 @@ pub fn note_on_products(config: &Config, source: &ModelSource, options: &Compile
     let names = compiler::unquantised(&source.model, options)?;
     let listed: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
     let text = format!(
-        "`recipe: {}` leaves the products with {} in {}: matrices of experts, routers, and sizes that are no multiples of \
-         16 are not quantised",
+        "`recipe: {}` leaves the products with {} in {}: routers, sizes that are no multiples of 16, and with `nvfp4` \
+         matrices of experts are not quantised",
         config.precision.recipe,
         listed.join(", "),
         word(options.compute)

@@ -103,6 +103,10 @@ fn forms() -> [Value; 5] {
 #[test]
 fn merged_models_are_of_the_weights_that_were_loaded() {
     for (recipe, form) in [fp8(), fp4()].iter().flat_map(|recipe| forms().map(|form| (recipe.clone(), form))) {
+        // Tiles of `nvfp4` have other values than rows without it: `qlora.rs` looks at their merges.
+        if recipe == fp4() && form.get("qlora_fp4").is_some() {
+            continue;
+        }
         let place = tempfile::tempdir().unwrap();
         let [adapter, merged, expected] = ["adapter", "merged", "expected"].map(|name| place.path().join(name));
         let mut live = trainer(&[&recipe, &form]);

@@ -216,6 +216,34 @@ def test_published_files_of_gpt_oss_have_experts_in_mxfp4(make_model, tmp_path, 
     assert {name: value.shape for name, value in merged.items()} == {name: value.shape for name, value in plain.items()}
 
 
+def test_a_recipe_quantises_the_values_of_experts_in_codes(make_model, tmp_path):
+    """Codes of transposes, as files of GPT-OSS have them, are no obstacle: the run has the bits of one on their values."""
+    fields = tiny_gpt_oss(intermediate_size=32)
+    folder = make_model(fields)
+    plain = load_file(folder / "model.safetensors")
+    coded, numbers = dict(plain), np.random.default_rng(5)
+    for layer in range(2):
+        for name, columns in (("gate_up_proj", 64), ("down_proj", 32)):
+            stem = f"model.layers.{layer}.mlp.experts.{name}"
+            coded[f"{stem}_blocks"], coded[f"{stem}_scales"], plain[stem] = in_mxfp4(numbers, 4, 32, columns)
+            del coded[stem]
+    values = tmp_path / "values"
+    shutil.copytree(folder, values)
+    save_file(plain, values / "model.safetensors")
+    save_file(coded, folder / "model.safetensors")
+    quantised = {"quant_method": "mxfp4"}
+    (folder / "config.json").write_text(json.dumps(fields | {"quantization_config": quantised}))
+    for recipe in ({"recipe": "fp8_hybrid"}, {"recipe": "nvfp4", "fp4_backend": "emulate"}):
+        losses = []
+        for model in (folder, values):
+            run = {"model": str(model), "torch_dtype": "float32", "device": "cpu", "lora_target_modules": ["q_proj"]}
+            trainer = surogate.Trainer(run | recipe | {"output_dir": str(tmp_path / "unused"), "lora_dropout": 0.0})
+            batch = {"input_ids": IDS[None], "labels": IDS[None]}
+            losses.append([trainer.step(batch, learning_rate=1e-2)["loss"] for _ in range(3)])
+        assert losses[0] == losses[1], recipe
+        assert len(set(losses[0])) == 3, recipe
+
+
 def test_fields_of_grouped_routing():
     assert sparse(tiny_deepseek_v3(num_hidden_layers=3)) == [False, True, True]
     [rule] = operations(tiny_deepseek_v3(norm_topk_prob=False), "route")

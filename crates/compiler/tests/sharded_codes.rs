@@ -9,8 +9,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use compiler::{
-    CompileError, CompileOptions, EntryOptions, Fp8Hybrid, GradientFormat, Nvfp4, Observer, Pass, Passes, PlanOptions,
-    Recipe, RecomputeOptions, Sharding, compile, compile_observed,
+    AdapterOptions, CompileError, CompileOptions, EntryOptions, Fp8Hybrid, GradientFormat, Nvfp4, Observer, Pass,
+    Passes, PlanOptions, Recipe, RecomputeOptions, Sharding, compile, compile_observed,
 };
 use graph::{Model, Node, Origin, Phase, ValueId};
 use program::{
@@ -131,6 +131,19 @@ fn bits_are_those_of_whole_weights() {
             let others = bits(compile(&model(2), &cut(CUTS[2], &in_numbers), machine).unwrap());
             assert!(others[..4] != found[2][..4], "{what}: nothing was quantised");
         }
+    }
+}
+
+#[test]
+fn experts_have_the_bits_of_whole_weights() {
+    let model = graph::from_json(include_str!("../../train/tests/ir/olmoe.json")).unwrap();
+    for (machine, adapted) in machines().iter().flat_map(|of| [(of, false), (of, true)]) {
+        let own = AdapterOptions { targets: vec!["q_proj".into()], form: model.adapters.clone(), ..adapter() };
+        let recipe = with(Recipe::Fp8Hybrid(FP8), false, Some(true));
+        let options = CompileOptions { adapter: adapted.then_some(own), ..recipe };
+        let found = [CUTS[1], CUTS[2]].map(|of| bits(compile(&model, &cut(of, &options), machine).unwrap()));
+        let what = format!("adapters {adapted}, {}: levels 2 and 3", machine.name);
+        training::assert_same(found[1].clone(), &found[0], &what);
     }
 }
 

@@ -2,9 +2,9 @@
 //! tensor with one power of two. Adapters and biases see unquantised values.
 //!
 //! A group has one power for what its linears read, one for their weights, one for their gradients; of experts each has one
-//! for its matrix. Powers of values and
-//! gradients follow from the magnitudes of earlier steps, which the update keeps (`amax_history`). Codes of weights are made
-//! when weights were written, not in an entry, unless weights are cut over ranks: `plan/prepare.rs`.
+//! for its matrix. Powers of values and gradients follow from the magnitudes of earlier steps, which the update keeps
+//! (`amax_history`). Codes of weights are made when weights were written, not in an entry, unless weights are cut over
+//! ranks: `plan/prepare.rs`.
 //!
 //! Knows operations by name, not models: what is quantised follows from layers and shapes.
 
@@ -71,8 +71,9 @@ struct Rewrite<'a> {
     graph: &'a mut Graph,
     recipe: &'a Fp8Hybrid,
     compute: DType,
-    /// Products of eight bits read both operands along the sum: those of the library, and those with experts' matrices.
+    /// Products of the library read both operands along the sum.
     along: bool,
+    /// Those with the matrices of experts do.
     experts_along: bool,
     /// There is a backward pass to prepare weights for.
     trains: bool,

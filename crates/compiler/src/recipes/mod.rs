@@ -36,6 +36,14 @@ impl Recipe {
         }
     }
 
+    /// Whether products read codes of the matrices of experts, too.
+    pub fn takes_experts(&self) -> bool {
+        match self {
+            Recipe::Uniform | Recipe::Nvfp4(_) => false,
+            Recipe::Fp8Hybrid(_) => true,
+        }
+    }
+
     /// What it adds to a program: operations, with the attribute that calls of units of four bits have if not all have it.
     /// Empty where no units are used that nobody has seen compute.
     pub fn calls(&self) -> &'static [(OpId, Option<&'static str>)] {
@@ -124,13 +132,12 @@ impl Alike {
 /// The weights of the layers' products that a recipe that quantises leaves in the compute type, by their names with
 /// a star for the layer: routers, what has the wrong size, and matrices of experts where the recipe does not take these.
 pub fn unquantised(graph: &Graph, recipe: &Recipe) -> Vec<String> {
-    let with_experts = matches!(recipe, Recipe::Fp8Hybrid(_));
     let (producers, routers) = (graph.producers(), groups::routers(graph));
     let mut names = BTreeSet::new();
     for node in graph.nodes.iter().filter(|node| node.layer.is_some() && ops::get(node.op).multiplies()) {
         let Some(weight) = node.inputs.get(1) else { continue };
         let of = groups::parameters(graph, &producers, *weight).unwrap_or_default();
-        if groups::takes_product(graph, node, &of, &routers, with_experts) {
+        if groups::takes_product(graph, node, &of, &routers, recipe.takes_experts()) {
             continue;
         }
         for id in of {

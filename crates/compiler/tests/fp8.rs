@@ -98,7 +98,7 @@ fn experts_have_the_numbers_of_the_reference() {
 fn experts_have_nearly_the_gradients_of_numbers() {
     let (model, machine) = (mixture(), Machine::cpu(1 << 30, 2));
     let coded = quantised(GradientFormat::E4M3, false);
-    let mut sessions = [Recipe::Uniform, coded.recipe.clone()].map(|recipe| {
+    let mut sessions = [Recipe::Uniform, coded.recipe].map(|recipe| {
         let mut session = prepared_of(&model, &CompileOptions { recipe, ..coded.clone() }, &machine);
         let program = session.program().clone();
         // Layers that add little to their input, and routers that weigh experts nearly alike: else their scores, which are

@@ -113,15 +113,17 @@ fn check_quantisation(config: &Config, reader: &mut Reader) {
         let hint = "remove `qlora_four_over_six`, or set it to `false`";
         reader.report("qlora_four_over_six", message, Some(hint.into()));
     }
-    let details = [
-        ("qlora_block_size", "qlora_fp8", of.qlora_fp8),
-        ("qlora_bnb_block_size", "qlora_bnb", of.qlora_bnb),
-        ("qlora_bnb_double_quant", "qlora_bnb", of.qlora_bnb),
-        ("qlora_four_over_six", "qlora_fp4", of.qlora_fp4),
+    // What was resolved is written with its defaults.
+    let changed = [
+        ("qlora_block_size", of.qlora_block_size != 128, "qlora_fp8"),
+        ("qlora_bnb_block_size", of.qlora_bnb_block_size != 64, "qlora_bnb"),
+        ("qlora_bnb_double_quant", !of.qlora_bnb_double_quant, "qlora_bnb"),
+        ("qlora_four_over_six", of.qlora_four_over_six != Setting::Auto, "qlora_fp4"),
     ];
-    for (detail, format, _) in details.into_iter().filter(|(_, _, on)| !on && !chosen.is_empty()) {
-        if reader.is_written(detail) && !reader.is_faulty(detail) {
-            let message = format!("`{detail}` has no effect on `{}`", chosen[0]);
+    let Some(first) = chosen.first() else { return };
+    for (detail, _, format) in changed.into_iter().filter(|(_, changed, format)| *changed && !chosen.contains(format)) {
+        if !reader.is_faulty(detail) {
+            let message = format!("`{detail}` has no effect on `{first}`");
             reader.report(detail, message, Some(format!("remove `{detail}`, or set `{format}: true` instead")));
         }
     }

@@ -501,6 +501,12 @@ fn contradictions() {
              again: tiles of the recipe have 6 as their largest value"]
     );
     load("model: m\nrecipe: nvfp4\nqlora_fp4: true\nqlora_four_over_six: false\n").unwrap();
+    assert_eq!(
+        mistakes("qlora_bnb: true\nqlora_block_size: 64\n"),
+        ["qlora_block_size: `qlora_block_size` has no effect on `qlora_bnb`"]
+    );
+    // A resolved file has the defaults of the other formats, too.
+    load("model: m\nqlora_bnb: true\nqlora_block_size: 128\nqlora_four_over_six: auto\n").unwrap();
     assert_eq!(mistakes("qlora_bnb: true\nlora: false\n"), ["qlora_bnb: `qlora_bnb: true` needs `lora: true`"]);
     assert_eq!(
         mistakes("sequence_len: 4096\nmax_model_len: 2048\n"),

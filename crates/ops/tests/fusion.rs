@@ -354,6 +354,28 @@ fn an_intermediate_sum_can_be_left_out() {
     }
 }
 
+/// A sum may be that of another operation: a bias is added behind what scales the columns of a linear with DoRA.
+#[test]
+fn a_sum_need_not_be_an_addition() {
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let (graph, given) = rows(dtype, 2, |g, x| {
+            let scaled = g.emit(id::MAGNITUDE, &[x[0], x[2], x[2], x[2]], Attrs::new().with("bias", true))[0];
+            [vec![scaled], norm(g, scaled, x[2])].concat()
+        });
+        let fused = fuse_all(&graph);
+        let index = intermediate(&fused, &fused.nodes[0]).expect("the norm is computed from the sum");
+        let sum = fused.nodes[0].outputs[index];
+        let (behind, front) = around(&fused, &fused.nodes[0], index);
+        assert_eq!((behind.inputs.first(), front), (Some(&sum), None));
+        let wanted = evaluate_stored(&fused, &given);
+        let rest = graph::Graph { nodes: vec![behind], ..fused.clone() };
+        let found = evaluate_stored(&rest, &wanted);
+        for id in &rest.nodes[0].outputs {
+            assert!(wanted[id] == found[id], "{dtype}: {}", rest.node_text(&rest.nodes[0]));
+        }
+    }
+}
+
 /// What is computed in front of the sum and what behind it are apart, and neither reads what only the other needs.
 #[test]
 fn a_sum_between_two_norms_parts_them() {

@@ -168,7 +168,11 @@ pub fn around(graph: &Graph, node: &Node, result: usize) -> (Node, Option<Node>)
     let (behind, others): (Vec<_>, Vec<_>) = results.partition(|(_, (_, e))| e.reads(0));
     let names = names(node);
     let of = |results: Vec<_>, names: &[String]| self::node(graph, node, operands.clone(), results, names);
-    let sum = names.iter().position(|name| name == id::ADD.name()).expect("a sum is an addition");
-    let others = (!others.is_empty()).then(|| of(others, &names[..sum]));
-    (of(behind, &names[sum + 1..]), others)
+    // For people: what an operation other than an addition adds up is not told apart.
+    let (before, after) = match names.iter().position(|name| name == id::ADD.name()) {
+        Some(sum) => (&names[..sum], &names[sum + 1..]),
+        None => (&names[..], &names[..]),
+    };
+    let others = (!others.is_empty()).then(|| of(others, before));
+    (of(behind, after), others)
 }

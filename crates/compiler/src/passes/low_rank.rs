@@ -46,10 +46,15 @@ pub fn run(graph: &mut Graph, machine: &Machine) -> Result<(), CompileError> {
             groups.entry(Slice { first: 0, length: 0, ..slice }).or_default().push((slice, dt, db));
         }
     }
+    let producers = graph.producers();
     let mut nodes: Vec<Option<Node>> = graph.nodes.iter().cloned().map(Some).collect();
     for (of, members) in groups {
         let place = members.iter().map(|(_, dt, db)| *dt.min(db)).min().expect("a group has members");
         let joined = join(graph, of, &members, place);
+        // A recipe may make factors of narrow linears, which have the shapes of adapters, between the two products.
+        if joined.inputs.iter().any(|id| producers[id.0 as usize].is_some_and(|at| at >= place)) {
+            continue;
+        }
         members.iter().for_each(|(_, dt, db)| (nodes[*dt], nodes[*db]) = (None, None));
         nodes[place] = Some(joined);
     }
@@ -104,4 +109,45 @@ fn whole(graph: &Graph, producers: &[Option<usize>], id: ValueId) -> (ValueId, u
     let before = node.outputs.iter().take_while(|output| **output != id);
     let columns = before.map(|id| *graph.value(*id).shape.last().expect("slices have columns"));
     (node.inputs[0], columns.sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use graph::Phase;
+    use ops::{Append, Emit};
+
+    use super::*;
+
+    /// Two products of one gradient, of which the second reads what is made between them where `between`.
+    fn graph(between: bool) -> Graph {
+        let mut graph = Graph::default();
+        let bf16 = Element::Fixed(DType::BF16);
+        let [dy, x, b] = [("dy", 64), ("x", 16), ("b", 0)].map(|(name, columns)| {
+            graph.add_input(name, bf16, if columns > 0 { vec![32, columns] } else { vec![64, 16] })
+        });
+        let mut append = Append::new(&mut graph, Phase::Backward);
+        let sum = Attrs::new().with("transpose_a", true).with("f32", true);
+        let mut factor = b;
+        if !between {
+            factor = append.emit(id::CAST, &[b], Attrs::new().with("dtype", "bf16"))[0];
+        }
+        append.emit(id::MATMUL, &[dy, x], sum);
+        if between {
+            factor = append.emit(id::CAST, &[b], Attrs::new().with("dtype", "bf16"))[0];
+        }
+        append.emit(id::MATMUL, &[dy, factor], Attrs::new());
+        graph.nodes = append.nodes;
+        graph
+    }
+
+    #[test]
+    fn products_are_joined_where_both_their_factors_are_there() {
+        for between in [false, true] {
+            let mut graph = graph(between);
+            run(&mut graph, &Machine::h200()).expect("the pass runs");
+            ops::verify(&graph).expect("values are read behind what gives them");
+            let joined = graph.nodes.iter().any(|node| node.op == id::LOW_RANK_BACKWARD);
+            assert_eq!(joined, !between);
+        }
+    }
 }

@@ -1,10 +1,12 @@
 // Rows of COLUMNS elements, each read once in packs of WIDTH by LANES threads and kept in registers.
-// Needs COLUMNS, WIDTH (divides COLUMNS), LANES (32, or THREADS for one row per block), THREADS. With SLICES, that many
+// Needs COLUMNS, WIDTH (divides COLUMNS), LANES (32, or THREADS for one row per block), THREADS. There are fewer than
+// 2^31 rows, and parts of them. With SLICES, that many
 // times LANES threads share a row; a thread's packs begin at `first_pack`.
 #pragma once
 #include "types.cuh"
 #include "pack.cuh"
 #include "reduce.cuh"
+#include "logistic.cuh"
 
 #define PACKS (COLUMNS / WIDTH)
 #ifdef SLICES
@@ -14,7 +16,7 @@
 #define FIRST_PACK 0
 #endif
 #define ITEMS ((PACKS + LANES * SLICES - 1) / (LANES * SLICES))
-#define ROW ((size_t)blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES)
+#define ROW (blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES)
 #define LANE (threadIdx.x % LANES)
 
 // The packs of a thread: `n` numbers them, `p` is the place in the row.
@@ -28,3 +30,6 @@ __device__ __forceinline__ float row_sum(float x) {
   return block_sum<THREADS>(x);
 #endif
 }
+
+// Has what is read of a later row on its way.
+__device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }

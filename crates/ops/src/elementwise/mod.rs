@@ -22,7 +22,7 @@ pub use convert::{CAST, FILL};
 pub use expression::{Binary, Counted, Expr, Unary};
 pub use fused::Elementwise;
 pub(crate) use kernel::{
-    Lines, binary as device_binary, collect_operands, kernel as device_kernel, unary as device_unary,
+    LOGISTIC, Lines, binary as device_binary, collect_operands, kernel as device_kernel, unary as device_unary,
 };
 pub use scale_by::SCALE_BY;
 pub use swiglu::{SWIGLU, SWIGLU_BACKWARD};

@@ -72,17 +72,24 @@ struct e4m3 { u8 bits; };
 struct e5m2 { u8 bits; };
 __device__ __forceinline__ float load(const e4m3* p) { return number_as<0>(p->bits); }
 __device__ __forceinline__ float load(const e5m2* p) { return number_as<1>(p->bits); }
-template <> __device__ __forceinline__ e4m3 from_float<e4m3>(float x) { return {(u8)codes_as<0>(x, 0.0f)}; }
-template <> __device__ __forceinline__ e5m2 from_float<e5m2>(float x) { return {(u8)codes_as<1>(x, 0.0f)}; }
+
+// Two numbers become codes at once.
+template <typename T> __device__ __forceinline__ constexpr int format_of();
+template <> __device__ __forceinline__ constexpr int format_of<e4m3>() { return 0; }
+template <> __device__ __forceinline__ constexpr int format_of<e5m2>() { return 1; }
+template <typename T, int N> __device__ __forceinline__ void in_codes(T (&to)[N], const float (&x)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i += 2) {
+    const u16 pair = codes_as<format_of<T>()>(x[i], i + 1 < N ? x[i + 1] : 0.0f);
+    to[i].bits = (u8)pair;
+    if (i + 1 < N) to[i + 1].bits = (u8)(pair >> 8);
+  }
+}
 
 // The largest of a block's unsigned numbers; reaches every thread.
 template <int THREADS_> __device__ __forceinline__ u32 block_max_bits(u32 x) {
   __shared__ u32 parts[THREADS_ / 32];
-#pragma unroll
-  for (int offset = 16; offset; offset >>= 1) {
-    const u32 other = __shfl_xor_sync(0xffffffffu, x, offset);
-    x = x > other ? x : other;
-  }
+  x = __reduce_max_sync(0xffffffffu, x);
   __syncthreads();
   if ((threadIdx.x & 31) == 0) parts[threadIdx.x >> 5] = x;
   __syncthreads();
@@ -92,10 +99,11 @@ template <int THREADS_> __device__ __forceinline__ u32 block_max_bits(u32 x) {
   return most;
 }
 
-// The larger of a magnitude's bits and those of a number: NaN above infinity above what is finite.
-__device__ __forceinline__ u32 larger_bits(u32 most, float x) {
-  const u32 bits = __float_as_uint(x) & 0x7fffffffu;
-  return most > bits ? most : bits;
+// The larger of a magnitude and that of a number; NaN where either is.
+__device__ __forceinline__ float larger(float most, float x) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(most), "f"(fabsf(x)));
+  return y;
 }
 
 // Raises a magnitude in memory to a block's largest. Most blocks find it as large: one access, and no atomic one.
@@ -125,10 +133,5 @@ __device__ __forceinline__ float tensor_power(float factor, const u32* parts, in
   if (factor != 0.0f) return factor;
   u32 most = 0;
   for (int i = threadIdx.x % 32; i < 256; i += 32) most = most > parts[i] ? most : parts[i];
-#pragma unroll
-  for (int offset = 16; offset; offset >>= 1) {
-    const u32 other = __shfl_xor_sync(0xffffffffu, most, offset);
-    most = most > other ? most : other;
-  }
-  return power_for(most, top);
+  return power_for(__reduce_max_sync(0xffffffffu, most), top);
 }

@@ -7,7 +7,10 @@ use graph::{Dim, Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use tensor::{Attrs, DType};
 
-use super::{GROUPS, HEADERS, PARTS, check_groups, counts, factor, format_of, groups_of, in_packs, larger, matrix};
+use super::{
+    GROUPS, HEADERS, PARTS, TILE, TILE_THREADS, TRANSPOSE_HEADER, check_groups, counts, factor, format_of, groups_of,
+    in_packs, larger, matrix,
+};
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type, row_offset};
@@ -18,8 +21,6 @@ use crate::registry::id;
 const SOURCE: &str = include_str!("quantise.cu");
 
 /// Rows and columns of a kernel's tile.
-const TILE: usize = 64;
-const THREADS: u32 = 256;
 /// Neighbours of a row that a thread writes at once: products of eight bits take no other widths either.
 const WIDTH: usize = 16;
 
@@ -197,7 +198,7 @@ impl Op for Quantise {
             ("FORMAT".to_owned(), u32::from(reading.format == DType::E5M2).to_string()),
             ("TOP".to_owned(), reading.top.to_string()),
             ("PARTS".to_owned(), (call.inputs[1].len() / groups).to_string()),
-            ("THREADS".to_owned(), THREADS.to_string()),
+            ("THREADS".to_owned(), TILE_THREADS.to_string()),
         ];
         if in_packs(x) {
             defines.push(("PACKS".to_owned(), "1".to_owned()));
@@ -225,10 +226,10 @@ impl Op for Quantise {
         Lowered::Kernels(vec![KernelSpec {
             entry: "quantise",
             source: SOURCE.to_owned(),
-            headers: HEADERS.to_vec(),
+            headers: [HEADERS, &[TRANSPOSE_HEADER]].concat(),
             defines,
             grid: [columns.div_ceil(TILE) as u32, height.div_ceil(TILE).max(1) as u32, groups as u32],
-            block: [THREADS, 1, 1],
+            block: [TILE_THREADS, 1, 1],
             shared_bytes: 0,
             args,
         }])
@@ -274,6 +275,11 @@ impl Op for Quantise {
                 attrs("e4m3", 7).with("factor", true).with("transposed", true).with("record", true),
             )
             .with_state(record(&[2, 72, 80], Some([80, 144]), DType::E4M3, 1e4)),
+            // Several tiles, the last of them with few rows and columns.
+            Example::new(
+                vec![normal(&[270, 176], 1.0), parts(5.0), factor(0.0)],
+                attrs("e5m2", 11).with("factor", true).with("transposed", true),
+            ),
             // Elements that become 0 are counted where there is no factor, and only there.
             counted(0.0),
             counted(64.0),

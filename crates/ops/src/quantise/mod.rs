@@ -36,6 +36,11 @@ pub(crate) const CODES_HEADER: (&str, &str) = ("codes.cuh", include_str!("codes.
 
 const HEADERS: &[(&str, &str)] = &[("types.cuh", include_str!("../cuda/types.cuh")), CODES_HEADER];
 
+/// Of kernels that turn tiles of codes, of so many rows and columns, with so many threads.
+const TRANSPOSE_HEADER: (&str, &str) = ("transpose.cuh", include_str!("transpose.cuh"));
+const TILE: usize = 128;
+const TILE_THREADS: u32 = 256;
+
 /// With random numbers.
 const SMALL_HEADERS: &[(&str, &str)] = &[HEADERS[0], HEADERS[1], ("philox.cuh", include_str!("../cuda/philox.cuh"))];
 

@@ -1,14 +1,27 @@
-// Codes of X * 2^k, in tiles of 64 by 64: a thread has 16 neighbours of a row, whose columns are a
-// multiple of 16; transposed codes go through shared memory.
+// Codes of X * 2^k, in tiles: a thread has 16 neighbours of each of four rows, whose columns are a multiple of 16;
+// transposed codes go through shared memory.
 // The power is the kept factor, where it is not 0, else the one that the parts' largest magnitude asks for. With COUNT,
 // numbers that become 0 are counted where no factor is kept. Every matrix of ROWS rows in X, a layer of blocks each, has
 // parts and a power of its own. Memory-bound.
-#include "types.cuh"
+#include "transpose.cuh"
 #include "codes.cuh"
 
-#define TILE 64
-// Bytes from row to row of the tile in shared memory: neighbours along either axis are in different banks.
-#define PITCH (TILE + 4)
+// 16 numbers of a row.
+struct Numbers { float at[16]; };
+__device__ __forceinline__ Numbers numbers_of(const X_T* line) {
+  Numbers x;
+#ifdef PACKS
+  union { uint4 packs[2]; bf16 each[16]; } in;
+  in.packs[0] = ((const uint4*)line)[0];
+  in.packs[1] = ((const uint4*)line)[1];
+#pragma unroll
+  for (int i = 0; i < 16; i++) x.at[i] = to_float(in.each[i]);
+#else
+#pragma unroll
+  for (int i = 0; i < 16; i++) x.at[i] = load(line + i);
+#endif
+  return x;
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 quantise(const X_T* __restrict__ x, const u32* __restrict__ parts, u8* __restrict__ codes, float* __restrict__ scale
@@ -19,7 +32,7 @@ quantise(const X_T* __restrict__ x, const u32* __restrict__ parts, u8* __restric
          , u8* __restrict__ transposed
 #endif
 #ifdef RECORD
-         , u32* __restrict__ amax
+         , float* __restrict__ amax
 #endif
 #ifdef COUNT
          , double* __restrict__ nonzero, double* __restrict__ flushed
@@ -38,58 +51,45 @@ quantise(const X_T* __restrict__ x, const u32* __restrict__ parts, u8* __restric
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) scale[blockIdx.z] = inverse_power(power);
 
   const int first_row = blockIdx.y * TILE, first_column = blockIdx.x * TILE;
-  const int row = threadIdx.x / 4, column = first_column + threadIdx.x % 4 * 16;
-  u32 most = 0, numbers = 0, zeros = 0;
-  union { u16 pairs[8]; uint4 all; u8 each[16]; } of;
-  of.all = make_uint4(0, 0, 0, 0);
-  if (first_row + row < ROWS && column < COLUMNS) {
-    const size_t place = (size_t)blockIdx.z * ROWS + first_row + row;
-    const X_T* line = x + X_AT(place) + column;
-    float values[16];
-#ifdef PACKS
-    union { uint4 packs[2]; bf16 each[16]; } in;
-    in.packs[0] = ((const uint4*)line)[0];
-    in.packs[1] = ((const uint4*)line)[1];
-#endif
+  const int fours = threadIdx.x / (TILE / 16), chunk = threadIdx.x % (TILE / 16), column = first_column + chunk * 16;
+  float most = 0.0f;
+  u32 numbers = 0, zeros = 0;
+  uint4 rows[4];
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-#ifdef PACKS
-      values[i] = to_float(in.each[i]);
-#else
-      values[i] = load(line + i);
-#endif
+  for (int n = 0; n < 4; n++) {
+    rows[n] = make_uint4(0, 0, 0, 0);
+    const int row = first_row + fours * 4 + n;
+    if (row >= ROWS || column >= COLUMNS) continue;
+    const size_t place = (size_t)blockIdx.z * ROWS + row;
+    const Numbers of = numbers_of(x + X_AT(place) + column);
+    union { u16 pairs[8]; uint4 all; } packed;
+#pragma unroll
+    for (int i = 0; i < 8; i++) packed.pairs[i] = codes_of(of.at[2 * i] * power, of.at[2 * i + 1] * power);
+    rows[n] = packed.all;
+    *(uint4*)(codes + place * COLUMNS + column) = rows[n];
 #ifdef RECORD
-      const u32 bits = __float_as_uint(values[i]) & 0x7fffffffu;
-      most = most > bits ? most : bits;
-#endif
-    }
 #pragma unroll
-    for (int i = 0; i < 8; i++) of.pairs[i] = codes_of(values[2 * i] * power, values[2 * i + 1] * power);
-    *(uint4*)(codes + place * COLUMNS + column) = of.all;
+    for (int i = 0; i < 16; i++) most = larger(most, of.at[i]);
+#endif
 #ifdef COUNT
     if (own) {
 #pragma unroll
       for (int i = 0; i < 16; i++) {
-        numbers += values[i] != 0.0f;
-        zeros += is_flushed(values[i], power);
+        numbers += of.at[i] != 0.0f;
+        zeros += is_flushed(of.at[i], power);
       }
     }
 #endif
   }
 #ifdef PADDED
-  __shared__ u8 tile[TILE * PITCH];
-  for (int i = 0; i < 16; i++) tile[row * PITCH + threadIdx.x % 4 * 16 + i] = of.each[i];
+  __shared__ __align__(16) u32 tile[TILE * LINE];
+  put_rows(tile, rows, fours, chunk);
   __syncthreads();
-  // Now a thread has 16 rows of a column.
-  const int turned = first_column + threadIdx.x / 4, behind = threadIdx.x % 4 * 16;
-  if (turned < COLUMNS && first_row + behind < PADDED) {
-    for (int i = 0; i < 16; i++) of.each[i] = tile[(behind + i) * PITCH + threadIdx.x / 4];
-    *(uint4*)(transposed + ((size_t)blockIdx.z * COLUMNS + turned) * PADDED + first_row + behind) = of.all;
-  }
+  u8* const to = transposed + ((size_t)blockIdx.z * COLUMNS + first_column) * PADDED + first_row;
+  write_columns(tile, to, PADDED, COLUMNS - first_column, PADDED - first_row);
 #endif
 #ifdef RECORD
-  most = block_max_bits<THREADS>(most);
-  if (threadIdx.x == 0 && most) atomicMax(amax, most);
+  raise<THREADS>(amax, __float_as_uint(most));
 #endif
 #ifdef COUNT
   if (own) {

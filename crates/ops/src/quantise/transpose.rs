@@ -6,7 +6,7 @@ use program::Arg;
 use tensor::{Attrs, DType};
 
 use super::numbers::is_codes;
-use super::{HEADERS, matrix, padded_rows};
+use super::{HEADERS, TILE, TILE_THREADS, TRANSPOSE_HEADER, matrix, padded_rows};
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered};
@@ -16,8 +16,6 @@ use crate::registry::id;
 
 const SOURCE: &str = include_str!("transpose.cu");
 
-const TILE: usize = 64;
-const THREADS: u32 = 256;
 /// Neighbours that a thread moves at once.
 const WIDTH: usize = 16;
 
@@ -72,14 +70,14 @@ impl Op for TransposeCodes {
         assert!(codes.is_dense() && transposed.is_dense(), "codes lie densely: {codes}, {transposed}");
         let (rows, columns) = matrix(&codes.shape);
         let numbers =
-            [("COLUMNS", columns), ("ROWS", rows), ("PADDED", padded_rows(rows)), ("THREADS", THREADS as usize)];
+            [("COLUMNS", columns), ("ROWS", rows), ("PADDED", padded_rows(rows)), ("THREADS", TILE_THREADS as usize)];
         Lowered::Kernels(vec![KernelSpec {
             entry: "transpose_codes",
             source: SOURCE.to_owned(),
-            headers: HEADERS[..1].to_vec(),
+            headers: vec![HEADERS[0], TRANSPOSE_HEADER],
             defines: numbers.iter().map(|(name, n)| ((*name).to_owned(), n.to_string())).collect(),
             grid: [columns.div_ceil(TILE) as u32, padded_rows(rows).div_ceil(TILE).max(1) as u32, 1],
-            block: [THREADS, 1, 1],
+            block: [TILE_THREADS, 1, 1],
             shared_bytes: 0,
             args: vec![Arg::Input(0), Arg::Output(0)],
         }])
@@ -92,7 +90,12 @@ impl Op for TransposeCodes {
             let codes = ExampleInput::Codes { dtype, shape: shape.to_vec(), scale: 20.0 };
             Example::new(vec![codes], Attrs::new())
         };
-        vec![example(DType::E4M3, &[2, 37, 80]), example(DType::E5M2, &[128, 64]), example(DType::E5M2, &[3, 16])]
+        vec![
+            example(DType::E4M3, &[2, 37, 80]),
+            example(DType::E5M2, &[128, 64]),
+            example(DType::E5M2, &[3, 16]),
+            example(DType::E4M3, &[300, 272]),
+        ]
     }
 }
 

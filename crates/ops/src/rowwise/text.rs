@@ -72,23 +72,26 @@ fn kernel(form: &Form, call: &LowerCall<'_>, deal: &Deal, read: &[usize], known:
     for (place, _) in writer.sums().enumerate() {
         lines.add(1, format!("float t{place}[ITEMS][WIDTH] = {{}};"));
     }
-    let rows = if deal.slices > 1 { "(size_t)ROWS * SLICES" } else { "ROWS" };
+    let rows = if deal.slices > 1 { "ROWS * SLICES" } else { "ROWS" };
     let line = if deal.slices > 1 { "line" } else { "row" };
     // All threads of a block come to the end where it has something to leave.
     let closes = deal.walks || !writer.amaxes.is_empty() || !writer.counts.is_empty();
     if deal.walks {
-        let step = "(size_t)gridDim.x * (THREADS / LANES)";
-        lines.add(1, format!("for (size_t {line} = ROW; {line} < {rows}; {line} += {step}) {{"));
+        let step = "gridDim.x * (THREADS / LANES)";
+        lines.add(1, format!("for (u32 {line} = ROW; {line} < {rows}; {line} += {step}) {{"));
     } else {
-        lines.add(1, format!("const size_t {line} = ROW;"));
+        lines.add(1, format!("const u32 {line} = ROW;"));
         lines
             .add(1, if closes { format!("if ({line} < {rows}) {{") } else { format!("if ({line} >= {rows}) return;") });
     }
     if deal.slices > 1 {
-        lines.add(1, "const size_t row = line / SLICES;");
+        lines.add(1, "const u32 row = line / SLICES;");
         lines.add(1, "const int first_pack = line % SLICES * (ITEMS * LANES);");
     }
     writer.begin(&mut lines);
+    if deal.walks && !deal.finds {
+        writer.prefetch(&mut lines);
+    }
     for (single, of_packs) in body {
         lines.0.push_str(&single.0);
         lines.0.push_str(&of_packs.0);
@@ -396,7 +399,7 @@ impl<'a> Writer<'a> {
             lines.add(1, format!("const float w{index} = tensor_power(q{factor}, parts + {first}, {top});"));
         }
         for (place, _) in self.amaxes.iter().enumerate() {
-            lines.add(1, format!("u32 m{place} = 0;"));
+            lines.add(1, format!("float m{place} = 0.0f;"));
         }
         for place in 0..self.counts.len() {
             lines.add(1, format!("u32 c{place} = 0;"));
@@ -439,11 +442,11 @@ impl<'a> Writer<'a> {
     fn leave_magnitudes(&self, lines: &mut Lines) {
         for (place, (result, _)) in self.amaxes.iter().enumerate() {
             if self.deal.finds {
-                lines.add(1, format!("m{place} = block_max_bits<THREADS>(m{place});"));
+                lines.add(1, format!("const u32 b{place} = block_max_bits<THREADS>(__float_as_uint(m{place}));"));
                 let at = place * PARTS;
-                lines.add(1, format!("if (threadIdx.x == 0) parts[{at} + blockIdx.x] = m{place};"));
+                lines.add(1, format!("if (threadIdx.x == 0) parts[{at} + blockIdx.x] = b{place};"));
             } else {
-                lines.add(1, format!("raise<THREADS>(out{result}, m{place});"));
+                lines.add(1, format!("raise<THREADS>(out{result}, __float_as_uint(m{place}));"));
             }
         }
     }
@@ -474,6 +477,18 @@ impl<'a> Writer<'a> {
             }
             lines.add(1, "}");
         }
+    }
+
+    /// Requests the rows that come after these: a block that walks would wait for them while it computes nothing.
+    fn prefetch(&self, lines: &mut Lines) {
+        lines.add(1, "if (const u32 next = row + gridDim.x * (THREADS / LANES); next < ROWS) {");
+        lines.add(2, "FOR_PACKS(n, p) {");
+        for i in self.early.iter().filter(|i| self.form.operands[**i] == Extent::Element) {
+            let at = row_offset(&self.call.inputs[*i]).replace("(row)", "(next)");
+            lines.add(3, format!("prefetch(in{i} + {at} + p * WIDTH);"));
+        }
+        lines.add(2, "}");
+        lines.add(1, "}");
     }
 
     /// What stands before a phase's loop, and the loop.
@@ -528,7 +543,7 @@ impl<'a> Writer<'a> {
         for (place, (_, all)) in self.amaxes.clone().into_iter().enumerate() {
             for expr in all.iter().filter(|e| phase_of(e) == phase) {
                 let value = self.value(expr, false);
-                self.inside.add(3, format!("m{place} = larger_bits(m{place}, {value});"));
+                self.inside.add(3, format!("m{place} = larger(m{place}, {value});"));
             }
         }
     }
@@ -543,6 +558,9 @@ impl<'a> Writer<'a> {
         for (index, ((extent, expr), output)) in self.form.results.iter().zip(self.call.outputs).enumerate() {
             if *extent == Extent::Element && phase_of(expr) == phase {
                 let id = self.kept_place(output.dtype, expr).expect("results are kept");
+                if output.dtype.small().is_some() {
+                    lines.add(2, format!("in_codes(k{id}[n].at, f{id});"));
+                }
                 lines.add(2, format!("write_pack(out{index} + {} + p * WIDTH, k{id}[n]);", row_offset(output)));
             }
         }
@@ -558,6 +576,9 @@ impl<'a> Writer<'a> {
             if !self.early.contains(&i) && self.phases_that_read(i).contains(&phase) {
                 lines.add(2, format!("const auto x{i} = read_pack<WIDTH>(p{i} + p * WIDTH);"));
             }
+        }
+        for id in (0..self.kept.len()).filter(|id| self.inside.0.contains(&format!("f{id}[j] ="))) {
+            lines.add(2, format!("float f{id}[WIDTH];"));
         }
         lines.add(0, "#pragma unroll");
         lines.add(2, "for (int j = 0; j < WIDTH; j++) {");
@@ -577,7 +598,12 @@ impl<'a> Writer<'a> {
         self.written.push(id);
         let (dtype, expr, _) = self.kept[id];
         let value = self.value(expr, false);
-        self.inside.add(3, format!("k{id}[n].at[j] = from_float<{}>({value});", stored_type(dtype)));
+        // Two numbers become codes at once, behind the loop.
+        let line = match dtype.small() {
+            Some(_) => format!("f{id}[j] = {value};"),
+            None => format!("k{id}[n].at[j] = from_float<{}>({value});", stored_type(dtype)),
+        };
+        self.inside.add(3, line);
     }
 
     /// Adds a value to a sum; a product in one step.

@@ -37,9 +37,12 @@ RUNS: list[tuple[str, str, str, dict[str, Any], str | None]] = [
     ("lora-0.6b-fp8", "qwen3-0.6b", "lora", FP8, "lora-0.6b"),
     ("full-0.6b", "qwen3-0.6b", "full", {}, None),
     ("full-0.6b-fp8", "qwen3-0.6b", "full", FP8, "full-0.6b"),
-    ("lora-1.7b-fp8", "qwen3-1.7b", "lora", FP8, None),
-    ("lora-4b-fp8", "qwen3-4b", "lora", FP8, None),
-    ("full-4b-fp8", "qwen3-4b", "full", FP8, None),
+    ("lora-1.7b", "qwen3-1.7b", "lora", {}, None),
+    ("lora-1.7b-fp8", "qwen3-1.7b", "lora", FP8, "lora-1.7b"),
+    ("lora-4b", "qwen3-4b", "lora", {}, None),
+    ("lora-4b-fp8", "qwen3-4b", "lora", FP8, "lora-4b"),
+    ("full-4b", "qwen3-4b", "full", {}, None),
+    ("full-4b-fp8", "qwen3-4b", "full", FP8, "full-4b"),
     ("full-8b-fp8", "qwen3-8b", "full", FP8, None),
     ("lora-8b", "qwen3-8b", "lora", {}, None),
     ("lora-8b-fp8", "qwen3-8b", "lora", FP8, "lora-8b"),
@@ -58,6 +61,7 @@ RUNS: list[tuple[str, str, str, dict[str, Any], str | None]] = [
     ("lora-30b-a3b-nf4-24gb", "qwen3-30b-a3b", "lora", NF4 | ON_ATTENTION | {"memory_limit": "24GB"}, "lora-30b-a3b-nf4"),
     ("lora-gpt-oss-20b-nf4-16gb", "gpt-oss-20b", "lora", NF4 | ON_ATTENTION | {"memory_limit": "16GB"}, None),
     ("lora-gpt-oss-20b-mxfp4", "gpt-oss-20b", "lora", MXFP4 | ON_ATTENTION, None),
+    ("lora-gpt-oss-20b-mxfp4-fp8", "gpt-oss-20b", "lora", MXFP4 | ON_ATTENTION | FP8, "lora-gpt-oss-20b-mxfp4"),
     ("lora-gpt-oss-20b-mxfp4-16gb", "gpt-oss-20b", "lora", MXFP4 | ON_ATTENTION | {"memory_limit": "16GB"}, "lora-gpt-oss-20b-mxfp4"),
 ]
 

@@ -515,25 +515,32 @@ def quantise(*inputs: Tensor | Parameter, format: str | each[str], top: int | ea
     count: elements that become 0 are counted, where the factor is 0
     groups: G, matrices behind one another, each scaled by itself; 1 if absent"""
 
-def quantise_blocks(*inputs: Tensor | Parameter, tiles: bool | each[bool] | None = None, operand: bool | each[bool] | None = None, transposed: bool | each[bool] | None = None, stream: int | each[int] | None = None, seed: int | each[int] | None = None, first: int | each[int] | None = None, width: int | each[int] | None = None) -> Any:
+def quantise_blocks(*inputs: Tensor | Parameter, tiles: bool | each[bool] | None = None, operand: bool | each[bool] | None = None, transposed: bool | each[bool] | None = None, groups: int | each[int] | None = None, stream: int | each[int] | None = None, seed: int | each[int] | None = None, first: int | each[int] | None = None, width: int | each[int] | None = None) -> Any:
     """x as NVFP4: codes of four bits in blocks of 16 of a row, or in tiles of 16 by 16, with E4M3 scales; the factor
     g of the tensor follows from the largest of parts. With `stream` codes are rounded stochastically, by random
     bytes of (seed, stream, micro_step, place in a matrix of `width` columns in which x begins at element
     `first`). x […, K], parts f32 [n, 256], micro_step i32 [1] if `stream` → u8 [bytes], g f32 [1]. With `operand`
     codes and scales apart, as units of four bits read them: codes u8 […, K up to a multiple of 32 / 2], scales u8
-    [bytes] in tiles of 128 rows by 4 blocks; with `transposed` those of xᵀ, whose tiles are the same.
+    [bytes] in tiles of 128 rows by 4 blocks; with `transposed` those of xᵀ, whose tiles are the same. With
+    `groups` each of G matrices that lie behind one another has a part of f32 [G, 256], a packed tensor of u8
+    [bytes·G] and a factor of f32 [G].
 
     tiles: blocks are 16 rows high
     operand: codes and scales apart, as units of four bits read them
     transposed: of the transpose; for tiles that are an operand
+    groups: G, matrices behind one another, each scaled by itself; 1 if absent
     stream: of the random numbers; rounds to nearest if absent
     seed: of the random numbers
     first: place of the first element among the random numbers
     width: random numbers from row to row"""
 
-def rotate(*inputs: Tensor | Parameter) -> Any:
+def rotate(*inputs: Tensor | Parameter, groups: int | each[int] | None = None) -> Any:
     """The transpose of x, 16 neighbours of its rows times diag(σ)·H/4 with the Hadamard matrix H and fixed signs σ;
-    rows of x are filled up with zeros. x […, K] → [K, rows up to a multiple of 16]."""
+    rows of x are filled up with zeros. x […, K] → [K, rows up to a multiple of 16]. With `groups` rows of x are
+    those of G groups, by offsets i32 [G + 1], each filled up with zeros: → [K, P] and where groups begin among
+    the P, i32 [G + 1]. P is a bound: zeros are behind the last group, too.
+
+    groups: G, groups of rows that begin at multiples of 16 each"""
 
 def decode(*inputs: Tensor | Parameter) -> Any:
     """The numbers that codes stand for: code·scale, exact. codes […], scale f32 [1], or f32 [G] for G matrices
@@ -732,7 +739,8 @@ def grouped_linear(*inputs: Tensor | Parameter, groups: int | each[int], transpo
 
 def grouped_weight_gradient(*inputs: Tensor | Parameter, groups: int | each[int], shape: list[int] | each[list[int]], accumulate: bool | each[bool] | None = None) -> Any:
     """dw[g] = Σ over the rows of group g of aᵀ·b, in f32 and in the order of the rows; 0 for a group without rows. a
-    […, M], b […, K], offsets i32 [G + 1] → f32 `shape`, which has G·M·K elements. With `accumulate`, added to.
+    […, M], b […, K], offsets i32 [G + 1] → f32 `shape`, which has G·M·K elements. Two more inputs, both f32 [1],
+    multiply the sums. With `accumulate`, added to.
 
     groups: G, the number of matrices
     shape: of the result
@@ -740,9 +748,9 @@ def grouped_weight_gradient(*inputs: Tensor | Parameter, groups: int | each[int]
 
 def grouped_codes(*inputs: Tensor | Parameter, groups: int | each[int], transposed: bool | each[bool] | None = None, across: bool | each[bool] | None = None, fast_sum: bool | each[bool] | None = None) -> Any:
     """y = sx·sw[g]·x·w[g]ᵀ for the rows of each group g, those from offsets[g] to offsets[g + 1]. x […, K] and w
-    [G·N, K] or [G, N, K] ([G·K, N] if `transposed`) codes of eight bits, offsets i32 [G + 1], sx f32 [1], sw f32
-    [G] → […, N]. Two more inputs t […, R], b [G·N, R] ([G·R, N] if `across`) add t·b[g]ᵀ before the sum is
-    rounded.
+    [G·N, K] or [G, N, K] ([G·K, N] if `transposed`) codes of eight bits, or numbers, offsets i32 [G + 1], sx f32
+    [1], sw f32 [G] → […, N]. Two more inputs t […, R], b [G·N, R] ([G·R, N] if `across`) add t·b[g]ᵀ before the
+    sum is rounded.
 
     groups: G, the number of matrices
     transposed: the matrices are [K, N]: y = x·w, not x·wᵀ

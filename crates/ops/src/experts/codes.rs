@@ -1,5 +1,6 @@
-//! Products of codes of eight bits in which every group of rows has a matrix of its own: those of the numbers that the codes
-//! stand for. A matrix has its own scale, the rows of all groups have one.
+//! Products of codes in which every group of rows has a matrix of its own: those of the numbers that the codes stand for.
+//! Codes of eight bits come as they are, those of four bits as code times scale of the block, numbers of the compute type. A
+//! matrix has its own scale, the rows of all groups have one.
 
 use graph::{Dim, Element, OpId, ValueType};
 use program::{Arithmetic, Cost, TensorRef};
@@ -54,8 +55,8 @@ impl Op for GroupedCodes {
 
     fn doc(&self) -> &'static str {
         "y = sx·sw[g]·x·w[g]ᵀ for the rows of each group g, those from offsets[g] to offsets[g + 1]. x […, K] and w [G·N, K] \
-         or [G, N, K] ([G·K, N] if `transposed`) codes of eight bits, offsets i32 [G + 1], sx f32 [1], sw f32 [G] → […, N]. \
-         Two more inputs t […, R], b [G·N, R] ([G·R, N] if `across`) add t·b[g]ᵀ before the sum is rounded."
+         or [G, N, K] ([G·K, N] if `transposed`) codes of eight bits, or numbers, offsets i32 [G + 1], sx f32 [1], sw f32 [G] \
+         → […, N]. Two more inputs t […, R], b [G·N, R] ([G·R, N] if `across`) add t·b[g]ᵀ before the sum is rounded."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -76,11 +77,12 @@ impl Op for GroupedCodes {
         let (groups, across) = (attrs.size("groups")?, attrs.flag("across")?);
         attrs.flag("fast_sum")?;
         grouped::check_offsets(offsets, groups)?;
-        if !is_codes(x) || !is_codes(w) {
-            return Err("x and the matrices must be codes of eight bits".into());
+        let alike = is_codes(x) && is_codes(w) || x.dtype.is_float() && x.dtype == w.dtype;
+        if !alike {
+            return Err("x and the matrices must be codes of eight bits, or numbers of one type".into());
         }
-        let numbers = |count: usize| ValueType::new(Element::F32, [count.into()]);
-        if *scales[0] != numbers(1) || *scales[1] != numbers(groups) {
+        let factors = |count: usize| ValueType::new(Element::F32, [count.into()]);
+        if *scales[0] != factors(1) || *scales[1] != factors(groups) {
             return Err(format!("the scales must be f32 [1] and f32 [{groups}]"));
         }
         if across && second.is_none() {
@@ -110,59 +112,79 @@ impl Op for GroupedCodes {
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
-        grouped::lowered(call, SECOND)
+        grouped::lowered(call, SECOND, true)
     }
 
     crate::reference!(reference);
 
     fn examples(&self) -> Vec<Example> {
-        let example = |of: (usize, usize, usize), [k, n]: [usize; 2], format: DType, fast_sum: bool| {
-            let (tokens, each, groups) = of;
-            let (_, _, offsets) = example_groups(tokens, each, groups);
-            let codes = |dtype, shape: &[usize]| ExampleInput::Codes { dtype, shape: shape.to_vec(), scale: 20.0 };
-            let scales = |count: usize| ExampleInput::F32 {
-                shape: vec![count],
-                values: (0..count).map(|group| 0.25 / (1 << (group % 3)) as f32).collect(),
-            };
-            let inputs = vec![
-                codes(format, &[1, tokens, each, k]),
-                codes(DType::E4M3, &[groups, n, k]),
-                ints(&[groups + 1], offsets),
-                scales(1),
-                scales(groups),
-            ];
-            let attrs = Attrs::new().with("groups", groups);
-            Example::new(inputs, if fast_sum { attrs.with("fast_sum", true) } else { attrs })
+        let e4m3 = |of: (usize, usize, usize), k_n: [usize; 2]| {
+            let Example { inputs, attrs, .. } = example(of, k_n, Some(DType::E4M3));
+            Example::new(inputs, attrs.with("fast_sum", true))
         };
-        let turned = |mut of: Example| {
-            let ExampleInput::Codes { shape, .. } = &mut of.inputs[1] else { unreachable!("w is drawn as codes") };
-            shape.swap(1, 2);
-            of.attrs = of.attrs.with("transposed", true);
-            of
-        };
-        // With a second product of r terms, whose matrices lie one way or the other.
-        let with = |mut of: Example, r: usize, n: usize, across: bool| {
-            let groups = of.attrs.size("groups").expect("an example has groups");
-            let ExampleInput::Codes { shape, .. } = &of.inputs[0] else { unreachable!("x is drawn as codes") };
-            let rows = [&shape[..shape.len() - 1], &[r]].concat();
-            let b = if across { [groups, r, n] } else { [groups, n, r] };
-            of.inputs.extend([normal(&rows), normal(&b)]);
-            of.attrs = of.attrs.with("across", across);
-            of
-        };
-        let (e4m3, e5m2) = (DType::E4M3, DType::E5M2);
+        let e5m2 = |of: (usize, usize, usize), k_n: [usize; 2]| example(of, k_n, Some(DType::E5M2));
+        let numbers = |of: (usize, usize, usize), k_n: [usize; 2]| example(of, k_n, None);
         vec![
-            example((6, 2, 4), [16, 32], e4m3, true),
-            example((5, 2, 3), [32, 16], e5m2, false),
-            turned(example((90, 2, 5), [48, 144], e5m2, false)),
+            e4m3((6, 2, 4), [16, 32]),
+            e5m2((5, 2, 3), [32, 16]),
+            transposed(e5m2((90, 2, 5), [48, 144])),
             // Few columns; several tiles of a group, more groups than a warp looks at at once, and one step, two or three.
-            example((300, 2, 3), [144, 48], e4m3, true),
-            example((530, 2, 3), [80, 320], e4m3, true),
-            example((530, 2, 3), [208, 320], e5m2, false),
-            example((300, 4, 70), [272, 80], e5m2, false),
-            with(example((80, 4, 3), [80, 160], e4m3, true), 18, 160, true),
-            with(example((530, 2, 3), [144, 320], e4m3, true), 16, 320, false),
-            with(example((300, 4, 70), [272, 80], e5m2, false), 72, 80, true),
+            e4m3((300, 2, 3), [144, 48]),
+            e4m3((530, 2, 3), [80, 320]),
+            e5m2((530, 2, 3), [208, 320]),
+            e5m2((300, 4, 70), [272, 80]),
+            with_second(e4m3((80, 4, 3), [80, 160]), 18, true),
+            with_second(e4m3((530, 2, 3), [144, 320]), 16, false),
+            with_second(e5m2((300, 4, 70), [272, 80]), 72, true),
+            numbers((6, 2, 4), [16, 32]),
+            numbers((300, 2, 3), [144, 48]),
+            transposed(numbers((300, 4, 70), [272, 80])),
+            with_second(numbers((80, 4, 3), [80, 160]), 18, true),
+            with_second(numbers((530, 2, 3), [144, 320]), 16, false),
+            with_second(transposed(numbers((300, 4, 70), [272, 80])), 72, true),
         ]
     }
+}
+
+/// A call for so many tokens, of which each goes to some of the groups, of codes of x in a format or of numbers.
+fn example((tokens, each, groups): (usize, usize, usize), [k, n]: [usize; 2], format: Option<DType>) -> Example {
+    let (_, _, offsets) = example_groups(tokens, each, groups);
+    let (x, w) = ([1, tokens, each, k], [groups, n, k]);
+    let codes = |dtype, shape: &[usize]| ExampleInput::Codes { dtype, shape: shape.to_vec(), scale: 20.0 };
+    let scales = |count: usize| ExampleInput::F32 {
+        shape: vec![count],
+        values: (0..count).map(|group| 0.25 / (1 << (group % 3)) as f32).collect(),
+    };
+    let [x, w] = match format {
+        Some(format) => [codes(format, &x), codes(DType::E4M3, &w)],
+        None => [normal(&x), normal(&w)],
+    };
+    let inputs = vec![x, w, ints(&[groups + 1], offsets), scales(1), scales(groups)];
+    Example::new(inputs, Attrs::new().with("groups", groups))
+}
+
+/// The extents of a drawn operand.
+fn shape(of: &mut ExampleInput) -> &mut Vec<usize> {
+    match of {
+        ExampleInput::Codes { shape, .. } | ExampleInput::Normal { shape, .. } => shape,
+        _ => unreachable!("factors are drawn"),
+    }
+}
+
+fn transposed(mut of: Example) -> Example {
+    shape(&mut of.inputs[1]).swap(1, 2);
+    of.attrs = of.attrs.with("transposed", true);
+    of
+}
+
+/// With a second product of r terms, whose matrices lie one way or the other.
+fn with_second(mut of: Example, r: usize, across: bool) -> Example {
+    let x = shape(&mut of.inputs[0]);
+    let rows = [&x[..x.len() - 1], &[r]].concat();
+    let (turned, w) = (flag(&of.attrs, "transposed"), shape(&mut of.inputs[1]));
+    let (groups, n) = (w[0], if turned { w[2] } else { w[1] });
+    let b = if across { [groups, r, n] } else { [groups, n, r] };
+    of.inputs.extend([normal(&rows), normal(&b)]);
+    of.attrs = of.attrs.with("across", across);
+    of
 }

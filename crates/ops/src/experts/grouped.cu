@@ -4,8 +4,9 @@
 //     t[r, j] b[g][n, j] (b[g][j, n] if ACROSS) added to it. Block (t, c) has the t-th tile
 //     of TILE rows when those of all groups are counted one group after the other, and TILE columns; there are at most
 //     rows/TILE + GROUPS tiles, and blocks beyond the last do nothing: nothing about the groups is known to the host.
-//     If CODES, x and w are codes of eight bits, and the first sum is multiplied with the scale of x and that of w[g].
+//     If CODES, x and w are codes of eight bits; if SCALED, the first sum is multiplied with the scale of x and that of w[g].
 //   grouped_weight_gradient: dw[g] = a' b over the rows of the group, dw f32 [GROUPS, M, K] dense; a block per tile and group.
+//     If SCALED, the sums are multiplied with the scales of a and b.
 // For every type and shape: f32 sums in the order of k (of rows), 4 x 4 results per thread, tiles through shared memory.
 #include "types.cuh"
 #if CODES
@@ -47,7 +48,7 @@ __device__ __forceinline__ void multiply(float (&sum)[EACH][EACH], int terms, Le
 #if defined(X_T)
 extern "C" __global__ void __launch_bounds__(THREADS)
 grouped_linear(const X_T* __restrict__ x, const W_T* __restrict__ w, const int* __restrict__ offsets,
-#if CODES
+#if SCALED
                const float* __restrict__ scale_x, const float* __restrict__ scale_w,
 #endif
 #if R
@@ -72,7 +73,7 @@ grouped_linear(const X_T* __restrict__ x, const W_T* __restrict__ w, const int* 
         if (n0 + n >= N) return 0.0f;
         return TRANSPOSED ? load(w + W_AT((size_t)group * K + k) + n0 + n) : load(w + W_AT((size_t)group * N + n0 + n) + k);
       });
-#if CODES
+#if SCALED
   const float scale = *scale_x * scale_w[group];
 #pragma unroll
   for (int i = 0; i < EACH * EACH; i++) sum[i / EACH][i % EACH] *= scale;
@@ -98,6 +99,9 @@ grouped_linear(const X_T* __restrict__ x, const W_T* __restrict__ w, const int* 
 #if defined(A_T)
 extern "C" __global__ void __launch_bounds__(THREADS)
 grouped_weight_gradient(const A_T* __restrict__ a, const B_T* __restrict__ b, const int* __restrict__ offsets,
+#if SCALED
+                        const float* __restrict__ scale_a, const float* __restrict__ scale_b,
+#endif
                         float* __restrict__ dw) {
   __shared__ float left[STEP][TILE + 1], right[STEP][TILE + 1];
   const int group = blockIdx.z, first = offsets[group], end = offsets[group + 1];
@@ -122,6 +126,11 @@ grouped_weight_gradient(const A_T* __restrict__ a, const B_T* __restrict__ b, co
     }
     __syncthreads();
   }
+#if SCALED
+  const float scale = *scale_a * *scale_b;
+#pragma unroll
+  for (int i = 0; i < EACH * EACH; i++) sum[i / EACH][i % EACH] *= scale;
+#endif
 #pragma unroll
   for (int i = 0; i < EACH; i++)
 #pragma unroll

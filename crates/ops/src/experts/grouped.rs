@@ -15,13 +15,13 @@ use crate::quantise;
 use crate::real::Real;
 use crate::registry::id;
 
-const SOURCE: &str = include_str!("grouped.cu");
+pub(super) const SOURCE: &str = include_str!("grouped.cu");
 const MMA_SOURCE: &str = include_str!("grouped_mma.cu");
 
-const THREADS: usize = 256;
+pub(super) const THREADS: usize = 256;
 /// Rows and columns of a block's tile, of the plain kernels and of those on tensor cores.
-const TILE: usize = 64;
-const MMA_TILE: usize = 128;
+pub(super) const TILE: usize = 64;
+pub(super) const MMA_TILE: usize = 128;
 /// Shared memory of the kernels on tensor cores: three stages of two tiles of 128 rows of 80 bytes.
 const MMA_SHARED: usize = 3 * 2 * 128 * 80;
 
@@ -34,10 +34,7 @@ pub(super) const ACROSS: Attribute = Attribute { name: "across", kind: "bool?", 
 /// y = x·w[group]ᵀ, or with a second product in the same sum.
 pub struct GroupedLinear;
 
-/// dw[group] = Σ over the rows of the group of dy·xᵀ
-pub struct GroupedWeightGradient;
-
-fn columns(t: &ValueType) -> Result<usize, String> {
+pub(super) fn columns(t: &ValueType) -> Result<usize, String> {
     t.last().ok_or_else(|| "the last axis must be known".into())
 }
 
@@ -96,7 +93,7 @@ pub(super) fn check_offsets(offsets: &ValueType, groups: usize) -> Result<(), St
 }
 
 /// Whether tensor cores take the tensors of a call: bf16 or codes, whose rows divide into pieces and begin at one.
-fn suits_tensor_cores(call: &LowerCall<'_>, tensors: &[&TensorRef]) -> bool {
+pub(super) fn suits_tensor_cores(call: &LowerCall<'_>, tensors: &[&TensorRef]) -> bool {
     let pieces = |at: &TensorRef| {
         let (last, leading) = at.strides.split_last().expect("tensors have axes");
         let (columns, piece) = (at.shape.last().expect("tensors have axes"), ACCESS / at.dtype.size());
@@ -109,7 +106,7 @@ fn suits_tensor_cores(call: &LowerCall<'_>, tensors: &[&TensorRef]) -> bool {
 }
 
 /// The same kernel on tensor cores.
-fn on_tensor_cores(plain: KernelSpec, grid: [usize; 3]) -> KernelSpec {
+pub(super) fn on_tensor_cores(plain: KernelSpec, grid: [usize; 3]) -> KernelSpec {
     KernelSpec {
         source: MMA_SOURCE.to_owned(),
         headers: [MMA_HEADERS, &[quantise::CODES_HEADER]].concat(),
@@ -130,8 +127,8 @@ pub(super) fn factors<'a>(call: &LowerCall<'a>, second: usize) -> Vec<&'a Tensor
     of_sum.chain([&call.outputs[0]]).collect()
 }
 
-/// The kernel of a product, of numbers or of codes; the factors of a second one begin at an input.
-pub(super) fn lowered(call: &LowerCall<'_>, second: usize) -> Lowered {
+/// The kernel of a product, whose sum is `scaled` or not; the factors of a second one begin at an input.
+pub(super) fn lowered(call: &LowerCall<'_>, second: usize, scaled: bool) -> Lowered {
     let (x, w, y) = (&call.inputs[0], &call.inputs[1], &call.outputs[0]);
     let groups = call.inputs[2].len() - 1;
     let (k, n) = (x.shape[x.shape.len() - 1], y.shape[y.shape.len() - 1]);
@@ -141,7 +138,7 @@ pub(super) fn lowered(call: &LowerCall<'_>, second: usize) -> Lowered {
     let all = factors(call, second);
     let suits = suits_tensor_cores(call, &all);
     if suits && hopper::takes(call, &all) {
-        return Lowered::Kernels(vec![hopper::linear(call, second)]);
+        return Lowered::Kernels(vec![hopper::linear(call, second, scaled)]);
     }
     let second = call.inputs.get(second..second + 2).map(|of| (&of[0], &of[1]));
     let numbers = [
@@ -153,6 +150,7 @@ pub(super) fn lowered(call: &LowerCall<'_>, second: usize) -> Lowered {
         ("TRANSPOSED", flag(call.attrs, "transposed") as usize),
         ("ACROSS", flag(call.attrs, "across") as usize),
         ("CODES", x.dtype.small().is_some() as usize),
+        ("SCALED", scaled as usize),
     ];
     let inputs = (0..call.inputs.len()).map(Arg::Input);
     let grid = [tiles, n.div_ceil(TILE), 1];
@@ -261,7 +259,7 @@ impl Op for GroupedLinear {
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
-        lowered(call, 3)
+        lowered(call, 3, false)
     }
 
     crate::reference!(linear);
@@ -360,120 +358,5 @@ fn linear<T: Real>(call: &mut Call<'_, T>) {
     y.real().par_chunks_mut(n).zip(&group_of).enumerate().for_each(|(r, (y, group))| {
         y.fill(T::default());
         products.iter().for_each(|factors| factors.add(y, r, *group));
-    });
-}
-
-impl Op for GroupedWeightGradient {
-    fn id(&self) -> OpId {
-        id::GROUPED_WEIGHT_GRADIENT
-    }
-
-    fn class(&self) -> Class {
-        Class::Gather
-    }
-
-    fn multiplies(&self) -> bool {
-        true
-    }
-
-    fn doc(&self) -> &'static str {
-        "dw[g] = Σ over the rows of group g of aᵀ·b, in f32 and in the order of the rows; 0 for a group without rows. a \
-         […, M], b […, K], offsets i32 [G + 1] → f32 `shape`, which has G·M·K elements. With `accumulate`, added to."
-    }
-
-    fn attributes(&self) -> &'static [Attribute] {
-        &[
-            GROUPS,
-            Attribute { name: "shape", kind: "list of int", doc: "of the result" },
-            Attribute { name: "accumulate", kind: "bool?", doc: "add to dw instead of overwriting it" },
-        ]
-    }
-
-    fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
-        let [a, b, offsets] = inputs else { return Err("takes a, b and the offsets".into()) };
-        let (groups, shape) = (attrs.size("groups")?, attrs.sizes("shape")?);
-        attrs.flag("accumulate")?;
-        check_offsets(offsets, groups)?;
-        if a.shape[..a.shape.len() - 1] != b.shape[..b.shape.len() - 1] {
-            return Err("a and b must have the same rows".into());
-        }
-        if shape.iter().product::<usize>() != groups * columns(a)? * columns(b)? {
-            return Err(format!("{shape:?} does not hold a matrix for each of {groups} groups"));
-        }
-        Ok(vec![ValueType::new(Element::F32, shape.into_iter().map(Dim::Fixed).collect::<Vec<_>>())])
-    }
-
-    fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("second derivatives are not supported")
-    }
-
-    fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], attrs: &Attrs) -> Cost {
-        let read = if flag(attrs, "accumulate") { outputs[0].bytes() } else { 0 };
-        let bytes = (inputs.iter().chain(outputs).map(TensorRef::bytes).sum::<usize>() + read) as f64;
-        let m = inputs[0].shape[inputs[0].shape.len() - 1];
-        Cost { flops: 2.0 * inputs[1].len() as f64 * m as f64, bytes }
-    }
-
-    fn arithmetic(&self, call: &LowerCall<'_>) -> Arithmetic {
-        products(call, &[&call.inputs[0], &call.inputs[1]], true)
-    }
-
-    fn lower(&self, call: &LowerCall<'_>) -> Lowered {
-        let (a, b, dw) = (&call.inputs[0], &call.inputs[1], &call.outputs[0]);
-        assert!(dw.is_dense(), "gradients of matrices are dense: {dw}");
-        let groups = call.inputs[2].len() - 1;
-        let (m, k) = (a.shape[a.shape.len() - 1], b.shape[b.shape.len() - 1]);
-        let accumulate = flag(call.attrs, "accumulate") as usize;
-        let numbers = [("GROUPS", groups), ("M", m), ("K", k), ("TILE", TILE), ("ACCUMULATE", accumulate)];
-        let args = vec![Arg::Input(0), Arg::Input(1), Arg::Input(2), Arg::Output(0)];
-        let grid = [m.div_ceil(TILE), k.div_ceil(TILE), groups];
-        let mut kernel = kernel("grouped_weight_gradient", SOURCE, grid, THREADS, &numbers, args);
-        kernel.defines.extend([("A", a), ("B", b)].iter().flat_map(|(name, t)| defines_for(name, t)));
-        let suits = suits_tensor_cores(call, &[a, b]);
-        if suits && hopper::takes(call, &[a, b]) {
-            return Lowered::Kernels(vec![hopper::weight_gradient(call)]);
-        }
-        if suits {
-            kernel = on_tensor_cores(kernel, [m.div_ceil(MMA_TILE), k.div_ceil(MMA_TILE), groups]);
-        }
-        Lowered::Kernels(vec![kernel])
-    }
-
-    crate::reference!(weight_gradient);
-
-    fn examples(&self) -> Vec<Example> {
-        let example = |tokens: usize, groups: usize, m: usize, k: usize, accumulate: bool| {
-            let (_, _, offsets) = example_groups(tokens, 2, groups);
-            let inputs = vec![normal(&[1, tokens, 2, m]), normal(&[1, tokens, 2, k]), ints(&[groups + 1], offsets)];
-            let attrs = Attrs::new().with("groups", groups).with("shape", vec![groups * m, k]);
-            let state = ExampleInput::NormalF32 { shape: vec![groups * m, k], scale: 1.0 };
-            Example::new(inputs, attrs.with("accumulate", accumulate)).with_state(vec![state])
-        };
-        vec![
-            example(6, 4, 5, 8, false),
-            example(40, 3, 70, 66, true),
-            example(300, 6, 16, 24, false),
-            example(200, 3, 136, 264, true),
-            example(150, 40, 136, 16, false),
-            example(500, 3, 16, 320, true),
-            example(500, 3, 320, 24, true),
-        ]
-    }
-}
-
-fn weight_gradient<T: Real>(call: &mut Call<'_, T>) {
-    let [a, b, offsets] = call.inputs else { unreachable!("the shape rule requires three inputs") };
-    let accumulate = flag(call.attrs, "accumulate");
-    let ((m, k), offsets) = ((a.columns(), b.columns()), offsets.int());
-    let (a, b) = (a.real(), b.real());
-    let [dw] = call.outputs_mut();
-    dw.real().par_chunks_mut(k).enumerate().for_each(|(row, dw)| {
-        let (group, column) = (row / m, row % m);
-        let mut sum = vec![T::default(); k];
-        for r in offsets[group] as usize..offsets[group + 1] as usize {
-            let factor = a[r * m + column];
-            sum.iter_mut().zip(&b[r * k..(r + 1) * k]).for_each(|(sum, b)| *sum += factor * *b);
-        }
-        dw.iter_mut().zip(sum).for_each(|(dw, sum)| *dw = if accumulate { *dw + sum } else { sum });
     });
 }

@@ -101,7 +101,7 @@ template <typename Give> __device__ __forceinline__ void results(const float (&s
 #if defined(X_T)
 extern "C" __global__ void __launch_bounds__(THREADS)
 grouped_linear(const X_T* __restrict__ x, const W_T* __restrict__ w, const int* __restrict__ offsets,
-#if CODES
+#if SCALED
                const float* __restrict__ scale_x, const float* __restrict__ scale_w,
 #endif
 #if R
@@ -132,7 +132,7 @@ grouped_linear(const X_T* __restrict__ x, const W_T* __restrict__ w, const int* 
       return TRANSPOSED ? w + W_AT((size_t)group * K + k) + n : w + W_AT((size_t)group * N + n) + k;
     });
   });
-#if CODES
+#if SCALED
   const float scale = *scale_x * scale_w[group];
 #pragma unroll
   for (int i = 0; i < 64; i++) sum[i / 16][i / 4 % 4][i % 4] *= scale;
@@ -161,6 +161,9 @@ grouped_linear(const X_T* __restrict__ x, const W_T* __restrict__ w, const int* 
 #if defined(A_T)
 extern "C" __global__ void __launch_bounds__(THREADS)
 grouped_weight_gradient(const bf16* __restrict__ a, const bf16* __restrict__ b, const int* __restrict__ offsets,
+#if SCALED
+                        const float* __restrict__ scale_a, const float* __restrict__ scale_b,
+#endif
                         float* __restrict__ dw) {
   const int group = blockIdx.z, first = offsets[group], end = offsets[group + 1];
   const int m0 = blockIdx.x * TILE, k0 = blockIdx.y * TILE;
@@ -175,6 +178,11 @@ grouped_weight_gradient(const bf16* __restrict__ a, const bf16* __restrict__ b, 
       return inside ? b + B_AT(first + r0 + row) + k0 + k : b;
     });
   });
+#if SCALED
+  const float scale = *scale_a * *scale_b;
+#pragma unroll
+  for (int i = 0; i < 64; i++) sum[i / 16][i / 4 % 4][i % 4] *= scale;
+#endif
   results(sum, [&](int row, int column, float low, float high) {
     if (m0 + row >= M || k0 + column >= K) return;
     float2* at = (float2*)(dw + ((size_t)group * M + m0 + row) * K + k0 + column);

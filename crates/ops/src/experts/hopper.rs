@@ -5,6 +5,7 @@
 use program::{Arg, TensorRef};
 
 use super::grouped::flag;
+use super::weight_gradient;
 use crate::kernel::{KernelSpec, LowerCall, row_offset};
 
 const LINEAR: &str = include_str!("hopper/linear.cu");
@@ -98,8 +99,8 @@ fn kernel(
     }
 }
 
-/// The factors of a second product begin at an input.
-pub fn linear(call: &LowerCall<'_>, second: usize) -> KernelSpec {
+/// A product whose sum is `scaled` or not; the factors of a second one begin at an input.
+pub fn linear(call: &LowerCall<'_>, second: usize, scaled: bool) -> KernelSpec {
     let (x, w, y) = (&call.inputs[0], &call.inputs[1], &call.outputs[0]);
     let groups = call.inputs[2].len() - 1;
     let (transposed, across) = (flag(call.attrs, "transposed"), flag(call.attrs, "across"));
@@ -121,10 +122,11 @@ pub fn linear(call: &LowerCall<'_>, second: usize) -> KernelSpec {
         ("TRANSPOSED", transposed as usize),
         ("ACROSS", across as usize),
         ("PROMOTED", promoted as usize),
+        ("SCALED", scaled as usize),
     ];
     let rows_of_w = |across: bool| if across { DEEP } else { shape.rows[0] } as u32;
     let mut args = vec![boxes(0, BOX_ROWS, 1), boxes(1, rows_of_w(transposed), groups), Arg::Input(2)];
-    if codes {
+    if scaled {
         args.extend([Arg::Input(3), Arg::Input(4)]);
     }
     if r > 0 {
@@ -151,10 +153,22 @@ pub fn weight_gradient(call: &LowerCall<'_>) -> KernelSpec {
         () => SQUARE,
     };
     let groups = call.inputs[2].len() - 1;
-    let numbers = [("GROUPS", groups), ("M", m), ("K", k), ("WIDE", shape.rows[1]), ("ACCUMULATE", accumulate)];
+    let scaled = weight_gradient::is_scaled(call);
+    let numbers = [
+        ("GROUPS", groups),
+        ("M", m),
+        ("K", k),
+        ("WIDE", shape.rows[1]),
+        ("ACCUMULATE", accumulate),
+        ("SCALED", scaled as usize),
+    ];
     // Boxes of as many bytes as those of halves.
     let result = Arg::OutputBoxes { output: 0, extents: [1, 1, 64, 32], matrices: Some(groups) };
-    let args = vec![boxes(0, DEEP as u32, 1), boxes(1, DEEP as u32, 1), Arg::Input(2), result];
+    let mut args = vec![boxes(0, DEEP as u32, 1), boxes(1, DEEP as u32, 1), Arg::Input(2)];
+    if scaled {
+        args.extend([Arg::Input(3), Arg::Input(4)]);
+    }
+    args.push(result);
     kernel("grouped_weight_gradient", GRADIENT, call, &shape, &numbers, args)
 }
 

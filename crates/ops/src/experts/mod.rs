@@ -14,16 +14,18 @@ mod load;
 mod order;
 mod route;
 mod rows;
+mod weight_gradient;
 
 pub use bias::{GroupedBias, GroupedRowSums};
 pub use codes::GroupedCodes;
 pub use excess::LoadExcess;
 use graph::{Dim, Element, ValueType};
-pub use grouped::{GroupedLinear, GroupedWeightGradient};
+pub use grouped::GroupedLinear;
 pub use load::{BalancedLoss, BalancedLossBackward, ExpertLoad, ExpertLoadBackward, RouterReport};
 pub use order::GroupRows;
 pub use route::{Route, RouteBackward};
 pub use rows::{FromGroups, GroupWeightGradient, ToGroups};
+pub use weight_gradient::GroupedWeightGradient;
 
 use program::TensorRef;
 

@@ -2,7 +2,8 @@
 // neighbours of a row (with TILES of 16 rows by 16 columns) SCALES_AT, the tensor's factor TENSOR_AT and in `factor`.
 // A thread has 16 neighbours of a row; with TILES 16 threads behind one another have a tile. Every step is one of IEEE
 // f32, so divisions and products are said outright. With SEED codes are rounded up or down by the byte of the element
-// FIRST + row * WIDTH + column: 16 neighbours are one block of random words. Memory-bound.
+// FIRST + row * WIDTH + column: 16 neighbours are one block of random words. Every matrix of ROWS rows in X, a layer of blocks
+// each, has parts, a packed tensor of GROUP_BYTES and a factor of its own. Memory-bound.
 //
 // With OPERAND codes are rows of LINE bytes and scales are apart, as units of four bits read them; threads beyond the matrix
 // fill rows and tiles of scales up with zeros. TRANSPOSED, which needs TILES: ROWS and COLUMNS are those of the result.
@@ -37,13 +38,18 @@ quantise_blocks(const X_T* __restrict__ x, const u32* __restrict__ parts, u8* __
                 , const int* __restrict__ micro_step, u32 stream
 #endif
 ) {
+  const u64 group = blockIdx.y;
+  parts += group * PARTS;
+#ifndef OPERAND
+  packed += group * GROUP_BYTES;
+#endif
   u32 most = 0;
   for (int i = threadIdx.x; i < PARTS; i += THREADS) most = most > parts[i] ? most : parts[i];
   const float amax = __uint_as_float(block_max_bits<THREADS>(most));
   const float s = amax < __uint_as_float(27u << 23) ? 1.0f : __fdiv_rn(2688.0f, amax);
   const float g = __fdiv_rn(1.0f, s);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
-    *factor = g;
+    factor[group] = g;
 #ifndef OPERAND
     *reinterpret_cast<float*>(packed + TENSOR_AT) = g;
 #endif
@@ -71,7 +77,7 @@ quantise_blocks(const X_T* __restrict__ x, const u32* __restrict__ parts, u8* __
       largest = largest > bits ? largest : bits;
     }
 #else
-    const X_T* line = x + X_AT(row) + column;
+    const X_T* line = x + X_AT(group * ROWS + row) + column;
 #ifdef PACKS
     union { uint4 packs[2]; bf16 each[16]; } in;
     in.packs[0] = ((const uint4*)line)[0];

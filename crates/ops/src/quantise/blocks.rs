@@ -1,6 +1,7 @@
 //! A tensor as codes of four bits: NVFP4, E2M1 with an E4M3 scale for 16 neighbours of a row or for a tile of 16 by 16,
 //! and one f32 for the tensor, from its own largest magnitude. Rounds to nearest, or stochastically. Codes and scales lie in
-//! one packed tensor, or apart as units of four bits read them ([`operand`]); of tiles also as those of the transpose.
+//! one packed tensor, or apart as units of four bits read them ([`operand`]); of tiles also as those of the transpose. Matrices
+//! that lie behind one another become as many packed tensors.
 
 use graph::{Dim, Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
@@ -8,10 +9,10 @@ use rayon::prelude::*;
 use tensor::packed::{Target, block_scale, operand, reciprocal, tensor_scale};
 use tensor::philox::{Purpose, words};
 use tensor::small::{amax, e2m1_code, e2m1_code_stochastic};
-use tensor::storage::{NVFP4, NVFP4_TILES, Packing};
+use tensor::storage::{NVFP4, NVFP4_TILES, Packing, Planes};
 use tensor::{Attrs, DType};
 
-use super::{OPERAND_HEADERS, PARTS, SMALL_HEADERS, in_packs, larger, matrix};
+use super::{GROUPS, OPERAND_HEADERS, PARTS, SMALL_HEADERS, check_groups, groups_of, in_packs, larger, matrix};
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type, row_offset};
@@ -52,6 +53,7 @@ enum Form {
 struct Reading {
     tiles: bool,
     form: Form,
+    groups: usize,
     dice: Option<Dice>,
 }
 
@@ -63,8 +65,12 @@ impl Reading {
         if transposed && (!tiles || form == Form::Packed) {
             return Err("only tiles that are an operand have codes that are those of the transpose".into());
         }
+        let groups = groups_of(attrs)?;
+        if groups != 1 && (!tiles || form != Form::Packed) {
+            return Err("only packed tiles are those of several matrices".into());
+        }
         if attrs.get("stream").is_none() {
-            return Ok(Reading { tiles, form, dice: None });
+            return Ok(Reading { tiles, form, groups, dice: None });
         }
         let number = |name: &str| attrs.int(name).map_err(|e| e.0);
         let stream = number("stream")?;
@@ -73,7 +79,7 @@ impl Reading {
         if tiles || !first.is_multiple_of(BLOCK) || !width.is_multiple_of(BLOCK) {
             return Err(format!("random numbers are for blocks of rows, in multiples of {BLOCK}: {first}, {width}"));
         }
-        Ok(Reading { tiles, form, dice: Some(Dice { seed: seed_of(attrs)?, stream, first, width }) })
+        Ok(Reading { tiles, form, groups, dice: Some(Dice { seed: seed_of(attrs)?, stream, first, width }) })
     }
 
     fn checked(attrs: &Attrs) -> Reading {
@@ -94,34 +100,35 @@ fn random_bytes(dice: Dice, step: i32, row: usize, column: usize) -> [u8; BLOCK]
 
 fn reference<T: Real>(call: &mut Call<'_, T>) {
     let reading = Reading::checked(call.attrs);
-    let (x, shape) = (call.inputs[0].real(), call.inputs[0].shape);
-    let columns = call.inputs[0].columns();
-    let most = call.inputs[1].real().iter().fold(0.0, |most, part| larger(most, part.to_f32()));
-    let s = tensor_scale(most, Target::Six);
-    let g = 1.0 / s;
+    let (x, columns) = (call.inputs[0].real(), call.inputs[0].columns());
     let step = reading.dice.map_or(0, |_| call.inputs[2].int()[0]);
-    let rounding = Rounding { tiles: reading.tiles, dice: reading.dice.map(|dice| (dice, step)), s, g };
-    let last = call.outputs.len() - 1;
-    call.outputs[last].real()[0] = T::from_f32(g);
+    let dice = reading.dice.map(|dice| (dice, step));
+    let rounding = |parts: &[T]| Rounding::new(reading.tiles, dice, parts);
+    let (parts, last) = (call.inputs[1].real(), call.outputs.len() - 1);
+    let (results, factors) = call.outputs.split_at_mut(last);
+    let factors = factors[0].real();
     let Form::Operand { transposed } = reading.form else {
-        let planes = reading.packing().planes(shape);
-        let bytes = call.outputs[0].byte();
-        bytes[planes.codes.bytes..planes.scales.offset].fill(0);
-        bytes[planes.scales.offset + planes.scales.bytes..planes.tensor.offset].fill(0);
-        let (tensor, behind) = bytes[planes.tensor.offset..].split_at_mut(planes.tensor.bytes);
-        tensor.copy_from_slice(&g.to_le_bytes());
-        behind.fill(0);
-        let (codes, rest) = bytes.split_at_mut(planes.scales.offset);
-        rounding.quantise(x, columns, &mut codes[..planes.codes.bytes], &mut rest[..planes.scales.bytes]);
+        let rows = x.len().checked_div(columns).unwrap_or(0);
+        let planes = reading.packing().planes(&[rows / reading.groups, columns]);
+        let [x, parts] = [x, parts].map(|of| of.chunks((of.len() / reading.groups).max(1)));
+        let packed = results[0].byte();
+        let packed = packed.chunks_mut(packed.len() / reading.groups);
+        for (((x, parts), packed), factor) in x.zip(parts).zip(packed).zip(factors) {
+            let rounding = rounding(parts);
+            *factor = T::from_f32(rounding.g);
+            rounding.pack(x, columns, &planes, packed);
+        }
         return;
     };
+    let rounding = rounding(parts);
+    factors[0] = T::from_f32(rounding.g);
     let rows = x.len().checked_div(columns).unwrap_or(0);
     let height = rounding.height();
     let (mut codes, mut scales) = (vec![0; x.len() / 2], vec![0; x.len() / (height * BLOCK)]);
     rounding.quantise(x, columns, &mut codes, &mut scales);
     let source = |row: usize, column: usize| if transposed { (column, row) } else { (row, column) };
     let (height_out, columns_out) = if transposed { (columns, rows) } else { (rows, columns) };
-    let (packed, tiles) = call.outputs.split_at_mut(1);
+    let (packed, tiles) = results.split_at_mut(1);
     let (packed, tiles) = (packed[0].byte(), tiles[0].byte());
     packed.fill(0);
     tiles.fill(0);
@@ -151,6 +158,24 @@ struct Rounding {
 }
 
 impl Rounding {
+    /// Of a tensor whose parts have these largest magnitudes.
+    fn new<T: Real>(tiles: bool, dice: Option<(Dice, i32)>, parts: &[T]) -> Rounding {
+        let most = parts.iter().fold(0.0, |most, part| larger(most, part.to_f32()));
+        let s = tensor_scale(most, Target::Six);
+        Rounding { tiles, dice, s, g: 1.0 / s }
+    }
+
+    /// The bytes of a packed tensor.
+    fn pack<T: Real>(&self, x: &[T], columns: usize, planes: &Planes, bytes: &mut [u8]) {
+        bytes[planes.codes.bytes..planes.scales.offset].fill(0);
+        bytes[planes.scales.offset + planes.scales.bytes..planes.tensor.offset].fill(0);
+        let (tensor, behind) = bytes[planes.tensor.offset..].split_at_mut(planes.tensor.bytes);
+        tensor.copy_from_slice(&self.g.to_le_bytes());
+        behind.fill(0);
+        let (codes, rest) = bytes.split_at_mut(planes.scales.offset);
+        self.quantise(x, columns, &mut codes[..planes.codes.bytes], &mut rest[..planes.scales.bytes]);
+    }
+
     /// Rows of a block.
     fn height(&self) -> usize {
         if self.tiles { BLOCK } else { 1 }
@@ -196,7 +221,8 @@ impl Op for QuantiseBlocks {
          of (seed, stream, micro_step, place in a matrix of `width` columns in which x begins at element `first`). \
          x […, K], parts f32 [n, 256], micro_step i32 [1] if `stream` → u8 [bytes], g f32 [1]. With `operand` codes and scales \
          apart, as units of four bits read them: codes u8 […, K up to a multiple of 32 / 2], scales u8 [bytes] in tiles of 128 \
-         rows by 4 blocks; with `transposed` those of xᵀ, whose tiles are the same."
+         rows by 4 blocks; with `transposed` those of xᵀ, whose tiles are the same. With `groups` each of G matrices that lie \
+         behind one another has a part of f32 [G, 256], a packed tensor of u8 [bytes·G] and a factor of f32 [G]."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -208,6 +234,7 @@ impl Op for QuantiseBlocks {
                 doc: "codes and scales apart, as units of four bits read them",
             },
             Attribute { name: "transposed", kind: "bool?", doc: "of the transpose; for tiles that are an operand" },
+            GROUPS,
             Attribute { name: "stream", kind: "int?", doc: "of the random numbers; rounds to nearest if absent" },
             Attribute { name: "seed", kind: "int?", doc: "of the random numbers" },
             Attribute { name: "first", kind: "int?", doc: "place of the first element among the random numbers" },
@@ -233,10 +260,18 @@ impl Op for QuantiseBlocks {
         if !columns.is_multiple_of(BLOCK) || reading.tiles && !rows.is_multiple_of(BLOCK) {
             return Err(format!("extents must be multiples of {BLOCK}, not {rows} by {columns}"));
         }
+        let groups = reading.groups;
+        check_groups(x, groups)?;
+        if groups > 1 && (parts.shape[0] != groups.into() || !(rows / groups).is_multiple_of(BLOCK)) {
+            return Err(format!(
+                "{groups} matrices have a multiple of {BLOCK} rows each, and parts f32 [{groups}, {PARTS}]"
+            ));
+        }
         let bytes = |shape: Vec<Dim>| ValueType::new(Element::Fixed(DType::U8), shape);
-        let factor = ValueType::new(Element::F32, [1.into()]);
+        let factors = ValueType::new(Element::F32, [groups.into()]);
         let Form::Operand { transposed } = reading.form else {
-            return Ok(vec![bytes(vec![reading.packing().bytes(&[rows, columns]).into()]), factor]);
+            let each = reading.packing().bytes(&[rows / groups, columns]);
+            return Ok(vec![bytes(vec![(groups * each).into()]), factors]);
         };
         let (leading, height, width) = match transposed {
             true => (vec![columns.into()], columns, operand::width(rows)),
@@ -244,7 +279,7 @@ impl Op for QuantiseBlocks {
         };
         let codes = leading.into_iter().chain([(width / 2).into()]).collect();
         let scales = operand::scale_bytes(height, width / BLOCK);
-        Ok(vec![bytes(codes), bytes(vec![scales.into()]), factor])
+        Ok(vec![bytes(codes), bytes(vec![scales.into()]), factors])
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
@@ -260,7 +295,8 @@ impl Op for QuantiseBlocks {
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let reading = Reading::checked(call.attrs);
         let (x, packed) = (&call.inputs[0], &call.outputs[0]);
-        let (rows, columns) = matrix(&x.shape);
+        let (groups, (rows, columns)) = (reading.groups, matrix(&x.shape));
+        let rows = rows / groups;
         let dense = x.strides.last().is_none_or(|s| *s == 1) && packed.is_dense();
         assert!(dense && packed.offset.is_multiple_of(16), "rows without gaps: {x}, {packed}");
         let transposed = reading.form == Form::Operand { transposed: true };
@@ -279,7 +315,7 @@ impl Op for QuantiseBlocks {
             ("SPAN_ROWS".to_owned(), threads_high.to_string()),
             ("SPAN_BLOCKS".to_owned(), threads_wide.to_string()),
             ("TILES".to_owned(), u32::from(reading.tiles).to_string()),
-            ("PARTS".to_owned(), call.inputs[1].len().to_string()),
+            ("PARTS".to_owned(), (call.inputs[1].len() / groups).to_string()),
             ("THREADS".to_owned(), THREADS.to_string()),
             ("FORMAT".to_owned(), "0".to_owned()),
         ];
@@ -287,6 +323,7 @@ impl Op for QuantiseBlocks {
             let planes = reading.packing().planes(&[rows, columns]);
             defines.push(("SCALES_AT".to_owned(), planes.scales.offset.to_string()));
             defines.push(("TENSOR_AT".to_owned(), planes.tensor.offset.to_string()));
+            defines.push(("GROUP_BYTES".to_owned(), format!("{}ull", packed.bytes() / groups)));
         } else {
             defines.push(("OPERAND".to_owned(), "1".to_owned()));
             defines.push(("LINE".to_owned(), format!("{}u", operand::width(width) / 2)));
@@ -310,7 +347,7 @@ impl Op for QuantiseBlocks {
             source: SOURCE.to_owned(),
             headers: if packed_form { SMALL_HEADERS.to_vec() } else { OPERAND_HEADERS.to_vec() },
             defines,
-            grid: [(threads_high * threads_wide).div_ceil(THREADS as usize).max(1) as u32, 1, 1],
+            grid: [(threads_high * threads_wide).div_ceil(THREADS as usize).max(1) as u32, groups as u32, 1],
             block: [THREADS, 1, 1],
             shared_bytes: 0,
             args,
@@ -345,6 +382,19 @@ impl Op for QuantiseBlocks {
                 apart().with("tiles", true).with("transposed", true),
             ),
             Example::new(vec![normal(&[144, 208], 10.0), parts(42.0), step(5)], dice(3, 0, 208).with("operand", true)),
+            // Matrices behind one another.
+            Example::new(
+                vec![
+                    normal(&[3, 80, 48], 1.0),
+                    ExampleInput::F32 {
+                        shape: vec![3, PARTS],
+                        values: (0..3 * PARTS)
+                            .map(|part| ((part * 37) % 101 * (part / PARTS + 1)) as f32 * 0.04)
+                            .collect(),
+                    },
+                ],
+                Attrs::new().with("tiles", true).with("groups", 3),
+            ),
         ]
     }
 }

@@ -1,8 +1,8 @@
 //! Columns of a tensor behind one another, 16 neighbours of each rotated by a fixed matrix: what spreads an outlier over
 //! its block before a tensor is quantised along its rows. The matrix is diag(σ)·H16/4, which a product of two tensors
-//! that are rotated alike does not notice.
+//! that are rotated alike does not notice. No 16 neighbours are of two groups of rows, as experts have them.
 
-use graph::{OpId, ValueType};
+use graph::{Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use rayon::prelude::*;
 use tensor::Attrs;
@@ -26,8 +26,32 @@ const THREADS: u32 = 256;
 /// Where σ is −1, as bits.
 const NEGATIVE: u32 = 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 12 | 1 << 14 | 1 << 15;
 
-/// y = rotate(x)
+/// y = rotate(x), or y, padded = rotate(x, offsets)
 pub struct Rotate;
+
+/// Groups of rows that begin at multiples of 16 each; none where all rows follow one another.
+fn groups_of(attrs: &Attrs) -> Result<Option<usize>, String> {
+    match attrs.get("groups") {
+        Some(_) => attrs.size("groups").map(Some).map_err(|e| e.0),
+        None => Ok(None),
+    }
+}
+
+/// Columns of the result. The sizes of groups are not known: room for the largest sum of those that are filled up.
+fn width(rows: usize, groups: Option<usize>) -> usize {
+    let filled = groups.map_or(0, |groups| (BLOCK - 1) * groups.min(rows));
+    padded_rows(rows + filled)
+}
+
+/// Where groups begin that are filled up.
+fn padded_offsets(offsets: &[i32]) -> Vec<i32> {
+    let mut at = 0;
+    let ends = offsets.windows(2).map(|ends| {
+        at += padded_rows((ends[1] - ends[0]) as usize) as i32;
+        at
+    });
+    [0].into_iter().chain(ends).collect()
+}
 
 /// Sixteen values times diag(σ)·H16/4, in this order of sums.
 fn rotated<T: Real>(mut x: [T; BLOCK]) -> [T; BLOCK] {
@@ -46,13 +70,31 @@ fn rotated<T: Real>(mut x: [T; BLOCK]) -> [T; BLOCK] {
 
 fn reference<T: Real>(call: &mut Call<'_, T>) {
     let (x, rows, columns) = (call.inputs[0].real(), call.inputs[0].rows(), call.inputs[0].columns());
-    let [y] = call.outputs_mut();
-    y.real().par_chunks_mut(padded_rows(rows).max(1)).enumerate().for_each(|(column, y)| {
+    let offsets = match call.inputs.get(1) {
+        Some(offsets) => offsets.int().to_vec(),
+        None => vec![0, rows as i32],
+    };
+    let padded = padded_offsets(&offsets);
+    // The rows of x that 16 neighbours have; none behind the last group.
+    let source = |first: usize| {
+        let group = padded.partition_point(|start| *start as usize <= first) - 1;
+        let end = *offsets.get(group + 1)? as usize;
+        let from = offsets[group] as usize + first - padded[group] as usize;
+        Some(from..end.min(from + BLOCK))
+    };
+    let (y, rest) = call.outputs.split_first_mut().expect("there is a result");
+    let width = y.shape()[1];
+    y.real().par_chunks_mut(width.max(1)).enumerate().for_each(|(column, y)| {
         for (block, y) in y.chunks_mut(BLOCK).enumerate() {
-            let of = |i: usize| if i < rows { x[i * columns + column] } else { T::default() };
-            y.copy_from_slice(&rotated(std::array::from_fn(|i| of(block * BLOCK + i))));
+            let mut values = [T::default(); BLOCK];
+            let own = source(block * BLOCK).unwrap_or_default();
+            values.iter_mut().zip(own).for_each(|(value, row)| *value = x[row * columns + column]);
+            y.copy_from_slice(&rotated(values));
         }
     });
+    if let Some(starts) = rest.first_mut() {
+        starts.int().copy_from_slice(&padded);
+    }
 }
 
 impl Op for Rotate {
@@ -66,22 +108,28 @@ impl Op for Rotate {
 
     fn doc(&self) -> &'static str {
         "The transpose of x, 16 neighbours of its rows times diag(σ)·H/4 with the Hadamard matrix H and fixed signs σ; \
-         rows of x are filled up with zeros. x […, K] → [K, rows up to a multiple of 16]."
+         rows of x are filled up with zeros. x […, K] → [K, rows up to a multiple of 16]. With `groups` rows of x are those of \
+         G groups, by offsets i32 [G + 1], each filled up with zeros: → [K, P] and where groups begin among the P, \
+         i32 [G + 1]. P is a bound: zeros are behind the last group, too."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
-        &[]
+        &[Attribute { name: "groups", kind: "int?", doc: "G, groups of rows that begin at multiples of 16 each" }]
     }
 
-    fn infer(&self, inputs: &[ValueType], _attrs: &Attrs) -> Result<Vec<ValueType>, String> {
-        let [x] = inputs else { return Err("takes x".into()) };
-        match x.extents().filter(|shape| shape.len() >= 2 && x.dtype.is_float()) {
-            Some(shape) => {
-                let (rows, columns) = matrix(&shape);
-                Ok(vec![ValueType::new(x.dtype, [columns.into(), padded_rows(rows).into()])])
-            }
-            None => Err("x must be floating point, a matrix or more, of known extents".into()),
+    fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
+        let groups = groups_of(attrs)?;
+        let offsets = groups.map(|groups| ValueType::new(Element::I32, [(groups + 1).into()]));
+        let [x, given @ ..] = inputs else { return Err("takes x".into()) };
+        if !given.iter().eq(&offsets) {
+            return Err("takes x and, with `groups`, offsets i32 [G + 1]".into());
         }
+        let Some(shape) = x.extents().filter(|shape| shape.len() >= 2 && x.dtype.is_float()) else {
+            return Err("x must be floating point, a matrix or more, of known extents".into());
+        };
+        let (rows, columns) = matrix(&shape);
+        let y = ValueType::new(x.dtype, [columns.into(), width(rows, groups).into()]);
+        Ok([y].into_iter().chain(offsets).collect())
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
@@ -95,28 +143,41 @@ impl Op for Rotate {
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let (x, y) = (&call.inputs[0], &call.outputs[0]);
         let (rows, columns) = matrix(&x.shape);
-        let padded = padded_rows(rows);
+        let groups = groups_of(call.attrs).expect("checked by the shape rule");
+        let padded = width(rows, groups);
         assert!(x.strides.last().is_none_or(|s| *s == 1) && y.is_dense(), "rows without gaps: {x}, {y}");
-        Lowered::Kernels(vec![KernelSpec {
-            entry: "rotate",
+        let mut defines = vec![
+            ("X_T".to_owned(), device_type(x.dtype).to_owned()),
+            ("Y_T".to_owned(), device_type(y.dtype).to_owned()),
+            ("X_AT(row)".to_owned(), row_offset(x)),
+            ("COLUMNS".to_owned(), columns.to_string()),
+            ("ROWS".to_owned(), rows.to_string()),
+            ("PADDED".to_owned(), padded.to_string()),
+            ("NEGATIVE".to_owned(), format!("{NEGATIVE}u")),
+            ("THREADS".to_owned(), THREADS.to_string()),
+            ("FORMAT".to_owned(), "0".to_owned()),
+        ];
+        defines.extend(groups.map(|groups| ("GROUPS".to_owned(), groups.to_string())));
+        let kernel = |entry: &'static str, grid: [usize; 3], threads: u32, args: &[Arg]| KernelSpec {
+            entry,
             source: SOURCE.to_owned(),
             headers: HEADERS.to_vec(),
-            defines: vec![
-                ("X_T".to_owned(), device_type(x.dtype).to_owned()),
-                ("Y_T".to_owned(), device_type(y.dtype).to_owned()),
-                ("X_AT(row)".to_owned(), row_offset(x)),
-                ("COLUMNS".to_owned(), columns.to_string()),
-                ("ROWS".to_owned(), rows.to_string()),
-                ("PADDED".to_owned(), padded.to_string()),
-                ("NEGATIVE".to_owned(), format!("{NEGATIVE}u")),
-                ("THREADS".to_owned(), THREADS.to_string()),
-                ("FORMAT".to_owned(), "0".to_owned()),
-            ],
-            grid: [columns.div_ceil(COLUMNS) as u32, padded.div_ceil(ROWS).max(1) as u32, 1],
-            block: [THREADS, 1, 1],
+            defines: defines.clone(),
+            grid: grid.map(|n| n as u32),
+            block: [threads, 1, 1],
             shared_bytes: 0,
-            args: vec![Arg::Input(0), Arg::Output(0)],
-        }])
+            args: args.to_vec(),
+        };
+        let grid = [columns.div_ceil(COLUMNS), padded.div_ceil(ROWS).max(1), 1];
+        let (x, y) = (Arg::Input(0), Arg::Output(0));
+        Lowered::Kernels(match groups {
+            None => vec![kernel("rotate", grid, THREADS, &[x, y])],
+            Some(_) => {
+                let (offsets, starts) = (Arg::Input(1), Arg::Output(1));
+                let first = kernel("pad_groups", [1, 1, 1], 32, &[offsets.clone(), starts.clone()]);
+                vec![first, kernel("rotate", grid, THREADS, &[x, y, offsets, starts])]
+            }
+        })
     }
 
     crate::reference!(reference);
@@ -125,7 +186,27 @@ impl Op for Rotate {
         let example = |shape: &[usize]| {
             Example::new(vec![ExampleInput::Normal { shape: shape.to_vec(), scale: 1.0 }], Attrs::new())
         };
-        vec![example(&[2, 24, 32]), example(&[7, 80]), example(&[3, 67, 48])]
+        // Groups without rows, of some and of more than 16, more than a warp looks at at once; rows behind the last one.
+        let grouped = |shape: &[usize], sizes: &[i32]| {
+            let mut of = example(shape);
+            let ends = sizes.iter().scan(0, |at, size| {
+                *at += size;
+                Some(*at)
+            });
+            let values: Vec<i32> = [0].into_iter().chain(ends).collect();
+            of.inputs.push(ExampleInput::Ints { shape: vec![values.len()], values });
+            of.attrs = of.attrs.with("groups", sizes.len());
+            of
+        };
+        let many: Vec<i32> = (0..70).map(|group| group * 5 % 7).collect();
+        vec![
+            example(&[2, 24, 32]),
+            example(&[7, 80]),
+            example(&[3, 67, 48]),
+            grouped(&[2, 24, 32], &[0, 5, 16, 0, 17, 10, 0]),
+            grouped(&[3, 70, 80], &many),
+            grouped(&[1, 3, 16], &[0, 1, 0, 2]),
+        ]
     }
 }
 

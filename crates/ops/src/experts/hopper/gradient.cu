@@ -6,7 +6,8 @@
 // fetches, two warpgroups multiply 64 rows of dw each, STAGES steps of DEEP rows in flight. Where dw has few rows or columns
 // (adapters), a CLUSTER is one block, and one warpgroup or fewer columns suffice. The last step of a group reads into
 // the next: what is behind the end is set to zero in shared memory, up to the next multiple of 16, and no more is multiplied.
-// An element of dw is added to once, by the copy engine: nothing is waited for.
+// An element of dw is added to once, by the copy engine: nothing is waited for. If SCALED, sums are multiplied with the scales
+// of a and b.
 #include "handoff.cuh"
 #include "wgmma.cuh"
 #include "steps.cuh"
@@ -65,7 +66,8 @@ __device__ __forceinline__ void multiply(float (&sum)[WIDE / 2], u32 stage, int 
 
 // A warpgroup's sums through two pieces of 64 rows of 32 columns in shared memory: the copy engine writes whole lines, or adds
 // to them, while the next tile is multiplied. (Pairs written by threads take three times as long on an H200.)
-__device__ __forceinline__ void give(const float (&sum)[WIDE / 2], const Tile& tile, const TensorMap* dw, u32 mine, int half) {
+__device__ __forceinline__ void give(const float (&sum)[WIDE / 2], float scale, const Tile& tile, const TensorMap* dw, u32 mine,
+                                     int half) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, m = tile.m + half * 64;
 #pragma unroll
   for (int piece = 0; piece < WIDE / 32; piece++) {
@@ -81,7 +83,7 @@ __device__ __forceinline__ void give(const float (&sum)[WIDE / 2], const Tile& t
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         const float* s = sum + piece * 16 + j * 4 + h * 2;
-        write_shared(to + swizzled(warp * 16 + h * 8 + lane / 4, j * 2 + lane % 4 / 2) + lane % 2 * 8, s[0], s[1]);
+        write_shared(to + swizzled(warp * 16 + h * 8 + lane / 4, j * 2 + lane % 4 / 2) + lane % 2 * 8, scale * s[0], scale * s[1]);
       }
     publish_to_products();
     meet<128>(2 + half);
@@ -93,7 +95,11 @@ __device__ __forceinline__ void give(const float (&sum)[WIDE / 2], const Tile& t
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
 grouped_weight_gradient(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
-                        const int* __restrict__ offsets, const __grid_constant__ TensorMap dw) {
+                        const int* __restrict__ offsets,
+#if SCALED
+                        const float* __restrict__ scale_a, const float* __restrict__ scale_b,
+#endif
+                        const __grid_constant__ TensorMap dw) {
   extern __shared__ unsigned char raw[];
   __shared__ __align__(8) u64 barriers[2 * STAGES];
   const Stages stages = begin(raw, barriers, STAGE_BYTES);
@@ -105,6 +111,11 @@ grouped_weight_gradient(const __grid_constant__ TensorMap a, const __grid_consta
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int half = warpgroup - 1;
+#if SCALED
+    const float scale = *scale_a * *scale_b;
+#else
+    const float scale = 1.0f;
+#endif
     Walk walk = {stages};
     for (int t = blockIdx.x / CLUSTER; t < TILES; t += gridDim.x / CLUSTER) {
       const Tile tile = tile_at(t, offsets, rank);
@@ -135,7 +146,7 @@ grouped_weight_gradient(const __grid_constant__ TensorMap a, const __grid_consta
         walk.release(1);
       }
       if (ACCUMULATE && tile.first == tile.end) continue;
-      give(sum, tile, &dw, stages.base + STAGES * STAGE_BYTES + half * 2 * PIECE_BYTES, half);
+      give(sum, scale, tile, &dw, stages.base + STAGES * STAGE_BYTES + half * 2 * PIECE_BYTES, half);
     }
     if (threadIdx.x % 128 == 0) stores_done();
   }

@@ -9,9 +9,9 @@
 // half of the rows for both. One warp finds the tiles and fetches, two warpgroups multiply, STAGES steps of DEEP in flight.
 // Few columns (adapters) are read for, not multiplied: a CLUSTER of one block, one warpgroup, lower tiles, more steps in flight.
 // Persistent blocks: tile after tile of BAND neighbours down, then across, so what is read again is in the L2 cache.
-// Where CODES_TYPES, x and w are codes of eight bits, K pairs in a row, and their sum is multiplied with the scale of x and
-// that of w[g] before R goes on. The tensor cores keep fewer bits of such a sum than f32 has; if PROMOTED, every 128 terms
-// are added to f32 sums.
+// If SCALED, the sum is multiplied with the scale of x and that of w[g] before R goes on. Where CODES_TYPES, x and w are codes
+// of eight bits, K pairs in a row. The tensor cores keep fewer bits of such a sum than f32 has; if PROMOTED, every 128 terms are
+// added to f32 sums.
 #include "handoff.cuh"
 #include "wgmma.cuh"
 #include "steps.cuh"
@@ -102,8 +102,8 @@ template <int COUNT> __device__ __forceinline__ void add(float (&sum)[COUNT], co
   for (int i = 0; i < COUNT; i++) sum[i] += more[i];
 }
 
-// The sum over K, times `scale`; nothing is in flight behind it.
-template <int ROWS> __device__ __forceinline__ void multiply_codes(Walk& walk, float (&sum)[ROWS / 2], int half, float scale) {
+// The sum over K; nothing is in flight behind it.
+template <int ROWS> __device__ __forceinline__ void multiply_codes(Walk& walk, float (&sum)[ROWS / 2], int half) {
 #if PROMOTED
 #pragma unroll
   for (int i = 0; i < ROWS / 2; i++) sum[i] = 0.0f;
@@ -136,8 +136,6 @@ template <int ROWS> __device__ __forceinline__ void multiply_codes(Walk& walk, f
   products_wait<0>();
   walk.release(1);
 #endif
-#pragma unroll
-  for (int i = 0; i < ROWS / 2; i++) sum[i] *= scale;
 }
 #endif
 
@@ -145,15 +143,21 @@ template <int ROWS> __device__ __forceinline__ void multiply_codes(Walk& walk, f
 template <int ROWS> __device__ __forceinline__ void multiply(Walk& walk, float (&all)[TALL / 2], int half, float scale) {
   float(&sum)[ROWS / 2] = reinterpret_cast<float(&)[ROWS / 2]>(all);
 #ifdef CODES_TYPES
-  multiply_codes<ROWS>(walk, sum, half, scale);
-  if (!MORE) return;
-#pragma unroll
-  for (int k = 0; k < MORE; k++) step<ROWS, ACROSS>(walk, sum, half, R - k * DEEP, false, !k);
+  multiply_codes<ROWS>(walk, sum, half);
 #else
   for (int k = 0; k < STEPS; k++) step<ROWS, TRANSPOSED>(walk, sum, half, DEEP, !k, !k);
-#pragma unroll
-  for (int k = 0; k < MORE; k++) step<ROWS, ACROSS>(walk, sum, half, R - k * DEEP, false, false);
 #endif
+#if SCALED
+#ifndef CODES_TYPES
+  products_wait<0>();
+  walk.release(1);
+#endif
+#pragma unroll
+  for (int i = 0; i < ROWS / 2; i++) sum[i] *= scale;
+  if (!MORE) return;
+#endif
+#pragma unroll
+  for (int k = 0; k < MORE; k++) step<ROWS, ACROSS>(walk, sum, half, R - k * DEEP, false, SCALED && !k);
   products_wait<0>();
   walk.release(1);
 }
@@ -236,7 +240,7 @@ __device__ __forceinline__ void give(const float (&sum)[TALL / 2], const Tile& t
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
 grouped_linear(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const int* __restrict__ offsets,
-#ifdef CODES_TYPES
+#if SCALED
                const float* __restrict__ scale_x, const float* __restrict__ scale_w,
 #endif
 #if R
@@ -263,7 +267,7 @@ grouped_linear(const __grid_constant__ TensorMap x, const __grid_constant__ Tens
       walk.wait();
       const Tile tile = tile_of[walk.at.index];
       if (!tile.rows) break;
-#ifdef CODES_TYPES
+#if SCALED
       const float scale = *scale_x * scale_w[tile.group];
 #else
       const float scale = 1.0f;

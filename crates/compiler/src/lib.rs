@@ -109,7 +109,7 @@ pub fn unquantised(model: &Model, options: &CompileOptions) -> Result<Vec<String
     let entry = options.entries.first().expect("at least one entry is requested");
     let variant = Variant { batch: 1, seq_len: 1, documents: Documents::Rows };
     let graph = expand(model, options, entry, variant)?;
-    Ok(recipes::unquantised(&graph, &options.recipe))
+    Ok(recipes::unquantised(&graph))
 }
 
 /// Compiles every entry that the options ask for over one arena plan.

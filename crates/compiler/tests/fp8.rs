@@ -3,11 +3,13 @@
 
 mod support;
 
-use compiler::{AdapterOptions, CompileOptions, Fp8Hybrid, GradientFormat, Nvfp4, Recipe, compile};
+use compiler::{CompileOptions, Fp8Hybrid, GradientFormat, Nvfp4, Recipe, compile};
 use graph::Model;
 use ops::evaluate::Array;
 use program::{Arithmetic, EntryKind, Instruction, Launch, Machine, Phase, Program, Realisation, Session, scalar};
-use support::quantised::{ODD, prepared, prepared_of, relative, run, value};
+use support::quantised::{
+    ODD, error_of_experts, launches, mixture, of_experts, prepared, prepared_of, relative, run, value,
+};
 use support::{VARIANT, adapter, model, numbers, options, write};
 use tensor::DType;
 
@@ -71,16 +73,6 @@ fn same_numbers(model: &Model, options: &CompileOptions, machines: &[Machine], l
     }
 }
 
-fn mixture() -> Model {
-    graph::from_json(include_str!("../../train/tests/ir/olmoe.json")).unwrap()
-}
-
-/// Adapters on attention, and on the matrices of experts, too.
-fn of_experts(model: &Model) -> AdapterOptions {
-    let parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"].map(String::from).to_vec();
-    AdapterOptions { targets: vec!["q_proj".into()], parameters, form: model.adapters.clone(), ..adapter() }
-}
-
 #[test]
 fn experts_have_the_numbers_of_the_reference() {
     let model = mixture();
@@ -96,52 +88,8 @@ fn experts_have_the_numbers_of_the_reference() {
 /// Gradients of experts differ from those without the recipe by its rounding, and not at all by a factor or a wrong operand.
 #[test]
 fn experts_have_nearly_the_gradients_of_numbers() {
-    let (model, machine) = (mixture(), Machine::cpu(1 << 30, 2));
-    let coded = quantised(GradientFormat::E4M3, false);
-    let mut sessions = [Recipe::Uniform, coded.recipe].map(|recipe| {
-        let mut session = prepared_of(&model, &CompileOptions { recipe, ..coded.clone() }, &machine);
-        let program = session.program().clone();
-        // Layers that add little to their input, and routers that weigh experts nearly alike: else their scores, which are
-        // large, carry the rounding of what they read into the gradients.
-        let small = |name: &str| ["_proj.weight", "gate.weight"].iter().any(|end| name.ends_with(end));
-        for slot in program.layout.parameters.iter().filter(|slot| small(&slot.name)) {
-            let small = numbers(session.as_mut(), &slot.weight).into_iter().map(|x| 0.1 * x).collect();
-            write(session.as_mut(), &slot.weight, &Array::Real(small));
-        }
-        if let Some(entry) = program.entry(EntryKind::Prepare, None) {
-            session.run(entry).unwrap();
-        }
-        run(session.as_mut(), EntryKind::FirstMicroStep);
-        session
-    });
-    let program = sessions[0].program().clone();
-    let of_experts = program.layout.parameters.iter().filter(|slot| slot.name.contains(".experts."));
-    let mut errors = Vec::new();
-    for slot in of_experts {
-        let [expected, found] = [0, 1].map(|of| {
-            let at = sessions[of].program().parameter(&slot.name).unwrap().gradient.clone().unwrap();
-            numbers(sessions[of].as_mut(), &at)
-        });
-        if expected.iter().any(|x| *x != 0.0) {
-            errors.push(relative(&found, &expected));
-        }
-    }
-    errors.sort_by(f64::total_cmp);
-    // A choice that is nearly even may fall otherwise; of most experts none does.
-    let median = errors[errors.len() / 2];
-    assert!(errors.len() > 20 && (0.02..0.15).contains(&median), "{median}: {errors:?}");
-}
-
-/// What the first micro-step launches, by operation and phase.
-fn launches(program: &Program, op: &str, phase: Phase) -> Vec<Launch> {
-    let entry = &program.entries[program.entry(EntryKind::FirstMicroStep, Some(VARIANT)).unwrap()];
-    let of = |step: &program::Step| match &step.instruction {
-        Instruction::Launch(launch) if launch.op.as_str() == op && step.provenance.phase == phase => {
-            Some(launch.clone())
-        }
-        _ => None,
-    };
-    entry.steps.iter().filter_map(of).collect()
+    let median = error_of_experts(&quantised(GradientFormat::E4M3, false));
+    assert!((0.02..0.15).contains(&median), "{median}");
 }
 
 #[test]
@@ -283,12 +231,10 @@ fn codes_ride_in_the_kernels_of_their_tensors() {
 fn products_that_are_not_quantised_are_named() {
     let model = mixture();
     let of_recipe = |recipe: Recipe| compiler::unquantised(&model, &CompileOptions { recipe, ..options() }).unwrap();
-    assert_eq!(of_recipe(fp8(GradientFormat::E5M2)), ["model.layers.*.mlp.gate.weight"]);
-    let fp4 = Nvfp4 { emulate: true, stochastic: true, skip_first: 0, skip_last: 0 };
-    let names = of_recipe(Recipe::Nvfp4(fp4));
-    let of_experts = names.iter().filter(|name| name.starts_with("model.layers.*.mlp.experts.*.")).count();
-    assert_eq!((names.len(), of_experts), (4, 3), "{names:?}");
-    assert!(names.contains(&"model.layers.*.mlp.gate.weight".to_owned()), "{names:?}");
+    let fp4 = Recipe::Nvfp4(Nvfp4 { emulate: true, stochastic: true, skip_first: 0, skip_last: 0 });
+    for recipe in [fp8(GradientFormat::E5M2), fp4] {
+        assert_eq!(of_recipe(recipe), ["model.layers.*.mlp.gate.weight"]);
+    }
     let options = CompileOptions { recipe: fp8(GradientFormat::E5M2), ..options() };
     assert!(compiler::unquantised(&model, &support::options()).unwrap().is_empty(), "nothing to say of bf16");
     assert!(

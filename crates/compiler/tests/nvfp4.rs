@@ -170,6 +170,22 @@ fn parts(graph: &Graph, weight: ValueId) -> Vec<u32> {
     }
 }
 
+/// The parameters that a recipe scales by one magnitude: those of a group, or of an expert's matrix.
+fn scaled_at_once(graph: &Graph) -> Vec<Vec<u32>> {
+    let mut all = Vec::new();
+    for node in graph.prepared.iter().filter(|node| node.op == id::OWN_AMAX) {
+        let members: Vec<u32> = node.inputs.iter().flat_map(|id| parts(graph, *id)).collect();
+        match node.attrs.size("groups") {
+            Ok(experts) if members.len() >= experts => {
+                all.extend(members.chunks(members.len() / experts).map(<[u32]>::to_vec));
+            }
+            // One parameter with the matrices of all experts, or no experts.
+            _ => all.push(members),
+        }
+    }
+    all
+}
+
 /// Weights in tiles are scaled with those that the recipe scales them with, merged or not; without the recipe, too.
 #[test]
 fn weights_in_tiles_share_the_magnitudes_of_the_recipe() {
@@ -195,8 +211,7 @@ fn weights_in_tiles_share_the_magnitudes_of_the_recipe() {
         assert!(graphs.iter().all(|graph| groups(graph) == groups(&graphs[0])), "{}", model.architecture);
         for graph in &graphs[..2] {
             let mut seen = BTreeSet::new();
-            for node in graph.prepared.iter().filter(|node| node.op == id::OWN_AMAX) {
-                let members: Vec<u32> = node.inputs.iter().flat_map(|id| parts(graph, *id)).collect();
+            for members in scaled_at_once(graph) {
                 let of = |id: &u32| &graph.parameters[*id as usize];
                 assert!(members.iter().all(|id| matches!(of(id).storage, Storage::Packed(_))));
                 let group = of(&members[0]).magnitude_group;

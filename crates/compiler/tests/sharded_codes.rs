@@ -139,11 +139,12 @@ fn experts_have_the_bits_of_whole_weights() {
     let model = graph::from_json(include_str!("../../train/tests/ir/olmoe.json")).unwrap();
     for (machine, adapted) in machines().iter().flat_map(|of| [(of, false), (of, true)]) {
         let own = AdapterOptions { targets: vec!["q_proj".into()], form: model.adapters.clone(), ..adapter() };
-        let recipe = with(Recipe::Fp8Hybrid(FP8), false, Some(true));
-        let options = CompileOptions { adapter: adapted.then_some(own), ..recipe };
-        let found = [CUTS[1], CUTS[2]].map(|of| bits(compile(&model, &cut(of, &options), machine).unwrap()));
-        let what = format!("adapters {adapted}, {}: levels 2 and 3", machine.name);
-        training::assert_same(found[1].clone(), &found[0], &what);
+        for recipe in [Recipe::Fp8Hybrid(FP8), Recipe::Nvfp4(FP4)] {
+            let options = CompileOptions { adapter: adapted.then(|| own.clone()), ..with(recipe, false, Some(true)) };
+            let found = [CUTS[1], CUTS[2]].map(|of| bits(compile(&model, &cut(of, &options), machine).unwrap()));
+            let what = format!("{recipe:?}, adapters {adapted}, {}: levels 2 and 3", machine.name);
+            training::assert_same(found[1].clone(), &found[0], &what);
+        }
     }
 }
 

@@ -36,8 +36,10 @@ pub fn of_weights(program: &Program) -> Option<f64> {
                 read.matrices.extend([&gemm.a, &gemm.b].into_iter().filter_map(|factor| origins.of(factor)).flatten());
             }
             Instruction::Launch(launch) if matches!(launch.arithmetic, Arithmetic::Grouped { gradient: false, .. }) => {
-                // The factors of a product, and of a second one that is added: behind the offsets, and the scales of codes.
-                let behind = if launch.inputs[0].dtype.small().is_some() { 5 } else { 3 };
+                // The factors of a product, and of a second one that is added: behind the offsets, and the scales of codes,
+                // which are no matrices.
+                let has_scales = launch.inputs.get(4).is_some_and(|of| of.shape.len() == 1);
+                let behind = if has_scales { 5 } else { 3 };
                 let second = launch.inputs.get(behind..behind + 2);
                 for factors in [launch.inputs.get(..2), second].into_iter().flatten() {
                     let of = origins.of(&factors[1]).unwrap_or_default();
@@ -226,15 +228,22 @@ mod tests {
         let all = ["experts.gate_up_proj", "experts.down_proj"];
         let modules = ["q_proj", "k_proj", "v_proj", "o_proj"];
         for targets in [json!({}), json!({"lora_target_parameters": all})] {
-            let of = |codes: bool| {
+            let of = |form: Value| {
                 let mut options = json!({
-                    "model": "m", "sequence_len": 128, "qlora_bnb": codes, "lora_target_modules": modules,
-                    "lora_dropout": 0,
+                    "model": "m", "sequence_len": 128, "lora_target_modules": modules, "lora_dropout": 0,
                 });
-                options.as_object_mut().unwrap().extend(targets.as_object().unwrap().clone());
+                for of in [&form, &targets] {
+                    options.as_object_mut().unwrap().extend(of.as_object().unwrap().clone());
+                }
                 of(options, Machine::h200())
             };
-            assert_eq!(of(true), of(false), "{targets}");
+            for form in [
+                json!({"qlora_bnb": true}),
+                json!({"recipe": "fp8_hybrid"}),
+                json!({"recipe": "nvfp4", "fp4_backend": "emulate"}),
+            ] {
+                assert_eq!(of(form.clone()), of(json!({})), "{form} {targets}");
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Frozen linears of the layers are kept in codes where the options ask for it, or where their files hold them so: marks
 //! their weights. What reads them still reads numbers; `plan/dequantise.rs` makes these. Codes of transposes are kept of
-//! matrices that grouped products alone read: not where a recipe makes codes of its own from them. Tiles of four bits are those that a recipe makes of the weights, so they share
-//! its scales: those of all linears that read one value.
+//! matrices that grouped products alone read: not where a recipe makes codes of its own from them. Tiles of four bits are those
+//! that a recipe makes of the weights, so they share its scales: those of all linears that read one value, or of an expert.
 
 use std::collections::{HashMap, HashSet};
 
@@ -27,7 +27,7 @@ pub fn run(graph: &mut Graph, options: &CompileOptions) -> Result<(), CompileErr
         let parameter = &mut graph.parameters[index as usize];
         let fitting = options.quantised.filter(|quantised| quantised.fits(&parameter.shape));
         let stored = options.stored.get(&parameter.name).copied();
-        let as_they_lie = !options.recipe.takes_experts() && !other_readers.contains(&parameter.value);
+        let as_they_lie = !options.recipe.quantises_weights() && !other_readers.contains(&parameter.value);
         let stored = stored.filter(|of| !of.transposed || as_they_lie);
         let packing = stored.or(fitting.map(Quantisation::packing));
         if let Some(packing) = packing.filter(|_| !parameter.table && !parameter.saved) {

@@ -58,7 +58,7 @@ pub fn run(
     options: &CompileOptions,
     machine: &Machine,
 ) -> Result<(), CompileError> {
-    let groups = groups::find(graph, "fp8_hybrid", (recipe.skip_first, recipe.skip_last), true, machine)?;
+    let groups = groups::find(graph, "fp8_hybrid", (recipe.skip_first, recipe.skip_last), machine)?;
     let mut rewrite = Rewrite::new(graph, recipe, options, machine, groups.len());
     for (number, group) in groups.iter().enumerate() {
         rewrite.group(number, group);

@@ -1,5 +1,5 @@
 //! Linears that a recipe quantises, in groups: all such linears of a layer that read one value, merged or not. A group
-//! shares what its tensors are scaled by. Products with a matrix for each expert are such linears where the recipe takes them.
+//! shares what its tensors are scaled by. Products with a matrix for each expert are such linears.
 //!
 //! Knows operations by name, not models: what is quantised follows from layers and shapes. Does not know formats.
 
@@ -41,15 +41,9 @@ fn experts(node: &Node) -> usize {
 }
 
 /// Whether the recipe quantises the matrices of a product, which are these parameters.
-pub fn takes_product(
-    graph: &Graph,
-    node: &Node,
-    parameters: &[u32],
-    routers: &HashSet<ParameterId>,
-    with_experts: bool,
-) -> bool {
+pub fn takes_product(graph: &Graph, node: &Node, parameters: &[u32], routers: &HashSet<ParameterId>) -> bool {
     let taken = |id: &u32| takes(&graph.parameters[*id as usize]) && !routers.contains(&ParameterId(*id));
-    node.op == id::LINEAR && parameters.iter().all(taken) || with_experts && takes_experts(graph, node, parameters)
+    node.op == id::LINEAR && parameters.iter().all(taken) || takes_experts(graph, node, parameters)
 }
 
 /// The matrices that score experts: their linears stay as they are, so that a choice is that of the model.
@@ -135,10 +129,9 @@ pub fn find(
     graph: &Graph,
     name: &str,
     (skip_first, skip_last): (usize, usize),
-    with_experts: bool,
     machine: &Machine,
 ) -> Result<Vec<Group>, CompileError> {
-    let groups = find_groups(graph, skip_first, skip_last, with_experts);
+    let groups = find_groups(graph, skip_first, skip_last);
     if groups.is_empty() {
         let text = format!(
             "`recipe: {name}` leaves nothing to quantise: of the linears in layers that `skip_quant_first_layers: \
@@ -172,15 +165,31 @@ pub fn parameters(graph: &Graph, producers: &[Option<usize>], weight: ValueId) -
     }
 }
 
-/// The parameters of each group, of all layers: they do not depend on a recipe's options.
+/// The parameters that share what they are scaled by, of all layers: those of a group, or of the matrix of an expert. They do
+/// not depend on a recipe's options.
 pub fn weights(graph: &Graph) -> Vec<Vec<ParameterId>> {
     let producers = graph.producers();
-    let of = |member: &Linear| parameters(graph, &producers, member.weight).expect("members multiply with parameters");
-    let all = |group: &Group| group.members.iter().flat_map(of).map(ParameterId).collect();
-    find_groups(graph, 0, 0, false).iter().map(all).collect()
+    let of = |member: &Linear| -> Vec<ParameterId> {
+        let of = parameters(graph, &producers, member.weight).expect("members multiply with parameters");
+        of.into_iter().map(ParameterId).collect()
+    };
+    let all = |group: &Group| match group.has_experts() {
+        false => vec![group.members.iter().flat_map(of).collect()],
+        true => group.members.iter().flat_map(|member| of_experts(member, of(member))).collect(),
+    };
+    find_groups(graph, 0, 0).iter().flat_map(all).collect()
 }
 
-fn find_groups(graph: &Graph, skip_first: usize, skip_last: usize, with_experts: bool) -> Vec<Group> {
+/// The parameters of each expert's matrix; none where one parameter has the matrices of several.
+fn of_experts(member: &Linear, parameters: Vec<ParameterId>) -> Vec<Vec<ParameterId>> {
+    let count = member.experts.expect("a matrix for each expert");
+    match parameters.len().is_multiple_of(count) {
+        true => parameters.chunks(parameters.len() / count).map(<[ParameterId]>::to_vec).collect(),
+        false => Vec::new(),
+    }
+}
+
+fn find_groups(graph: &Graph, skip_first: usize, skip_last: usize) -> Vec<Group> {
     let layers = graph.layers();
     let kept = skip_first..layers.len().saturating_sub(skip_last);
     let kept: HashSet<_> = layers.get(kept).unwrap_or_default().iter().copied().collect();
@@ -193,7 +202,7 @@ fn find_groups(graph: &Graph, skip_first: usize, skip_last: usize, with_experts:
         }
         let (x, weight) = (node.inputs[0], node.inputs[1]);
         let Some(of) = parameters(graph, &producers, weight) else { continue };
-        if !takes_product(graph, node, &of, &routers, with_experts) {
+        if !takes_product(graph, node, &of, &routers) {
             continue;
         }
         let transposed = node.attrs.flag("transposed").unwrap_or(false);
@@ -282,7 +291,7 @@ mod tests {
             let nodes = append.nodes;
             graph.nodes = nodes;
             assert_eq!(routers(&graph), HashSet::from([router]));
-            let groups = find_groups(&graph, 0, 0, true);
+            let groups = find_groups(&graph, 0, 0);
             let found: Vec<ValueId> = groups.iter().flat_map(|group| &group.members).map(|of| of.weight).collect();
             assert_eq!(found, [weights[1]], "cast {cast}");
         }

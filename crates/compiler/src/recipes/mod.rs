@@ -28,19 +28,11 @@ pub enum Recipe {
 }
 
 impl Recipe {
-    /// Whether products read codes of weights, which are made next to them.
+    /// Whether products read codes of weights, which are made next to them; those of experts, too.
     pub fn quantises_weights(&self) -> bool {
         match self {
             Recipe::Uniform => false,
             Recipe::Fp8Hybrid(_) | Recipe::Nvfp4(_) => true,
-        }
-    }
-
-    /// Whether products read codes of the matrices of experts, too.
-    pub fn takes_experts(&self) -> bool {
-        match self {
-            Recipe::Uniform | Recipe::Nvfp4(_) => false,
-            Recipe::Fp8Hybrid(_) => true,
         }
     }
 
@@ -130,14 +122,14 @@ impl Alike {
 }
 
 /// The weights of the layers' products that a recipe that quantises leaves in the compute type, by their names with
-/// a star for the layer: routers, what has the wrong size, and matrices of experts where the recipe does not take these.
-pub fn unquantised(graph: &Graph, recipe: &Recipe) -> Vec<String> {
+/// a star for the layer: routers, and what has the wrong size.
+pub fn unquantised(graph: &Graph) -> Vec<String> {
     let (producers, routers) = (graph.producers(), groups::routers(graph));
     let mut names = BTreeSet::new();
     for node in graph.nodes.iter().filter(|node| node.layer.is_some() && ops::get(node.op).multiplies()) {
         let Some(weight) = node.inputs.get(1) else { continue };
         let of = groups::parameters(graph, &producers, *weight).unwrap_or_default();
-        if groups::takes_product(graph, node, &of, &routers, recipe.takes_experts()) {
+        if groups::takes_product(graph, node, &of, &routers) {
             continue;
         }
         for id in of {

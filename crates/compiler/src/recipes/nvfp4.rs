@@ -3,14 +3,19 @@
 //! are rotated along the tokens before they are quantised, gradients rounded stochastically. Adapters and biases see
 //! unquantised values.
 //!
-//! Every tensor is scaled by its own magnitude, that of its group; the tensor's factor multiplies the sum. Units of four bits
-//! read codes with the scales of their blocks, both factors along the sum, so weights have two forms. Emulated products read
-//! code times scale of the block, a number of the compute type. Codes of weights are made when weights were written, not in
-//! an entry, unless weights are cut over ranks: `plan/prepare.rs`.
+//! Every tensor is scaled by its own magnitude, that of its group; of experts the matrix of each is. The tensor's factor
+//! multiplies the sum. Units of four bits read codes with the scales of their blocks, both factors along the sum, so weights
+//! have two forms. Emulated products, which those of experts always are, read code times scale of the block, a number of the
+//! compute type. Codes of weights are made when weights were written, not in an entry, unless weights are cut over ranks:
+//! `plan/prepare.rs`.
+
+mod experts;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 
-use graph::{Dim, Element, Graph, Node, OpId, ValueId};
+use graph::{Element, Graph, Node, OpId, ValueId};
 use ops::dequantise::unscaled;
 use ops::id;
 use program::{Arch, Architecture, Machine, library};
@@ -40,8 +45,8 @@ struct Codes {
 
 #[derive(Clone)]
 enum Form {
-    /// Numbers are made of them, for products that are emulated.
-    Packed { packed: ValueId, packing: Packing, dims: Vec<Dim> },
+    /// Numbers are made of them, by a call with these attributes, for products that are emulated.
+    Packed { packed: ValueId, attrs: Attrs },
     /// As units read them.
     Operand(Operand),
 }
@@ -86,7 +91,7 @@ pub fn run(graph: &mut Graph, recipe: &Nvfp4, options: &CompileOptions, machine:
         let hint = "`fp4_backend: emulate` has the same codes on any machine; `recipe: fp8_hybrid` is faster than bf16";
         return Err(CompileError::option("recipe", text, hint));
     }
-    let groups = groups::find(graph, "nvfp4", (recipe.skip_first, recipe.skip_last), false, machine)?;
+    let groups = groups::find(graph, "nvfp4", (recipe.skip_first, recipe.skip_last), machine)?;
     let draws = recipe.stochastic && groups.iter().any(|group| group.last_gradient().is_some());
     let step = draws
         .then(|| graph.input("micro_step").unwrap_or_else(|| graph.add_input("micro_step", Element::I32, vec![1])));
@@ -103,7 +108,7 @@ struct Rewrite<'a> {
     graph: &'a mut Graph,
     compute: DType,
     seed: u64,
-    /// Products are those of units of four bits.
+    /// Products are those of units of four bits, but for experts.
     units: bool,
     /// There is a backward pass to prepare weights for.
     trains: bool,
@@ -118,17 +123,26 @@ impl Rewrite<'_> {
     fn group(&mut self, number: usize, group: &Group) {
         let weights = self.weights(group);
         let like = self.graph.nodes[group.members[0].forward].clone();
-        let mut nodes = Vec::new();
-        let x = self.quantise(&mut nodes, &like, &[group.x], None).remove(0);
+        let (units, mut nodes) = (self.units_of(group), Vec::new());
+        let x = self.quantise(&mut nodes, &like, &[group.x], units, None).remove(0);
         let x = self.factor(&mut nodes, &like, &x);
         // What the backward pass reads of x: codes along the tokens, made where x is.
-        let along = group.trains_weights().then(|| self.rotated(&mut nodes, &like, &[group.x], None).remove(0));
+        let along =
+            group.trains_weights().then(|| self.rotated(&mut nodes, &like, group, &[group.x], None).codes.remove(0));
         for (member, weight) in group.members.iter().zip(&weights) {
-            let weight = self.factor(&mut nodes, &like, weight.along(member.transposed, self.units));
-            nodes.push(self.forward(member, x, weight));
+            let weight = self.factor(&mut nodes, &like, weight.along(member.transposed, units));
+            nodes.push(match member.experts {
+                Some(count) => self.of_experts(member.forward, count, [x, weight], member.transposed),
+                None => self.forward(member, x, weight),
+            });
             self.replaced.insert(member.forward, std::mem::take(&mut nodes));
         }
         self.backward(number, group, along.as_ref(), &weights);
+    }
+
+    /// Whether units of four bits multiply what a group reads: they have no products with a matrix for each group of rows.
+    fn units_of(&self, group: &Group) -> bool {
+        self.units && !group.has_experts()
     }
 
     /// The codes of a group's weights: states, made by nodes of their own.
@@ -138,6 +152,12 @@ impl Rewrite<'_> {
         let stacks = of_group.iter().filter_map(|id| producers[id.0 as usize]);
         let mut nodes: Vec<Node> = stacks.map(|index| self.graph.nodes[index].clone()).collect();
         let like = self.graph.nodes[group.members[0].forward].clone();
+        if group.has_experts() {
+            let all =
+                group.members.iter().map(|member| self.expert_weights(&mut nodes, &like, group, member)).collect();
+            self.graph.prepared.extend(nodes);
+            return all;
+        }
         let parts = emit(self.graph, self.compute, &mut nodes, &like, id::OWN_AMAX, &of_group, Attrs::new())[0];
         let mut all = Vec::new();
         for member in &group.members {
@@ -151,9 +171,7 @@ impl Rewrite<'_> {
                 let attrs = if transposed { attrs.with("transposed", true) } else { attrs };
                 let inputs = [member.weight, parts];
                 let results = emit(self.graph, self.compute, &mut nodes, &like, id::QUANTISE_BLOCKS, &inputs, attrs);
-                for id in &results {
-                    self.graph.keep(*id, &format!("fp4.{}.w", group.name));
-                }
+                self.keep(group, &results);
                 self.codes(member.weight, &results, NVFP4_TILES)
             };
             let (plain, transposed) = (plain.then(|| code(false)), transposed.then(|| code(true)));
@@ -163,10 +181,18 @@ impl Rewrite<'_> {
         all
     }
 
+    /// Codes of weights are states.
+    fn keep(&mut self, group: &Group, results: &[ValueId]) {
+        results.iter().for_each(|id| _ = self.graph.keep(*id, &format!("fp4.{}.w", group.name)));
+    }
+
     fn codes(&self, of: ValueId, results: &[ValueId], packing: Packing) -> Codes {
         let form = match *results {
             [codes, scales, _] => Form::Operand(Operand { codes, scales }),
-            _ => Form::Packed { packed: results[0], packing, dims: self.graph.value(of).value_type().shape },
+            _ => {
+                let attrs = unscaled(packing, &self.graph.value(of).value_type().shape);
+                Form::Packed { packed: results[0], attrs }
+            }
         };
         Codes { form, factor: *results.last().expect("codes have a factor") }
     }
@@ -178,6 +204,7 @@ impl Rewrite<'_> {
         nodes: &mut Vec<Node>,
         like: &Node,
         tensors: &[ValueId],
+        units: bool,
         dice: Option<(u32, Order)>,
     ) -> Vec<Codes> {
         let parts = emit(self.graph, self.compute, nodes, like, id::OWN_AMAX, tensors, Attrs::new())[0];
@@ -187,7 +214,7 @@ impl Rewrite<'_> {
         let mut all = Vec::new();
         for tensor in tensors {
             let (mut inputs, mut attrs) = (vec![*tensor, parts], Attrs::new());
-            if self.units {
+            if units {
                 attrs = attrs.with("operand", true);
             }
             if let (Some((stream, order)), Some(step)) = (dice, self.step) {
@@ -204,28 +231,33 @@ impl Rewrite<'_> {
         all
     }
 
-    /// Codes of tensors along their rows' axis, rotated: [columns, rows up to a multiple of 16].
+    /// Codes of tensors along their rows' axis, rotated: [columns, rows up to a multiple of 16], or as many of each expert.
     fn rotated(
         &mut self,
         nodes: &mut Vec<Node>,
         like: &Node,
+        group: &Group,
         tensors: &[ValueId],
         dice: Option<(u32, Order)>,
-    ) -> Vec<Codes> {
-        let turned: Vec<ValueId> = tensors
-            .iter()
-            .map(|of| emit(self.graph, self.compute, nodes, like, id::ROTATE, &[*of], Attrs::new())[0])
-            .collect();
-        self.quantise(nodes, like, &turned, dice)
+    ) -> Rotated {
+        let (offsets, attrs) = self.rows_of_experts(group);
+        let (mut turned, mut starts) = (Vec::new(), None);
+        for of in tensors {
+            let inputs: Vec<ValueId> = [*of].into_iter().chain(offsets).collect();
+            let results = emit(self.graph, self.compute, nodes, like, id::ROTATE, &inputs, attrs.clone());
+            turned.push(results[0]);
+            starts = results.get(1).copied();
+        }
+        Rotated { codes: self.quantise(nodes, like, &turned, self.units_of(group), dice), starts }
     }
 
     /// What products read: codes, or the numbers that they stand for.
     fn factor(&mut self, nodes: &mut Vec<Node>, like: &Node, of: &Codes) -> Factor {
         match &of.form {
             Form::Operand(operand) => Factor { values: operand.codes, scales: Some(operand.scales), of: of.factor },
-            Form::Packed { packed, packing, dims } => {
-                let attrs = unscaled(*packing, dims);
-                let values = emit(self.graph, self.compute, nodes, like, id::DEQUANTISE, &[*packed], attrs)[0];
+            Form::Packed { packed, attrs } => {
+                let inputs = [*packed];
+                let values = emit(self.graph, self.compute, nodes, like, id::DEQUANTISE, &inputs, attrs.clone())[0];
                 Factor { values, scales: None, of: of.factor }
             }
         }
@@ -261,31 +293,43 @@ impl Rewrite<'_> {
         let to_inputs = gradients(|member| member.input_gradient, self.graph);
         if !to_inputs.is_empty() {
             let tensors: Vec<ValueId> = to_inputs.iter().map(|(_, dy)| *dy).collect();
-            let codes = self.quantise(&mut nodes, &like, &tensors, Some((stream(0), Order::SideBySide)));
+            let units = self.units_of(group);
+            let codes = self.quantise(&mut nodes, &like, &tensors, units, Some((stream(0), Order::SideBySide)));
             for ((index, _), dy) in to_inputs.iter().zip(&codes) {
-                self.input_gradient(&mut nodes, &group.members[*index], dy, &weights[*index]);
+                self.input_gradient(&mut nodes, &group.members[*index], dy, &weights[*index], units);
             }
         }
         let to_weights = gradients(|member| member.weight_gradient, self.graph);
         if let Some(x) = x.filter(|_| !to_weights.is_empty()) {
             let tensors: Vec<ValueId> = to_weights.iter().map(|(_, dy)| *dy).collect();
-            let codes = self.rotated(&mut nodes, &like, &tensors, Some((stream(1), Order::Behind)));
+            let Rotated { codes, starts } =
+                self.rotated(&mut nodes, &like, group, &tensors, Some((stream(1), Order::Behind)));
             let x = self.factor(&mut nodes, &like, x);
+            let x = if starts.is_some() { self.in_rows(&mut nodes, &like, x) } else { x };
             for ((index, _), dy) in to_weights.iter().zip(&codes) {
-                self.weight_gradient(&mut nodes, &group.members[*index], dy, x);
+                let member = &group.members[*index];
+                match starts {
+                    Some(starts) => self.expert_gradient(&mut nodes, member, group.x, dy, x, starts),
+                    None => self.weight_gradient(&mut nodes, member, dy, x),
+                }
             }
         }
         self.replaced.insert(last, nodes);
     }
 
     /// dx = dy·W.
-    fn input_gradient(&mut self, nodes: &mut Vec<Node>, member: &Linear, dy: &Codes, weight: &Weight) {
+    fn input_gradient(&mut self, nodes: &mut Vec<Node>, member: &Linear, dy: &Codes, weight: &Weight, units: bool) {
         let at = member.input_gradient.expect("of members that have one");
         let node = self.graph.nodes[at].clone();
-        let weight = weight.along(!member.transposed, self.units);
+        let weight = weight.along(!member.transposed, units);
         let (a, b) = (self.factor(nodes, &node, dy), self.factor(nodes, &node, weight));
-        let (inputs, attrs) = self.product(a, b, member.transposed, Attrs::new());
-        nodes.push(Node { op: id::MATMUL_CODES, inputs, attrs, ..node });
+        nodes.push(match member.experts {
+            Some(count) => self.of_experts(at, count, [a, b], !member.transposed),
+            None => {
+                let (inputs, attrs) = self.product(a, b, member.transposed, Attrs::new());
+                Node { op: id::MATMUL_CODES, inputs, attrs, ..node }
+            }
+        });
         self.replaced.insert(at, Vec::new());
     }
 
@@ -306,6 +350,13 @@ impl Rewrite<'_> {
         let place = |(index, node)| replaced.remove(&index).unwrap_or_else(|| vec![node]);
         graph.nodes = groups::in_order(nodes.into_iter().enumerate().flat_map(place).collect());
     }
+}
+
+/// Rotated tensors in codes.
+struct Rotated {
+    codes: Vec<Codes>,
+    /// Where the rows of each expert begin, which are filled up; none where rows have no experts.
+    starts: Option<ValueId>,
 }
 
 /// How the tensors of a group make one matrix.

@@ -93,10 +93,8 @@ impl CompileError {
 /// The parameters of a model and of its adapter, before anything is planned: cheap. Errors: those of the model, and a target
 /// of the adapter that matches nothing.
 pub fn parameters(model: &Model, options: &CompileOptions) -> Result<Vec<Parameter>, CompileError> {
-    let entry = options.entries.first().expect("at least one entry is requested");
-    let variant = Variant { batch: 1, seq_len: 1, documents: Documents::Rows };
-    let mut graph = expand(model, options, entry, variant)?;
-    passes::adapters::run(&mut graph, options, entry)?;
+    let mut graph = first_entry(model, options)?;
+    passes::adapters::run(&mut graph, options, options.entries.first().expect("at least one entry is requested"))?;
     Ok(graph.parameters)
 }
 
@@ -106,10 +104,20 @@ pub fn unquantised(model: &Model, options: &CompileOptions) -> Result<Vec<String
     if !options.recipe.quantises_weights() {
         return Ok(Vec::new());
     }
+    Ok(recipes::unquantised(&first_entry(model, options)?))
+}
+
+/// Whether layers have products with a matrix for each expert.
+pub fn has_experts(model: &Model, options: &CompileOptions) -> Result<bool, CompileError> {
+    let graph = first_entry(model, options)?;
+    Ok(graph.nodes.iter().any(|node| node.layer.is_some() && node.op == ops::id::GROUPED_LINEAR))
+}
+
+/// The model as the first entry asks for it, for one token.
+fn first_entry(model: &Model, options: &CompileOptions) -> Result<Graph, CompileError> {
     let entry = options.entries.first().expect("at least one entry is requested");
     let variant = Variant { batch: 1, seq_len: 1, documents: Documents::Rows };
-    let graph = expand(model, options, entry, variant)?;
-    Ok(recipes::unquantised(&graph))
+    expand(model, options, entry, variant)
 }
 
 /// Compiles every entry that the options ask for over one arena plan.

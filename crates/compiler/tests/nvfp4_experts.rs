@@ -87,6 +87,9 @@ fn experts_are_multiplied_as_numbers() {
             let gradients = launches(&program, "grouped_weight_gradient", Phase::Backward);
             let scaled = gradients.iter().filter(|launch| launch.inputs.len() == 5).count();
             assert_eq!(scaled, if adapted { 0 } else { 4 }, "{name}");
+            let mut experts =
+                program.layout.parameters.iter().filter(|of| of.name.contains(".experts.") && !of.adapter);
+            assert!(experts.all(|of| of.load_group.is_some() == adapted), "frozen ones are codes when they are loaded");
             let entry = &program.entries[program.entry(EntryKind::FirstMicroStep, Some(VARIANT)).unwrap()];
             let units = entry.steps.iter().filter(|step| match &step.instruction {
                 Instruction::Gemm(gemm) => gemm.has_blocks(),

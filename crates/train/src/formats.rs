@@ -202,13 +202,25 @@ pub fn note_on_products(config: &Config, source: &ModelSource, options: &Compile
     let names = compiler::unquantised(&source.model, options)?;
     let listed: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
     let text = format!(
-        "`recipe: {}` leaves the products with {} in {}: routers, sizes that are no multiples of 16, and with `nvfp4` \
-         matrices of experts are not quantised",
+        "`recipe: {}` leaves the products with {} in {}: routers and sizes that are no multiples of 16 are not quantised",
         config.precision.recipe,
         listed.join(", "),
         word(options.compute)
     );
     Ok((!names.is_empty()).then_some(text))
+}
+
+/// What units of four bits do not multiply, though the options ask for them.
+pub fn note_on_experts(config: &Config, source: &ModelSource, options: &CompileOptions) -> Result<Option<String>> {
+    let (of, backend) = (&config.precision, config.precision.fp4_backend);
+    if of.recipe != config::Recipe::Nvfp4 || backend == config::Fp4Backend::Emulate {
+        return Ok(None);
+    }
+    let text = format!(
+        "`fp4_backend: {backend}` multiplies matrices of experts as `emulate` does: the numbers that codes of four bits stand \
+         for, slower than bf16"
+    );
+    Ok(compiler::has_experts(&source.model, options)?.then_some(text))
 }
 
 /// Gradients of activations are kept in the type of the weights: another one is rejected, but where it says that a recipe

@@ -92,6 +92,7 @@ impl Plan {
             sharding: sharding(config),
         };
         notes.extend(formats::note_on_products(config, source, &compile)?);
+        notes.extend(formats::note_on_experts(config, source, &compile)?);
         Ok(Plan { compile, sequence_len: length.tokens, length_is_open: length.is_open, reasons, notes, samples })
     }
 

@@ -173,6 +173,30 @@ fn tiles_of_the_recipe_are_rounded_once() {
     }
 }
 
+/// Those of experts, too: gate and up of an expert are one matrix to the recipe.
+#[test]
+fn tiles_of_experts_are_rounded_once() {
+    let place = tempfile::tempdir().unwrap();
+    let model = place.path().join("model");
+    std::fs::create_dir(&model).unwrap();
+    let fields = json!({
+        "model_type": "olmoe", "architectures": ["OlmoeForCausalLM"], "vocab_size": 256, "hidden_size": 32,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 48,
+        "num_experts": 4, "num_experts_per_tok": 2, "max_position_embeddings": 128, "torch_dtype": "bfloat16",
+    });
+    std::fs::write(model.join("config.json"), fields.to_string()).unwrap();
+    let own = json!({"init": "random", "lora_target_modules": ["q_proj"], "lora_dropout": 0.0});
+    let experts = json!({"lora_target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]});
+    for others in [json!({"recompute_block": true}), json!({"recompute_block": false}), experts] {
+        let run = |form: Value| {
+            let changed = [&four_bits(), &own, &others, &form];
+            train(&mut begin(&model, include_str!("ir/olmoe.json"), &changed).unwrap())
+        };
+        assert_eq!(run(json!({"qlora_fp4": true})), run(json!({})), "{others}");
+        assert_ne!(run(json!({"recipe": "bf16", "fp4_backend": "cutlass"})), run(json!({})), "{others}");
+    }
+}
+
 /// Weights that the recipe scales together are scaled by the largest magnitude of them all, the others by their own.
 #[test]
 fn weights_in_tiles_are_scaled_with_those_of_their_group() {

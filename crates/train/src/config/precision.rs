@@ -24,7 +24,7 @@ options! {
         /// tensors themselves, which reads each of them once more.
         fp8_amax_history: u32 = 1024, resumable;
         /// What multiplies the codes of `nvfp4`; the codes are the same. `cutlass` and `cudnn` need a GPU with the tensor cores of
-        /// Blackwell, on which neither has run yet; on a CPU they are `emulate`.
+        /// Blackwell, on which neither has run yet; on a CPU, and for the matrices of experts, they are `emulate`.
         fp4_backend: Fp4Backend = "cutlass", resumable;
         /// Round gradients up or down at random with `nvfp4`, so that their expected values are right.
         fp4_stochastic_rounding: bool = true;

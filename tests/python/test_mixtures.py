@@ -244,6 +244,29 @@ def test_a_recipe_quantises_the_values_of_experts_in_codes(make_model, tmp_path)
         assert len(set(losses[0])) == 3, recipe
 
 
+STACKED = {"gpt_oss": tiny_gpt_oss(intermediate_size=32), "gemma4": tiny_gemma4_mixture(moe_intermediate_size=32)}
+
+
+@pytest.mark.parametrize("recipe", [{"recipe": "fp8_hybrid"}, {"recipe": "nvfp4", "fp4_backend": "emulate"}], ids=str)
+@pytest.mark.parametrize("fields", STACKED.values(), ids=STACKED)
+def test_experts_in_stacks_learn_in_codes(make_model, tmp_path, fields, recipe):
+    """Matrices in one parameter, transposed or not, with and without biases: in full, and under adapters on experts."""
+    run = {"model": str(make_model(fields)), "torch_dtype": "float32", "device": "cpu", "lora_dropout": 0.0}
+    run |= {"output_dir": str(tmp_path / "unused")}
+    batch = {"input_ids": IDS[None], "labels": IDS[None]}
+    for own in ({"lora": False}, {"lora_target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}):
+
+        def losses(more: dict) -> list[float]:
+            trainer = surogate.Trainer(run | own | more)
+            return [trainer.step(batch, learning_rate=1e-2)["loss"] for _ in range(4)]
+
+        numbers, codes = losses({}), losses(recipe)
+        assert codes[-1] < codes[0] and codes != numbers
+        assert codes == losses(recipe | {"recompute_block": True})
+        fall = numbers[0] - numbers[-1]
+        assert abs(codes[-1] - numbers[-1]) < 0.3 * fall, (numbers, codes)
+
+
 def test_fields_of_grouped_routing():
     assert sparse(tiny_deepseek_v3(num_hidden_layers=3)) == [False, True, True]
     [rule] = operations(tiny_deepseek_v3(norm_topk_prob=False), "route")

@@ -11,6 +11,7 @@ mod history;
 mod numbers;
 mod product;
 mod rotate;
+mod rounding;
 mod transpose;
 
 use graph::ValueType;

@@ -82,8 +82,9 @@ fn pairs(graph: &Graph) -> BTreeMap<Slice, Pair> {
         let flag = |name: &str| node.attrs.flag(name).unwrap_or(false);
         let flags = [flag("transpose_a"), flag("f32"), flag("transpose_b")];
         let rank = *graph.value(node.inputs[1]).shape.last().expect("operands of products have axes");
-        let bf16 = |id: &ValueId| graph.value(*id).element == Element::Fixed(DType::BF16);
-        let fits = rank.is_multiple_of(RANKS) && rank <= ops::MOST_RANK && node.inputs.iter().all(bf16);
+        let all_are = |number| node.inputs.iter().all(|id| graph.value(*id).element == Element::Fixed(number));
+        let sixteen_bits = all_are(DType::BF16) || all_are(DType::F16);
+        let fits = rank.is_multiple_of(RANKS) && rank <= ops::MOST_RANK && sixteen_bits;
         if !fits || (flags != [false; 3] && flags != [true, true, false]) {
             continue;
         }

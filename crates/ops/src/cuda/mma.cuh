@@ -1,10 +1,19 @@
-// Tensor-core products of bf16 tiles in shared memory, accumulated in f32: m16n8k16 and what feeds it.
+// Tensor-core products of 16-bit tiles in shared memory, accumulated in f32: m16n8k16 and what feeds it. Numbers are bf16
+// where a name does not say otherwise.
 #pragma once
 #include "types.cuh"
 
 // d += a·b: a is 16×16 by rows, b 16×8 by columns, d 16×8: lane l holds d[l/4 (+8)][2(l%4) (+1)].
 __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The same of numbers of type T_.
+template <typename T_> __device__ __forceinline__ void mma_of(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1);
+template <> __device__ __forceinline__ void mma_of<bf16>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma(d, a, b0, b1); }
+template <> __device__ __forceinline__ void mma_of<f16>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
@@ -28,6 +37,15 @@ __device__ __forceinline__ void load_transposed(u32& r0, u32& r1, u32 at) {
 __device__ __forceinline__ u32 pair(float low, float high) {
   u32 y;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+
+// The same, rounded to T_.
+template <typename T_> __device__ __forceinline__ u32 pair_of(float low, float high);
+template <> __device__ __forceinline__ u32 pair_of<bf16>(float low, float high) { return pair(low, high); }
+template <> __device__ __forceinline__ u32 pair_of<f16>(float low, float high) {
+  u32 y;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
   return y;
 }
 

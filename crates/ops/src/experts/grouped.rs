@@ -9,7 +9,7 @@ use tensor::{Attrs, DType};
 use super::{ACCESS, MMA_HEADERS, example_groups, hopper, ints, kernel, normal};
 use crate::call::{Call, Input};
 use crate::gradient::{GradientCall, Gradients};
-use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for};
+use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for, device_type};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::quantise;
 use crate::real::Real;
@@ -92,7 +92,8 @@ pub(super) fn check_offsets(offsets: &ValueType, groups: usize) -> Result<(), St
     Ok(())
 }
 
-/// Whether tensor cores take the tensors of a call: bf16 or codes, whose rows divide into pieces and begin at one.
+/// Whether tensor cores take the tensors of a call: bf16, f16, or codes with bf16, whose rows divide into pieces and begin
+/// at one.
 pub(super) fn suits_tensor_cores(call: &LowerCall<'_>, tensors: &[&TensorRef]) -> bool {
     let pieces = |at: &TensorRef| {
         let (last, leading) = at.strides.split_last().expect("tensors have axes");
@@ -100,17 +101,19 @@ pub(super) fn suits_tensor_cores(call: &LowerCall<'_>, tensors: &[&TensorRef]) -
         let even = leading.iter().zip(&at.shape).all(|(stride, extent)| *extent == 1 || stride.is_multiple_of(piece));
         *last == 1 && columns.is_multiple_of(piece) && even && at.offset.is_multiple_of(ACCESS)
     };
-    let taken = |at: &TensorRef| at.dtype == DType::BF16 || at.dtype.small().is_some();
-    let all = tensors.iter().all(|at| taken(at) && pieces(at));
-    all && matches!(call.machine.arch, Arch::Cuda(_))
+    let all_are =
+        |number: DType, codes: bool| tensors.iter().all(|at| at.dtype == number || codes && at.dtype.small().is_some());
+    let taken = all_are(DType::BF16, true) || all_are(DType::F16, false);
+    taken && tensors.iter().all(|at| pieces(at)) && matches!(call.machine.arch, Arch::Cuda(_))
 }
 
-/// The same kernel on tensor cores.
-pub(super) fn on_tensor_cores(plain: KernelSpec, grid: [usize; 3]) -> KernelSpec {
+/// The same kernel on tensor cores, of numbers of a type.
+pub(super) fn on_tensor_cores(plain: KernelSpec, number: DType, grid: [usize; 3]) -> KernelSpec {
+    let defines = plain.defines.into_iter().filter(|(name, _)| name != "TILE");
     KernelSpec {
         source: MMA_SOURCE.to_owned(),
         headers: [MMA_HEADERS, &[quantise::CODES_HEADER]].concat(),
-        defines: plain.defines.into_iter().filter(|(name, _)| name != "TILE").collect(),
+        defines: defines.chain([("NUMBER".to_owned(), device_type(number).to_owned())]).collect(),
         grid: grid.map(|n| n as u32),
         shared_bytes: MMA_SHARED as u32,
         ..plain
@@ -166,7 +169,7 @@ pub(super) fn lowered(call: &LowerCall<'_>, second: usize, scaled: bool) -> Lowe
     }
     if suits {
         let tiles = rows.div_ceil(MMA_TILE) + groups.min(rows);
-        kernel = on_tensor_cores(kernel, [n.div_ceil(MMA_TILE), tiles, 1]);
+        kernel = on_tensor_cores(kernel, y.dtype, [n.div_ceil(MMA_TILE), tiles, 1]);
     }
     Lowered::Kernels(vec![kernel])
 }

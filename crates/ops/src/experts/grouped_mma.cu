@@ -1,4 +1,4 @@
-// The products of `grouped.cu` on tensor cores, from sm_80 on: bf16, extents and strides that are multiples of 8.
+// The products of `grouped.cu` on tensor cores, from sm_80 on: 16-bit numbers of one type, NUMBER, extents and strides that are multiples of 8.
 // A block has a tile of 128 by 128, each of 8 warps 64 by 32 of it; STAGES steps of 32 terms are in flight. A tile lies in
 // shared memory as it does in global memory: along the sum (128 rows of 32), or across it (32 rows of 128); their pitches
 // keep the 8 rows that a matrix instruction reads in different banks. Codes of eight bits become bf16 on their way to shared
@@ -15,7 +15,7 @@
 #define ACROSS_PITCH 272
 #define TILE_BYTES (TILE * ALONG_PITCH)
 
-__device__ __forceinline__ void place(u32 to, const bf16* at, bool inside) { copy_async(to, at, inside); }
+__device__ __forceinline__ void place(u32 to, const NUMBER* at, bool inside) { copy_async(to, at, inside); }
 
 #if CODES
 template <typename Code> __device__ __forceinline__ void place(u32 to, const Code* at, bool inside) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ void products(float (&sum)[4][4][4], int terms, Fetch
 #pragma unroll
       for (int i = 0; i < 4; i++)
 #pragma unroll
-        for (int j = 0; j < 4; j++) mma(sum[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+        for (int j = 0; j < 4; j++) mma_of<NUMBER>(sum[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
     }
   }
 }
@@ -105,9 +105,9 @@ grouped_linear(const X_T* __restrict__ x, const W_T* __restrict__ w, const int* 
                const float* __restrict__ scale_x, const float* __restrict__ scale_w,
 #endif
 #if R
-               const bf16* __restrict__ t, const bf16* __restrict__ b,
+               const NUMBER* __restrict__ t, const NUMBER* __restrict__ b,
 #endif
-               bf16* __restrict__ y) {
+               NUMBER* __restrict__ y) {
   int tile = blockIdx.y, group = 0, first = 0, end = 0;
   for (; group < GROUPS; group++) {
     first = offsets[group];
@@ -153,14 +153,14 @@ grouped_linear(const X_T* __restrict__ x, const W_T* __restrict__ w, const int* 
   });
 #endif
   results(sum, [&](int row, int column, float low, float high) {
-    if (first + row < end && n0 + column < N) *(u32*)(y + Y_AT(first + row) + n0 + column) = pair(low, high);
+    if (first + row < end && n0 + column < N) *(u32*)(y + Y_AT(first + row) + n0 + column) = pair_of<NUMBER>(low, high);
   });
 }
 #endif
 
 #if defined(A_T)
 extern "C" __global__ void __launch_bounds__(THREADS)
-grouped_weight_gradient(const bf16* __restrict__ a, const bf16* __restrict__ b, const int* __restrict__ offsets,
+grouped_weight_gradient(const NUMBER* __restrict__ a, const NUMBER* __restrict__ b, const int* __restrict__ offsets,
 #if SCALED
                         const float* __restrict__ scale_a, const float* __restrict__ scale_b,
 #endif

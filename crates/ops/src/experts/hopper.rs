@@ -3,6 +3,7 @@
 //! where a result has few columns.
 
 use program::{Arg, TensorRef};
+use tensor::DType;
 
 use super::grouped::flag;
 use super::weight_gradient;
@@ -62,8 +63,8 @@ pub fn takes(call: &LowerCall<'_>, tensors: &[&TensorRef]) -> bool {
     if codes && flag(call.attrs, "transposed") {
         return false;
     }
-    let empty = tensors.iter().any(|tensor| tensor.is_empty());
-    call.machine.arch.is_hopper() && !empty && tensors.iter().all(|tensor| tensor.as_matrix().is_some())
+    let unsuited = tensors.iter().any(|tensor| tensor.is_empty() || tensor.dtype == DType::F16);
+    call.machine.arch.is_hopper() && !unsuited && tensors.iter().all(|tensor| tensor.as_matrix().is_some())
 }
 
 /// Boxes of so many rows of 64 columns, or of 64 pairs of codes.

@@ -100,7 +100,7 @@ impl Op for GroupedWeightGradient {
             return Lowered::Kernels(vec![hopper::weight_gradient(call)]);
         }
         if suits {
-            kernel = on_tensor_cores(kernel, [m.div_ceil(MMA_TILE), k.div_ceil(MMA_TILE), groups]);
+            kernel = on_tensor_cores(kernel, a.dtype, [m.div_ceil(MMA_TILE), k.div_ceil(MMA_TILE), groups]);
         }
         Lowered::Kernels(vec![kernel])
     }

@@ -74,15 +74,15 @@ __device__ __forceinline__ float load(const e4m3* p) { return number_as<0>(p->bi
 __device__ __forceinline__ float load(const e5m2* p) { return number_as<1>(p->bits); }
 
 // Two numbers become codes at once.
-template <typename T> __device__ __forceinline__ constexpr int format_of();
+template <typename T_> __device__ __forceinline__ constexpr int format_of();
 template <> __device__ __forceinline__ constexpr int format_of<e4m3>() { return 0; }
 template <> __device__ __forceinline__ constexpr int format_of<e5m2>() { return 1; }
-template <typename T, int N> __device__ __forceinline__ void in_codes(T (&to)[N], const float (&x)[N]) {
+template <typename T_, int N_> __device__ __forceinline__ void in_codes(T_ (&to)[N_], const float (&x)[N_]) {
 #pragma unroll
-  for (int i = 0; i < N; i += 2) {
-    const u16 pair = codes_as<format_of<T>()>(x[i], i + 1 < N ? x[i + 1] : 0.0f);
+  for (int i = 0; i < N_; i += 2) {
+    const u16 pair = codes_as<format_of<T_>()>(x[i], i + 1 < N_ ? x[i + 1] : 0.0f);
     to[i].bits = (u8)pair;
-    if (i + 1 < N) to[i + 1].bits = (u8)(pair >> 8);
+    if (i + 1 < N_) to[i + 1].bits = (u8)(pair >> 8);
   }
 }
 

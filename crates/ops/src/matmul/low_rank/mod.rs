@@ -76,12 +76,13 @@ struct Tiles {
 }
 
 impl Tiles {
-    /// `None` where the tiles do not take the operands: they are bf16, in rows of aligned pieces of 16
+    /// `None` where the tiles do not take the operands: they are all bf16 or all f16, in rows of aligned pieces of 16
     /// bytes, with equal ranks.
     fn new(call: &LowerCall<'_>, reading: &Reading) -> Option<Tiles> {
         let (dy, factors) = (&call.inputs[0], &call.inputs[1..]);
         let rank = *factors[0].shape.last()?;
-        let matrix = |t: &TensorRef| t.dtype == DType::BF16 && t.as_matrix().is_some();
+        let of_tiles = matches!(dy.dtype, DType::BF16 | DType::F16);
+        let matrix = |t: &TensorRef| of_tiles && t.dtype == dy.dtype && t.as_matrix().is_some();
         let pieces = |t: &TensorRef| matrix(t) && t.shape.last() == Some(&rank) && row_width(&[t]) == 8;
         let results = call.outputs.chunks(2).all(|pair| matrix(&pair[0]) && row_width(&[&pair[0]]) >= 4);
         let dense = factors.iter().skip(1).step_by(2).all(TensorRef::is_dense);
@@ -146,10 +147,11 @@ impl Tiles {
         let mut tiles = self.defines(
             reading,
             &[
-                ("FACTORS", list(&|s| format!("const bf16* __restrict__ t{s}, const bf16* __restrict__ b{s}"))),
+                ("FACTORS", list(&|s| format!("const NUMBER* __restrict__ t{s}, const NUMBER* __restrict__ b{s}"))),
                 ("TS", list(&|s| format!("t{s}"))),
                 ("BS", list(&|s| format!("b{s}"))),
                 ("STARTS", starts),
+                ("NUMBER", device_type(call.inputs[0].dtype).to_owned()),
                 ("CHUNK", self.chunk.to_string()),
                 ("T_AT(row,s)", row_of(slices.clone().map(ts))),
             ],

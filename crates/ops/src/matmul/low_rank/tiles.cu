@@ -1,5 +1,6 @@
 // What adapters get back, from one reading of dy: per slice s of its columns dt = dy_s·b (sums over the
-// slice's columns) and db = dy_sᵀ·t (sums over rows), bf16 with f32 accumulation.
+// slice's columns) and db = dy_sᵀ·t (sums over rows), of
+// bf16 or f16, NUMBER, with f32 accumulation.
 // dy [ROWS, …], row i at DY_AT(i); t [ROWS, RANK], row i at T_AT(i, s); b [columns of s, RANK], dense. Slice s
 // begins at column STARTS[s] of dy; the slices' columns, put side by side, are COLUMNS, s from FIRSTS[s] on.
 // A block takes CHUNK rows of WIDTH columns of one slice, TALL rows at a time; 4 warps. It leaves
@@ -27,17 +28,17 @@ __device__ __forceinline__ u32 factor_piece(int row, int p) {
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-low_rank_tiles(const bf16* __restrict__ dy, FACTORS, float* __restrict__ part_dt, float* __restrict__ part_db) {
+low_rank_tiles(const NUMBER* __restrict__ dy, FACTORS, float* __restrict__ part_dt, float* __restrict__ part_db) {
   extern __shared__ __align__(128) unsigned char shared[];
-  const bf16* const ts[] = {TS};
-  const bf16* const bs[] = {BS};
+  const NUMBER* const ts[] = {TS};
+  const NUMBER* const bs[] = {BS};
   const int firsts[] = {FIRSTS}, starts[] = {STARTS};
   const int column = blockIdx.x * WIDTH;
   int slice = 0;
 #pragma unroll
   for (int s = 1; s < SLICES; s++)
     if (column >= firsts[s]) slice = s;
-  const bf16 *t = ts[0], *b = bs[0];
+  const NUMBER *t = ts[0], *b = bs[0];
   int first = firsts[0], from = starts[0];
 #pragma unroll
   for (int s = 1; s < SLICES; s++)
@@ -88,7 +89,7 @@ low_rank_tiles(const bf16* __restrict__ dy, FACTORS, float* __restrict__ part_dt
       for (int n = 0; n < RANKS; n++) {
         u32 b0, b1;
         load_transposed(b0, b1, b_at + factor_piece(k * 16 + lane % 16, n));
-        mma(dt[n], a, b0, b1);
+        mma_of<NUMBER>(dt[n], a, b0, b1);
       }
     }
     const int row = start + step * TALL + warp * 16 + lane / 4;
@@ -114,7 +115,7 @@ low_rank_tiles(const bf16* __restrict__ dy, FACTORS, float* __restrict__ part_dt
         u32 a[4];
         load_transposed(a, at + piece(k * 16 + lane / 16 * 8 + lane % 8, (warp * OWN + m) * 2 + lane / 8 % 2));
 #pragma unroll
-        for (int n = 0; n < RANKS; n++) mma(db[m][n], a, ts0[n], ts1[n]);
+        for (int n = 0; n < RANKS; n++) mma_of<NUMBER>(db[m][n], a, ts0[n], ts1[n]);
       }
     }
   }

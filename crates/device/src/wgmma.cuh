@@ -145,3 +145,8 @@ __device__ __forceinline__ u32 bf16_pair(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
+__device__ __forceinline__ u32 f16_pair(float low, float high) {
+  u32 x;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+  return x;
+}

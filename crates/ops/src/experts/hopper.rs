@@ -7,7 +7,7 @@ use tensor::DType;
 
 use super::grouped::flag;
 use super::weight_gradient;
-use crate::kernel::{KernelSpec, LowerCall, row_offset};
+use crate::kernel::{KernelSpec, LowerCall, defines_for};
 
 const LINEAR: &str = include_str!("hopper/linear.cu");
 const GRADIENT: &str = include_str!("hopper/gradient.cu");
@@ -63,8 +63,8 @@ pub fn takes(call: &LowerCall<'_>, tensors: &[&TensorRef]) -> bool {
     if codes && flag(call.attrs, "transposed") {
         return false;
     }
-    let unsuited = tensors.iter().any(|tensor| tensor.is_empty() || tensor.dtype == DType::F16);
-    call.machine.arch.is_hopper() && !unsuited && tensors.iter().all(|tensor| tensor.as_matrix().is_some())
+    let empty = tensors.iter().any(|tensor| tensor.is_empty());
+    call.machine.arch.is_hopper() && !empty && tensors.iter().all(|tensor| tensor.as_matrix().is_some())
 }
 
 /// Boxes of so many rows of 64 columns, or of 64 pairs of codes.
@@ -98,6 +98,11 @@ fn kernel(
         shared_bytes: shape.shared() as u32,
         args,
     }
+}
+
+/// For the tensor cores, what the factors are where they are not bf16.
+fn products_of(number: DType) -> Option<(String, String)> {
+    (number == DType::F16).then(|| ("PRODUCT_TYPES".to_owned(), "\"f32.f16.f16\"".to_owned()))
 }
 
 /// A product whose sum is `scaled` or not; the factors of a second one begin at an input.
@@ -135,7 +140,10 @@ pub fn linear(call: &LowerCall<'_>, second: usize, scaled: bool) -> KernelSpec {
     }
     args.extend([Arg::OutputBoxes { output: 0, extents: [1, 1, 64, 64], matrices: Some(1) }, Arg::Output(0)]);
     let mut kernel = kernel("grouped_linear", LINEAR, call, &shape, &numbers, args);
-    kernel.defines.push(("Y_AT(row)".to_owned(), row_offset(y)));
+    kernel.defines.extend(defines_for("Y", y));
+    let pair = if y.dtype == DType::F16 { "f16_pair" } else { "bf16_pair" };
+    kernel.defines.push(("PAIR".to_owned(), pair.to_owned()));
+    kernel.defines.extend(products_of(y.dtype));
     if codes {
         // The tensor cores get w as the left factor.
         let types = format!("\"f32.{}.{}\"", w.dtype.name(), x.dtype.name());
@@ -170,7 +178,9 @@ pub fn weight_gradient(call: &LowerCall<'_>) -> KernelSpec {
         args.extend([Arg::Input(3), Arg::Input(4)]);
     }
     args.push(result);
-    kernel("grouped_weight_gradient", GRADIENT, call, &shape, &numbers, args)
+    let mut kernel = kernel("grouped_weight_gradient", GRADIENT, call, &shape, &numbers, args);
+    kernel.defines.extend(products_of(a.dtype));
+    kernel
 }
 
 #[cfg(test)]

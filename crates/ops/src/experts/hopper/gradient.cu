@@ -1,4 +1,4 @@
-// dw[g][m, k] = sum over the rows r of group g of a[r, m] b[r, k], on Hopper's tensor cores (wgmma) and copy engine: a, b bf16,
+// dw[g][m, k] = sum over the rows r of group g of a[r, m] b[r, k], on Hopper's tensor cores (wgmma) and copy engine: a, b 16 bits,
 // dw f32 [GROUPS, M, K] dense, added to if ACCUMULATE. offsets i32 [GROUPS + 1] say where the rows of a group begin, on the
 // device alone.
 //

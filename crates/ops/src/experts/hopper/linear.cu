@@ -1,5 +1,5 @@
 // y[r, n] = sum over k of x[r, k] w[g][n, k] (w[g][k, n] if TRANSPOSED) for the rows of each group g, on Hopper's tensor
-// cores (wgmma) and copy engine: bf16, sums in f32, rounded once. With R, the sum over R of t[r, j] b[g][n, j] (b[g][j, n] if
+// cores (wgmma) and copy engine: bf16 or f16, sums in f32, rounded once. With R, the sum over R of t[r, j] b[g][n, j] (b[g][j, n] if
 // ACROSS) goes on in the same registers: few more steps of the same kind. offsets i32 [GROUPS + 1] say where the rows of a group
 // begin, on the device alone.
 //
@@ -205,7 +205,7 @@ __device__ __forceinline__ void fetch(const TensorMap* x, const TensorMap* w, co
 }
 
 // Rounds a warpgroup's sums, and stores them through two pieces of 64 rows of 64 columns in shared memory.
-__device__ __forceinline__ void give(const float (&sum)[TALL / 2], const Tile& tile, const TensorMap* map, bf16* y, u32 mine,
+__device__ __forceinline__ void give(const float (&sum)[TALL / 2], const Tile& tile, const TensorMap* map, Y_T* y, u32 mine,
                                      int half) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, column = tile.column + half * 64;
 #pragma unroll
@@ -220,8 +220,8 @@ __device__ __forceinline__ void give(const float (&sum)[TALL / 2], const Tile& t
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
       const float* s = sum + piece * 32 + j * 4;
-      store_matrices_transposed(to + swizzled((j + lane / 16) * 8 + lane % 8, warp * 2 + lane / 8 % 2), bf16_pair(s[0], s[1]),
-                                bf16_pair(s[2], s[3]), bf16_pair(s[4], s[5]), bf16_pair(s[6], s[7]));
+      store_matrices_transposed(to + swizzled((j + lane / 16) * 8 + lane % 8, warp * 2 + lane / 8 % 2), PAIR(s[0], s[1]),
+                                PAIR(s[2], s[3]), PAIR(s[4], s[5]), PAIR(s[6], s[7]));
     }
     publish_to_products();
     meet<128>(1 + half);
@@ -246,7 +246,7 @@ grouped_linear(const __grid_constant__ TensorMap x, const __grid_constant__ Tens
 #if R
                const __grid_constant__ TensorMap t, const __grid_constant__ TensorMap b,
 #endif
-               const __grid_constant__ TensorMap map, bf16* __restrict__ y) {
+               const __grid_constant__ TensorMap map, Y_T* __restrict__ y) {
 #if !R
   const TensorMap &t = x, &b = w;
 #endif

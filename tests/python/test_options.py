@@ -99,7 +99,7 @@ def lines(options: Options, folder: Path) -> Any:
 
 
 def uploads(options: Options, folder: Path) -> Any:
-    """What the Hub is asked for, in its place."""
+    """What is requested of the Hub, in its place."""
     from huggingface_hub import HfApi
     from surogate.cli import main
 

@@ -32,7 +32,7 @@ TOGETHER = 120
 #: Seconds within which all must have ended: 20 without an answer of the head, 25 to save, and what Python takes.
 ENDED = 70
 
-#: A token that an earlier cluster left in the home folder would be asked for.
+#: A token that an earlier cluster left in the home folder would be requested.
 ENVIRONMENT = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
 
 #: A run that does not end by itself.

@@ -33,7 +33,8 @@ GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 STEPS, INTERRUPTED_AFTER = 4, 2
 RECOMPUTED = ["swiglu", "rmsnorm", "ffn", "qkv", "att", "block"]
 
-# How far a loss may be from that of the other device, relatively. One rounding to four bits moves a number by up to a third.
+# How far a loss may be from that of the other device, relatively. Neighbouring codes of four bits are far apart, and a last digit
+# of bf16 decides between them.
 LIMITS = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1e-2, "fp8_hybrid": 2e-2, "nvfp4": 6e-2}
 
 Options = dict[str, Any]

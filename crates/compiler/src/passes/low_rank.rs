@@ -119,25 +119,20 @@ mod tests {
 
     use super::*;
 
-    /// Two products of one gradient, of which the second reads what is made between them where `between`.
+    /// Two products of one gradient. A factor of the second is made between them, or in front of both.
     fn graph(between: bool) -> Graph {
         let mut graph = Graph::default();
-        let bf16 = Element::Fixed(DType::BF16);
-        let [dy, x, b] = [("dy", 64), ("x", 16), ("b", 0)].map(|(name, columns)| {
-            graph.add_input(name, bf16, if columns > 0 { vec![32, columns] } else { vec![64, 16] })
-        });
+        let mut input =
+            |name: &str, shape: [usize; 2]| graph.add_input(name, Element::Fixed(DType::BF16), shape.to_vec());
+        let [dy, x, b] = [input("dy", [32, 64]), input("x", [32, 16]), input("b", [64, 16])];
         let mut append = Append::new(&mut graph, Phase::Backward);
-        let sum = Attrs::new().with("transpose_a", true).with("f32", true);
-        let mut factor = b;
-        if !between {
-            factor = append.emit(id::CAST, &[b], Attrs::new().with("dtype", "bf16"))[0];
-        }
-        append.emit(id::MATMUL, &[dy, x], sum);
-        if between {
-            factor = append.emit(id::CAST, &[b], Attrs::new().with("dtype", "bf16"))[0];
-        }
+        let factor = append.emit(id::CAST, &[b], Attrs::new().with("dtype", "bf16"))[0];
+        append.emit(id::MATMUL, &[dy, x], Attrs::new().with("transpose_a", true).with("f32", true));
         append.emit(id::MATMUL, &[dy, factor], Attrs::new());
         graph.nodes = append.nodes;
+        if between {
+            graph.nodes.swap(0, 1);
+        }
         graph
     }
 

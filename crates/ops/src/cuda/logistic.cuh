@@ -1,6 +1,6 @@
-// 1/(1 + e^-x) and x/(1 + e^-x). Denominators are 1 or more, so their reciprocals need none of the branches of a
-// division: an approximate one and a correction by what is left give the rounded quotient. e^-x ends at e^88, where both
-// functions are 0 in 16 bits; NaN stays NaN.
+// 1/(1 + e^-x) and x/(1 + e^-x), within a last digit of f32. Denominators are 1 or more, so their reciprocals need none of the
+// branches of a division: an approximate one, and a correction by what is left. Below x = -87.3, where the functions are below
+// 1e-35 in magnitude, reciprocals are subnormal and become 0, and so do both functions. NaN stays NaN.
 #pragma once
 
 __device__ __forceinline__ float one_plus_exp(float x) {

@@ -1,7 +1,6 @@
 // Rows of COLUMNS elements, each read once in packs of WIDTH by LANES threads and kept in registers.
-// Needs COLUMNS, WIDTH (divides COLUMNS), LANES (32, or THREADS for one row per block), THREADS. There are fewer than
-// 2^31 rows, and parts of them. With SLICES, that many
-// times LANES threads share a row; a thread's packs begin at `first_pack`.
+// Needs COLUMNS, WIDTH (divides COLUMNS), LANES (32, or THREADS for one row per block), THREADS. With SLICES, that many
+// times LANES threads share a row; a thread's packs begin at `first_pack`. Rows times slices are fewer than 2^31.
 #pragma once
 #include "types.cuh"
 #include "pack.cuh"

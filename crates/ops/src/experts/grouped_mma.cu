@@ -1,4 +1,5 @@
-// The products of `grouped.cu` on tensor cores, from sm_80 on: 16-bit numbers of one type, NUMBER, extents and strides that are multiples of 8.
+// The products of `grouped.cu` on tensor cores, from sm_80 on: 16-bit numbers of one type, NUMBER, extents and strides that
+// are multiples of 8.
 // A block has a tile of 128 by 128, each of 8 warps 64 by 32 of it; STAGES steps of 32 terms are in flight. A tile lies in
 // shared memory as it does in global memory: along the sum (128 rows of 32), or across it (32 rows of 128); their pitches
 // keep the 8 rows that a matrix instruction reads in different banks. Codes of eight bits become bf16 on their way to shared

@@ -1,6 +1,6 @@
-// dw[g][m, k] = sum over the rows r of group g of a[r, m] b[r, k], on Hopper's tensor cores (wgmma) and copy engine: a, b 16 bits,
-// dw f32 [GROUPS, M, K] dense, added to if ACCUMULATE. offsets i32 [GROUPS + 1] say where the rows of a group begin, on the
-// device alone.
+// dw[g][m, k] = sum over the rows r of group g of a[r, m] b[r, k], on Hopper's tensor cores (wgmma) and copy engine: a, b bf16
+// or f16, dw f32 [GROUPS, M, K] dense, added to if ACCUMULATE. offsets i32 [GROUPS + 1] say where the rows of a group begin, on
+// the device alone.
 //
 // Two blocks of a cluster take TALL rows of dw each and the same WIDE columns; each fetches half of b for both. One warp
 // fetches, two warpgroups multiply 64 rows of dw each, STAGES steps of DEEP rows in flight. Where dw has few rows or columns

@@ -1,7 +1,7 @@
 // y[r, n] = sum over k of x[r, k] w[g][n, k] (w[g][k, n] if TRANSPOSED) for the rows of each group g, on Hopper's tensor
-// cores (wgmma) and copy engine: bf16 or f16, sums in f32, rounded once. With R, the sum over R of t[r, j] b[g][n, j] (b[g][j, n] if
-// ACROSS) goes on in the same registers: few more steps of the same kind. offsets i32 [GROUPS + 1] say where the rows of a group
-// begin, on the device alone.
+// cores (wgmma) and copy engine: bf16 or f16, sums in f32, rounded once. With R, the sum over R of t[r, j] b[g][n, j] (b[g][j, n]
+// if ACROSS) goes on in the same registers: few more steps of the same kind. offsets i32 [GROUPS + 1] say where the rows of a
+// group begin, on the device alone.
 //
 // The tensor cores get w as the left and x as the right factor: a tile is 64 columns of y for a warpgroup, but any multiple of
 // 16 rows up to TALL. A group is cut into as few tiles as can be, all of one height, so a group of 260 rows takes two of 144

@@ -5,7 +5,7 @@
 #
 # Seeds are the fixtures of the repository and fuzz/corpus; what is new goes to $FUZZ_OUT (default fuzz/target/found),
 # crashes to $FUZZ_OUT/TARGET-crashes. An input that takes over 10 seconds or 2 GiB is a finding like a crash. A finding
-# becomes a test by being put into fuzz/corpus/TARGET: crates/train/tests/corpus.rs runs every file there.
+# becomes a test by being put into fuzz/corpus/TARGET: crates/train/tests/it/corpus.rs runs every file there.
 # FUZZ_MERGE=1: instead, the smallest set of inputs with the same coverage is written to $FUZZ_OUT/TARGET-small.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

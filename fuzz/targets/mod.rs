@@ -1,7 +1,7 @@
 //! What is fuzzed: for each kind of foreign bytes a function that reads them as the program does, and bytes to begin
 //! with.
 //!
-//! Used by the engine (`fuzz/engine.rs`) and by the test that replays what was found (`crates/train/tests/corpus.rs`).
+//! Used by the engine (`fuzz/engine.rs`) and by the test that replays what was found (`crates/train/tests/it/corpus.rs`).
 //! A target may reject its input; it may not panic, hang, or ask for memory out of proportion.
 
 mod checkpoint;

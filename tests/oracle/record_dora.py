@@ -1,4 +1,4 @@
-"""Records what PEFT computes for DoRA with whole modules, into train/tests/recorded/dora. Needs transformers and peft:
+"""Records what PEFT computes for DoRA with whole modules, into train/tests/it/recorded/dora. Needs transformers and peft:
 
 python tests/oracle/record_dora.py
 """

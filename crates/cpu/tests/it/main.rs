@@ -1,0 +1,4 @@
+//! The CPU backend: attention and small programs.
+
+mod attention;
+mod programs;

@@ -1,0 +1,17 @@
+//! Datasets, templates, tokenizers, caches and files of weights, as the crate shows them.
+
+mod arrow;
+mod bombs;
+mod cache;
+mod checks;
+mod datasets;
+mod families;
+mod hostile;
+mod loader;
+mod parquet;
+mod portions;
+mod real_data;
+mod safetensors;
+mod shared;
+mod spans;
+mod tokenizers;

@@ -1,0 +1,3 @@
+//! Processes that find each other.
+
+mod meeting;

@@ -1,0 +1,3 @@
+//! Option tables.
+
+mod reading;

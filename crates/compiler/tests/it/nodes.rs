@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::support::training::{assert_same, bits, bits_after, cases, fill, model, numbers, read, write};
-use crate::support::{self, VARIANT};
+use crate::support::{self, VARIANT, in_turn};
 use compiler::{
     AdapterOptions, Blocks, CompileError, CompileOptions, Compression, OffloadOptions, OptimizerKind, Scope, Sharding,
     compile,
@@ -32,7 +32,7 @@ fn compiled(options: &CompileOptions) -> Program {
 
 #[test]
 fn nodes_of_which_one_rank_has_rows_give_the_bits_of_one() {
-    for (case, mut options) in cases() {
+    for (turn, (case, mut options)) in cases().into_iter().enumerate() {
         let optimizer = options.training.as_mut().unwrap().optimizer.as_mut().unwrap();
         // The norm adds up other blocks.
         optimizer.max_grad_norm = 0.0;
@@ -45,7 +45,7 @@ fn nodes_of_which_one_rank_has_rows_give_the_bits_of_one() {
             of.into_iter().filter(|(name, _)| name != program::scalar::GRADIENT_NORM).collect()
         };
         let alone = but_norm(bits_after(compiled(&options), 1));
-        for cluster in CLUSTERS {
+        for cluster in in_turn(&CLUSTERS, turn) {
             let found = LEVELS.map(|of| bits_after(compiled(&on(cluster, of, &options)), 1));
             let what = format!("{case}, {cluster:?}");
             if !dice {

@@ -2,8 +2,8 @@
 //! puts transfers off until something waits for them; that the events also allow them early is checked when the
 //! program is made.
 
-use crate::support::options;
 use crate::support::training::{assert_same, bits, cases, model};
+use crate::support::{in_turn, options};
 use compiler::{CompileOptions, OffloadOptions, PlanOptions, RecomputeOptions, compile};
 use program::{ArenaKind, EntryKind, Instruction, Machine, Program, StreamId};
 
@@ -40,11 +40,11 @@ fn states_and_copies_on_the_host_change_no_bit() {
         ("both in place", OffloadOptions { optimizer: on, master: on, zero_copy: true, ..Default::default() }),
     ];
     for machine in [Machine::cpu(1 << 30, 2), Machine::h200()] {
-        for (case, options) in cases() {
+        for (turn, (case, options)) in cases().into_iter().enumerate() {
             let plain = compile(&model(), &options, &machine).unwrap();
             let on_device = [ArenaKind::Optimizer, ArenaKind::Masters].map(|kind| bytes(&plain, kind).0);
             let expected = bits(plain);
-            for (choice, offload) in choices {
+            for (choice, offload) in in_turn(&choices, turn) {
                 let program = compile(&model(), &with(&options, offload), &machine).unwrap();
                 let what = format!("{case}, {choice}, {}", machine.name);
                 let moved = [offload.optimizer, offload.master].map(|asked| asked == on);
@@ -75,14 +75,14 @@ fn gradients_on_the_host_change_no_bit() {
     let head_in_parts = PlanOptions { head_chunks: Some(4), ..options().plan };
     // The slower the link, the more of a pass a gradient's place is kept.
     for machine in [Machine::cpu(1 << 30, 2), Machine::h200(), Machine::named("rtx4090").unwrap()] {
-        for (case, mut options) in cases() {
-            for plan in [options.plan.clone(), head_in_parts.clone()] {
+        for (turn, (case, mut options)) in cases().into_iter().enumerate() {
+            for plan in in_turn(&[options.plan.clone(), head_in_parts.clone()], turn) {
                 options.plan = plan;
                 let off = OffloadOptions { residual: Some(false), ..Default::default() };
                 let plain = compile(&model(), &with(&options, off), &machine).unwrap();
                 let on_device = bytes(&plain, ArenaKind::Gradients).0;
                 let expected = bits(plain);
-                for (choice, offload) in choices {
+                for (choice, offload) in in_turn(&choices, turn / 2) {
                     let program = compile(&model(), &with(&options, offload), &machine).unwrap();
                     let what = format!("{case}, {choice}, {}", machine.name);
                     assert_eq!(bytes(&program, ArenaKind::Gradients), (0, on_device), "{what}");

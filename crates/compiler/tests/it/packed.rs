@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::support::{TASK, adapter, contents, fill_parameters, model, options, read, run};
+use crate::support::{TASK, adapter, contents, fill_parameters, in_turn, model, options, read, run};
 use compiler::{
     AdapterOptions, CompileError, CompileOptions, EntryOptions, Fp8Hybrid, GradientFormat, Nvfp4, OffloadOptions,
     PlanOptions, Recipe, RecomputeOptions, compile,
@@ -213,7 +213,8 @@ fn codes_on_the_host_are_fetched_for_each_direction() {
 #[test]
 fn values_of_all_experts_are_made_at_once() {
     let model = graph::from_json(include_str!("../../../train/tests/ir/olmoe.json")).unwrap();
-    for (form, offloaded) in FORMS.into_iter().flat_map(|form| [(form, false), (form, true)]) {
+    let both = |(turn, form)| in_turn(&[(form, false), (form, true)], turn);
+    for (form, offloaded) in FORMS.into_iter().enumerate().flat_map(both) {
         let own = AdapterOptions { targets: vec!["q_proj".into()], form: model.adapters.clone(), ..adapter() };
         let mut options = CompileOptions { adapter: Some(own), ..lora(DType::BF16, None) };
         let plain = compile(&model, &options, &Machine::h200()).unwrap();

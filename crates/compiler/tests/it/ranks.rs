@@ -1,6 +1,7 @@
 //! Programs of several ranks: the bits of one where only one has something to do, for everything that is sharded; the
 //! order of what they do together is proved for every program, and a rank that departs from it is refused.
 
+use crate::support::in_turn;
 use crate::support::training::{assert_same, bits, bits_after, cases, model};
 use compiler::{
     Blocks, CompileError, CompileOptions, Compression, OffloadOptions, OptimizerKind, PlanOptions, Sharding, compile,
@@ -40,7 +41,7 @@ fn unclipped() -> Vec<(String, CompileOptions)> {
 
 #[test]
 fn ranks_of_which_one_has_rows_give_the_bits_of_one() {
-    for (case, options) in unclipped() {
+    for (turn, (case, options)) in unclipped().into_iter().enumerate() {
         let optimizer = options.training.as_ref().unwrap().optimizer.clone().unwrap();
         // Matrices are rounded stochastically with numbers by batches of matrices, which ranks have of their own.
         let dice = matches!(optimizer.kind, OptimizerKind::NorMuon { .. }) && !optimizer.master;
@@ -52,7 +53,7 @@ fn ranks_of_which_one_has_rows_give_the_bits_of_one() {
         let but_norm = |of: &[(String, Vec<u8>)]| -> Vec<(String, Vec<u8>)> {
             of.iter().filter(|(name, _)| name != program::scalar::GRADIENT_NORM).cloned().collect()
         };
-        for ranks in RANKS {
+        for ranks in in_turn(&RANKS, turn) {
             let found = CUTS.map(|of| {
                 let program = compile(&model(), &cut(ranks, of, &options), &machine).unwrap();
                 [1, 2].map(|micro_steps| bits_after(program.clone(), micro_steps))
@@ -341,7 +342,7 @@ fn a_rank_that_departs_from_the_order_is_refused() {
     assert!(tried > 100, "{tried} collectives");
 }
 
-/// Changes each collective of a rank; gives how many there were.
+/// Changes each collective of a rank in one of four ways, in turn; gives how many there were.
 fn departing(ranks: &[Entry]) -> usize {
     assert_eq!(check_group(ranks), Ok(()));
     let is_collective =
@@ -355,19 +356,26 @@ fn departing(ranks: &[Entry]) -> usize {
             let message = check_group(&changed).expect_err("a rank does something else");
             assert!(message.contains("rank"), "{message}");
         };
-        refused(&|entry| drop(entry.steps.remove(*place)));
-        refused(&|entry| {
-            let Instruction::Collective(of) = &mut entry.steps[*place].instruction else { unreachable!("it is one") };
-            of.movement = if of.movement == Movement::Gather { Movement::Exchange } else { Movement::Gather };
-        });
-        refused(&|entry| {
-            let Instruction::Collective(of) = &mut entry.steps[*place].instruction else { unreachable!("it is one") };
-            of.to.shape[0] -= 1;
-        });
-        refused(&|entry| {
-            let again = entry.steps[*place].clone();
-            entry.steps.insert(*place, again);
-        });
+        let changes: [&dyn Fn(&mut Entry); 4] = [
+            &|entry| drop(entry.steps.remove(*place)),
+            &|entry| {
+                let Instruction::Collective(of) = &mut entry.steps[*place].instruction else {
+                    unreachable!("it is one")
+                };
+                of.movement = if of.movement == Movement::Gather { Movement::Exchange } else { Movement::Gather };
+            },
+            &|entry| {
+                let Instruction::Collective(of) = &mut entry.steps[*place].instruction else {
+                    unreachable!("it is one")
+                };
+                of.to.shape[0] -= 1;
+            },
+            &|entry| {
+                let again = entry.steps[*place].clone();
+                entry.steps.insert(*place, again);
+            },
+        ];
+        in_turn(&changes, number).into_iter().for_each(refused);
     }
     places.len()
 }

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::stories::in_turn;
 use data::Batch;
 use serde_json::{Value, json};
 use train::config::{Config, Task};
@@ -82,7 +83,8 @@ fn experts_learn_in_codes() {
 fn a_resumed_run_has_the_bits_of_one_that_went_on() {
     let folder = tempfile::tempdir().unwrap();
     model(folder.path());
-    for (recipe, own) in recipes().iter().flat_map(|recipe| [(recipe, json!({})), (recipe, adapters())]) {
+    let both = |(turn, recipe)| in_turn(&[(recipe, json!({})), (recipe, adapters())], turn);
+    for (recipe, own) in recipes().iter().enumerate().flat_map(both) {
         let (begin, place) = (|| trainer(folder.path(), &[recipe, &own]), tempfile::tempdir().unwrap());
         let (mut first, mut second) = (begin(), begin());
         let expected = take(&mut first, 4);

@@ -6,9 +6,9 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::stories::{self, Lines, config, events, in_turn, losses, names, source};
 use program::{ArenaKind, Machine, MemoryClass};
 use serde_json::{Value, json};
-use crate::stories::{self, Lines, config, events, losses, names, source};
 use train::config::Config;
 use train::preview::Preview;
 use train::{Device, DeviceRequest, Outcome};
@@ -80,12 +80,12 @@ fn a_run_leaves_the_same_whatever_lies_on_the_host() {
         (&eight, vec![json!({"offload_quants": true, "persistent_quants": true})]),
         (&four, vec![json!({"offload_residual": true, "offload_grads": true, "recompute_block": true})]),
     ];
-    for (trained, choices) in cases {
+    for (turn, (trained, choices)) in cases.into_iter().enumerate() {
         let place = tempfile::tempdir().unwrap();
         let options = merged(&[&base, trained]);
         let expected = run(&place.path().join("plain"), &options, None);
         assert!(expected.1.len() >= 3 && expected.0.len() >= 8, "{:?}", expected.0);
-        for (index, choice) in choices.iter().enumerate() {
+        for (index, choice) in in_turn(&choices, turn).iter().enumerate() {
             let options = merged(&[&options, choice]);
             let output = place.path().join(index.to_string());
             assert!(run(&output, &options, None) == expected, "{options}: another result");
@@ -115,7 +115,7 @@ fn gradients_of_several_ranks_may_lie_there() {
     };
     let sequence = json!({"sequence_parallel_size": 2});
     let in_place = json!({"offload_grads": true, "offload_optimizer": true, "use_zero_copy": true});
-    for (trained, spread, moved) in [
+    let cases = [
         (full.clone(), of(2, 1, 1), &all),
         (full.clone(), of(3, 1, 3), &alone),
         (full.clone(), of(3, 2, 3), &all),
@@ -125,18 +125,24 @@ fn gradients_of_several_ranks_may_lie_there() {
         (matrices, merged(&[&of(2, 1, 3), &sequence]), &all),
         (adapters.clone(), of(2, 1, 3), &in_place),
         (adapters, of(3, 3, 3), &json!({"offload_grads": true, "offload_optimizer": true})),
-    ] {
+    ];
+    for (turn, (trained, spread, moved)) in cases.into_iter().enumerate() {
         let place = tempfile::tempdir().unwrap();
         let plain = merged(&[&base, &trained, &spread]);
         let expected = run(&place.path().join("plain"), &plain, None);
         assert!(expected.1.len() >= 2 && expected.0.len() >= 6, "{:?}", expected.0);
         let options = merged(&[&plain, moved]);
-        assert!(run(&place.path().join("moved"), &options, None) == expected, "{options}: another result");
-        // Begun without, ended with it.
-        let output = place.path().join("again");
-        run(&output, &plain, Some(2));
-        let again = merged(&[&options, &json!({"resume_from_checkpoint": true})]);
-        assert!(run(&output, &again, None).1 == expected.1, "{options}: another result after an interruption");
+        for interrupted in in_turn(&[false, true], turn) {
+            let output = place.path().join(format!("interrupted {interrupted}"));
+            if !interrupted {
+                assert!(run(&output, &options, None) == expected, "{options}: another result");
+                continue;
+            }
+            // Begun without, ended with it.
+            run(&output, &plain, Some(2));
+            let again = merged(&[&options, &json!({"resume_from_checkpoint": true})]);
+            assert!(run(&output, &again, None).1 == expected.1, "{options}: another result after an interruption");
+        }
     }
 }
 

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::stories::{Lines, config, device, events, root, source};
 use program::Machine;
 use serde_json::{Value, json};
-use crate::stories::{Lines, config, device, events, root, source};
 use train::config::{Config, Task};
 use train::{ModelSource, Outcome, recommended};
 
@@ -117,9 +117,9 @@ fn what_waits_on_the_host_is_left_to_the_plan() {
     let stays = [&full[..], &[("offload_optimizer", json!(false)), ("offload_grads", json!(false))]].concat();
     let at = |kib: usize| Machine { memory: kib << 10, context_bytes: 0, ..Machine::h200() };
     let fits = |kib: usize| chosen(&choose(&stays, &at(kib))).contains_key("per_device_train_batch_size");
-    // The least memory in which the run fits as it is; just below it, something has to move.
+    // About the least memory in which the run fits as it is; just below it, something has to move.
     let (mut memory, mut enough) = (64, 1 << 20);
-    while enough - memory > 1 {
+    while enough - memory > 1 + memory / 32 {
         let middle = (memory + enough) / 2;
         if fits(middle) { enough = middle } else { memory = middle }
     }
@@ -139,11 +139,13 @@ fn gpus_share_a_micro_batch_only_where_nothing_else_fits() {
         let machine = Machine { memory: mib << 20, context_bytes: 0, ..Machine::h200() };
         choose(&[&common, changed].concat(), &machine)
     };
-    // The least memory in which a row fits on one GPU.
-    let shares = |mib: usize| chosen(&at(&[], mib)).contains_key("sequence_parallel_size");
-    let fits = |mib: usize| chosen(&at(&[], mib)).contains_key("per_device_train_batch_size") && !shares(mib);
+    // About the least memory in which a row fits on one GPU.
+    let fits = |mib: usize| {
+        let found = chosen(&at(&[], mib));
+        found.contains_key("per_device_train_batch_size") && !found.contains_key("sequence_parallel_size")
+    };
     let (mut memory, mut enough) = (1, 1 << 12);
-    while enough - memory > 1 {
+    while enough - memory > 1 + memory / 32 {
         let middle = (memory + enough) / 2;
         if fits(middle) { enough = middle } else { memory = middle }
     }

@@ -198,3 +198,12 @@ pub fn bits(program: Program) -> Vec<(String, Vec<u8>)> {
     }
     results
 }
+
+/// The value whose turn it is, so that a test walks through its other axes and tries each value of this one; all of them
+/// under `./test.sh --all`.
+pub fn in_turn<T: Clone>(values: &[T], turn: usize) -> Vec<T> {
+    match std::env::var_os("SUROGATE_TEST_ALL") {
+        Some(_) => values.to_vec(),
+        None => vec![values[turn % values.len()].clone()],
+    }
+}

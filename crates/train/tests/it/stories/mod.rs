@@ -112,3 +112,12 @@ pub fn assert_close(found: &[(f64, f64)], expected: &[(f64, f64)], most: f64, wh
         assert!(far < most, "{what}, step {step}: {f:?} instead of {e:?}, {far:e} apart");
     }
 }
+
+/// The value whose turn it is, so that a test walks through its other axes and tries each value of this one; all of them
+/// under `./test.sh --all`.
+pub fn in_turn<T: Clone>(values: &[T], turn: usize) -> Vec<T> {
+    match std::env::var_os("SUROGATE_TEST_ALL") {
+        Some(_) => values.to_vec(),
+        None => vec![values[turn % values.len()].clone()],
+    }
+}

@@ -1,13 +1,17 @@
-//! `cargo xtask kernels [ARCHITECTURE|OPERATION…]`: compiles every kernel of every operation's examples, in f32, bf16 and
-//! f16, with NVRTC for every supported architecture. Needs no GPU.
+//! `cargo xtask kernels [--all] [ARCHITECTURE|OPERATION…]`: compiles the kernels of every operation's examples, in f32, bf16
+//! and f16, with NVRTC. Needs no GPU.
 //!
-//! Without NVRTC it says so and skips. It knows no kernel by name. The CUDA backend's own kernels are compiled by that
-//! crate's tests.
+//! A text that several architectures share is compiled for the lowest and the newest of them, one of an operation whose
+//! kernels take long for one of them; `--all` compiles every text for every architecture. What has compiled is kept in
+//! `target/kernels` and not compiled again. Without NVRTC it says so and fails. The CUDA backend's own kernels are compiled
+//! by that crate's tests.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use cuda::disk_cache::{DiskCache, digest};
 use cuda::library::{Search, open_nvrtc};
 use cuda::nvrtc::{Compiler, KernelSource};
 use ops::examples::{Instance, instantiate};
@@ -34,6 +38,17 @@ struct Unit {
     options: Vec<String>,
 }
 
+impl Unit {
+    /// A name of everything that decides the result.
+    fn key(&self, architecture: &str, (major, minor): (u32, u32)) -> String {
+        let version = format!("{architecture} NVRTC {major}.{minor}");
+        let headers = self.headers.iter().flat_map(|(name, text)| [name.as_bytes(), text.as_bytes()]);
+        let options = self.options.iter().map(String::as_bytes);
+        let parts = [version.as_bytes(), self.name.as_bytes(), self.text.as_bytes()];
+        digest(&parts.into_iter().chain(headers).chain(options).collect::<Vec<_>>())
+    }
+}
+
 impl fmt::Display for Unit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.name, self.options.join(" "))
@@ -45,6 +60,8 @@ impl fmt::Display for Unit {
 /// # Errors
 /// NVRTC is missing; the kernels that do not compile, with the compiler's words.
 pub fn run(words: &[&str]) -> Result<(), String> {
+    let crossing = words.contains(&"--all");
+    let words: Vec<&str> = words.iter().filter(|word| **word != "--all").copied().collect();
     let (architectures, names): (Vec<&str>, Vec<&str>) = words.iter().partition(|word| ARCHITECTURES.contains(word));
     let operations = match names.iter().find(|name| ops::find(name).is_err()) {
         Some(unknown) => {
@@ -52,29 +69,50 @@ pub fn run(words: &[&str]) -> Result<(), String> {
         }
         None => ops::all().iter().filter(|op| names.is_empty() || names.contains(&op.id().name())),
     };
-    let operations: Vec<&'static dyn Op> = operations.copied().collect();
     let architectures = if architectures.is_empty() { ARCHITECTURES.to_vec() } else { architectures };
-    let jobs: BTreeSet<(Unit, &str)> =
-        architectures.iter().flat_map(|architecture| jobs_of(&operations, architecture)).collect();
-    if let Ok(part) = std::env::var(PART) {
-        let (number, parts) = part.split_once('/').ok_or("a part is written as 0/2")?;
-        let parsed = |text: &str| text.parse::<usize>().map_err(|e| e.to_string());
-        let (number, parts) = (parsed(number)?, parsed(parts)?);
-        return compile(jobs.iter().skip(number).step_by(parts));
+    let Ok(part) = std::env::var(PART) else { return compile_in_processes() };
+    let (number, parts) = part.split_once('/').ok_or("a part is written as 0/2")?;
+    let parsed = |text: &str| text.parse::<usize>().map_err(|e| e.to_string());
+    let (number, parts) = (parsed(number)?, parsed(parts)?);
+    let targets = targets(operations.copied(), &architectures);
+    let jobs = targets.iter().enumerate().flat_map(|(turn, (unit, target))| {
+        let chosen = if crossing { target.architectures.clone() } else { target.sampled(turn) };
+        chosen.into_iter().map(move |architecture| (unit, architecture))
+    });
+    let jobs: Vec<(&Unit, &str)> = jobs.collect();
+    compile(jobs.iter().skip(number).step_by(parts).copied())?;
+    if number == 0 {
+        println!("{} kernels, {} compilations for {}", targets.len(), jobs.len(), architectures.join(", "));
     }
-    compile_in_processes(words)?;
-    let units: BTreeSet<&Unit> = jobs.iter().map(|(unit, _)| unit).collect();
-    println!("{} kernels compile for {}, {} times", units.len(), architectures.join(", "), jobs.len());
     Ok(())
 }
 
-/// A process for each core compiles its part. The error has what all of them say.
-fn compile_in_processes(words: &[&str]) -> Result<(), String> {
+/// The architectures on which operations lower to one text, in the order of `ARCHITECTURES`.
+#[derive(Default)]
+struct Target {
+    architectures: Vec<&'static str>,
+    takes_long: bool,
+}
+
+impl Target {
+    /// The architectures that stand for the others: each side of an `#if __CUDA_ARCH__ >= N` is compiled. `turn` spreads long
+    /// ones over the architectures.
+    fn sampled(&self, turn: usize) -> Vec<&'static str> {
+        match self.architectures.as_slice() {
+            all if self.takes_long => vec![all[turn % all.len()]],
+            [lowest, .., newest] => vec![lowest, newest],
+            all => all.to_vec(),
+        }
+    }
+}
+
+/// A process for each core compiles its part. The error has the messages of all of them.
+fn compile_in_processes() -> Result<(), String> {
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
     let parts = std::thread::available_parallelism().map_or(1, usize::from);
     let started = (0..parts).map(|number| {
         let mut command = Command::new(&program);
-        command.arg("kernels").args(words).env(PART, format!("{number}/{parts}")).stderr(Stdio::piped());
+        command.args(std::env::args_os().skip(1)).env(PART, format!("{number}/{parts}")).stderr(Stdio::piped());
         command.spawn().map_err(|e| e.to_string())
     });
     let children = started.collect::<Result<Vec<_>, _>>()?;
@@ -88,40 +126,53 @@ fn compile_in_processes(words: &[&str]) -> Result<(), String> {
     if failures.is_empty() { Ok(()) } else { Err(failures) }
 }
 
-fn compile<'a>(jobs: impl Iterator<Item = &'a (Unit, &'a str)>) -> Result<(), String> {
+fn compile<'a>(jobs: impl Iterator<Item = (&'a Unit, &'a str)>) -> Result<(), String> {
     let roots = std::env::var_os(WHEELS).map(|v| std::env::split_paths(&v).collect()).unwrap_or_default();
     let opened = open_nvrtc(&Search::from_environment(roots));
     let opened = opened.map_err(|e| format!("{e} ({WHEELS} names the folder of its wheel)"))?;
     let compiler = Compiler::new(opened).map_err(|e| e.to_string())?;
+    let compiled = DiskCache::new(Some(PathBuf::from("target/kernels")));
     let mut failures = Vec::new();
     for (unit, architecture) in jobs {
+        let key = unit.key(architecture, compiler.version());
+        if compiled.read(&key).is_some() {
+            continue;
+        }
         let source =
             KernelSource { name: &unit.name, text: &unit.text, headers: &unit.headers, options: &unit.options };
-        if let Err(error) = compiler.compile(&source, architecture) {
-            failures.push(format!("{unit}\n  {architecture}: {error}"));
+        match compiler.compile(&source, architecture) {
+            Ok(_) => compiled.write(&key, &[]),
+            Err(error) => failures.push(format!("{unit}\n  {architecture}: {error}")),
         }
     }
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
 }
 
-/// What the operations' examples become on one architecture.
-fn jobs_of<'a>(operations: &[&'static dyn Op], architecture: &'a str) -> Vec<(Unit, &'a str)> {
-    let machine = Machine { arch: Arch::Cuda(architecture.parse().expect("one of the supported")), ..Machine::h200() };
-    let units = operations.iter().flat_map(|op| units_of(*op, &machine));
-    units.map(|unit| (unit, architecture)).collect()
+/// The kernels that the operations' examples lower to, each with its architectures.
+fn targets(operations: impl Iterator<Item = &'static dyn Op>, architectures: &[&str]) -> BTreeMap<Unit, Target> {
+    let mut targets = BTreeMap::<Unit, Target>::new();
+    let known: Vec<&'static str> = ARCHITECTURES.into_iter().filter(|known| architectures.contains(known)).collect();
+    for op in operations {
+        for architecture in &known {
+            let arch = Arch::Cuda(architecture.parse().expect("one of the supported"));
+            let units: BTreeSet<Unit> = units_of(op, &Machine { arch, ..Machine::h200() }).into_iter().collect();
+            for unit in units {
+                let target = targets.entry(unit).or_default();
+                target.takes_long |= op.class() == Class::Attention || LONG.contains(&op.id().name());
+                if !target.architectures.contains(architecture) {
+                    target.architectures.push(architecture);
+                }
+            }
+        }
+    }
+    targets
 }
 
 /// The element types that stand for the activation type.
 const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
-/// Kernels of attention take long to compile: an example in one type goes to one architecture of so many, in turn. No
-/// multiple of the types, so that every architecture sees each of them.
-const ATTENTION_TURNS: usize = 5;
-
-fn is_skipped(op: &dyn Op, index: usize, machine: &Machine) -> bool {
-    let place = ARCHITECTURES.iter().position(|known| *known == machine.arch.to_string()).unwrap_or(0);
-    op.class() == Class::Attention && !(index + place).is_multiple_of(ATTENTION_TURNS)
-}
+/// Operations besides attention whose kernels take seconds each.
+const LONG: [&str; 4] = ["grouped_codes", "grouped_linear", "grouped_weight_gradient", "cached_attention"];
 
 /// The kernels that an operation lowers its examples to on a machine.
 fn units_of(op: &'static dyn Op, machine: &Machine) -> Vec<Unit> {
@@ -130,10 +181,7 @@ fn units_of(op: &'static dyn Op, machine: &Machine) -> Vec<Unit> {
     }
     let mut units = Vec::new();
     let examples = op.examples();
-    for (index, (example, dtype)) in examples.iter().flat_map(|e| DTYPES.iter().map(move |d| (e, d))).enumerate() {
-        if is_skipped(op, index, machine) {
-            continue;
-        }
+    for (example, dtype) in examples.iter().flat_map(|e| DTYPES.iter().map(move |d| (e, d))) {
         let instance = instantiate(example, op, *dtype, 0);
         for padded in [false, true] {
             let place = |t: &HostTensor| if padded { padded_rows(t) } else { dense(t) };

@@ -1,4 +1,4 @@
-//! The project's developer tasks: `cargo xtask generate [--check] | tidy | kernels [ARCHITECTURE|OPERATION…]`. One file for each;
+//! The project's developer tasks: `cargo xtask generate [--check] | tidy | kernels [--all] [ARCHITECTURE|OPERATION…]`. One file for each;
 //! this one dispatches.
 
 mod generate;
@@ -10,7 +10,7 @@ mod tidy;
 use std::path::Path;
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo xtask generate [--check] | tidy | kernels [ARCHITECTURE|OPERATION…]";
+const USAGE: &str = "usage: cargo xtask generate [--check] | tidy | kernels [--all] [ARCHITECTURE|OPERATION…]";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

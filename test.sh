@@ -1,14 +1,22 @@
 #!/usr/bin/env bash
-# Every test that needs no GPU, on a clean clone: rules of the house, Rust tests, the wheel, Python tests.
+# Tests that need no GPU, on a clean clone: rules of the house, Rust tests, the wheel, Python tests.
 #
-# Needs rustc with cargo, a C compiler, git and python3 (3.11 or newer), and a way to crates.io and PyPI. Everything
-# heavy is built once, with the release profile, into the usual target folder. Stops at the first failure. Knows the
-# order of the stages, not what is in them. No test passes unrun: what needs something is ignored unless it is named here
-# and fails without it, or is skipped by pytest, which lists it. ../shared, which is no part of the repository, has the stages that read it where it lies next to
-# the checkout.
+# `./test.sh --all` also compiles every kernel for every architecture and runs the long forms of tests.
+#
+# Needs rustc with cargo, a C compiler, git and python3 (3.11 or newer), and a way to crates.io and PyPI. Each crate is
+# built once, with the release profile, into the usual target folder: every call of cargo names the whole workspace, as
+# cargo chooses the features of dependencies by the packages that are named. Stops at the first failure. Knows the order of
+# the stages, not what is in them. No test passes unrun: what needs something is ignored unless it is named here and fails
+# without it, or is skipped by pytest, which lists it. ../shared, which is no part of the repository, has the stages that
+# read it where it lies next to the checkout.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
+case "${1:-}" in
+  "") all= ;;
+  --all) all=--all && export SUROGATE_TEST_ALL=1 ;;
+  *) printf 'usage: ./test.sh [--all]\n' >&2 && exit 2 ;;
+esac
 started=$SECONDS
 current=start
 trap 'code=$?; [ "$code" -eq 0 ] || printf "\n== %s: FAILED, exit code %d\n" "$current" "$code" >&2' EXIT
@@ -39,20 +47,31 @@ stage "environment" make_environment
 SUROGATE_SITE_PACKAGES=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 export SUROGATE_SITE_PACKAGES
 
+house() {
+  cargo build --quiet --release --workspace --bin xtask
+  xtask=${CARGO_TARGET_DIR:-target}/release/xtask
+  "$xtask" tidy
+  "$xtask" generate --check
+}
+
+kernels() {
+  "$xtask" kernels $all
+  cargo test --release --workspace --test it -- --ignored nvrtc::
+}
+
 stage "format" cargo fmt --all -- --check
-stage "house" cargo xtask tidy
-stage "generated files" cargo xtask generate --check
-stage "kernels" cargo xtask kernels
 stage "lints" cargo clippy --release --workspace --all-targets -- --deny warnings
+stage "house" house
+stage "kernels" kernels
 stage "rust tests" cargo test --release --workspace
-stage "kernels at run time" cargo test --release --workspace --test nvrtc -- --ignored
 if [ -d ../shared ]; then
-  stage "real data" cargo test --release --workspace --test families --test real_data --test tokenizers -- --ignored
-  stage "real tokenizers" cargo test --release --workspace --lib -- --ignored fast_encoder
+  stage "real data" cargo test --release --workspace --test it --lib -- --ignored \
+    families:: real_data:: tokenizers:: fast_encoder::
 else
-  printf '\nNot run without ../shared: real data, real tokenizers.\n'
+  printf '\nNot run without ../shared: real data.\n'
 fi
 stage "wheel" install_wheel
-stage "python tests" "$python" -m pytest -q -rs
+# Many tests wait for processes: twice as many workers as cores keep these busy.
+stage "python tests" "$python" -m pytest -q -rs --numprocesses $((2 * $(nproc))) --dist loadgroup
 
 printf '\nall stages passed in %d s\n' $((SECONDS - started))

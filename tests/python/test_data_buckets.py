@@ -19,6 +19,8 @@ from pathlib import Path
 import pytest
 from moto import server
 
+pytestmark = pytest.mark.xdist_group("buckets")
+
 ROWS = "".join(json.dumps({"input_ids": [i % 90, 1, 2, 3]}) + "\n" for i in range(20_000)).encode() * 8
 OBJECTS = {
     "sets/words/train-00000.jsonl": b'{"text": "one"}\n',

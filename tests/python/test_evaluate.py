@@ -17,6 +17,8 @@ from golden import DEVICE, FAMILIES, MIXTURES
 from surogate import SurogateError, cli
 from test_golden import of_family
 
+pytestmark = pytest.mark.xdist_group("evaluate")
+
 # Nothing is fetched: tasks and data lie here.
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 

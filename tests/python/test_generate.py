@@ -15,6 +15,8 @@ from surogate import chat, cli
 from surogate.errors import ConfigError
 from test_golden import of_family
 
+pytestmark = pytest.mark.xdist_group("generate")
+
 STORIES = REPOSITORY / "examples" / "stories" / "model"
 
 #: What transformers 5.23 generates in float32 on the CPU, the likeliest token each time.

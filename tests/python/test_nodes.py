@@ -1,6 +1,6 @@
 """Several processes train one model: the files of as many ranks in one process, and a clear end of all when one ends.
 
-Processes of this machine that meet on its loopback. What nodes compare and refuse is in `crates/train/tests/nodes.rs`.
+Processes of this machine that meet on its loopback. What nodes compare and refuse is in `crates/train/tests/it/nodes.rs`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from pathlib import Path
 import node_faults
 import pytest
 from surogate import _native
+
+pytestmark = pytest.mark.xdist_group("wall-clock")
 
 ROOT = Path(__file__).parents[2]
 

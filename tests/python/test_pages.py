@@ -14,6 +14,8 @@ from conftest import REPOSITORY
 from surogate import _native
 from surogate.cli import main
 
+pytestmark = pytest.mark.xdist_group("pages")
+
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 MODEL = "examples/stories/model"
 

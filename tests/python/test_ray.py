@@ -24,6 +24,8 @@ from surogate.launch.job import End
 from surogate.launch.node import Node, Start
 from test_nodes import ended, start, steps, tensors, until_steps, written
 
+pytestmark = pytest.mark.xdist_group("wall-clock")
+
 pytest.importorskip("ray", reason="Ray has no wheel for this Python")
 
 MACHINES = 3

@@ -24,6 +24,8 @@ import pytest
 from test_guides import CONFIGURATIONS
 from test_nodes import ROOT, ended, steps, until_steps
 
+pytestmark = pytest.mark.xdist_group("wall-clock")
+
 pytest.importorskip("ray", reason="Ray has no wheel for this Python")
 
 #: Seconds in which a cluster has come together: it is slow to start, and more so on a busy machine.

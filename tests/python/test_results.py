@@ -14,6 +14,8 @@ from conftest import REPOSITORY
 from surogate import ConfigError
 from surogate.cli import main
 
+pytestmark = pytest.mark.xdist_group("results")
+
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"

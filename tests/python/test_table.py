@@ -11,6 +11,8 @@ import sys
 import pytest
 from conftest import REPOSITORY
 
+pytestmark = pytest.mark.xdist_group("table")
+
 SCRIPT = REPOSITORY / "bench" / "device" / "table.py"
 
 

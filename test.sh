@@ -64,6 +64,8 @@ stage "lints" cargo clippy --release --workspace --all-targets -- --deny warning
 stage "house" house
 stage "kernels" kernels
 stage "rust tests" cargo test --release --workspace
+[ -z "$all" ] || stage "long tests" cargo test --release --workspace --test it -- --ignored \
+  --skip gpu:: --skip cudnn_plans:: --skip nvrtc:: --skip families:: --skip real_data:: --skip tokenizers::
 if [ -d ../shared ]; then
   stage "real data" cargo test --release --workspace --test it --lib -- --ignored \
     families:: real_data:: tokenizers:: fast_encoder::

@@ -4,7 +4,7 @@
 use crate::support::quantised::{
     ODD, error_of_experts, launches, mixture, of_experts, prepared_of, relative, run, value,
 };
-use crate::support::{VARIANT, numbers, options};
+use crate::support::{VARIANT, in_turn, numbers, options};
 use compiler::{CompileOptions, Nvfp4, Recipe, compile};
 use program::{Arithmetic, EntryKind, Instruction, Machine, Phase, Realisation, Session, scalar};
 use tensor::DType;
@@ -29,12 +29,12 @@ fn gradients(session: &mut dyn Session, step: i32) -> Vec<f32> {
 #[test]
 fn programs_for_gpus_have_the_numbers_of_the_reference() {
     let model = mixture();
-    for (stochastic, adapted) in [(false, false), (true, false), (true, true)] {
+    for (turn, (stochastic, adapted)) in [(false, false), (true, false), (true, true)].into_iter().enumerate() {
         let mut here = prepared_of(&model, &four(true, stochastic, adapted), &Machine::cpu(1 << 30, 2));
         let machines = [("h200", true), ("rtx4090", true), ("b200", false)];
-        let mut others = machines.map(|(name, emulate)| {
-            prepared_of(&model, &four(emulate, stochastic, adapted), &Machine::named(name).unwrap())
-        });
+        let prepare =
+            |(name, emulate)| prepared_of(&model, &four(emulate, stochastic, adapted), &Machine::named(name).unwrap());
+        let mut others: Vec<_> = in_turn(&machines, turn).into_iter().map(prepare).collect();
         for step in 0..2 {
             let expected = gradients(here.as_mut(), step);
             run(here.as_mut(), EntryKind::Update);

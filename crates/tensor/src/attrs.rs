@@ -85,7 +85,7 @@ impl Attrs {
         self.optional_int(name)?.ok_or_else(|| missing(name))
     }
 
-    /// A non-negative integer.
+    /// Returns a non-negative integer; an error if the attribute is absent, negative or of another type.
     pub fn size(&self, name: &str) -> Result<usize, AttrError> {
         let value = self.int(name)?;
         usize::try_from(value).map_err(|_| AttrError(format!("attribute `{name}` is {value}, expected 0 or more")))
@@ -107,7 +107,7 @@ impl Attrs {
         list.ok_or_else(|| missing(name))
     }
 
-    /// A list of numbers.
+    /// Returns a list of numbers; an error if the attribute is absent or holds anything else.
     pub fn floats(&self, name: &str) -> Result<Vec<f64>, AttrError> {
         let list = self.typed(name, "a list of numbers", |v| {
             v.as_array()?.iter().map(Value::as_f64).collect::<Option<Vec<_>>>()

@@ -25,7 +25,7 @@ pub fn uniforms(of: Sequence, bound: f32, values: &mut [f32]) {
     pulp::Arch::new().dispatch(Drawing { of, values, make: Uniform { bound } });
 }
 
-/// How random words become values.
+/// The conversion of random words to values, four at a time.
 trait Make {
     fn four(&self, words: [u32; 4]) -> [f32; 4];
 }

@@ -35,7 +35,7 @@ impl DType {
         }
     }
 
-    /// Whether an element is a number by itself, with a fraction: codes that need a scale are not.
+    /// True if an element is a number with a fraction by itself; codes that need a scale are not.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F64 | DType::F32 | DType::BF16 | DType::F16)
     }
@@ -130,7 +130,7 @@ pub fn f32_to_bf16_stochastic(x: f32, random: u32) -> u16 {
     (x.to_bits().wrapping_add(random & 0xffff) >> 16) as u16
 }
 
-/// Exact, denormals included.
+/// Converts the bits of an f16 to an f32 exactly, denormals included.
 #[inline]
 pub fn f16_to_f32(bits: u16) -> f32 {
     // The fields in f32's places; the exponents' biases are 112 apart, and the product is exact for denormals too.

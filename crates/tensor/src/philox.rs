@@ -22,7 +22,7 @@ pub fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// What a random number is for: keeps the sequences of different uses apart.
+/// The use of a random number: it keeps the sequences of different uses apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Purpose {
@@ -34,7 +34,7 @@ pub enum Purpose {
     Codes = 5,
     /// Drawing the next token of a text.
     Generation = 6,
-    /// Noise on embeddings.
+    /// Noise that is added to embeddings.
     EmbeddingNoise = 7,
 }
 

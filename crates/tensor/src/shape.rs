@@ -1,6 +1,6 @@
 //! Shapes and strides, both counted in elements.
 
-/// Extents, outermost first.
+/// The extents of a tensor, outermost axis first.
 pub type Shape = Vec<usize>;
 
 /// Row-major strides of a dense tensor.

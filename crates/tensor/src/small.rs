@@ -59,7 +59,8 @@ impl Small {
         let magnitude = if x.is_nan() { f64::INFINITY } else { x.abs() }.min(f64::from(self.largest()));
         let exponent = exponent_of(magnitude).max(least);
         let units = (magnitude * 2f64.powi(mantissa - exponent)).round_ties_even() as i32;
-        // Denormals have the exponent field 0 and as many units as they are; a carry of the mantissa is one of the field.
+        // Denormals have the exponent field 0 and their number of units in the mantissa; a carry of the mantissa is one
+        // of the field.
         sign | (((exponent - least) << mantissa) + units) as u8
     }
 
@@ -100,7 +101,7 @@ pub fn e4m3_code(x: f32) -> u8 {
     sign | if x.is_nan() { 0x7f } else { code }
 }
 
-/// [`Small::code`] of E2M1 for an f32: how many boundaries it is behind.
+/// Returns [`Small::code`] of E2M1 for an f32: the number of rounding boundaries below its magnitude, and its sign.
 #[inline(always)]
 pub fn e2m1_code(x: f32) -> u8 {
     let (sign, a) = ((x.to_bits() >> 28) as u8 & 8, x.abs());
@@ -109,12 +110,13 @@ pub fn e2m1_code(x: f32) -> u8 {
     sign | if x.is_nan() { 7 } else { above + from }
 }
 
-/// One of the two codes of E2M1 around an f32, the farther one with a probability given by the distance: of 256 values
-/// of `random`, as many round up as the distance from the lower one has 256ths. What is beyond 6 becomes 6.
+/// Returns one of the two E2M1 codes around an f32. The distance from the lower value, as a share of the step between
+/// both, is the probability of rounding up: of the 256 values of `random`, 256 times that share round up. Magnitudes
+/// beyond 6 become 6.
 #[inline(always)]
 pub fn e2m1_code_stochastic(x: f32, random: u8) -> u8 {
     let (sign, a) = ((x.to_bits() >> 28) as u8 & 8, x.abs());
-    // The last number at or below, and 256 ÷ the step behind it.
+    // The last number at or below, and 256 ÷ the step above it.
     let (below, lower, times) = match a {
         a if a < 2.0 => ((a * 2.0) as u8, (a * 2.0).floor() * 0.5, 512.0),
         a if a < 4.0 => (2 + a as u8, a.floor(), 256.0),

@@ -1,5 +1,5 @@
-//! How the elements of a tensor are in memory: plainly, each by itself, or packed, as codes with a scale for each block
-//! of them. The bytes of a tensor are asked of here. Does not know how numbers become codes.
+//! Storage of a tensor's elements: plain, each by itself, or packed, as codes with a scale for each block of them.
+//! Computes the bytes of tensors. Does not know how numbers become codes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,10 +7,10 @@ use std::str::FromStr;
 use crate::dtype::DType;
 use crate::small::Small;
 
-/// What stands for one element of a packed tensor.
+/// The code of one element of a packed tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Code {
-    /// A small number.
+    /// A floating-point number of few bits.
     Small(Small),
     /// One of sixteen values, those of bitsandbytes.
     Nf4,
@@ -28,34 +28,34 @@ impl Code {
 /// The elements that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Block {
-    /// All of them.
+    /// All elements of the tensor.
     Tensor,
-    /// So many behind one another, across the ends of rows; the last block may be shorter.
+    /// n elements in the order of memory, across the ends of rows; the last block may be shorter.
     Flat(usize),
-    /// So many of a row, which is a multiple of them.
+    /// n elements of one row, whose length is a multiple of n.
     Row(usize),
-    /// So many rows by so many columns; ragged at the edges.
+    /// A tile of rows by columns; smaller at the edges of a tensor.
     Tile(usize, usize),
 }
 
-/// How the scales of the blocks are.
+/// The form of the scales of the blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scales {
-    /// An f32 each.
+    /// One f32 for each block.
     Single,
     /// A power of two each, in one byte.
     E8M0,
     /// An E4M3 each, and one f32 for the tensor.
     E4M3,
-    /// A byte each that stands for a value of a code book, times an f32 for so many of them, plus one f32 for the
-    /// tensor. That one is before the 256 values of the book.
+    /// A byte for each block that selects a value of a code book, times one f32 for every n blocks, plus one f32 for
+    /// the tensor. That one is stored before the 256 values of the book.
     Mapped(usize),
 }
 
 /// Values of a code book of scales.
 pub const BOOK: usize = 256;
 
-/// A packed form.
+/// A packed form: code, blocks, scales and order of the last two axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Packing {
     pub code: Code,
@@ -116,10 +116,10 @@ impl fmt::Display for Packing {
     }
 }
 
-/// What ends the name of a transposed form.
+/// The suffix of the name of a transposed form.
 const TRANSPOSED: &str = " transposed";
 
-/// Names of the codes.
+/// The names of the codes in a form's text.
 const CODES: [(&str, Code); 4] = [
     ("nf4", Code::Nf4),
     ("e2m1", Code::Small(Small::E2M1)),
@@ -142,7 +142,7 @@ impl std::error::Error for UnknownPacking {}
 impl FromStr for Packing {
     type Err = UnknownPacking;
 
-    /// What [`Packing`]'s text is.
+    /// Parses the text that a [`Packing`] is displayed as.
     fn from_str(text: &str) -> Result<Packing, UnknownPacking> {
         let number = |text: &str| text.parse::<usize>().ok().filter(|n| *n > 0);
         let read = || -> Option<Packing> {
@@ -173,7 +173,7 @@ impl FromStr for Packing {
     }
 }
 
-/// The memory of one kind of a packed tensor's numbers, behind one another.
+/// The contiguous memory of one kind of a packed tensor's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plane {
     /// From the tensor's first byte.
@@ -188,11 +188,11 @@ const ALIGNMENT: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planes {
     pub codes: Plane,
-    /// Of each block.
+    /// The scale of each block.
     pub scales: Plane,
-    /// Of blocks of scales; empty for most.
+    /// The factors of groups of scales; empty for most forms.
     pub outer: Plane,
-    /// Of the whole tensor; empty for most.
+    /// Numbers of the whole tensor; empty for most forms.
     pub tensor: Plane,
 }
 
@@ -245,8 +245,8 @@ impl Packing {
         Planes { codes, scales: plane(each * blocks), outer: plane(outer), tensor: plane(tensor) }
     }
 
-    /// Bytes of a tensor of this shape, all planes: a multiple of their alignment, so that equal tensors may lie behind
-    /// one another.
+    /// Bytes of a tensor of this shape, all planes: a multiple of their alignment, so that equal tensors may be
+    /// contiguous.
     pub fn bytes(&self, shape: &[usize]) -> usize {
         let planes = self.planes(shape);
         let end = |plane: Plane| if plane.bytes == 0 { 0 } else { plane.offset + plane.bytes };
@@ -255,7 +255,7 @@ impl Packing {
     }
 }
 
-/// How a tensor is in memory.
+/// The storage of a tensor: plain elements or a packed form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Storage {
     Plain(DType),

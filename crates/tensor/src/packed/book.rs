@@ -1,7 +1,7 @@
 //! The dynamic code book of 8-bit numbers (Dettmers et al. 2022): seven decades, each with twice the values of the one
 //! below, evenly spaced inside a decade; and 0 and 1. Knows nothing of what is coded.
 
-/// Decades of the book.
+/// Number of decades that the code book spans.
 const DECADES: i32 = 7;
 
 /// `points` values from 0.1 to 1 in f32, counted from the nearer end and rounded once: the values that the
@@ -14,7 +14,8 @@ fn spaced(points: usize) -> Vec<f32> {
     (0..points).map(at).collect()
 }
 
-/// The 256 values, ascending. Signed: both signs of every value but 0 and 1. Unsigned: twice as many.
+/// Returns the 256 values, ascending. A signed book has both signs of every value but 0 and 1; an unsigned one has
+/// twice the values in each decade instead.
 pub fn dynamic_map(signed: bool) -> Vec<f32> {
     let mut values = vec![0.0, 1.0];
     for decade in 0..DECADES {

@@ -26,14 +26,15 @@ pub struct Packed {
     pub packing: Packing,
     pub shape: Vec<usize>,
     pub codes: Vec<u8>,
-    /// Of each block, by the packing: f32 values' bits, E8M0 or E4M3 codes, places in the code book.
+    /// The scale of each block, in the form that the packing says: f32 values, E8M0 or E4M3 codes, or indices into the
+    /// code book.
     pub scales: Scaled,
 }
 
 /// The scales of a tensor's blocks.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Scaled {
-    /// What a value is multiplied with.
+    /// The f32 factor of each block's values.
     Single(Vec<f32>),
     E8M0(Vec<u8>),
     /// E4M3 codes and what their product with an element is multiplied with.
@@ -41,7 +42,7 @@ pub enum Scaled {
         codes: Vec<u8>,
         tensor: f32,
     },
-    /// map\[code\]·outer + offset.
+    /// The scale of a block is `map[code]·outer + offset`; several blocks share one `outer`.
     Mapped {
         codes: Vec<u8>,
         outer: Vec<f32>,
@@ -98,7 +99,7 @@ impl Packed {
     }
 }
 
-/// The block that an element belongs to, in a tensor of so many columns.
+/// Returns the block that an element belongs to, in a tensor of `columns` columns.
 fn block_of(block: Block, index: usize, columns: usize) -> usize {
     let (row, column) = (index / columns.max(1), index % columns.max(1));
     match block {

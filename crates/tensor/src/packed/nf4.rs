@@ -28,7 +28,7 @@ pub const NF4: [f32; 16] = [
 /// Scales of one outer block.
 const OUTER: usize = 256;
 
-/// Between neighbours of [`NF4`].
+/// The midpoints between neighboring values of [`NF4`].
 const MIDPOINTS: [f32; 15] = {
     let mut midpoints = [0.0; 15];
     let mut index = 0;

@@ -5,7 +5,7 @@ use super::{Packed, Scaled, block_of, blocks_of};
 use crate::small::{Small, amax, e2m1_code, e4m3_code};
 use crate::storage::{NVFP4, Packing};
 
-/// What the largest value of a block becomes.
+/// The E2M1 value to which the largest magnitude of a block is scaled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// 6, the top of E2M1.
@@ -26,7 +26,8 @@ pub fn tensor_scale(amax: f32, target: Target) -> f32 {
     if amax < LEAST { 1.0 } else { top / amax }
 }
 
-/// What the elements of a block are multiplied with before they are rounded, by its scale and the tensor's factor g.
+/// Returns the factor of a block's elements before they are rounded, from the block's `scale` and the tensor's factor
+/// g.
 pub fn reciprocal(scale: u8, g: f32) -> f32 {
     let divisor = Small::E4M3.value(scale) * g;
     if divisor == 0.0 { 0.0 } else { (1.0 / divisor).min(f32::MAX) }
@@ -67,7 +68,8 @@ fn code_block(x: &[f32], s: f32, target: Target) -> (u8, Vec<u8>) {
     }
 }
 
-/// Blocks of 16 behind one another in a tensor of scale S, as they are in memory: two codes in a byte, a scale for each.
+/// Quantizes blocks of 16 that follow one another in a tensor of scale S, in the layout of memory: two codes in a byte,
+/// one scale for each block.
 pub fn row_blocks(x: &[f32], s: f32, target: Target, packed: &mut [u8], scales: &mut [u8]) {
     for ((x, packed), scale) in x.chunks(16).zip(packed.chunks_mut(8)).zip(scales) {
         let (code, codes) = code_block(x, s, target);

@@ -1,8 +1,8 @@
 //! NVFP4 as units of four bits read an operand of a product: codes in rows along the sum, and one E4M3 scale for every 16 of
 //! a row, in tiles. cuBLASLt calls it `CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3`.
 //!
-//! A tile of scales is that of 128 rows by 4 blocks of a row, 512 bytes behind one another. Tiles of the same rows follow
-//! one another. Whatever a tile has beyond the matrix is zero.
+//! A tile of scales is that of 128 rows by 4 blocks of a row, 512 contiguous bytes. Tiles of the same rows follow one
+//! another. Whatever a tile has beyond the matrix is zero.
 
 use crate::small::Small;
 
@@ -14,7 +14,7 @@ pub const WIDTH: usize = 32;
 
 /// Rows and blocks of a tile of scales.
 const TILE: (usize, usize) = (128, 4);
-/// Rows of a tile lie in groups of so many.
+/// Number of rows in each group of a tile of scales; rows of the same place in their groups lie next to one another.
 const GROUP: usize = 32;
 
 /// Elements that a row of codes has room for.
@@ -27,13 +27,13 @@ pub const fn scale_extents(rows: usize, blocks: usize) -> (usize, usize) {
     (rows.next_multiple_of(TILE.0), blocks.next_multiple_of(TILE.1))
 }
 
-/// Bytes of the scales of so many rows with so many blocks each.
+/// Returns the bytes of the scales of `rows` rows with `blocks` blocks each, filled up to whole tiles.
 pub const fn scale_bytes(rows: usize, blocks: usize) -> usize {
     let (rows, blocks) = scale_extents(rows, blocks);
     rows * blocks
 }
 
-/// Where the scale of a block of a row is, in bytes.
+/// Returns the byte offset of the scale of one block of one row.
 pub const fn scale_at(row: usize, block: usize, blocks: usize) -> usize {
     let tile = row / TILE.0 * blocks.div_ceil(TILE.1) + block / TILE.1;
     let within = row % GROUP * (TILE.0 / GROUP * TILE.1) + row % TILE.0 / GROUP * TILE.1 + block % TILE.1;

@@ -3,12 +3,12 @@
 use super::Target;
 use crate::storage::{NVFP4, NVFP4_TILES, Packing, fp8_tiles, nf4, nf4_nested};
 
-/// How the elements of a weight become codes.
+/// The form of the codes that a weight is quantized to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quantisation {
     /// NF4 in flat blocks; `nested`: their scales are quantised too.
     Nf4 { block: usize, nested: bool },
-    /// E4M3 in square tiles.
+    /// E4M3 codes in square tiles of `extent` rows and columns.
     Fp8 { extent: usize },
     /// NVFP4 in blocks of rows.
     Fp4 { target: Target },
@@ -27,7 +27,7 @@ impl Quantisation {
         }
     }
 
-    /// Whether weights of this shape take the form: NVFP4 needs whole blocks in each row.
+    /// True if weights of this shape can take the form: NVFP4 needs whole blocks in each row.
     pub fn fits(self, shape: &[usize]) -> bool {
         let columns = shape.last().copied().unwrap_or(0);
         let is_matrix = matches!(shape.len(), 2 | 3);

@@ -19,7 +19,7 @@ pub struct Stored<'a> {
 }
 
 impl Packed {
-    /// Its planes behind one another; what is between them is zero.
+    /// Returns its planes one after another; the bytes between them are zero.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.packing.bytes(&self.shape)];
         let planes = self.packing.planes(&self.shape);
@@ -47,8 +47,7 @@ fn floats(values: &[f32]) -> Vec<u8> {
 }
 
 impl<'a> Stored<'a> {
-    /// # Panics
-    /// If there are not as many bytes as a tensor of this form has.
+    /// # Panics If the number of bytes is not that of a tensor of this form.
     pub fn new(packing: Packing, shape: &[usize], bytes: &'a [u8]) -> Stored<'a> {
         assert_eq!(bytes.len(), packing.bytes(shape), "a tensor {shape:?} of {packing}");
         let (rows, columns) = match packing.in_memory(shape)[..] {
@@ -80,7 +79,7 @@ impl<'a> Stored<'a> {
         self.neighbours(first, out, &table, &book);
     }
 
-    /// Values of elements that lie behind one another in memory.
+    /// Writes the values of elements that are contiguous in memory, from `first` on, to `out`.
     fn neighbours(&self, first: usize, out: &mut [f32], table: &[f32], book: &[f32]) {
         let mut at = first;
         let mut rest = out;
@@ -116,7 +115,7 @@ impl<'a> Stored<'a> {
         if high { codes[index / 2] >> 4 } else { codes[index / 2] & 15 }
     }
 
-    /// The block of an element, and how many elements from it on are behind one another in it.
+    /// Returns the block of an element, and the number of elements from it on that are contiguous in that block.
     fn run(&self, index: usize) -> (usize, usize) {
         let columns = self.columns;
         let (row, column) = (index / columns, index % columns);
@@ -141,7 +140,8 @@ impl<'a> Stored<'a> {
         }
     }
 
-    /// What the values of a block's codes are multiplied with, and then with what, if anything.
+    /// Returns the factor of the values of a block's codes, and the second factor that is applied after it, if there is
+    /// one.
     fn scale(&self, block: usize, book: &[f32]) -> (f32, Option<f32>) {
         let code = self.planes.scales.offset + block;
         match self.packing.scales {

@@ -1,9 +1,9 @@
-//! How adapters in PEFT's form name and see the weights of a model, where that differs from the files. Knows names; not what
-//! an adapter computes.
+//! The names and places of a model's weights in PEFT's adapters, where they differ from the files. Knows names; not
+//! what an adapter computes.
 
 use serde::{Deserialize, Serialize};
 
-/// What a model says of its weights for adapters.
+/// A model's description of its weights for adapters.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdapterForm {
@@ -28,10 +28,10 @@ pub struct AdapterForm {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MatrixStack {
-    /// Its last component.
+    /// The last component of its name.
     pub name: String,
-    /// Linears whose outputs lie behind one another in each of its matrices, kept one by one under the number of the group;
-    /// none where files have the parameter itself.
+    /// Linears whose outputs are stacked in each of its matrices, kept one by one under the number of the group; none
+    /// where files have the parameter itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<String>,
     /// Its matrices are [inputs, outputs].
@@ -39,7 +39,7 @@ pub struct MatrixStack {
     pub transposed: bool,
 }
 
-/// Where a weight lies among the parameters that adapters know.
+/// The place of a weight among the parameters that adapters know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdapterPlace {
     /// The matrix of a module.
@@ -49,7 +49,8 @@ pub enum AdapterPlace {
         /// The module that has the parameter, and its place in [`AdapterForm::stacks`].
         container: String,
         stack: usize,
-        /// Of a weight that files keep by itself: its group, and its place in [`MatrixStack::parts`].
+        /// The group of a weight that files keep by itself, and its index in [`MatrixStack::parts`]; none for the whole
+        /// parameter.
         member: Option<[usize; 2]>,
     },
 }
@@ -66,14 +67,15 @@ impl AdapterForm {
         parts.join(".")
     }
 
-    /// The other way round.
+    /// Returns the name in files of a module or parameter that adapters name.
     pub fn in_files(&self, name: &str) -> String {
         let other = |part: &str| self.renamed.iter().find(|[_, to]| to == part).map(|[from, _]| from.clone());
         let parts: Vec<String> = name.split('.').map(|part| other(part).unwrap_or_else(|| part.to_owned())).collect();
         parts.join(".")
     }
 
-    /// Where the parameter of this name lies; none for vectors and what else is no matrix, by its name.
+    /// Returns the place of the parameter of this name; none for vectors and other parameters that are no matrices, by
+    /// name.
     pub fn place(&self, parameter: &str) -> Option<AdapterPlace> {
         let own = parameter.rsplit_once('.').and_then(|(container, last)| {
             let stack = self.stacks.iter().position(|stack| stack.parts.is_empty() && stack.name == last)?;
@@ -94,7 +96,7 @@ impl AdapterForm {
         Some(member().unwrap_or_else(|| AdapterPlace::Matrix { module: self.renamed(module) }))
     }
 
-    /// Whether adapters take a module, by its name, as a linear one.
+    /// True if adapters treat the module of this name as a linear one.
     pub fn is_linear(&self, module: &str) -> bool {
         let last = module.rsplit('.').next().unwrap_or(module);
         !self.bare.iter().any(|name| name == last)

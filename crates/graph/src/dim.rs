@@ -6,14 +6,14 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use tensor::{DType, Shape};
 
-/// What an axis of a value counts, where that is more than numbers of a feature. Rewrites ask for the name, never for an
-/// extent: a matrix may have as many rows as a batch. Axes whose extents are those of weights need no name: no rewrite takes
-/// one for the other.
+/// The quantity that an axis of a value counts, where that is not the features. Rewrites ask for the name, never for an
+/// extent: a matrix may have the same number of rows as a batch. Axes whose extents are those of weights need no name:
+/// no rewrite takes one for the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Axis {
-    /// Rows of the batch.
+    /// The rows of the batch.
     Rows,
-    /// Tokens of a row.
+    /// The tokens of a row.
     Tokens,
 }
 
@@ -153,7 +153,7 @@ impl ValueType {
         ValueType { dtype, shape: shape.into() }
     }
 
-    /// The extents, all known.
+    /// Returns the extents, if all are known.
     pub fn extents(&self) -> Option<Shape> {
         self.shape.iter().map(Dim::fixed).collect()
     }
@@ -165,7 +165,7 @@ impl ValueType {
 }
 
 impl fmt::Display for ValueType {
-    /// `float[B, T, 64]`
+    /// Writes the form of `float[B, T, 64]`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dims: Vec<String> = self.shape.iter().map(Dim::to_string).collect();
         write!(f, "{}[{}]", self.dtype, dims.join(", "))

@@ -8,11 +8,11 @@ use crate::dim::{Axis, Dim, Element, ValueType};
 use crate::model::Init;
 use crate::op_id::OpId;
 
-/// Index into [`Graph::values`].
+/// The number of a value: an index into [`Graph::values`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ValueId(pub u32);
 
-/// Index into [`Graph::parameters`].
+/// The number of a parameter: an index into [`Graph::parameters`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ParameterId(pub u32);
 
@@ -24,11 +24,11 @@ pub struct Layer {
     pub index: u32,
 }
 
-/// Index into [`Graph::states`].
+/// The number of a state: an index into [`Graph::states`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StateId(pub u32);
 
-/// Where a value comes from.
+/// The origin of a value's contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// A batch tensor or a step scalar.
@@ -72,7 +72,7 @@ impl Value {
         ValueType::new(self.element, self.shape.iter().zip(&self.axes).map(dim).collect::<Vec<_>>())
     }
 
-    /// Where an axis is.
+    /// Returns the place of an axis in the shape, if the value has it.
     pub fn axis(&self, axis: Axis) -> Option<usize> {
         self.axes.iter().position(|known| *known == Some(axis))
     }
@@ -83,7 +83,7 @@ impl Value {
     }
 }
 
-/// Which part of the step a node belongs to.
+/// The part of the step that a node belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
     Forward,
@@ -102,7 +102,7 @@ impl Phase {
     }
 }
 
-/// One operation on values.
+/// One operation on values, with its place in the step and in the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     pub op: OpId,
@@ -139,17 +139,17 @@ pub struct Parameter {
     pub adapter: bool,
     /// A base weight that is trained in full alongside adapters, and kept with them.
     pub saved: bool,
-    /// How the weight is stored between steps.
+    /// The storage of the weight between steps.
     pub storage: Storage,
-    /// (group, position): the parameters of a group are behind one another in the order of their
-    /// positions and can be used as one tensor.
+    /// (group, position): the parameters of a group are contiguous in the order of their positions and can be used as
+    /// one tensor.
     pub merge_group: Option<(u32, u32)>,
     /// Weights in codes with the same number are scaled by the largest magnitude of them all; the others by their own.
     pub magnitude_group: Option<u32>,
 }
 
 impl Parameter {
-    /// Whether it is matrices: what weight decay and the optimizers of matrices take.
+    /// True for matrices and stacks of them: the parameters that weight decay and the optimizers of matrices take.
     pub fn is_matrix(&self) -> bool {
         self.shape.len() >= 2 && !self.bias
     }
@@ -168,7 +168,7 @@ pub struct Graph {
     pub inputs: Vec<ValueId>,
     pub constants: Vec<(ValueId, HostTensor)>,
     pub nodes: Vec<Node>,
-    /// Named results.
+    /// The results, each with its name.
     pub outputs: Vec<(String, ValueId)>,
     /// Contributions to parameter gradients, in the order in which they are computed. A parameter
     /// that is used twice has two rows; they are summed in this order.
@@ -177,7 +177,7 @@ pub struct Graph {
     pub carried: Vec<ValueId>,
     /// Values that may wait in host memory where nothing reads them for long.
     pub waiting: Vec<ValueId>,
-    /// What is kept from step to step, none of the parameters: values of this origin, the same in all entries.
+    /// The states: values that persist from step to step and are no parameters, the same in all entries.
     pub states: Vec<ValueId>,
     /// Results that are written into a state.
     pub stored: Vec<(ValueId, StateId)>,
@@ -185,8 +185,9 @@ pub struct Graph {
     pub cached: Vec<StateId>,
     /// Nodes that compute states from parameters: part of no entry, they run whenever parameters were written.
     pub prepared: Vec<Node>,
-    /// Each has its factor in the state of its number, and this step's magnitude in the one as many behind as there
-    /// are quantisers; behind these, all likewise, how many elements were not 0 and how many of them became 0.
+    /// The quantizers. With n of them, and states counted after those in `cached`, state i holds the factor of
+    /// quantizer i and state n + i its magnitude in this step; states 2n + i and 3n + i count the elements that were
+    /// not 0, and those of them that became 0.
     pub quantisers: Vec<Quantiser>,
 }
 
@@ -262,7 +263,7 @@ impl Graph {
         computed.filter(|id| matches!(self.value(*id).origin, Origin::State(_)) && !self.is_first_value(*id)).collect()
     }
 
-    /// Whether a parameter begins as what is in a state.
+    /// True if a parameter is initialized from a state.
     fn is_first_value(&self, state: ValueId) -> bool {
         let name = &self.value(state).name;
         self.parameters.iter().any(|of| of.init == Init::Prepared && of.name == *name)
@@ -320,7 +321,7 @@ impl Graph {
         self.nodes.iter().filter_map(|node| node.layer).collect::<BTreeSet<Layer>>().into_iter().collect()
     }
 
-    /// What distinguishes the stack of a layer from others: its name, or nothing where there is one only.
+    /// Returns the name that distinguishes the stack of a layer from others; empty where there is one stack only.
     pub fn stack_name(&self, layer: Layer) -> &str {
         match self.stacks.as_slice() {
             [_, _, ..] => &self.stacks[layer.stack as usize],

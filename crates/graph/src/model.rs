@@ -13,7 +13,7 @@ use crate::dim::{Dim, Element, ValueType};
 /// The version that this crate reads and writes.
 pub const IR_VERSION: u32 = 3;
 
-/// A whole model.
+/// A whole model as its IR file describes it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
@@ -27,7 +27,7 @@ pub struct Model {
     pub files: FileForm,
     #[serde(default, skip_serializing_if = "AdapterForm::is_plain")]
     pub adapters: AdapterForm,
-    /// What the model reads of a batch.
+    /// The batch tensors that the model reads.
     pub inputs: Vec<Input>,
     /// Parameters used outside of repeats; those of a repeat are in its block.
     #[serde(default)]
@@ -35,17 +35,17 @@ pub struct Model {
     pub body: Vec<Item>,
     #[serde(default)]
     pub outputs: Vec<Output>,
-    /// What can be computed from the model's values to train it. An entry has one of them, or none.
+    /// The tasks that can be computed from the model's values to train it. An entry has one of them, or none.
     #[serde(default)]
     pub tasks: Vec<Task>,
 }
 
-/// A loss, apart from the model: nodes behind its body, which may use every value of that.
+/// A loss, separate from the model: nodes after its body, which may use every value of the body.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Task {
     pub name: String,
-    /// What it reads of a batch that the model does not.
+    /// The batch tensors that it reads and the model does not.
     pub inputs: Vec<Input>,
     #[serde(default)]
     pub parameters: Vec<ParameterSpec>,
@@ -54,7 +54,7 @@ pub struct Task {
     pub outputs: Vec<Output>,
 }
 
-/// How published files may differ from the names of the parameters.
+/// The differences of published files from the names of the parameters.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileForm {
@@ -73,7 +73,7 @@ pub struct FileForm {
 }
 
 impl FileForm {
-    /// Whether a tensor, by its name as the parameters have them, is only taken over.
+    /// True if a tensor, by the name that parameters have, is only taken over into results.
     pub fn carries(&self, name: &str) -> bool {
         self.carried.iter().any(|part| name.starts_with(part.as_str()))
     }
@@ -92,7 +92,7 @@ pub struct Input {
     pub shape: Vec<Dim>,
 }
 
-/// How a parameter starts when the model is trained from scratch.
+/// The initial contents of a parameter when the model is trained from scratch.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Init {
@@ -100,13 +100,13 @@ pub enum Init {
     Normal {
         std: f64,
     },
-    /// Uniform in [−bound, bound).
+    /// Uniform over the interval [−bound, bound).
     Uniform {
         bound: f64,
     },
     Ones,
     Zeros,
-    /// As the state of the same name is, once everything else is there: for passes alone.
+    /// The contents of the state of the same name, once everything else is initialized. Only passes set it.
     #[serde(skip)]
     Prepared,
 }
@@ -204,15 +204,15 @@ pub struct Carry {
 #[serde(deny_unknown_fields)]
 pub struct Each {
     pub inside: String,
-    /// One for each layer.
+    /// The outer value of each layer.
     pub values: Vec<String>,
 }
 
-/// What a block calls a value that is handed from layer to layer.
+/// The names inside a block of a value that is handed from layer to layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Carried {
-    /// Its name inside.
+    /// The value's name inside the block.
     pub inside: String,
     /// The value inside that the next layer starts from.
     pub next: String,
@@ -240,7 +240,7 @@ pub struct Output {
     pub value: String,
 }
 
-/// Why a model could not be read.
+/// The reason why a model could not be read.
 #[derive(Debug, Error)]
 pub enum ModelError {
     #[error("the model is not valid IR: {0}")]
@@ -259,7 +259,7 @@ pub fn from_json(text: &str) -> Result<Model, ModelError> {
 }
 
 impl Model {
-    /// Layers of all stacks.
+    /// Returns the number of layers of all stacks.
     pub fn layers(&self) -> usize {
         let of = |item: &Item| match item {
             Item::Repeat(repeat) => repeat.repeat,

@@ -1,4 +1,5 @@
-//! Which operation a node is. The list of operations is elsewhere: here an id is a place in it and a name to print.
+//! The identifier of an operation. The list of operations is elsewhere: here an id is a place in it and a name to
+//! print.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};

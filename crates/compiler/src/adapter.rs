@@ -1,4 +1,5 @@
-//! Which modules get a low-rank adapter, of which rank and scale: the rules of PEFT, over names of modules.
+//! The choice of the modules that get a low-rank adapter, with its rank and scale: the rules of PEFT, over names of
+//! modules.
 //!
 //! Knows names and patterns; not what a module computes.
 
@@ -30,21 +31,21 @@ pub struct AdapterOptions {
     /// Ends of the names of modules that are trained in full (PEFT's `modules_to_save`).
     pub saved: Vec<String>,
     pub exceptions: AdapterExceptions,
-    /// What the model says of its weights for adapters.
+    /// The model's description of its weights for adapters.
     pub form: AdapterForm,
 }
 
 impl AdapterOptions {
-    /// Which of [`AdapterOptions::saved`] a parameter belongs to: one whose text its module's name ends with, or the name of
-    /// a module around that one, as PEFT matches them.
+    /// Returns the index in [`AdapterOptions::saved`] of the entry that a parameter belongs to: one whose text its
+    /// module's name ends with, or the name of a module around that one, as PEFT matches them.
     pub fn saves(&self, parameter: &str) -> Option<usize> {
         let modules = || parameter.match_indices('.').map(|(end, _)| &parameter[..end]);
         self.saved.iter().position(|name| modules().any(|module| module.ends_with(name.as_str())))
     }
 }
 
-/// What differs from module to module. Patterns are regular expressions over the end of a module's name that begins at
-/// a component; the first that matches holds.
+/// The settings that differ from module to module. Patterns are regular expressions over the end of a module's name
+/// that begins at a component; the first that matches holds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AdapterExceptions {
     pub rank_pattern: Vec<(String, usize)>,
@@ -113,7 +114,7 @@ impl Target {
         }
     }
 
-    /// Whether a list of layers has a say: it has none for whole names and for patterns.
+    /// True if a list of layers restricts this target: it does not for whole names and for patterns.
     fn minds_layers(&self, module: &str) -> bool {
         match self {
             Target::AllLinear => true,
@@ -123,26 +124,27 @@ impl Target {
     }
 }
 
-/// A weight's adapter.
+/// The adapter of one weight.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterOf {
-    /// What its matrices are named after.
+    /// The module that its matrices are named after.
     pub module: String,
     pub rank: usize,
-    /// What the product B·A is multiplied with.
+    /// The factor of the product B·A.
     pub scale: f64,
     /// It is a target as a parameter, not as a module.
     pub by_parameter: bool,
-    /// Of a weight that lies in a parameter of three axes; none where the weight is a matrix of its own.
+    /// The place of a weight that lies in a parameter of three axes; none where the weight is a matrix of its own.
     pub stack: Option<Stacked>,
 }
 
-/// Where a weight lies in a parameter of three axes. A is [groups·rank, inputs], B [outputs, rank·groups] with the group last.
+/// The place of a weight in a parameter of three axes. A is [groups·rank, inputs], B [outputs, rank·groups] with the
+/// group last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stacked {
-    /// How many parts lie behind one another in the outputs; 1 where the weight has all of them.
+    /// Number of parts that are stacked in the outputs; 1 where the weight has all of them.
     pub parts: usize,
-    /// Of a weight that files keep by itself, its group and its part; none for the whole parameter.
+    /// The group and the part of a weight that files keep by itself; none for the whole parameter.
     pub member: Option<[usize; 2]>,
     /// The matrices are [inputs, outputs].
     pub transposed: bool,
@@ -183,7 +185,7 @@ impl AdapterRules {
         vec![0; self.targets.len() + self.parameters.len()]
     }
 
-    /// What was asked for, in words: targets of modules, then of parameters.
+    /// Returns the requested targets as texts: those of modules, then those of parameters.
     pub fn targets(&self) -> impl Iterator<Item = &str> {
         let parameters = self.parameters.iter().map(String::as_str);
         self.texts.iter().map(String::as_str).chain(parameters)
@@ -251,7 +253,7 @@ impl AdapterRules {
         Ok(Some(AdapterOf { module, rank, scale, by_parameter: true, stack: Some(stack) }))
     }
 
-    /// Whether a parameter, by the name that adapters have for it, is a target.
+    /// True if a parameter, by the name that adapters have for it, is a target. Adds to the hits of each target.
     fn names(&self, key: &str, hits: &mut [usize]) -> bool {
         let mut any = false;
         for (target, hits) in self.parameters.iter().zip(hits) {
@@ -277,7 +279,7 @@ impl AdapterRules {
         Ok(if self.rank_stabilised { alpha / rank.sqrt() } else { alpha / rank })
     }
 
-    /// Whether a linear module gets an adapter.
+    /// True if a linear module gets an adapter. Adds to the hits of each target.
     fn matches(&self, module: &str, hits: &mut [usize]) -> Result<bool, CompileError> {
         let mut any = false;
         for (target, hits) in self.targets.iter().zip(hits) {

@@ -57,7 +57,7 @@ pub fn differentiate(graph: &mut Graph) -> Result<(), CompileError> {
     untrained(graph)
 }
 
-/// What stages of a pipeline hand on: floating-point values, whose gradients go the other way.
+/// The floating-point values that stages of a pipeline hand on. Their gradients go the other way.
 struct Crossing {
     received: Vec<ValueId>,
     /// With the input that is its gradient.
@@ -90,8 +90,8 @@ struct Backward {
 }
 
 impl Backward {
-    /// The sum of everything that has arrived. The latest comes first: fusion finds the addition
-    /// right behind the operation that made it.
+    /// The sum of everything that has arrived. The latest comes first: fusion finds the addition right after the
+    /// operation that made it.
     fn total(&mut self, id: ValueId, append: &mut Append<'_>) -> Option<ValueId> {
         let arrived = self.contributions.remove(&id)?;
         arrived.into_iter().reduce(|sum, next| append.emit(id::ADD, &[next, sum], Attrs::new())[0])
@@ -147,7 +147,7 @@ fn depends_on_trained(graph: &Graph) -> Vec<bool> {
     needed
 }
 
-/// A trained parameter that the loss does not depend on would silently stay as it is.
+/// Refuses a graph with a trained parameter that the loss does not depend on: it would silently keep its value.
 fn untrained(graph: &Graph) -> Result<(), CompileError> {
     let reached: HashSet<ParameterId> = graph.gradients.iter().map(|(parameter, _)| *parameter).collect();
     for (index, parameter) in graph.parameters.iter().enumerate() {

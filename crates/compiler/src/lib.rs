@@ -2,8 +2,8 @@
 //!
 //! The order of the rewrites stands in two places, each on one screen: [`entry_graph`] up to `join_forms`, and
 //! `Decision::rewrites` in `plan/mod.rs` for those that carry out what is decided about memory, which `join_recompute`
-//! follows. Behind `join_forms` no rewrite looks for equal computations: what is recomputed must not be found equal to what
-//! it repeats. The order of the nodes that the plan leaves is the order of the instructions.
+//! follows. After `join_forms` no rewrite looks for equal computations: what is recomputed must not be found equal to
+//! what it repeats. The order of the nodes that the plan leaves is the order of the instructions.
 
 mod adapter;
 mod autodiff;
@@ -46,7 +46,7 @@ pub use probes::{Links, Probe, links, probes};
 pub use recipes::{Fp8Hybrid, GradientFormat, Nvfp4, Recipe};
 pub use tied::tied;
 
-/// Bytes for people.
+/// Formats a number of bytes as MiB or GiB.
 fn size(bytes: usize) -> String {
     match bytes {
         0..0x4000_0000 => format!("{:.2} MiB", bytes as f64 / (1u64 << 20) as f64),
@@ -54,7 +54,7 @@ fn size(bytes: usize) -> String {
     }
 }
 
-/// Why a model does not become a program.
+/// The reason why a model does not become a program.
 #[derive(Debug, Error)]
 pub enum CompileError {
     /// The model is wrong: a name, a shape, an attribute. Names the source line where there is one.
@@ -107,7 +107,7 @@ pub fn unquantised(model: &Model, options: &CompileOptions) -> Result<Vec<String
     Ok(recipes::unquantised(&first_entry(model, options)?))
 }
 
-/// Whether layers have products with a matrix for each expert.
+/// True if layers have products with a matrix for each expert.
 pub fn has_experts(model: &Model, options: &CompileOptions) -> Result<bool, CompileError> {
     let graph = first_entry(model, options)?;
     Ok(graph.nodes.iter().any(|node| node.layer.is_some() && node.op == ops::id::GROUPED_LINEAR))
@@ -204,14 +204,14 @@ fn graph_of(
     let kind = entry.kind;
     let mut graph = whole_graph(model, options, machine, entry, variant, passes)?;
     if let Some(cut) = cut {
-        // Before autodiff, which begins and ends at what crosses; behind all that may join layers.
+        // Before autodiff, which begins and ends at the values that cross; after all passes that may join layers.
         passes.run(kind, Pass::Stage, &mut graph, |g| passes::stage::run(g, cut))?;
     }
     if kind == EntryKind::FirstMicroStep && !cut.is_some_and(|cut| cut.forward_alone) {
         // Before autodiff, which looks for parameters that nothing moves.
         passes.run(kind, Pass::ExpertBias, &mut graph, passes::expert_bias::run)?;
         passes.run(kind, Pass::Autodiff, &mut graph, differentiate)?;
-        // Right behind: what starts the backward pass still stands alone.
+        // Right after autodiff: the value that starts the backward pass still stands alone.
         passes.run(kind, Pass::LossScale, &mut graph, |g| passes::loss_scale::run(g, options))?;
     }
     // Constants first: what they replace may leave others dead or equal.
@@ -226,7 +226,7 @@ fn graph_of(
     passes.run(kind, Pass::DropoutLinear, &mut graph, |g| passes::dropout_linear::run(g, machine))?;
     // Last: fused nodes are opaque to every rule above.
     passes.run(kind, Pass::Fuse, &mut graph, passes::fuse::run)?;
-    // Behind the rules, which take some of what has a form; codes are then joined with what is left.
+    // After the rules, which take some of what has a form; codes are then joined with what is left.
     passes.run(kind, Pass::ProducedCodes, &mut graph, passes::produced_codes::run)?;
     passes.run(kind, Pass::JoinForms, &mut graph, passes::join_forms::run)?;
     Ok(graph)
@@ -245,8 +245,8 @@ fn whole_graph(
     // Tokens that are generated one by one are not shared: every rank computes them all.
     let alone = Sharding { sequence: 1, ..options.sharding };
     let sharding = if entry.generates() { &alone } else { &options.sharding };
-    // Layers become nodes, the entry's task stands behind them, batch symbols become numbers; every shape is checked
-    // against its rule.
+    // Layers become nodes, the entry's task follows them, batch symbols become numbers; every shape is checked against
+    // its rule.
     let mut graph = expand(model, options, entry, passes::sequence::part(variant, sharding)?)?;
     passes.check(Pass::Expand, &graph)?;
     // Before the adapters add dropout of their own.
@@ -261,14 +261,14 @@ fn whole_graph(
     passes.run(kind, Pass::Adapters, &mut graph, |g| passes::adapters::run(g, options, entry))?;
     // Before autodiff: the backward pass of a merged linear is merged by construction.
     passes.run(kind, Pass::MergeLinears, &mut graph, |g| passes::merge_linears::run(g, options))?;
-    // Behind merging, which also says of parameters how they lie.
+    // After merging, which also decides how parameters lie.
     passes.run(kind, Pass::StackedParameters, &mut graph, passes::stacked_parameters::run)?;
     // After both: parameters lie alike in every entry.
     passes.run(kind, Pass::WithoutAdapters, &mut graph, |g| passes::without_adapters::run(g, entry))?;
     passes.run(kind, Pass::Results, &mut graph, |g| passes::results::run(g, entry))?;
-    // Behind adapters and merging, so that parameters lie as ever; before dead code takes what only whole rows need.
+    // After adapters and merging, so that parameters lie as ever; before dead code takes what only whole rows need.
     passes.run(kind, Pass::Cache, &mut graph, |g| passes::cache::run(g, entry, variant, machine))?;
-    // Before autodiff, which sends gradients the way back; behind what adds dropout.
+    // Before autodiff, which sends gradients the way back; after the passes that add dropout.
     passes.run(kind, Pass::Sequence, &mut graph, |g| passes::sequence::run(g, sharding, variant))?;
     Ok(graph)
 }

@@ -10,13 +10,13 @@ use program::{EntryKind, ParameterSlot, Variant};
 
 use crate::options::CompileOptions;
 
-/// For each parameter the number of the group that it is loaded with; none of those that stay.
+/// For each parameter the number of the group that it is loaded with; none for resident parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct LoadGroups(Vec<Option<u32>>);
 
 impl LoadGroups {
-    /// Of the graphs of all entries, which have the same parameters and prepare the same. A group is loaded as a whole: it stays
-    /// if anything of it is trained, or read by an entry.
+    /// Finds the groups from the graphs of all entries, which have the same parameters and the same preparation. A
+    /// group is loaded as a whole: it is resident if anything of it is trained, or read by an entry.
     pub fn find(graphs: &[(EntryKind, Variant, Graph)], options: &CompileOptions) -> LoadGroups {
         let table = &graphs.first().expect("at least one entry is requested").2;
         if options.sharding.cuts_weights() {
@@ -61,7 +61,7 @@ fn groups(nodes: &[Node]) -> HashMap<ValueId, usize> {
     group_of
 }
 
-/// Preparing nodes by the group that they are of; none: those of parameters that stay.
+/// Returns the preparing nodes by the load group of their parameters; none for those of resident parameters.
 pub(crate) fn by_group(graph: &Graph, slots: &[ParameterSlot]) -> BTreeMap<Option<u32>, Vec<Node>> {
     let mut known: HashMap<ValueId, u32> = HashMap::new();
     let mut result: BTreeMap<Option<u32>, Vec<Node>> = BTreeMap::new();

@@ -68,7 +68,8 @@ pub(crate) fn program(
     Ok(program)
 }
 
-/// What makes states from parameters: from those that stay, if from any, and from each group of those that do not.
+/// Returns the entries that make states from parameters: one for resident parameters, if there are such states, and one
+/// for each load group.
 fn preparations(
     graphs: &[(EntryKind, Variant, Graph)],
     parameters: &ParameterPlan,
@@ -81,7 +82,7 @@ fn preparations(
     let results = std::mem::take(&mut graph.outputs);
     for (group, nodes) in load_groups::by_group(&graph, &parameters.slots) {
         graph.nodes = nodes;
-        // What parameters begin as is made of such that stay.
+        // Initial values of parameters are made of resident ones.
         graph.outputs = if group.is_none() { results.clone() } else { Vec::new() };
         let form = Form { kind: EntryKind::Prepare, leaves: false, name: "" };
         let made = Entry { variant: None, ..entry(&graph, form, *any, parameters, homes, lowering) };
@@ -107,7 +108,8 @@ fn event_of(instruction: &Instruction) -> Option<u32> {
     }
 }
 
-/// The steps of an entry behind those of another, whose events they are not: an entry records each of its events once.
+/// Returns the steps of an entry for use after those of another, with events numbered from that entry's last on: an
+/// entry records each of its events once.
 fn behind(before: &Entry, of: &Entry) -> Vec<Step> {
     let taken = before.steps.iter().filter_map(|step| event_of(&step.instruction)).max().map_or(0, |e| e + 1);
     let moved = |step: &Step| {
@@ -126,11 +128,11 @@ fn with_events_from(first: u32, instruction: &Instruction) -> Instruction {
     moved
 }
 
-/// What a graph becomes an entry as.
+/// The properties of the entry that a graph is lowered to.
 #[derive(Clone, Copy)]
 struct Form {
     kind: EntryKind,
-    /// Whether its gradients go to the other ranks.
+    /// True if its gradients go to the other ranks.
     leaves: bool,
     /// Added to the name of the entry.
     name: &'static str,
@@ -150,7 +152,7 @@ fn forms(kind: EntryKind, parameters: &ParameterPlan) -> Vec<Form> {
     }
 }
 
-/// Whether an entry can neither race nor, where ranks meet in it, wait for ever.
+/// Checks that an entry has no race and, where ranks meet in it, no deadlock.
 fn check_entry(entry: &Entry, cluster: Cluster) -> Result<(), String> {
     match entry.steps.iter().any(|step| step.instruction.stream() == StreamId::Exchange) {
         true => {
@@ -226,7 +228,7 @@ fn assemble(
     }
 }
 
-/// What is kept from step to step besides parameters.
+/// Returns the state that persists from step to step besides parameters, by name.
 fn extra_state(options: &CompileOptions, parameters: &ParameterPlan) -> Vec<(String, TensorRef)> {
     let of_loss_scale = [scalar::LOSS_SCALE, scalar::LOSS_SCALE_COUNT].map(|name| (name.to_owned(), scalar_ref(name)));
     let of_loss_scale = if options.scales_loss() { of_loss_scale.to_vec() } else { Vec::new() };

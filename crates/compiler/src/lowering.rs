@@ -1,4 +1,4 @@
-//! What lowering collects over all entries: kernels, constants, and how much of the shared arenas is used. Knows one
+//! The results of lowering all entries: kernels, constants, and the used bytes of the shared arenas. Knows one
 //! operation at a time; not the order of any.
 
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ use tensor::{Attrs, DType};
 use crate::memory::{ALIGNMENT_BYTES, Fixed, ParameterPlan, SCALARS, align, arena, dtype_of, scalar_ref};
 use crate::residency::Usage;
 
-/// What lowering collects over all entries.
+/// The results of lowering, collected over all entries.
 pub(crate) struct Lowering<'a> {
     pub machine: &'a Machine,
     pub kernels: Vec<Kernel>,
@@ -25,7 +25,7 @@ pub(crate) struct Lowering<'a> {
     pub activation_bytes: usize,
     /// Bytes of activations that wait in host memory.
     pub waiting_bytes: usize,
-    /// What the activation arena holds at its fullest.
+    /// The contents of the activation arena at its fullest.
     pub activations: Vec<MemoryLine<&'static str>>,
     pub phases: Vec<MemoryLine<&'static str>>,
 }
@@ -103,8 +103,8 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Scratch memory of an update instruction: in the activation arena, behind the `taken` bytes that values of
-    /// the update occupy.
+    /// Scratch memory of an update instruction: in the activation arena, after the `taken` bytes that values of the
+    /// update occupy.
     pub fn update_scratch(
         &mut self,
         op: &dyn ops::Op,

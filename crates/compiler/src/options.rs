@@ -1,4 +1,4 @@
-//! What the compiler is requested. Plain values: the run configuration is mapped to them elsewhere.
+//! The options of the compiler. Plain values: the run configuration is mapped to them elsewhere.
 
 use std::collections::BTreeMap;
 
@@ -19,14 +19,14 @@ pub(crate) const LOSS_SCALE_INTERVAL: u64 = 2000;
 pub struct CompileOptions {
     /// Shapes of the batches; each gets its own entry points.
     pub variants: Vec<Variant>,
-    /// How base weights are stored.
+    /// The element type of base weights.
     pub weights: DType,
-    /// How the linears of the layers are stored instead, where they are frozen.
+    /// The packed form of the linears of the layers, where they are frozen; none for the type of the other weights.
     pub quantised: Option<Quantisation>,
     /// Weights that their files hold in codes, by name: those among them that are linears of the layers are kept so, where
     /// they are frozen.
     pub stored: BTreeMap<String, Packing>,
-    /// How activations are stored and matrices multiplied.
+    /// The type of stored activations and of matrix products.
     pub compute: DType,
     /// Products that differ from that.
     pub recipe: Recipe,
@@ -34,17 +34,17 @@ pub struct CompileOptions {
     pub training: Option<Training>,
     /// Adapters are part of the model, trained or not.
     pub adapter: Option<AdapterOptions>,
-    /// What is compiled, besides the update.
+    /// The entries to compile, besides the update.
     pub entries: Vec<EntryOptions>,
     /// Key of all random numbers.
     pub seed: u64,
-    /// What may be decided about memory.
+    /// The decisions about memory that are left to the plan.
     pub plan: PlanOptions,
     pub sharding: Sharding,
 }
 
 impl CompileOptions {
-    /// Whether programs of both have the same weights, stored alike.
+    /// True if programs of both have the same weights, stored alike.
     pub fn has_weights_of(&self, other: &CompileOptions) -> bool {
         (self.weights, self.quantised, &self.stored, &self.adapter)
             == (other.weights, other.quantised, &other.stored, &other.adapter)
@@ -52,15 +52,15 @@ impl CompileOptions {
     }
 }
 
-/// How a step is divided over devices: each has its own rows, and keeps and updates its piece of the optimizer states.
+/// The division of a step over devices: each has its own rows, and keeps and updates its piece of the optimizer states.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sharding {
     pub ranks: usize,
-    /// Machines with as many ranks in a row each: a divisor of all.
+    /// Number of machines with equally many consecutive ranks each: a divisor of all ranks.
     pub nodes: usize,
-    /// Which ranks share the pieces.
+    /// The ranks that share the pieces.
     pub scope: Scope,
-    /// Whether the plan may take all ranks where those of a node have no room.
+    /// True if the plan may take all ranks where those of a node have no room.
     pub open_scope: bool,
     /// Ranks in a row that have the parts of one micro-batch, whose attention they share by heads: a divisor of all.
     pub sequence: usize,
@@ -70,7 +70,8 @@ pub struct Sharding {
     pub gradients: bool,
     /// A rank keeps its pieces of the base weights alone: every entry gathers what it reads. Adapters stay whole.
     pub weights: bool,
-    /// Whether the plan may cut gradients, or both, where that takes less time than everything else that makes it fit.
+    /// True if the plan may cut gradients, or gradients and weights, where that takes less time than everything else
+    /// that makes the run fit.
     pub open: bool,
     pub compression: Compression,
     /// Devices that have some layers each, with one rank; 1 where each has all.
@@ -82,14 +83,14 @@ pub struct Sharding {
 /// The ranks that share what is sharded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scope {
-    /// Those of a node. All nodes have the same; their sums of the gradients are added up once a step.
+    /// The ranks of a node. All nodes have the same pieces; their sums of the gradients are added up once a step.
     #[default]
     Node,
-    /// All.
+    /// All ranks of all nodes.
     World,
 }
 
-/// What gradients become for their way to the other ranks. Their sums are in f32.
+/// The form of gradients on their way to the other ranks. Their sums are in f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compression {
     /// They travel as they are, in f32.
@@ -125,7 +126,7 @@ impl Default for Sharding {
 const BUCKET_BYTES: usize = 128 << 20;
 
 impl Sharding {
-    /// Who takes part.
+    /// Returns the ranks, nodes and stages that take part.
     pub fn cluster(&self) -> Cluster {
         let Sharding { ranks, sequence, nodes, stages, .. } = *self;
         Cluster { ranks, sequence, nodes, shards: self.shards(), stages }
@@ -136,7 +137,7 @@ impl Sharding {
         self.stages - self.stage
     }
 
-    /// Whether base weights are cut, so that none is whole but while an entry reads it.
+    /// True if base weights are cut, so that none is whole but while an entry reads it.
     pub(crate) fn cuts_weights(&self) -> bool {
         self.weights && self.shards() > 1
     }
@@ -176,7 +177,7 @@ impl Sharding {
         }
     }
 
-    /// What gradients become between nodes, if they are compressed there.
+    /// Returns the compressed form of gradients between nodes, if they are compressed there.
     pub(crate) fn blocks(&self) -> Option<Blocks> {
         match self.compression {
             Compression::Blocks(blocks) if self.rail().count > 1 => Some(blocks),
@@ -184,17 +185,17 @@ impl Sharding {
         }
     }
 
-    /// Whether the update has two forms: behind a warm-up first moments are summed between nodes, in blocks.
+    /// True if the update has two forms: after a warm-up, first moments are summed between nodes, in blocks.
     pub(crate) fn compresses_momentum(&self) -> bool {
         self.blocks().is_some_and(Blocks::are_of_momentum)
     }
 
-    /// Bytes on the way for so many bytes of gradients.
+    /// Returns the bytes that are sent for `bytes` bytes of gradients.
     pub(crate) fn sent_bytes(&self, bytes: usize) -> usize {
         bytes / DType::F32.size() * self.sent().size()
     }
 
-    /// What it may be, by ZeRO levels from the first on; one if that is decided.
+    /// Returns the choices by ZeRO level, the first level first; one if it is decided.
     pub(crate) fn levels(&self) -> Vec<Sharding> {
         let decided = Sharding { open: false, ..*self };
         match self.open && self.shards() > 1 {
@@ -215,7 +216,7 @@ impl Sharding {
         }
     }
 
-    /// Whether a micro-step exchanges its gradients only where it is the last of its step.
+    /// True if only the last micro-step of a step exchanges its gradients.
     pub(crate) fn exchanges_last(&self) -> bool {
         self.shards() > 1 && !self.gradients
     }
@@ -226,36 +227,36 @@ impl Sharding {
 pub struct EntryOptions {
     /// [`EntryKind::FirstMicroStep`] stands for the further micro-steps, too.
     pub kind: EntryKind,
-    /// Tells it apart from others of its kind; empty for the usual one.
+    /// A name that distinguishes it from others of its kind; empty for the usual one.
     pub name: String,
     /// The task whose loss is computed. `None`: the model alone.
     pub task: Option<String>,
-    /// Whether the adapters are at work; where there are none it says nothing.
+    /// True if the adapters are applied; without effect where there are none.
     pub adapter: bool,
     /// Names of outputs of model and task that are kept. A trailing `*` stands for any rest.
     pub outputs: Vec<String>,
-    /// What is kept of earlier tokens. Rows of the model alone go on where their sequences were; other entries leave it as
-    /// it is. All entries of a program have the same.
+    /// The cache of earlier tokens. Rows of the model alone continue their sequences; other entries leave it unchanged.
+    /// All entries of a program have the same.
     pub cache: Option<KeyValueCache>,
     /// Shapes of its own; where there are none, those of the program.
     pub shapes: Vec<Variant>,
 }
 
-/// What is kept of earlier tokens: keys and values in pages that sequences share, and for each sequence one slot of what
-/// does not grow with it.
+/// The cache of earlier tokens: keys and values in pages that sequences share, and for each sequence one slot for the
+/// state that does not grow with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyValueCache {
     /// Sequences that are kept at a time.
     pub sequences: usize,
     /// Pages of each layer's keys, and of its values.
     pub pages: usize,
-    /// Tokens of a page.
+    /// Number of tokens in a page.
     pub page: usize,
     /// Pages of the longest sequence.
     pub pages_per_sequence: usize,
 }
 
-/// What the plan may decide, and what is decided already. `None` leaves it to the plan.
+/// The decisions of the plan, as far as they are made already. `None` leaves one to the plan.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PlanOptions {
     pub recompute: RecomputeOptions,
@@ -268,26 +269,27 @@ pub struct PlanOptions {
     /// Micro-steps of a step, for weighing what is done in each of them against what is done once; 0 counts as 1.
     pub micro_steps: usize,
     pub offload: OffloadOptions,
-    /// Only so many of [`crate::OPTIONAL`] run, for finding the one that breaks a result; all where it is not given.
+    /// The number of [`crate::OPTIONAL`] passes that run, for finding the one that breaks a result; all where it is not
+    /// given.
     pub passes: Option<usize>,
 }
 
-/// What lies in host memory while the device does not need it. `None` leaves it to the plan.
+/// The tensors that lie in host memory while the device does not need them. `None` leaves one to the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct OffloadOptions {
     /// The residual stream that the backward pass reads.
     pub residual: Option<bool>,
-    /// f32 copies of weights.
+    /// The f32 copies of weights.
     pub master: Option<bool>,
-    /// Optimizer states.
+    /// All states of the optimizer.
     pub optimizer: Option<bool>,
     /// Gradients, from the node of the backward pass that completes them until the update.
     pub gradients: Option<bool>,
-    /// Frozen weights in codes.
+    /// The frozen weights in codes.
     pub quants: Option<bool>,
     /// The update reads and writes states, copies and gradients where they lie, instead of moving them slice by slice.
     pub zero_copy: bool,
-    /// What the host never reads may lie in write-combined memory.
+    /// True if memory that the host never reads may be write-combined.
     pub write_combined: bool,
     /// Device memory of one slice of the update, bytes; a good size where it is not given.
     pub slice_bytes: Option<usize>,
@@ -299,13 +301,13 @@ pub struct OffloadOptions {
 pub struct RecomputeOptions {
     /// Element-wise work of the feed-forward part.
     pub swiglu: Option<bool>,
-    /// Norms between the parts.
+    /// The norms between the parts.
     pub rmsnorm: Option<bool>,
-    /// The whole feed-forward part.
+    /// The whole feed-forward part of a layer.
     pub ffn: Option<bool>,
     /// Everything before the attention itself: projections, norms of heads, rotation.
     pub qkv: Option<bool>,
-    /// The whole attention part.
+    /// The whole attention part of a layer.
     pub att: Option<bool>,
     /// The whole layer, from the residual stream that enters it.
     pub block: Option<bool>,
@@ -313,7 +315,7 @@ pub struct RecomputeOptions {
     pub lora: Option<bool>,
 }
 
-/// What is trained and how.
+/// The settings of an entry that trains.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Training {
     /// NEFTune's alpha: the strength of the noise on embeddings; 0 for none.
@@ -328,8 +330,8 @@ impl CompileOptions {
         self.training.as_ref()?.optimizer.as_ref()?.bias_rate.filter(|_| self.adapter.is_none())
     }
 
-    /// Whether micro-steps multiply their loss, so that small gradients do not vanish in f16: where an update follows,
-    /// which divides by it again.
+    /// True if micro-steps multiply their loss, so that small gradients do not vanish in f16. Only where an update
+    /// follows, which divides by the factor again.
     pub(crate) fn scales_loss(&self) -> bool {
         self.compute == DType::F16 && self.training.as_ref().is_some_and(|training| training.optimizer.is_some())
     }
@@ -337,7 +339,7 @@ impl CompileOptions {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum OptimizerKind {
-    /// f32 moments.
+    /// AdamW with both moments in f32.
     AdamW,
     /// 8-bit moments in blocks of 256; tensors under 4096 elements keep f32 moments.
     AdamW8bit,
@@ -357,9 +359,9 @@ pub struct OptimizerOptions {
     pub beta2: f64,
     pub epsilon: f64,
     pub weight_decay: f64,
-    /// 0: no clipping.
+    /// The norm that gradients are clipped to; 0 for no clipping.
     pub max_grad_norm: f64,
-    /// How far the biases that experts are chosen by move in a step, towards even loads. `None`: they stay.
+    /// The step by which the biases that experts are chosen by move towards even loads. `None`: they do not move.
     pub bias_rate: Option<f64>,
     /// Keep an f32 copy of every trained weight that is stored in fewer bits. The copy is updated, the weight is
     /// the copy rounded to nearest.
@@ -381,17 +383,17 @@ impl EntryOptions {
         }
     }
 
-    /// Micro-steps that train.
+    /// Returns an entry of micro-steps that train on a task.
     pub fn train(task: &str) -> EntryOptions {
         EntryOptions::new(EntryKind::FirstMicroStep, Some(task))
     }
 
-    /// A task's loss alone.
+    /// Returns an entry that computes a task's loss alone.
     pub fn evaluate(task: &str) -> EntryOptions {
         EntryOptions::new(EntryKind::Evaluate, Some(task))
     }
 
-    /// The model alone.
+    /// Returns an entry of the model alone, without a task.
     pub fn forward() -> EntryOptions {
         EntryOptions::new(EntryKind::Forward, None)
     }
@@ -401,12 +403,12 @@ impl EntryOptions {
         EntryOptions { cache: Some(cache), ..EntryOptions::forward() }
     }
 
-    /// Whether its rows go on where their sequences were.
+    /// True if its rows continue the sequences in the cache.
     pub(crate) fn generates(&self) -> bool {
         self.kind == EntryKind::Forward && self.cache.is_some()
     }
 
-    /// The same entry next to one that generates: what is kept of earlier tokens stays as it is.
+    /// The same entry next to one that generates: the cache of earlier tokens is left unchanged.
     pub fn keeping_cache(self, cache: KeyValueCache) -> EntryOptions {
         EntryOptions { cache: Some(cache), ..self }
     }

@@ -1,6 +1,5 @@
 //! Runs rewrites of a graph one after the other, those of the plan included: each is verified, shown to an observer,
-//! and skipped if it is behind the limit. Knows the names of the rewrites that may be skipped; not what any of them
-//! does.
+//! and skipped if it is past the limit. Knows the names of the rewrites that may be skipped; not what any of them does.
 //!
 //! To find the rewrite that breaks a result: `SUROGATE_PASSES=N` before any command (`train` reads it) leaves only the
 //! first N of [`Pass::OPTIONAL`] in force, for every entry. `surogate show graph` then prints the rewritten graph of a
@@ -108,7 +107,7 @@ impl Pass {
     }
 }
 
-/// What an observer sees after each rewrite.
+/// The entry, pass and graph that an observer sees after each rewrite.
 pub struct PassTrace<'a> {
     pub entry: EntryKind,
     pub pass: Pass,
@@ -117,10 +116,10 @@ pub struct PassTrace<'a> {
     pub graph: &'a Graph,
 }
 
-/// Called after each rewrite.
+/// A function that is called after each rewrite.
 pub type Observer<'a> = Box<dyn FnMut(PassTrace<'_>) + 'a>;
 
-/// How rewrites are run. The default only verifies.
+/// A runner of rewrites. The default only verifies.
 #[derive(Default)]
 pub struct Passes<'a> {
     observer: Option<Observer<'a>>,

@@ -13,14 +13,14 @@ use crate::call::compile_call;
 
 pub use links::{Links, links};
 
-/// One measurement.
+/// A program that measures one instruction.
 pub struct Probe {
     /// The work of one instruction of it.
     pub work: Work,
-    /// The same instruction so many times in a row, on data of its own where these would stay in a cache.
+    /// The same instruction several times in a row, on data of its own each time where these would stay in a cache.
     pub program: Program,
     pub repeats: usize,
-    /// Where the document of each token begins in its row, for the input of integers; empty: rows are whole.
+    /// The place in its row where the document of each token begins, for the input of integers; empty: rows are whole.
     pub starts: Vec<i32>,
 }
 
@@ -68,7 +68,7 @@ const PRODUCTS: &[[usize; 3]] = &[
 const ADAPTERS: &[[usize; 3]] =
     &[[4096, 4096, 16], [16384, 4096, 8], [16384, 1024, 32], [16384, 2048, 64], [16384, 12288, 16]];
 
-/// What hides keys in a probe of attention.
+/// The mask of keys in a probe of attention.
 #[derive(Clone, Copy, PartialEq)]
 enum Mask {
     Causal,
@@ -78,7 +78,7 @@ enum Mask {
     Documents(usize),
 }
 
-/// Of attention: (head_dim, heads, key heads, tokens of a row, mask).
+/// The calls of attention: (head_dim, heads, key heads, tokens of a row, mask).
 const ATTENTION: &[(usize, usize, usize, usize, Mask)] = &[
     (64, 16, 8, 512, Mask::Causal),
     (64, 16, 8, 2048, Mask::Causal),
@@ -134,7 +134,8 @@ fn probe(
     probe_of(op, attrs, inputs, outputs, machine, Vec::new())
 }
 
-/// `starts`: of the tokens' documents, in rows of as many tokens as the first input has; empty for whole rows.
+/// Returns a probe of one operation. `starts`: the document start of each token, in rows of the length of the first
+/// input's; empty for whole rows.
 fn probe_of(
     op: OpId,
     attrs: &Attrs,
@@ -172,7 +173,7 @@ fn probe_of(
     Probe { work, program, repeats, starts }
 }
 
-/// Of all pairs of a token and one before it in its row, the share within documents.
+/// Returns the share of the pairs of a token and an earlier one of its row that lie within documents.
 fn seen(starts: &[i32], row: usize) -> Seen {
     let pairs: f64 = starts.iter().enumerate().map(|(at, start)| (at % row - *start as usize + 1) as f64).sum();
     Seen(pairs / (starts.len() / row) as f64 / (row * (row + 1) / 2) as f64)
@@ -211,7 +212,7 @@ fn product(m: usize, n: usize, k: usize, dtype: DType, machine: &Machine) -> Pro
     found
 }
 
-/// What the adapters of one linear get back.
+/// Returns a probe of the backward pass of one linear's adapters.
 fn adapter(rows: usize, columns: usize, rank: usize, machine: &Machine) -> Probe {
     let attrs = Attrs::new().with("scale", 2.0).with("columns", vec![0, columns]);
     let of = |a: usize, b: usize| (DType::BF16, vec![a, b]);

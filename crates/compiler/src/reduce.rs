@@ -1,6 +1,6 @@
 //! Gradients on their way to the sums over all ranks, as instructions of a micro-step: what no node writes is zeroed,
-//! buckets are sent when they are complete, rounded where that is requested, and summed in the order of the ranks when they have come. Knows departures as
-//! they were planned; not when, or why then.
+//! buckets are sent when they are complete, rounded where that is requested, and summed in the order of the ranks when
+//! they have arrived. Knows departures as they were planned; not when, or why then.
 
 use ops::id;
 use ops::optimizer::{block_count, blocks_of};
@@ -17,7 +17,7 @@ pub(crate) struct Reduction<'a> {
     departures: &'a Departures,
     parameters: &'a ParameterPlan,
     kind: EntryKind,
-    /// By departure, once it is sent.
+    /// The event of each departure that was sent.
     sent: Vec<EventId>,
     summed: usize,
 }

@@ -1,5 +1,5 @@
-//! How a parameter is updated: by which operation, with which numbers of the options, and what is kept of it from step
-//! to step. An optimizer may treat its parameters differently. Knows no places in memory.
+//! The update rule of a parameter: the operation, the numbers of the options that it takes, and the states that persist
+//! from step to step. An optimizer may treat its parameters differently. Knows no places in memory.
 
 use graph::{OpId, Parameter};
 use ops::id;
@@ -16,7 +16,7 @@ const SMALLEST_8BIT: usize = 4096;
 pub(crate) enum Rule {
     AdamW8bit,
     AdamW,
-    /// Matrix by matrix (`update/matrices.rs`).
+    /// One matrix after the other (`update/matrices.rs`).
     NorMuon,
     /// Towards even loads of experts, whatever the optimizer is. What stands in the place of gradients is none.
     EvenBias,
@@ -24,17 +24,17 @@ pub(crate) enum Rule {
 
 /// A tensor that is kept of every parameter.
 pub(crate) struct State {
-    /// In checkpoints.
+    /// The name that checkpoints have for it.
     pub name: &'static str,
     pub dtype: DType,
     pub per: Per,
 }
 
-/// What a state has one element for.
+/// The unit for which a state has one element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Per {
     Element,
-    /// 256 elements.
+    /// A block of 256 elements.
     Block,
     /// A row of a matrix.
     Row,
@@ -55,7 +55,8 @@ impl Rule {
         }
     }
 
-    /// The operation that writes the weights. That of a rule of elements writes the states behind them, in their order.
+    /// Returns the operation that writes the weights. That of a rule of elements writes the states after them, in their
+    /// order.
     pub fn operation(self) -> OpId {
         match self {
             Rule::AdamW8bit => id::ADAMW_8BIT,
@@ -82,17 +83,17 @@ impl Rule {
         }
     }
 
-    /// Whether matrices are updated, not elements: they are laid out and taken together by their extents.
+    /// True if matrices are updated, not elements: they are laid out and taken together by their extents.
     pub fn takes_matrices(self) -> bool {
         self == Rule::NorMuon
     }
 
-    /// Whether gradients are updated with: then they count in the norm, and weights may decay and are rounded.
+    /// True if the parameter follows gradients: then they count in the norm, and weights may decay and are rounded.
     pub fn descends(self) -> bool {
         self != Rule::EvenBias
     }
 
-    /// Of a rule of elements: the numbers that its operation takes from the options.
+    /// Returns the numbers that the operation of a rule of elements takes from the options.
     pub fn attributes(self, optimizer: &OptimizerOptions) -> Attrs {
         match self {
             Rule::AdamW8bit | Rule::AdamW => Attrs::new()
@@ -104,7 +105,7 @@ impl Rule {
         }
     }
 
-    /// Of a rule of elements: the step scalars that its operation takes behind the gradient.
+    /// Returns the step scalars that the operation of a rule of elements takes after the gradient.
     pub fn scalars(self) -> &'static [&'static str] {
         match self {
             Rule::AdamW8bit | Rule::AdamW => &[
@@ -120,7 +121,7 @@ impl Rule {
         }
     }
 
-    /// The tables that its operation takes behind the scalars.
+    /// Returns the tables that its operation takes after the scalars.
     pub fn tables(self) -> Vec<HostTensor> {
         match self {
             Rule::AdamW8bit => [true, false].map(code_book).into(),

@@ -1,8 +1,9 @@
-//! The program of a pipeline: layers are dealt to stages so that the slowest takes least, each stage is compiled by itself as a
-//! model of its layers, and the programs become one. Knows what is expected of layers, not what they compute.
+//! The program of a pipeline: layers are partitioned into stages so that the slowest takes least, each stage is
+//! compiled by itself as a model of its layers, and the programs become one. Knows what is expected of layers, not what
+//! they compute.
 //!
-//! A stage in front of others keeps of a micro-step only what it was handed, and computes its forward pass again in front of
-//! the backward pass: as many micro-steps are under way as there are stages from it on.
+//! A stage before the last keeps of a micro-step only what it received, and recomputes its forward pass before the
+//! backward pass: the number of micro-steps in flight is that of the stages from it on.
 
 use graph::{Graph, Layer, Model, Phase};
 use program::{Choice, Entry, EntryKind, Machine, Program, STAGE, Variant, check_stages};
@@ -60,7 +61,7 @@ pub(crate) fn compile(
         let mut part = compile_graphs(&model.architecture, &graphs, &own, machine, passes)?;
         part.entries.iter_mut().for_each(cross);
         keep_received(&mut part);
-        // That stages offload nothing is no choice of anybody.
+        // Stages never offload, so this is no choice to report.
         part.plan.retain(|of| of.choice != Choice::Offload(false));
         parts.push(part);
     }
@@ -71,7 +72,7 @@ pub(crate) fn compile(
     Ok(program)
 }
 
-/// The entries of a stage: those of the options, and the forward pass of a micro-step where stages are behind it.
+/// Returns the entries of a stage: those of the options, and the forward pass of a micro-step where stages follow it.
 fn entries(options: &CompileOptions, stage: usize) -> impl Iterator<Item = (&EntryOptions, bool)> {
     let ahead = stage + 1 < options.sharding.stages;
     let own = options.entries.iter().map(|entry| (entry, false));
@@ -79,7 +80,7 @@ fn entries(options: &CompileOptions, stage: usize) -> impl Iterator<Item = (&Ent
     own.chain(ahead.map(|entry| (entry, true)))
 }
 
-/// What one stage is compiled with.
+/// Returns the options that one stage is compiled with.
 fn of_stage(options: &CompileOptions, stage: usize) -> CompileOptions {
     let mut own = options.clone();
     own.sharding.stage = stage;
@@ -108,7 +109,7 @@ fn cross(entry: &mut Entry) {
     take(&mut entry.outputs, RETURNED, &mut of.to_before);
 }
 
-/// What a stage in front of others was handed for a forward pass lies where the backward pass reads it.
+/// Keeps what a stage before the last received for a forward pass where the backward pass reads it.
 fn keep_received(part: &mut Program) {
     let ahead: Vec<Entry> = part.entries.iter().filter(|entry| entry.name == STAGE).cloned().collect();
     for entry in part.entries.iter_mut().filter(|entry| entry.kind.trains()) {
@@ -119,7 +120,7 @@ fn keep_received(part: &mut Program) {
     }
 }
 
-/// What does not go with stages.
+/// Refuses options that are not available with stages.
 fn check(model: &Model, options: &CompileOptions) -> Result<(), CompileError> {
     let of = &options.sharding;
     let offload = &options.plan.offload;
@@ -153,7 +154,7 @@ fn check(model: &Model, options: &CompileOptions) -> Result<(), CompileError> {
     }
 }
 
-/// Seconds of each layer, and of what is in front of and behind all of them: forward and backward.
+/// Seconds of each layer, and of the nodes before and after all of them: forward and backward.
 struct Costs {
     layers: Vec<[f64; 2]>,
     front: [f64; 2],
@@ -173,7 +174,7 @@ impl Costs {
                     seen[pass] = true;
                     &mut costs.layers[layers.binary_search(&layer).expect("it is one of them")]
                 }
-                // The backward pass begins behind the layers.
+                // The backward pass begins after the layers.
                 None if seen[pass] == (pass == 1) => &mut costs.front,
                 None => &mut costs.end,
             };
@@ -182,13 +183,15 @@ impl Costs {
         costs
     }
 
-    /// The first layer of each of so many stages, so that the slowest takes least; none where there are fewer layers.
+    /// Returns the first layer of each of `stages` stages, so that the slowest takes least; none where there are fewer
+    /// layers.
     fn deal(&self, stages: usize) -> Option<Vec<usize>> {
         let layers = self.layers.len();
         if stages > layers {
             return None;
         }
-        // Of the stages up to one: how long the slowest takes when they have so many layers, and where the last one begins.
+        // For the stages up to one: the seconds of the slowest when they have the layers up to `end`, and the first
+        // layer of the last of them.
         let mut best: Vec<(f64, usize)> = (0..=layers).map(|end| (self.seconds(0, end, stages == 1), 0)).collect();
         let mut begins = vec![best.iter().map(|(_, begin)| *begin).collect::<Vec<_>>()];
         for stage in 1..stages {
@@ -212,7 +215,7 @@ impl Costs {
         Some(first)
     }
 
-    /// Of the layers from one on up to another. A stage in front of others does its forward pass twice.
+    /// Returns the seconds of the layers from `begin` up to `end`. A stage before the last does its forward pass twice.
     fn seconds(&self, begin: usize, end: usize, last: bool) -> f64 {
         let mut all = self.layers[begin..end].to_vec();
         all.extend((begin == 0).then_some(self.front));

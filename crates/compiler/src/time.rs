@@ -1,4 +1,4 @@
-//! How long the nodes of a graph are expected to take, before anything is placed: each on dense tensors.
+//! The expected times of the nodes of a graph, before anything is placed: each on dense tensors.
 
 use graph::{Graph, Node};
 use ops::{Class, LowerCall};
@@ -11,7 +11,7 @@ pub(crate) fn seconds(graph: &Graph, documents: Documents, machine: &Machine) ->
     graph.nodes.iter().map(|node| node_seconds(graph, node, documents, machine)).sum()
 }
 
-/// Seconds of one node.
+/// Returns the expected seconds of one node.
 pub(crate) fn node_seconds(graph: &Graph, node: &Node, documents: Documents, machine: &Machine) -> f64 {
     let op = ops::get(node.op);
     if op.class() == Class::View {
@@ -35,7 +35,7 @@ pub(crate) fn node_seconds(graph: &Graph, node: &Node, documents: Documents, mac
     expected_times(&work, machine).seconds()
 }
 
-/// The product that makes so many results at this cost.
+/// Returns the extents of the product that gives a result of this size at this cost.
 fn extents(cost: Cost, output: &TensorRef) -> Extents {
     let n = output.shape.last().copied().unwrap_or(1).max(1);
     let m = (output.len() / n).max(1);

@@ -171,7 +171,7 @@ fn norm(
     );
 }
 
-/// What the next step multiplies its loss with.
+/// Queues the update of the loss scale, which the next step multiplies its loss by.
 fn next_loss_scale(steps: &mut Vec<Step>, lowering: &mut Lowering<'_>, taken: usize) {
     let attrs = Attrs::new().with("growth_interval", LOSS_SCALE_INTERVAL);
     let outputs = [scalar::LOSS_SCALE, scalar::LOSS_SCALE_COUNT, scalar::LOSS_SCALE_USED].map(scalar_ref).to_vec();

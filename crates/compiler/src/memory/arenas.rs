@@ -3,7 +3,7 @@
 use program::{TensorRef, scalar};
 use tensor::DType;
 
-/// The arenas' numbers.
+/// The arenas' numbers, as the program has them.
 pub(crate) mod arena {
     use program::{ArenaId, ArenaKind};
 
@@ -41,7 +41,7 @@ pub(crate) const SCALARS: &[(&str, DType)] = &[
     (scalar::LOSS_SCALE_COUNT, DType::I32),
     (scalar::LOSS_SCALE_USED, DType::F32),
     (scalar::FP8_CLIPPED, DType::F32),
-    // Last: what is summed over ranks lies together, with what is reported of routers behind it.
+    // Last: what is summed over ranks lies together, followed by what is reported of routers.
     (scalar::LOSS_SUM, DType::F32),
     (scalar::WEIGHT_SUM, DType::F32),
 ];
@@ -49,7 +49,7 @@ pub(crate) const SCALARS: &[(&str, DType)] = &[
 /// Bytes from scalar to scalar.
 const SCALAR_STRIDE: usize = 16;
 
-/// Bytes of their arena.
+/// Bytes of the step scalars in their arena.
 pub(crate) const SCALAR_BYTES: usize = SCALARS.len() * SCALAR_STRIDE;
 
 pub(crate) fn scalar_ref(name: &str) -> TensorRef {

@@ -8,9 +8,9 @@ use program::{ParameterSlot, TensorRef};
 pub(crate) struct Matrices {
     /// [count, m, n]: what is updated, the f32 copies where they are kept.
     pub weight: TensorRef,
-    /// f32 [count, m, n]
+    /// The momentum, f32 [count, m, n].
     pub first: TensorRef,
-    /// f32 [count, m]
+    /// The second moment of each row, f32 [count, m].
     pub rows: TensorRef,
     /// Place of the parameters in their merge group.
     position: u32,
@@ -25,7 +25,8 @@ impl Matrices {
         self.weight.shape[0]
     }
 
-    /// The same matrices of every rank, whose weights are so many bytes apart; the states are each rank's own.
+    /// Returns the same matrices of every rank, whose weights are `per_rank` bytes apart; the states are each rank's
+    /// own.
     pub fn of_ranks(mut self, per_rank: usize) -> Matrices {
         self.weight.per_rank = per_rank;
         self

@@ -1,7 +1,7 @@
 //! The flat parameter arenas: weights, adapters, gradients, optimizer states.
 //!
-//! What is trained lies sorted by how the optimizer treats it, so that one launch covers a whole
-//! run; members of a merge group lie behind one another. Gradients are laid out like the weights.
+//! What is trained lies sorted by how the optimizer treats it, so that one launch covers a whole run; members of a
+//! merge group are contiguous. Gradients are laid out like the weights.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -24,9 +24,9 @@ pub(crate) struct Run {
     /// Weights, gradients and states of the stretch as flat tensors.
     pub weight: TensorRef,
     pub gradient: TensorRef,
-    /// How it is updated, where there is an optimizer.
+    /// The rule of its update, where there is an optimizer.
     pub rule: Rule,
-    /// What is kept of it, in the order of the rule; nothing without an optimizer.
+    /// The optimizer states, in the order of the rule; empty without an optimizer.
     pub states: Vec<OptimizerState>,
     /// The f32 copy that the optimizer updates in the weights' place.
     pub master: Option<TensorRef>,
@@ -37,11 +37,11 @@ pub(crate) struct Run {
     open: usize,
     /// Elements in it that belong to no parameter, before its last bucket's end.
     filled: usize,
-    /// Of a rule of matrices: what the run consists of.
+    /// The matrices of the run; empty unless its rule is one of matrices.
     pub matrices: Vec<Matrices>,
-    /// How it is cut over ranks that share it; empty where there is one rank.
+    /// The buckets that it is cut into over the ranks that share it; empty where there is one rank.
     pub buckets: Vec<Bucket>,
-    /// Of a piece of a bucket: where it lies in the run.
+    /// The place in the run, for a piece of a bucket.
     pub start: Option<Start>,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Start {
     pub per_rank: usize,
 }
 
-/// Where every parameter lies, and how large the arenas are.
+/// The places of all parameters, and the sizes of the arenas.
 #[derive(Clone, Debug)]
 pub(crate) struct ParameterPlan {
     /// In the order of the graph's table.
@@ -61,18 +61,18 @@ pub(crate) struct ParameterPlan {
     pub weights_bytes: usize,
     pub adapters_bytes: usize,
     pub gradients_bytes: usize,
-    /// Bytes of a rank.
+    /// Bytes of optimizer states on one rank.
     pub optimizer_bytes: usize,
-    /// Bytes of a rank.
+    /// Bytes of f32 copies on one rank.
     pub masters_bytes: usize,
     /// Ranks that have a piece each of what is cut.
     pub shards: usize,
     pub sharding: Sharding,
     /// Frozen weights that are cut over the ranks.
     frozen: Vec<Group>,
-    /// Of frozen weights in codes that are not among the weights.
+    /// Bytes of frozen weights in codes that are not among the weights.
     pub quants_bytes: usize,
-    /// What is kept from step to step in addition.
+    /// The other states that persist from step to step.
     pub states: StatePlan,
     /// Numbers that are reported of routers.
     report: usize,
@@ -80,7 +80,7 @@ pub(crate) struct ParameterPlan {
     gradients: Vec<(usize, usize)>,
 }
 
-/// Gradients that lie behind one another, as the sum of their squares takes them.
+/// Contiguous gradients, as the sum of their squares reads them.
 pub(crate) struct Squares {
     /// Their blocks, counted from the first of them.
     pub blocks: HostTensor,
@@ -89,7 +89,7 @@ pub(crate) struct Squares {
 }
 
 impl ParameterPlan {
-    /// Those of the gradients in a range of bytes of their arena, which cuts none.
+    /// Returns the squares of the gradients in a range of bytes of their arena. The range cuts no gradient.
     pub fn squares(&self, bytes: Range<usize>) -> Squares {
         let [start, end] = [bytes.start, bytes.end].map(|at| at / DType::F32.size());
         let number = self.gradients.partition_point(|(first, _)| *first < start);
@@ -127,7 +127,7 @@ impl ParameterPlan {
         self.runs.iter().flat_map(|run| run.buckets.iter().map(move |bucket| (run, bucket)))
     }
 
-    /// How an arena is cut over the ranks.
+    /// Returns the shards of an arena over the ranks.
     pub fn shards(&self, of: ArenaId) -> Vec<Shard> {
         if of == arena::ERRORS && self.errors_bytes() > 0 {
             return vec![Shard { start: 0, piece: self.errors_bytes(), at: 0 }];
@@ -158,7 +158,7 @@ impl ParameterPlan {
         self.frozen.iter().cloned().chain(runs.flat_map(|run| run.groups(&run.weight, self.shards))).collect()
     }
 
-    /// What is reported of routers, behind the step scalars; none without any.
+    /// Returns the report of routers, which follows the step scalars; none without routers.
     pub fn report(&self) -> Option<TensorRef> {
         (self.report > 0).then(|| TensorRef::dense(arena::SCALARS, SCALAR_BYTES, DType::F32, [self.report]))
     }
@@ -168,7 +168,8 @@ impl ParameterPlan {
         SCALAR_BYTES + align(self.report * DType::F32.size(), ALIGNMENT_BYTES)
     }
 
-    /// Of several ranks: the sums of the squares of all shares, f32 [shares · blocks], and those of each.
+    /// Returns, for several ranks, the sums of the squares of all shards, f32 [shards · blocks], and each rank's own
+    /// part of them.
     pub fn gathered_squares(&self) -> [TensorRef; 2] {
         let squared = self.buckets().filter(|(run, _)| run.rule.descends());
         let blocks = squared.map(|(_, bucket)| block_count(bucket.piece)).sum::<usize>();
@@ -177,14 +178,15 @@ impl ParameterPlan {
         [all, own]
     }
 
-    /// Behind them, `count` numbers of each rank: f32 [ranks, count].
+    /// Returns `count` numbers of each rank, which follow the gathered squares: f32 [ranks, count].
     pub fn gathered_scalars(&self, count: usize) -> TensorRef {
         let [squares, _] = self.gathered_squares();
         let start = align(squares.offset + squares.bytes(), ALIGNMENT_BYTES);
         TensorRef::dense(arena::SCALARS, start, DType::F32, [self.sharding.ranks, count])
     }
 
-    /// Behind these, the magnitudes of a step of all ranks, f32 [ranks, quantisers]; none where nothing records any.
+    /// Returns the magnitudes of a step of all ranks, which follow the gathered scalars: f32 [ranks, quantizers]. None
+    /// where nothing records any.
     pub fn gathered_magnitudes(&self) -> Option<TensorRef> {
         let histories = self.states.histories.as_ref()?;
         let scalars = self.gathered_scalars(self.counted_bytes() / DType::F32.size());
@@ -192,7 +194,8 @@ impl ParameterPlan {
         Some(TensorRef::dense(arena::SCALARS, start, DType::F32, [self.sharding.ranks, histories.amax.len()]))
     }
 
-    /// Behind these, the squares of the gradients of all nodes, f32 [nodes], where each has its own.
+    /// Returns the squares of the gradients of all nodes, which follow the gathered magnitudes: f32 [nodes]. Used where
+    /// each node has its own.
     pub fn gathered_totals(&self) -> TensorRef {
         let scalars = self.gathered_scalars(self.counted_bytes() / DType::F32.size());
         let gathered = self.gathered_magnitudes().unwrap_or(scalars);
@@ -200,7 +203,7 @@ impl ParameterPlan {
         TensorRef::dense(arena::SCALARS, start, DType::F32, [self.sharding.rail().count])
     }
 
-    /// Bytes of the step scalars and of the sums of squares behind them.
+    /// Bytes of the step scalars and of the sums of squares after them.
     pub fn scalar_bytes(&self) -> usize {
         if self.sharding.ranks > 1 {
             let scalars = self.gathered_scalars(self.counted_bytes() / DType::F32.size());
@@ -220,8 +223,8 @@ impl ParameterPlan {
         self.counted_bytes() + blocks * DType::F32.size()
     }
 
-    /// Of a pipeline, behind all that a stage has by itself: the step scalars of all stages, f32 [stages, n], and the sums of
-    /// the squares of each, f32 [stages].
+    /// Returns, for a pipeline, the step scalars of all stages, f32 [stages, n], and the sums of the squares of each,
+    /// f32 [stages]. They follow all that a stage has by itself.
     pub fn of_stages(&self) -> [TensorRef; 2] {
         let (stages, start) = (self.sharding.stages, align(self.own_scalar_bytes(), ALIGNMENT_BYTES));
         let numbers = TensorRef::dense(arena::SCALARS, start, DType::F32, [stages, SCALAR_BYTES / DType::F32.size()]);
@@ -230,7 +233,7 @@ impl ParameterPlan {
     }
 }
 
-/// How the optimizer treats a parameter: the sort key of the arenas.
+/// The optimizer's treatment of a parameter: the sort key of the arenas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Treatment {
     adapter: bool,
@@ -246,7 +249,7 @@ fn treatment(parameter: &Parameter, options: &CompileOptions) -> Treatment {
     Treatment { adapter: parameter.adapter, trainable: parameter.trainable, no_decay: !parameter.is_matrix(), rule }
 }
 
-/// Whether the optimizer does the same with two parameters.
+/// True if the optimizer treats two parameters alike.
 pub(crate) fn updated_alike(a: &Parameter, b: &Parameter, options: &CompileOptions) -> bool {
     treatment(a, options) == treatment(b, options)
 }
@@ -276,7 +279,8 @@ fn arena_units(graph: &Graph, options: &CompileOptions) -> Vec<Vec<usize>> {
     units
 }
 
-/// What units have in common that are cut together.
+/// Returns the key that units which are cut together have in common: the treatment, and the shapes for a rule of
+/// matrices.
 fn class_of(unit: &[usize], graph: &Graph, options: &CompileOptions) -> (Treatment, Vec<Shape>) {
     let treatment = treatment(&graph.parameters[unit[0]], options);
     let shapes = || unit.iter().map(|index| graph.parameters[*index].shape.clone()).collect::<Vec<_>>();
@@ -410,9 +414,9 @@ struct Cursor {
     optimizer: usize,
     masters: usize,
     quants: usize,
-    /// Of each group of weights that do not stay, from the beginning of the activation arena on.
+    /// Ends of the groups of loaded weights, each from the beginning of the activation arena on.
     loaded: HashMap<u32, usize>,
-    /// Groups of frozen weights, and what lies behind them so far.
+    /// The sealed groups of frozen weights.
     frozen: Vec<Group>,
 }
 
@@ -582,7 +586,7 @@ fn extend_runs(runs: &mut Vec<(Treatment, Run)>, slot: &ParameterSlot, treatment
     ));
 }
 
-/// Rows of a parameter's matrices, as many as are laid out for them.
+/// Returns the rows of a parameter's matrices, rounded up to the alignment of their layout.
 fn rows_of(slot: &ParameterSlot) -> usize {
     let shape = &slot.weight.shape;
     align(shape[..shape.len().saturating_sub(1)].iter().product(), ALIGNMENT_ELEMENTS)

@@ -29,9 +29,9 @@ const OWN: u32 = u32::MAX / 2;
 #[derive(Debug)]
 pub(crate) struct Placement {
     places: Vec<Option<TensorRef>>,
-    /// Bytes of each buffer.
+    /// The bytes of each buffer.
     pub buffers: Vec<usize>,
-    /// Copies by node index.
+    /// The copies that views need, by node index.
     pub copies: HashMap<usize, Vec<Copied>>,
 }
 
@@ -157,7 +157,7 @@ impl Placement {
         }
     }
 
-    /// The place of joined parameters that already lie behind one another.
+    /// The place of joined parameters that are already contiguous.
     fn stored_whole(&self, graph: &Graph, node: &Node, shape: &[usize], dtype: DType) -> Option<TensorRef> {
         let first = self.get(node.inputs[0])?;
         let whole = TensorRef::dense(first.arena, first.offset, dtype, shape);

@@ -1,9 +1,10 @@
-//! How the flat arenas are cut over the ranks that share them, all or those of a node: a run consists of buckets, which are exchanged at once, and each rank has
-//! one piece of every bucket. Elements are cut anywhere between blocks, matrices as wholes: then a bucket has equally
-//! many of the units (matrices, or groups of them) that lie there, filled up with units of zeros.
+//! The partition of the flat arenas over the ranks that share them, all or those of a node: a run consists of buckets,
+//! which are exchanged at once, and each rank has one piece of every bucket. Elements are cut anywhere between blocks,
+//! matrices as wholes: then all pieces of a bucket have the same number of units (matrices, or groups of them), filled
+//! up with units of zeros.
 //!
 //! States lie in the whole as a single device lays them out, so that a checkpoint knows no ranks; each rank keeps its
-//! pieces behind one another.
+//! pieces contiguous.
 
 use std::ops::Range;
 
@@ -28,9 +29,9 @@ pub(super) const GRANULE: usize = 16 * ALIGNMENT_ELEMENTS;
 pub(crate) struct Group {
     pub arena: ArenaId,
     pub bytes: Range<usize>,
-    /// How it is cut.
+    /// The shards that it is cut into.
     pub shards: Vec<Shard>,
-    /// Of gradients: whether their squares count in the norm.
+    /// True for gradients whose squares count in the norm.
     pub squared: bool,
 }
 
@@ -57,7 +58,7 @@ pub(crate) struct Bucket {
     pub matrices: Vec<Matrices>,
 }
 
-/// What lies in a run since its last bucket, before it is cut.
+/// The tensors of a run since its last bucket, before they are cut.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Stretch {
     /// Elements, and rows of matrices.
@@ -68,7 +69,7 @@ pub(super) struct Stretch {
 }
 
 impl Stretch {
-    /// Whether it is large enough for a group, of whole buckets where tensors are not cut.
+    /// True if it is large enough for a group, and divides into whole buckets where tensors are not cut.
     pub fn is_group(&self, of: &Sharding) -> bool {
         self.elements * DType::F32.size() >= group_bytes(of) && self.units.is_multiple_of(of.shards())
     }
@@ -103,12 +104,13 @@ impl Stretch {
 }
 
 impl Bucket {
-    /// Elements of all ranks.
+    /// Number of elements on all ranks together.
     pub fn elements(&self, ranks: usize) -> usize {
         self.piece * ranks
     }
 
-    /// Where a state of the run begins that has one element for each of these, and how many a piece has.
+    /// Returns the first element in the run of a state with one element for each `per`, and the number of elements in a
+    /// piece.
     fn share(&self, per: Per) -> (usize, usize) {
         match per {
             Per::Element => (self.start, self.piece),
@@ -129,7 +131,7 @@ impl Bucket {
         TensorRef { per_rank: count * size, ..first }
     }
 
-    /// Where a rank keeps its piece of a tensor that is sharded.
+    /// Returns the place of a rank's own piece of a sharded tensor.
     pub fn kept(&self, of: &TensorRef, per: Per, ranks: usize) -> TensorRef {
         let (first, count) = self.share(per);
         let offset = (of.offset + first * of.dtype.size()) / ranks;
@@ -160,13 +162,13 @@ pub(super) fn frozen_unit(of: &Sharding) -> usize {
     of.shards() * GRANULE
 }
 
-/// The group that frozen weights of so many bytes are, which are cut in one piece for each rank.
+/// Returns the group of the frozen weights in a range of bytes, cut into one piece for each rank.
 pub(super) fn frozen_group(bytes: Range<usize>, of: &Sharding) -> Group {
     let shard = Shard { start: bytes.start, piece: bytes.len() / of.shards(), at: bytes.start / of.shards() };
     Group { arena: arena::WEIGHTS, bytes, shards: vec![shard], squared: false }
 }
 
-/// What compression has left of a bucket.
+/// The errors of compressing a bucket's gradients, which the next step adds.
 #[derive(Clone, Debug)]
 pub(crate) struct Errors {
     /// f32 [n]: of its gradients.
@@ -215,7 +217,7 @@ pub(crate) fn part(piece: usize, of: &Sharding) -> usize {
 }
 
 impl Run {
-    /// Whether a rank keeps its pieces of the weights alone.
+    /// True if a rank keeps only its own pieces of the weights.
     pub fn shards_weights(&self, of: &Sharding) -> bool {
         of.weights && self.weight.arena == arena::WEIGHTS
     }

@@ -1,5 +1,5 @@
-//! Where states other than parameters lie: factors and magnitudes of quantisers, each kind behind one another, codes
-//! of weights, the histories that only the update sees; and what is kept of earlier tokens.
+//! The places of states other than parameters: factors and magnitudes of quantizers, each kind contiguous, codes of
+//! weights, the histories that only the update sees; and the cache of earlier tokens.
 
 use std::collections::HashSet;
 
@@ -18,7 +18,7 @@ pub(crate) struct StatePlan {
     pub bytes: usize,
     /// Bytes of what is kept of earlier tokens, in an arena of its own.
     pub cache_bytes: usize,
-    /// What an update does with magnitudes; none where nothing records any.
+    /// The histories that an update adds magnitudes to; none where nothing records any.
     pub histories: Option<Histories>,
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn plan_states(graphs: &[(EntryKind, Variant, Graph)], options: &Comp
     assert!(graphs.iter().all(alike), "all entries share one list of states");
     let mut bytes = 0;
     let mut take = |dtype: DType, shape: &[usize]| {
-        // Numbers by themselves lie behind one another, so that they can be used as a vector.
+        // Numbers by themselves are contiguous, so that they can be used as a vector.
         let start = if shape == [1] { bytes } else { align(bytes, ALIGNMENT_BYTES) };
         let at = TensorRef::dense(arena::STATES, start, dtype, shape);
         bytes = start + at.bytes();

@@ -62,12 +62,12 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, entry: &EntryOptions) ->
     }
 }
 
-/// What adapters read: the inputs of their linears, with elements dropped where that is wanted.
+/// The inputs that adapters read: those of their linears, with elements dropped where dropout is requested.
 struct Masks {
     dropout: f64,
     seed: u64,
     micro_step: Option<ValueId>,
-    /// By input.
+    /// The dropped value of each input.
     dropped: HashMap<ValueId, ValueId>,
 }
 

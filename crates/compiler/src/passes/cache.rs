@@ -51,22 +51,22 @@ fn input(graph: &mut Graph, name: &str, shape: impl Into<Vec<Dim>>) -> ValueId {
     id
 }
 
-/// Where a sequence has what is kept of it.
+/// The memory in which a sequence has what is kept of it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// In pages, as many as its tokens take.
+    /// In pages, enough for its tokens.
     Pages,
     /// In a slot of its own, however long it is.
     Slot,
 }
 
-/// What an operation over whole rows needs of earlier tokens.
+/// The earlier tokens' contribution to an operation over whole rows.
 struct Kept {
     /// The operation over whole rows.
     of: OpId,
     /// The operation that keeps it.
     op: OpId,
-    /// Which operands of the operation over whole rows that takes, in front of positions and place.
+    /// The operands that it takes of the operation over whole rows, before positions and place.
     operands: Range<usize>,
     place: Place,
     /// Its last results, in order.
@@ -84,7 +84,8 @@ impl Kept {
         KEPT.iter().find(|kept| kept.of == node.op)
     }
 
-    /// What is kept for this node: nodes that read the same keys and values share their pages.
+    /// Returns the values that nodes share pages by: nodes that read the same keys and values share theirs. None
+    /// outside of pages.
     fn shared(&self, node: &Node) -> Option<Vec<ValueId>> {
         (self.place == Place::Pages).then(|| node.inputs[self.operands.clone()].to_vec())
     }
@@ -221,8 +222,8 @@ fn sees_later_tokens(name: &str) -> CompileError {
     CompileError::Options(format!("{name}: {why}"))
 }
 
-/// What follows from the largest position of a batch follows from the length of the sequence, however many of its tokens
-/// are in this batch.
+/// Makes what follows from the largest position of a batch follow from the length of the sequence, whatever the number
+/// of its tokens in this batch.
 fn follow_the_sequence(graph: &mut Graph) {
     if graph.nodes.iter().any(|node| node.op == id::ROPE_FREQUENCIES_OF_BATCH) {
         let longest = input(graph, generation::LARGEST_POSITION, [Dim::Fixed(1)]);
@@ -232,7 +233,7 @@ fn follow_the_sequence(graph: &mut Graph) {
     }
 }
 
-/// The product that gives the logits, and what is behind it, has one token of each row.
+/// Restricts the product that gives the logits, and everything after it, to one token of each row.
 fn pick_last(graph: &mut Graph, last: ValueId) -> Result<(), CompileError> {
     let missing = || CompileError::Model(no_logits(&graph.name));
     let producers = graph.producers();

@@ -37,7 +37,7 @@ pub fn run(graph: &mut Graph, machine: &Machine) -> Result<(), CompileError> {
     Ok(())
 }
 
-/// Who reads and who makes each value.
+/// The readers and the producer of each value.
 struct Uses {
     readers: Vec<Vec<usize>>,
     producers: Vec<Option<usize>>,
@@ -71,7 +71,7 @@ fn bf16(graph: &Graph, ids: &[ValueId]) -> bool {
     ids.iter().all(|id| graph.value(*id).element == Element::Fixed(DType::BF16))
 }
 
-/// Whether this is the product with an adapter's first factor, in a shape that the tiles take.
+/// True for the product with an adapter's first factor, in a shape that the tiles take.
 fn is_forward(graph: &Graph, index: usize, dropout: &Node, machine: &Machine) -> bool {
     let node = &graph.nodes[index];
     let plain = node.op == id::LINEAR && node.attrs.is_empty() && node.inputs[0] == dropout.outputs[0];
@@ -81,7 +81,7 @@ fn is_forward(graph: &Graph, index: usize, dropout: &Node, machine: &Machine) ->
         && matches!(shape(node.inputs[1]), [rank, columns] if ops::dropout_linear_fits(machine, *columns, *rank))
 }
 
-/// Whether this is the gradient of that factor.
+/// True for the gradient of that factor.
 fn is_backward(graph: &Graph, index: usize, dropout: &Node) -> bool {
     let node = &graph.nodes[index];
     let flag = |name: &str| node.attrs.flag(name).unwrap_or(false);

@@ -1,4 +1,4 @@
-//! Model → flat graph: repeats become layers, the entry's task is behind them, parameter names get their numbers, batch
+//! Model → flat graph: repeats become layers, the entry's task follows them, parameter names get their numbers, batch
 //! symbols their extents. Types recorded in the model are bound here and checked by the verifier.
 
 use std::collections::{HashMap, HashSet};
@@ -63,7 +63,7 @@ pub fn expand(
     Ok(graph)
 }
 
-/// Of the buffers only those that experts are chosen by are moved.
+/// Freezes all buffers except those that experts are chosen by.
 fn keep_other_buffers(graph: &mut Graph) {
     let routes = graph.nodes.iter().filter(|node| node.op == id::ROUTE);
     let read: HashSet<ValueId> = routes.filter_map(|node| node.inputs.get(1).copied()).collect();
@@ -108,7 +108,7 @@ fn mark_tables(graph: &mut Graph) {
 
 struct Expansion<'a> {
     graph: Graph,
-    /// Of the parameters; mixtures of experts have tens of thousands.
+    /// Names of the parameters; mixtures of experts have tens of thousands.
     names: HashSet<String>,
     bindings: Bindings,
     options: &'a CompileOptions,

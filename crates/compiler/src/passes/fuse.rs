@@ -149,7 +149,7 @@ fn join_calls(graph: &mut Graph, op: OpId, pairing: &Pairing) {
     graph.nodes = nodes.into_iter().flatten().collect();
 }
 
-/// Where two calls can be made at once, if they can.
+/// Returns the place where two calls can be made at once, if there is one.
 fn joint_place(nodes: &[Option<Node>], first: usize, second: usize, pairing: &Pairing) -> Option<usize> {
     let (one, two) = (nodes[first].as_ref()?, nodes[second].as_ref()?);
     let shared = pairing.shared.iter().all(|i| one.inputs[*i] == two.inputs[*i]);

@@ -15,7 +15,7 @@ use crate::CompileError;
 const COLUMNS: usize = 64;
 const RANKS: usize = 8;
 
-/// One adapter's two products.
+/// The two products of one adapter.
 #[derive(Default)]
 struct Pair {
     /// The node of dt = dy·b, and that of db = dyᵀ·t.
@@ -101,7 +101,8 @@ fn pairs(graph: &Graph) -> BTreeMap<Slice, Pair> {
     pairs
 }
 
-/// What a value is a slice of, and the slice's first column.
+/// Returns the value that a value is a slice of, and the slice's first column; the value itself and 0 if it is no
+/// slice.
 fn whole(graph: &Graph, producers: &[Option<usize>], id: ValueId) -> (ValueId, usize) {
     let Some(node) = producers[id.0 as usize].map(|index| &graph.nodes[index]).filter(|node| node.op == id::SPLIT)
     else {
@@ -119,7 +120,7 @@ mod tests {
 
     use super::*;
 
-    /// Two products of one gradient. A factor of the second is made between them, or in front of both.
+    /// Two products of one gradient. A factor of the second is made between them, or before both.
     fn graph(between: bool) -> Graph {
         let mut graph = Graph::default();
         let mut input =

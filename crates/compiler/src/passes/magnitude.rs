@@ -14,9 +14,9 @@ use crate::{CompileError, CompileOptions, EntryOptions};
 /// A linear with its adapter.
 pub(super) struct Adapted<'a> {
     pub module: &'a str,
-    /// The linear without it.
+    /// The linear without its adapter.
     pub plain: Node,
-    /// What the adapter reads: the input, or that with elements dropped.
+    /// The value that the adapter reads: the input, or the input with elements dropped.
     pub source: ValueId,
     pub matrices: [ValueId; 2],
     pub scale: f64,
@@ -82,7 +82,7 @@ pub(super) fn scaled(
     Ok(ending_in(nodes, append, result))
 }
 
-/// Nodes and what was appended behind them, the last of which gives `result`.
+/// Returns nodes followed by those that were appended, the last of which gives `result`.
 fn ending_in(mut nodes: Vec<Node>, append: Append<'_>, result: ValueId) -> Vec<Node> {
     nodes.extend(append.nodes);
     nodes.last_mut().expect("something was appended").outputs[0] = result;

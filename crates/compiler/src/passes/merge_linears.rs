@@ -2,10 +2,10 @@
 //! stacked weights, and their results are slices of its result. Adapter matrices that share an
 //! input merge the same way.
 //!
-//! A group merges only if its weights can be behind one another: equal storage, all trained or
-//! none, all or none quantised, none transposed, none with a bias (its terms lie apart: Qwen2's q, k and v stay three
-//! products), and each but the last a multiple of the arena alignment long. Where
-//! optimizer states are sharded, the optimizer must treat them alike, too: what it treats alike is cut as a whole.
+//! A group merges only if its weights can be contiguous: equal storage, all trained or none, all or none quantised,
+//! none transposed, none with a bias (its terms lie apart: Qwen2's q, k and v stay three products), and each but the
+//! last a multiple of the arena alignment long. Where optimizer states are sharded, the optimizer must treat them
+//! alike, too: what it treats alike is cut as a whole.
 
 use std::collections::HashMap;
 
@@ -106,7 +106,7 @@ fn find_groups(graph: &Graph, options: &CompileOptions) -> Vec<Vec<usize>> {
     groups
 }
 
-/// What members of a group have in common.
+/// The properties that members of a group share.
 struct Key {
     input: ValueId,
     layer: Option<Layer>,

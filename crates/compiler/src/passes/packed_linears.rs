@@ -56,7 +56,7 @@ fn share_magnitudes(graph: &mut Graph) {
     }
 }
 
-/// What is not, or not only, the matrices of grouped products, which take their transposes as well.
+/// Returns the values that have readers other than grouped products, which take transposed matrices as well.
 fn read_by_others(graph: &Graph) -> HashSet<ValueId> {
     let reads = |node: &Node| {
         let is_matrices = |place: usize| node.op == id::GROUPED_LINEAR && place == 1;

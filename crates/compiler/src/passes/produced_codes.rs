@@ -1,7 +1,7 @@
-//! Codes of eight bits in the kernels that give their tensors: what is quantised behind an operation on rows or elements is
-//! written as a form next to it, so that both are joined like other neighbours. A pass of its own remains where nothing of
-//! that kind gives the tensor: what attention gives, gradients of heads behind their rotation, what a product gives; and
-//! where tensors of several kernels share a power of two.
+//! Codes of eight bits in the kernels that give their tensors: what is quantized after an operation on rows or elements
+//! is written as a form next to it, so that both are joined like other neighbours. A pass of its own remains where
+//! nothing of that kind gives the tensor: what attention gives, gradients of heads after their rotation, what a product
+//! gives; and where tensors of several kernels share a power of two.
 //!
 //! Codes side by side come from tensors side by side. Transposed codes are made from the codes: a row has no part of 16
 //! rows. Does not know recipes.
@@ -15,7 +15,7 @@ use tensor::{Attrs, DType};
 
 use crate::CompileError;
 
-/// Rewrites every such call, and puts the form right behind what gives the tensor.
+/// Rewrites every such call, and puts the form right after the node that gives the tensor.
 pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
     let (uses, producers) = (graph.use_counts(), graph.producers());
     let mut behind: HashMap<usize, Vec<Node>> = HashMap::new();
@@ -73,7 +73,7 @@ impl Found {
         tensors.iter().all(given).then_some(Found { quantise, amax, producer, joint, tensors })
     }
 
-    /// The form with a view of its codes side by side, and the node that they stand behind.
+    /// Returns the form with a view of its codes side by side, and the node that they come after.
     fn form(&self, graph: &mut Graph) -> (usize, Vec<Node>) {
         let node = graph.nodes[self.quantise].clone();
         let format: DType = node.attrs.text("format").ok().and_then(|name| name.parse().ok()).expect("a checked call");
@@ -104,7 +104,7 @@ impl Found {
         graph.add(value)
     }
 
-    /// What stays in the place of the call.
+    /// Returns the node that replaces the call: a transposition of its codes, if one was requested.
     fn transposed(&self, graph: &Graph) -> Option<Node> {
         let node = &graph.nodes[self.quantise];
         let transposed = node.attrs.flag("transposed").expect("a checked call").then(|| node.outputs[2])?;

@@ -1,9 +1,10 @@
-//! Makes a model of whole rows one of their parts: each rank computes its tokens of the batch, but attention some heads of
-//! all tokens (Ulysses: arXiv 2309.14509). Heads are dealt out and exchanged before attention and collected behind it, in
-//! the graph, so that gradients exchange by construction. The gated delta rule has its heads dealt out likewise, and the
-//! convolution over tokens in front of it its channels. What a token draws follows from its place in the whole batch.
+//! Makes a model of whole rows one of their parts: each rank computes its tokens of the batch, but attention some heads
+//! of all tokens (Ulysses: arXiv 2309.14509). Heads are partitioned and exchanged before attention and collected after
+//! it, in the graph, so that gradients exchange by construction. The heads of the gated delta rule are partitioned
+//! likewise, as are the channels of the convolution over tokens before it. What a token draws follows from its place in
+//! the whole batch.
 //!
-//! Rank s of S has the tokens s·N/S to (s+1)·N/S of the N of all rows, one behind another: a row of that many tokens.
+//! Rank s of S has the tokens s·N/S to (s+1)·N/S of the N of all rows, one after another: a row of that many tokens.
 //! Documents fall where they fall, since attention has the rows of the batch.
 
 use graph::Axis::{Rows, Tokens};
@@ -66,7 +67,7 @@ fn refused(sharding: &Sharding, why: &str, hint: &str) -> CompileError {
     )
 }
 
-/// Operations that need all tokens of the batch and are not among those that are dealt out.
+/// Refuses operations that need all tokens of the batch and whose heads or channels cannot be partitioned.
 fn check(graph: &Graph, sharding: &Sharding) -> Result<(), CompileError> {
     const DEALT: [OpId; 3] = [id::ATTENTION, id::GATED_DELTA, id::CAUSAL_CONV];
     let others = |node: &&Node| !DEALT.contains(&node.op) && ops::get(node.op).mixes_tokens();
@@ -89,7 +90,7 @@ fn starts_of(node: &Node) -> Option<ValueId> {
     place.map(|(_, input)| node.inputs[input])
 }
 
-/// Where documents start is known of the whole batch: attention reads it, and noise that depends on their lengths.
+/// Gives attention, and noise that depends on the lengths of documents, the document starts of the whole batch.
 fn see_whole_documents(graph: &mut Graph, sharding: &Sharding, variant: Variant) -> Result<(), CompileError> {
     let starts: Vec<ValueId> = graph.nodes.iter().filter_map(starts_of).collect();
     let elsewhere = |node: &&Node| starts_of(node).is_none() && node.inputs.iter().any(|id| starts.contains(id));
@@ -169,7 +170,7 @@ fn sum_over_parts(graph: &mut Graph, near: &Node, matrix: ValueId, among: usize)
     (matrix, append.nodes)
 }
 
-/// Which elements of a tensor of so many a rank takes.
+/// Returns the attributes of a rank's part of a tensor of `elements` elements.
 fn own_part(sharding: &Sharding, elements: usize) -> Attrs {
     let parts = sharding.sequence;
     Attrs::new().with("parts", parts).with("first_per_part", elements / parts)
@@ -178,7 +179,7 @@ fn own_part(sharding: &Sharding, elements: usize) -> Attrs {
 /// Attention over all tokens of some heads, between exchanges.
 fn by_heads(graph: &mut Graph, node: Node, sharding: &Sharding, variant: Variant) -> Result<Vec<Node>, CompileError> {
     let among = sharding.sequence;
-    // Behind the starts of documents: the last keys of tokens, then a sink for each head.
+    // After the starts of documents: the last keys of tokens, then a sink for each head.
     let (spans, sinks): (Vec<ValueId>, Vec<ValueId>) =
         node.inputs[4..].iter().partition(|id| graph.value(**id).shape.len() > 1);
     if !spans.is_empty() {
@@ -280,7 +281,7 @@ impl<'a> Between<'a> {
         self.emit(id::EXCHANGE, dealt, Attrs::new().with("among", self.among).with("rows", self.rows))
     }
 
-    /// The other way round.
+    /// Returns the own tokens with all heads, from all tokens with the own heads.
     fn own_tokens(&mut self, id: ValueId) -> ValueId {
         let back = self.emit(id::EXCHANGE, id, Attrs::new().with("among", self.among));
         self.emit(id::COLLECT_HEADS, back, Attrs::new())

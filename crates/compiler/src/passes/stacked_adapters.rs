@@ -14,13 +14,13 @@ use crate::{CompileError, CompileOptions, EntryOptions};
 
 /// The products with matrices of groups that have been met.
 pub(super) struct Stacks {
-    /// Parameters whose matrices lie behind one another, by the value that they make.
+    /// Parameters whose matrices are contiguous, by the value that they make.
     members: HashMap<ValueId, Vec<ParameterId>>,
-    /// What adapters add, by their names: a value for each part.
+    /// The values that adapters add, by their names: one for each part.
     added: HashMap<String, Added>,
 }
 
-/// What an adapter adds to the products of one input.
+/// The values that an adapter adds to the products of one input.
 struct Added {
     x: ValueId,
     parts: Vec<ValueId>,
@@ -104,8 +104,8 @@ impl Stacks {
     }
 }
 
-/// Matrices that files keep one by one are those of all groups, in their order, and of one part, or of all parts, those of a
-/// group behind one another. True for all parts.
+/// Checks that matrices which files keep one by one are those of all groups, in their order: of one part, or of all
+/// parts, with those of a group contiguous. Returns true for all parts.
 fn check_members(node: &Node, found: &[AdapterOf], count: usize) -> Result<bool, CompileError> {
     let member = |of: &AdapterOf| of.stack.and_then(|stack| stack.member);
     let parts = found[0].stack.map_or(1, |stack| stack.parts);

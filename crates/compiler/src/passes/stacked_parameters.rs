@@ -1,5 +1,5 @@
-//! Parameters that the model stacks itself, such as the matrices of experts that files keep one by one: they lie behind
-//! one another, in the order of the stack.
+//! Parameters that the model stacks itself, such as the matrices of experts that files keep one by one: they are
+//! contiguous, in the order of the stack.
 
 use graph::{Graph, Origin, ParameterId};
 use ops::id;

@@ -1,7 +1,7 @@
-//! Makes a model of all layers one stage of a pipeline: a range of its layers, in front of the first what is in front of all
-//! layers, behind the last the head and the loss. What the layers in front of it compute and it or a later stage reads are
-//! inputs, what later stages read of all of these are outputs. What follows from the batch alone is computed by each stage
-//! that reads it. Knows layers and who reads what; not what an operation means.
+//! Makes a model of all layers one stage of a pipeline: a range of its layers, with the nodes before all layers in the
+//! first stage, and the head and the loss in the last. Values of earlier layers that it or a later stage reads are
+//! inputs; those of all of these that later stages read are outputs. What follows from the batch alone is computed by
+//! each stage that reads it. Knows layers and who reads what; not what an operation means.
 
 use std::collections::HashMap;
 
@@ -24,14 +24,14 @@ pub fn named(beginning: &str, number: usize) -> String {
     format!("{beginning}{number}")
 }
 
-/// Which stage of how many.
+/// A stage, and the layers and parameters of all stages.
 pub struct Cut {
     pub stage: usize,
     /// The first layer of each stage, as a number among all layers.
     pub first: Vec<usize>,
     /// The stage of each parameter, by name.
     pub owners: HashMap<String, usize>,
-    /// Of a micro-step the forward pass, by itself.
+    /// True for the forward pass of a micro-step alone.
     pub forward_alone: bool,
 }
 
@@ -139,7 +139,7 @@ fn homes(graph: &Graph, nodes: &[Option<usize>]) -> Vec<Option<usize>> {
     homes
 }
 
-/// What stages from `boundary` on read of those in front of it.
+/// Returns the values from before `boundary` that stages from it on read.
 fn crossing(graph: &Graph, nodes: &[Option<usize>], homes: &[Option<usize>], boundary: usize) -> Vec<ValueId> {
     let behind = graph.nodes.iter().zip(nodes).filter(|(_, home)| home.is_some_and(|home| home >= boundary));
     let read = behind.flat_map(|(node, _)| node.inputs.iter().copied());

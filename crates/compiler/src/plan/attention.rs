@@ -6,8 +6,8 @@ use ops::{Append, Emit, id};
 use program::Arch;
 use tensor::Attrs;
 
-/// Does every backward pass of an attention in at least `parts` parts where it has as many rows and
-/// key heads: rows of the batch first, then key heads.
+/// Splits every backward pass of an attention into at least `parts` parts where it has enough rows and key heads: rows
+/// of the batch first, then key heads.
 pub fn split_attention(graph: &mut Graph, parts: usize) {
     if parts <= 1 {
         return;
@@ -38,7 +38,7 @@ fn divisor_from(n: usize, least: usize) -> usize {
     (least.max(1)..=n).find(|d| n.is_multiple_of(*d)).unwrap_or(n)
 }
 
-/// Where an operand of the attention is cut.
+/// The axes at which an operand of the attention is cut.
 #[derive(Clone, Copy)]
 struct Axes {
     /// It has the rows of the batch first.
@@ -47,7 +47,7 @@ struct Axes {
     heads: Option<(usize, usize)>,
 }
 
-/// What [`attention_parts`] cuts: the batch into `rows` equal parts, the key heads into `heads`.
+/// The cut of [`attention_parts`]: the batch into `rows` equal parts, the key heads into `heads`.
 struct AttentionCut {
     rows: usize,
     heads: usize,

@@ -1,8 +1,8 @@
 //! Values of packed weights: a layer's are made right before its first product reads them, once for the forward pass
-//! and once for the backward pass, which shares them with what it recomputes. Where they lie is the memory of
-//! values between operations, so those of one layer take the place of those of the one before. A recipe that makes codes
-//! of its own from them reads them once, where these are made. Matrices that lie behind one another in the same form, such
-//! as those of experts, are made at once.
+//! and once for the backward pass, which shares them with what it recomputes. Where they lie is the memory of values
+//! between operations, so those of one layer take the place of those of the one before. A recipe that makes codes of
+//! its own from them reads them once, where these are made. Contiguous matrices of the same form, such as those of
+//! experts, are made at once.
 
 use std::collections::HashMap;
 
@@ -17,12 +17,12 @@ use crate::memory::{ALIGNMENT_ELEMENTS, is_view};
 /// A part of a step in which values are made once.
 type Window = (Option<Layer>, bool);
 
-/// A weight in codes.
+/// A weight that is in codes.
 #[derive(Clone)]
 struct Codes {
     value: ValueId,
     packing: Packing,
-    /// Where it lies among others, if it lies behind any: `graph::Parameter::merge_group`.
+    /// Its place in a group of contiguous weights, if it is in one: `graph::Parameter::merge_group`.
     place: Option<(u32, u32)>,
 }
 
@@ -77,7 +77,7 @@ fn read_transposed(node: &mut Node) {
 
 struct Made<'a> {
     graph: &'a mut Graph,
-    /// By what stood for a packed weight.
+    /// The packed weights, by the values that stood for them.
     packed: &'a HashMap<ValueId, Codes>,
     /// Views of such weights, by their results.
     views: HashMap<ValueId, Node>,
@@ -89,12 +89,13 @@ impl Made<'_> {
         self.packed.contains_key(&id) || self.views.contains_key(&id)
     }
 
-    /// Whether the values that are made of a weight are those of its matrices' transposes.
+    /// True if the values that are made of a weight are those of its matrices' transposes.
     fn is_transposed(&self, id: ValueId) -> bool {
         self.packed.get(&id).is_some_and(|of| of.packing.transposed)
     }
 
-    /// What a node reads instead of a packed weight or a view of some; makes it where the node's window has none yet.
+    /// Returns the value that a node reads instead of a packed weight or a view of some; makes it where the node's
+    /// window has none yet.
     fn value(&mut self, id: ValueId, reader: &Node, result: &mut Vec<Node>) -> ValueId {
         if !self.is_weight(id) {
             return id;
@@ -136,7 +137,7 @@ impl Made<'_> {
         self.made.insert(((reader.layer, reader.phase != Phase::Forward), id), values);
     }
 
-    /// The weights of a stack, if they lie behind one another in its order, alike in form and shape.
+    /// The weights of a stack, if they are contiguous in its order, alike in form and shape.
     fn members(&self, view: &Node) -> Option<Vec<Codes>> {
         let is_stack = view.op == id::STACK && view.attrs.optional_int("axis").ok()?.unwrap_or(0) == 0;
         let members: Vec<Codes> = view.inputs.iter().map(|id| self.packed.get(id).cloned()).collect::<Option<_>>()?;

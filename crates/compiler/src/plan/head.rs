@@ -14,11 +14,11 @@ pub struct Head {
     /// Node indices in order; the first computes the logits.
     nodes: Vec<usize>,
     rows: usize,
-    /// Tokens of a batch.
+    /// Number of tokens in a batch.
     pub tokens: usize,
-    /// Bytes of the logits.
+    /// Bytes of the batch's logits.
     pub bytes: usize,
-    /// Whether a gradient of the head's weight is among it.
+    /// True if its nodes include a gradient of the head's weight.
     pub trained: bool,
 }
 
@@ -77,8 +77,8 @@ fn class(node: &Node) -> Class {
     ops::get(node.op).class()
 }
 
-/// Where a value that is there for every token has its rows and tokens. Names decide, not extents: a matrix of an
-/// adapter may be as large as a batch.
+/// Returns the axes of rows and tokens of a value that has an entry for every token. Names decide, not extents: a
+/// matrix of an adapter may be as large as a batch.
 fn by_tokens(value: &Value) -> Option<[usize; 2]> {
     Some([value.axis(Axis::Rows)?, value.axis(Axis::Tokens)?])
 }
@@ -134,7 +134,7 @@ pub fn split_head(graph: &mut Graph, head: &Head, parts: usize) {
     graph.nodes = before.into_iter().chain(made).chain(after).collect();
 }
 
-/// Nodes behind the head's first that its other nodes read from, which do not read from them.
+/// Returns the nodes after the head's first that other nodes of the head read from, without those in `taken`.
 fn needed_before(nodes: &[Node], head: &[usize], taken: &HashSet<usize>) -> HashSet<usize> {
     let mut wanted: HashSet<ValueId> = head.iter().flat_map(|i| nodes[*i].inputs.iter().copied()).collect();
     let mut needed = HashSet::new();

@@ -1,7 +1,6 @@
-//! What several ranks keep their share of alone, as far as the options leave it open: optimizer states, unless a higher ZeRO
-//! level makes the run fit, or takes less time than what else makes it; among the ranks of a node, unless only all ranks
-//! make it fit. Knows programs and their expected times; not how
-//! one is made.
+//! The choice of the ZeRO level, as far as the options leave it open: ranks share the optimizer states, unless a higher
+//! level makes the run fit, or takes less time than the other ways to make it fit; among the ranks of a node, unless
+//! only all ranks make it fit. Knows programs and their expected times; not how one is made.
 
 use program::{Choice, EntryKind, PlanDecision, Program, Reason, Subject};
 

@@ -1,4 +1,4 @@
-//! What a graph needs of memory, before anything is lowered.
+//! The memory that a graph needs, before anything is lowered.
 
 use graph::Graph;
 use program::{ArenaKind, EntryKind, Machine, Variant};
@@ -53,7 +53,7 @@ impl<'a> Memory<'a> {
         if self.parameters.shards == 1 || graph.gradients.is_empty() {
             return bytes(false);
         }
-        // On the device, gradients that leave take more than those that stay.
+        // On the device, gradients that are sent to other ranks take more than those that are not.
         let both = self.parameters.sharding.exchanges_last() && !self.homes.on_device(arena::GRADIENTS);
         bytes(true).max(if both { bytes(false) } else { 0 })
     }

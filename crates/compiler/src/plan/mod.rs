@@ -1,5 +1,5 @@
-//! What is kept for the backward pass, what is recomputed, and what is done in parts: one
-//! decision for each shape of batches, from the memory there is and the machine's ceilings.
+//! The memory plan: what is kept for the backward pass, what is recomputed, and what is done in parts. One decision for
+//! each shape of batches, from the available memory and the machine's ceilings.
 //!
 //! The choice has a few axes, ordered from cheap to dear, each with levels from nothing to all. If
 //! everything is saved and it fits, nothing is to be done; else the search starts from the smallest plan and undoes
@@ -39,8 +39,8 @@ pub(crate) use states::least_step;
 /// Share of the fastest fitting plan's time that a smaller one may cost.
 const MARGIN: f64 = 0.015;
 
-/// What is recomputed costs this much of its time at the ceilings: it evicts caches and takes power
-/// from the products. Qwen3-0.6B on an H200, full, 8 × 2048: 7.5 ms measured for 3.8 ms.
+/// The factor between the time of recomputation and its time at the ceilings: it evicts caches and takes power from the
+/// products. Qwen3-0.6B on an H200, full, 8 × 2048: 7.5 ms measured for 3.8 ms.
 const OVERHEAD: f64 = 2.0;
 
 /// Logits up to this size are not worth parts of their own.
@@ -59,7 +59,7 @@ const MOST_PARTS: usize = 256;
 /// Everything that is decided for one shape.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Decision {
-    /// Of each of the graph's layers.
+    /// The recomputed parts of each of the graph's layers.
     recomputed: Vec<Parts>,
     head_parts: usize,
     attention_parts: usize,
@@ -70,7 +70,7 @@ pub(crate) struct Decision {
 /// Work of an attention's part, in rows times key heads, that still fills a GPU.
 const FULL_HEADS: usize = 8;
 
-/// What is recomputed together: what follows a norm is recomputed from the norm's output.
+/// The parts that are recomputed together: what follows a norm is recomputed from the norm's output.
 const STEPS: [&[Part]; 6] = [
     &[Part::Norms, Part::Activation],
     &[Part::Rotation],
@@ -102,7 +102,7 @@ impl Axis {
         }
     }
 
-    /// Whether it may be done just to be small.
+    /// True if it may be taken only to need less memory.
     fn is_cheap(&self) -> bool {
         !matches!(self, Axis::Attention(_) | Axis::Waiting)
     }
@@ -124,9 +124,10 @@ impl Decision {
         decision
     }
 
-    /// The rewrites that carry it out, in their order; behind them stands [`Pass::JoinRecompute`], which is kept only if it fits. The head first: its parts read whole gradients only. Attention
-    /// behind recomputation, which knows its backward pass as one node. What is made of weights last: what reads it, and when,
-    /// is known then; values of packed weights behind codes, which may be made of them.
+    /// Returns the rewrites that carry it out, in their order; [`Pass::JoinRecompute`] comes after them and is kept
+    /// only if it fits. The head first: its parts read whole gradients only. Attention after recomputation, which knows
+    /// its backward pass as one node. What is made of weights last: its readers, and when they run, are known then;
+    /// values of packed weights after codes, which may be made of them.
     fn rewrites<'a>(&'a self, head: Option<&'a Head>, sharding: &'a Sharding) -> [(Pass, Rewrite<'a>); 6] {
         [
             (
@@ -148,7 +149,7 @@ impl Decision {
         ]
     }
 
-    /// What a graph would be, for weighing: not verified.
+    /// Returns the rewritten graph for a comparison of costs: not verified.
     fn apply(&self, graph: &Graph, head: Option<&Head>, sharding: &Sharding) -> Graph {
         let mut graph = graph.clone();
         self.rewrites(head, sharding).iter().for_each(|(_, rewrite)| rewrite(&mut graph));
@@ -156,7 +157,7 @@ impl Decision {
     }
 }
 
-/// Changes a graph.
+/// A function that rewrites a graph.
 type Rewrite<'a> = Box<dyn Fn(&mut Graph) + 'a>;
 
 /// Rewrites the graphs so that the plan fits, and says what was decided. What cannot be made to fit
@@ -255,7 +256,7 @@ impl Search<'_> {
         Ok((graph, lines))
     }
 
-    /// What is recomputed because it was requested, and what may be.
+    /// Returns the parts that are recomputed on request, and those that may be recomputed.
     fn layers(&self, options: &CompileOptions) -> (Parts, Parts) {
         match self.kind {
             EntryKind::FirstMicroStep => Parts::requested(&options.plan.recompute, options.adapter.is_some()),

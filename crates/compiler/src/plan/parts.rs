@@ -1,4 +1,4 @@
-//! What of a layer can be recomputed, in steps from cheap to expensive. Regions come from the model
+//! The parts of a layer that can be recomputed, in steps from cheap to expensive. Regions come from the model
 //! (`attention`, `mlp`), the rest from the operations' classes; no operation is known by name.
 
 use graph::{Axis, Graph, Layer, Node, Phase};
@@ -28,7 +28,7 @@ impl Parts {
         self.0 & 1 << part as u8 != 0
     }
 
-    /// What the options ask for, and what is left to the plan.
+    /// Returns the parts that the options request, and those that are left to the plan.
     pub fn requested(of: &RecomputeOptions, adapters: bool) -> (Parts, Parts) {
         let on = |option: Option<bool>, parts: &[Part], sum: Parts| match option {
             Some(true) => parts.iter().fold(sum, |sum, part| sum.with(*part)),

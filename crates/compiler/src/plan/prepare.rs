@@ -1,7 +1,8 @@
-//! What follows from weights alone, made in the layers that read it: the numbers that codes of weights stand for, and where
-//! weights are cut over the ranks their codes, too, which as states would be whole on every rank. Made right before a layer's
-//! first product reads it, once for the forward pass and once for the backward pass, which shares it with what it recomputes.
-//! Codes are made of the whole weights of a group, so they have the bits that states have.
+//! Values that follow from weights alone, made in the layers that read them: the numbers that codes of weights stand
+//! for, and where weights are cut over the ranks their codes, too, which as states would be whole on every rank. Made
+//! right before a layer's first product reads them, once for the forward pass and once for the backward pass, which
+//! shares them with what it recomputes. Codes are made of the whole weights of a group, so they have the bits that
+//! states have.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,7 +16,8 @@ fn window(node: &Node) -> Window {
     (node.layer, node.phase != Phase::Forward)
 }
 
-/// Rewrites the readers of codes of weights. `codes`: these are made in layers. What parameters begin as stays prepared.
+/// Rewrites the readers of codes of weights. `codes`: these are made in layers. Initial values of parameters remain
+/// prepared.
 pub fn prepare_in_layers(graph: &mut Graph, codes: bool) {
     let derived = graph.derived();
     if derived.is_empty() {
@@ -66,16 +68,16 @@ fn keep_prepared(graph: &mut Graph, derived: &HashSet<ValueId>) -> Vec<Node> {
 }
 
 struct Made {
-    /// By what they compute.
+    /// The node that makes each value.
     makers: HashMap<ValueId, Node>,
-    /// What is made in layers; of equal ones the first.
+    /// The values that are made in layers, each with the first of its equals.
     moved: HashMap<ValueId, ValueId>,
     read: HashSet<(Window, ValueId)>,
     made: HashMap<(Window, ValueId), ValueId>,
 }
 
 impl Made {
-    /// What a node reads instead of a value; made where the node's window has none yet.
+    /// Returns the value that a node reads instead of another; makes it where the node's window has none yet.
     fn value(&mut self, graph: &mut Graph, id: ValueId, reader: &Node, result: &mut Vec<Node>) -> ValueId {
         let window = window(reader);
         if let Some(known) = self.made.get(&(window, id)) {

@@ -40,7 +40,7 @@ pub fn recompute(graph: &mut Graph, layers: &[Parts]) {
     without_unread_codes(graph);
 }
 
-/// What only forward products read of a tensor is not made again with it.
+/// Drops from recomputed nodes the codes of a tensor that only forward products read.
 fn without_unread_codes(graph: &mut Graph) {
     let uses = graph.use_counts();
     for index in 0..graph.nodes.len() {
@@ -53,8 +53,8 @@ fn without_unread_codes(graph: &mut Graph) {
     }
 }
 
-/// Sums of the residual stream that stay where they are: those that enter a layer, and those inside
-/// a layer whose residual stream is not recomputed.
+/// Returns the sums of the residual stream that are kept: those that enter a layer, and those inside a layer whose
+/// residual stream is not recomputed.
 fn kept_sums(graph: &Graph, stays: impl Fn(&Node) -> bool) -> HashSet<ValueId> {
     let mut kept: HashSet<ValueId> = graph.carried.iter().copied().collect();
     for node in &graph.nodes {
@@ -91,7 +91,7 @@ struct Clones<'a> {
     /// Forward nodes by the values that they compute.
     producers: Vec<Option<usize>>,
     kept: HashSet<ValueId>,
-    /// What stands for a value in the backward pass.
+    /// The value that stands for another in the backward pass.
     made: HashMap<ValueId, ValueId>,
     result: Vec<Node>,
 }
@@ -120,8 +120,8 @@ impl Clones<'_> {
     }
 
     fn compute(&mut self, node: &Node, wanted: ValueId) {
-        // Where the sum is there, what was fused behind it and what in front of it are done again apart: the one needs
-        // nothing of the layer before, whose backward pass needs the other.
+        // Where the sum is kept, what was fused after it and what was fused before it are recomputed separately: the
+        // one needs nothing of the layer before, whose backward pass needs the other.
         let kept = intermediate(self.graph, node).filter(|index| self.kept.contains(&node.outputs[*index]));
         let part = kept.map(|index| match around(self.graph, node, index) {
             (_, Some(front)) if front.outputs.contains(&wanted) => front,

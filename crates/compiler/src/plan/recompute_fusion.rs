@@ -1,5 +1,5 @@
-//! What is recomputed together with a gradient that reads the same operands becomes one node with it, which reads them
-//! once. Everything in between that needs what was recomputed then comes behind.
+//! Joins a recomputed node with a gradient that reads the same operands, so that both read them once. Nodes in between
+//! that need what was recomputed then come after the joined node.
 
 use graph::{Graph, Node, Phase, ValueId};
 use ops::rowwise::{Extent, form_of, join as joined};
@@ -19,13 +19,13 @@ pub fn join(graph: &mut Graph) {
 
 /// The operands that a node reads element by element.
 fn elements(node: &Node) -> Option<Vec<ValueId>> {
-    // Sums over rows are dealt to threads in another way: what is recomputed would have other bits.
+    // Threads share sums over rows differently: what is recomputed would have other bits.
     let form = form_of(node).filter(|form| !form.sums_rows())?;
     let read = node.inputs.iter().zip(&form.operands).filter(|(_, extent)| **extent == Extent::Element);
     Some(read.map(|(id, _)| *id).collect())
 }
 
-/// The gradient next to `nodes[again]`, both as one node, and the nodes in between that must come behind it.
+/// Returns the gradient that `nodes[again]` joins, both as one node, and the nodes in between that must come after it.
 fn fusion(graph: &Graph, nodes: &[Node], again: usize) -> Option<(usize, Node, Vec<usize>)> {
     let first = &nodes[again];
     let shared = elements(first).filter(|_| first.phase == Phase::Recompute)?;

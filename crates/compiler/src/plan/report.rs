@@ -16,14 +16,14 @@ use crate::lowering::program_layer;
 use crate::memory::dtype_of;
 use crate::options::PlanOptions;
 
-/// What reasons follow from.
+/// The decisions that reasons follow from.
 pub(super) struct Reasons<'a> {
     pub plan: &'a PlanOptions,
     /// Parts of layers that the options leave to the plan, or ask for.
     pub open: Parts,
-    /// What was decided before the search.
+    /// The decision before the search.
     pub start: &'a Decision,
-    /// What fits.
+    /// The decision that was found to fit.
     pub fitting: &'a Decision,
 }
 
@@ -97,7 +97,7 @@ impl Table<'_> {
         lines
     }
 
-    /// Why a part of some layers, one of them at least, is recomputed.
+    /// Returns the reason why a part of some layers, one of them at least, is recomputed.
     fn why_again(&self, part: Part, layers: &[usize]) -> Reason {
         let chosen = |of: &Decision, layer: usize| of.recomputed[layer].has(part);
         let needed = layers.iter().rfind(|layer| chosen(self.reasons.fitting, **layer));
@@ -167,7 +167,7 @@ fn saved_bytes(graph: &Graph) -> Vec<[usize; Part::ALL.len()]> {
         let sum = sum_inside(graph, node);
         for id in node.outputs.iter().filter(|id| read.contains(id)) {
             let bytes = graph.value(*id).shape.iter().product::<usize>() * dtype_of(graph, *id).size();
-            // A sum that a norm was fused to belongs to the residual stream; what enters a layer stays.
+            // A sum that a norm was fused to belongs to the residual stream; what enters a layer is kept.
             let part = if sum == Some(*id) { Part::Residual } else { *part };
             if !graph.carried.contains(id) {
                 saved[layer][part as usize] += bytes;
@@ -196,7 +196,7 @@ fn roots(graph: &Graph) -> Vec<ValueId> {
     roots
 }
 
-/// What computing a part again frees and costs next to the other parts that are: bytes, seconds.
+/// Returns the bytes and the seconds that recomputing a part frees and costs, next to the other recomputed parts.
 fn again_costs(
     graph: &Graph,
     part: Part,
@@ -216,7 +216,7 @@ fn again_costs(
     (more_bytes.saturating_sub(bytes), seconds - less_seconds)
 }
 
-/// Bytes that the forward pass computes and something behind it reads.
+/// Returns the bytes that the forward pass computes and later phases read.
 fn kept_bytes(graph: &Graph) -> usize {
     let roots = roots(graph);
     let behind = graph.nodes.iter().filter(|node| node.phase != Phase::Forward);

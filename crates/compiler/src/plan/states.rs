@@ -1,6 +1,6 @@
-//! Whether optimizer states, f32 copies of the weights, gradients and frozen weights in codes are on the host, as far as the
-//! options leave it open: on the device, unless nothing else makes the run fit, or what fits recomputes for longer than the link
-//! takes. Codes, which every micro-step fetches twice, only where the run does not fit otherwise.
+//! The placement of optimizer states, f32 copies of the weights, gradients and frozen weights in codes, as far as the
+//! options leave it open: on the device, unless only the host makes the run fit, or what fits recomputes for longer
+//! than the link takes. Codes, which every micro-step fetches twice, only where the run does not fit otherwise.
 //! Knows programs, their bytes and their expected times; not how one is made.
 
 use program::{Arch, ArenaKind, Choice, EntryKind, Machine, PlanDecision, Program, Reason, Seen, Subject, estimate};
@@ -8,16 +8,16 @@ use program::{Arch, ArenaKind, Choice, EntryKind, Machine, PlanDecision, Program
 use crate::CompileError;
 use crate::options::{CompileOptions, OffloadOptions};
 
-/// What may be moved, and how that is set.
+/// A state that may be moved to the host, and the option that decides it.
 struct State {
     subject: Subject,
-    /// What its bytes are in.
+    /// The arena of its bytes.
     arena: ArenaKind,
     traffic: Traffic,
     setting: fn(&mut OffloadOptions) -> &mut Option<bool>,
 }
 
-/// What a state on the host moves over the link in a step.
+/// The transfers over the link of a state on the host, in one step.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Traffic {
     /// To the device for the update, and back.
@@ -116,7 +116,7 @@ fn with(options: &CompileOptions, moved: Moved) -> CompileOptions {
     options
 }
 
-/// Seconds of a step of so many micro-steps, of the first shape of batches.
+/// Returns the seconds of a step of `micro_steps` micro-steps, for the first shape of batches.
 pub(super) fn step_seconds(program: &Program, micro_steps: f64) -> f64 {
     let of = |entry: Option<usize>| {
         let entry = entry.map(|index| &program.entries[index]);

@@ -25,8 +25,8 @@ const TOP_WEIGHT: i32 = 8;
 const TOP_VALUE: i32 = 7;
 const TOP_E5M2: i32 = 11;
 
-/// What is kept of every quantiser: the factor of this step, and its largest magnitude; and how many elements were not 0 in
-/// the first steps, and how many of them became 0.
+/// The states of every quantizer: the factor of this step and its largest magnitude; and in the first steps the number
+/// of elements that were not 0, and the number of those that became 0.
 const FACTOR: &str = "fp8.factor";
 const AMAX: &str = "fp8.amax";
 const NONZERO: &str = "fp8.nonzero";
@@ -46,7 +46,7 @@ impl Fp8Hybrid {
 /// Codes of one tensor with their scale.
 #[derive(Clone, Copy)]
 struct Codes {
-    /// As the tensor is in memory.
+    /// The codes in the layout of the tensor.
     plain: ValueId,
     transposed: Option<ValueId>,
     scale: ValueId,
@@ -73,18 +73,18 @@ struct Rewrite<'a> {
     compute: DType,
     /// Products of the library read both operands along the sum.
     along: bool,
-    /// Those with the matrices of experts do.
+    /// True if products with the matrices of experts do, too.
     experts_along: bool,
     /// There is a backward pass to prepare weights for.
     trains: bool,
-    /// Largest magnitudes are recorded.
+    /// True if largest magnitudes are recorded.
     records: bool,
     groups: usize,
-    /// Of every quantiser.
+    /// The factor of every quantizer.
     factors: Vec<StateId>,
     amaxes: Vec<StateId>,
     counts: [Vec<StateId>; 2],
-    /// What stands in the place of a node; others stay.
+    /// The nodes that replace a node, by its index; others are kept.
     replaced: HashMap<usize, Vec<Node>>,
 }
 
@@ -214,7 +214,7 @@ impl<'a> Rewrite<'a> {
         all
     }
 
-    /// Whether the products of a linear read both operands along the sum.
+    /// True if the products of a linear read both operands along the sum.
     fn along(&self, member: &Linear) -> bool {
         if member.experts.is_some() { self.experts_along } else { self.along }
     }
@@ -228,7 +228,7 @@ impl<'a> Rewrite<'a> {
         Node { op: id::GROUPED_CODES, inputs, attrs, ..node }
     }
 
-    /// y of one linear.
+    /// Returns the product y of one linear.
     fn forward(&mut self, member: &Linear, x: Codes, weight: Codes) -> Node {
         let node = self.graph.nodes[member.forward].clone();
         if member.experts.is_some() {
@@ -345,14 +345,14 @@ impl<'a> Rewrite<'a> {
     }
 }
 
-/// How a tensor of values or gradients is quantised.
+/// The quantization of a tensor of values or gradients.
 #[derive(Clone, Copy)]
 struct Quantised {
     slot: usize,
     format: DType,
     top: i32,
     transposed: bool,
-    /// What becomes 0 in the first steps is counted.
+    /// True if elements that become 0 are counted in the first steps.
     counted: bool,
 }
 

@@ -15,13 +15,13 @@ use crate::CompileError;
 /// Features of a linear that is quantised are multiples of this.
 const FEATURES: usize = 16;
 
-/// Whether a parameter is a matrix that may be quantised, by itself.
+/// True for a parameter that is a matrix by itself and may be quantized.
 pub fn takes(parameter: &Parameter) -> bool {
     let matrix = parameter.shape.len() == 2 && !parameter.adapter;
     matrix && parameter.shape.iter().all(|extent| extent.is_multiple_of(FEATURES))
 }
 
-/// Whether the matrices of experts that a product reads may be quantised.
+/// True if the matrices of experts that a product reads may be quantized.
 fn takes_experts(graph: &Graph, node: &Node, parameters: &[u32]) -> bool {
     let count = experts(node);
     if count == 0 || parameters.iter().any(|id| graph.parameters[*id as usize].adapter) {
@@ -32,7 +32,7 @@ fn takes_experts(graph: &Graph, node: &Node, parameters: &[u32]) -> bool {
     features.iter().all(|extent| extent.is_multiple_of(FEATURES))
 }
 
-/// How many matrices a product with one for each expert reads; 0 of another operation.
+/// Returns the number of matrices that a product with one for each expert reads; 0 for another operation.
 fn experts(node: &Node) -> usize {
     match node.op == id::GROUPED_LINEAR {
         true => node.attrs.size("groups").expect("checked by the shape rule"),
@@ -40,13 +40,13 @@ fn experts(node: &Node) -> usize {
     }
 }
 
-/// Whether the recipe quantises the matrices of a product, which are these parameters.
+/// True if the recipe quantizes the matrices of a product, which are these parameters.
 pub fn takes_product(graph: &Graph, node: &Node, parameters: &[u32], routers: &HashSet<ParameterId>) -> bool {
     let taken = |id: &u32| takes(&graph.parameters[*id as usize]) && !routers.contains(&ParameterId(*id));
     node.op == id::LINEAR && parameters.iter().all(taken) || takes_experts(graph, node, parameters)
 }
 
-/// The matrices that score experts: their linears stay as they are, so that a choice is that of the model.
+/// Returns the matrices that score experts. Their linears are not quantized, so that a choice is that of the model.
 pub fn routers(graph: &Graph) -> HashSet<ParameterId> {
     let producers = graph.producers();
     let mut found = HashSet::new();
@@ -75,13 +75,13 @@ pub struct Linear {
     pub input_gradient: Option<usize>,
     /// The product that gives the gradient of its weight.
     pub weight_gradient: Option<usize>,
-    /// Matrices that lie behind one another, where each group of rows has one.
+    /// Number of contiguous matrices, where each group of rows has one.
     pub experts: Option<usize>,
 }
 
 /// The quantised linears of a layer that read one value.
 pub struct Group {
-    /// The first member's module.
+    /// The module of the first member.
     pub name: String,
     pub x: ValueId,
     pub members: Vec<Linear>,
@@ -103,12 +103,12 @@ impl Group {
         self.members.iter().flat_map(Linear::gradients).map(|(at, _)| at).max()
     }
 
-    /// Whether its weights have gradients.
+    /// True if its weights have gradients.
     pub fn trains_weights(&self) -> bool {
         self.members.iter().any(|member| member.weight_gradient.is_some())
     }
 
-    /// Whether each group of rows has a matrix of its own.
+    /// True if each group of rows has a matrix of its own.
     pub fn has_experts(&self) -> bool {
         self.members.iter().any(|member| member.experts.is_some())
     }
@@ -124,7 +124,8 @@ impl Group {
     }
 }
 
-/// What a recipe called `name` quantises, in the order of the forward pass, without so many first and last layers.
+/// Returns the groups that a recipe called `name` quantizes, in the order of the forward pass, without `skip_first`
+/// first and `skip_last` last layers. An error if none is left.
 pub fn find(
     graph: &Graph,
     name: &str,
@@ -152,7 +153,7 @@ pub fn find(
     Ok(groups)
 }
 
-/// The parameters that a linear multiplies with, where its weight is one or several behind one another.
+/// The parameters that a linear multiplies with, where its weight is one or several contiguous ones.
 pub fn parameters(graph: &Graph, producers: &[Option<usize>], weight: ValueId) -> Option<Vec<u32>> {
     let of = |id: ValueId| match graph.value(id).origin {
         Origin::Parameter(parameter) => Some(parameter.0),
@@ -244,8 +245,9 @@ fn products(
     (of_input, of_weight)
 }
 
-/// The nodes in an order in which each stands behind what it reads, otherwise as they are: the products of a group stand where
-/// the last of them stood, and what reads another of them may have stood before, as the parts of a gradient of merged weights.
+/// Returns the nodes in an order in which each comes after what it reads, otherwise unchanged: the products of a group
+/// stand where the last of them stood, and what reads another of them may have stood before, as the parts of a gradient
+/// of merged weights.
 pub fn in_order(nodes: Vec<Node>) -> Vec<Node> {
     let mut missing: HashSet<ValueId> = nodes.iter().flat_map(|node| &node.outputs).copied().collect();
     let (mut ordered, mut waiting) = (Vec::with_capacity(nodes.len()), Vec::new());

@@ -15,10 +15,10 @@ use tensor::{Attrs, DType};
 use crate::passes::dead_code;
 use crate::{CompileError, CompileOptions};
 
-/// How matrices are multiplied.
+/// The formats of matrix products.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Recipe {
-    /// In the compute type.
+    /// All products in the compute type.
     #[default]
     Uniform,
     /// The layers' linears in eight bits.
@@ -28,7 +28,7 @@ pub enum Recipe {
 }
 
 impl Recipe {
-    /// Whether products read codes of weights, which are made next to them; those of experts, too.
+    /// True if products read codes of weights, which are made next to them; those of experts, too.
     pub fn quantises_weights(&self) -> bool {
         match self {
             Recipe::Uniform => false,
@@ -36,8 +36,8 @@ impl Recipe {
         }
     }
 
-    /// What it adds to a program: operations, with the attribute that calls of units of four bits have if not all have it.
-    /// Empty where no units are used that nobody has seen compute.
+    /// Returns the operations that it adds to a program, with the attribute that calls of units of four bits have if
+    /// not all have it. Empty where it needs no units whose results were never checked on hardware.
     pub fn calls(&self) -> &'static [(OpId, Option<&'static str>)] {
         match self {
             Recipe::Uniform | Recipe::Fp8Hybrid(_) => &[],
@@ -60,7 +60,7 @@ pub struct Fp8Hybrid {
     pub gradient: GradientFormat,
     /// Steps that a power of two follows from; 0: the tensor's own magnitude, in every step.
     pub amax_history: usize,
-    /// Layers that stay in the compute type: so many first, so many last ones.
+    /// Number of first layers in the compute type; `skip_last` is that of last ones.
     pub skip_first: usize,
     pub skip_last: usize,
 }
@@ -73,12 +73,12 @@ pub struct Nvfp4 {
     pub emulate: bool,
     /// Gradients are rounded up or down at random.
     pub stochastic: bool,
-    /// Layers that stay in the compute type: so many first, so many last ones.
+    /// Number of first layers in the compute type; `skip_last` is that of last ones.
     pub skip_first: usize,
     pub skip_last: usize,
 }
 
-/// How gradients enter products.
+/// The format of gradients in products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradientFormat {
     E5M2,
@@ -99,7 +99,7 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, machine: &Machine) -> Re
     dead_code::run(graph)
 }
 
-/// Which weights that are multiplied with one value may be one matrix, as far as the recipe is concerned.
+/// The weights that may be one matrix when they are multiplied with one value, as far as the recipe is concerned.
 pub struct Alike {
     /// Matrices that score experts; none where all weights are treated alike.
     routers: Option<HashSet<ParameterId>>,
@@ -144,7 +144,7 @@ pub fn unquantised(graph: &Graph) -> Vec<String> {
     names.into_iter().collect()
 }
 
-/// An operation behind `nodes`, in the place of `like`; its real numbers have the compute type.
+/// Appends an operation to `nodes`, in the place of `like`; its real numbers have the compute type.
 fn emit(
     graph: &mut Graph,
     compute: DType,

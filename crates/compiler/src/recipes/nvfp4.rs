@@ -28,7 +28,7 @@ use super::{Nvfp4, emit};
 use crate::CompileError;
 use crate::options::CompileOptions;
 
-/// What units of four bits are given, and their products.
+/// The operations that prepare operands for units of four bits, and their products.
 pub(super) const CALLS: &[(OpId, Option<&str>)] = &[
     (id::OWN_AMAX, None),
     (id::ROTATE, None),
@@ -36,11 +36,11 @@ pub(super) const CALLS: &[(OpId, Option<&str>)] = &[
     (id::MATMUL_CODES, Some("blocks")),
 ];
 
-/// A tensor in codes.
+/// A tensor that is in codes.
 #[derive(Clone)]
 struct Codes {
     form: Form,
-    /// What the numbers of the codes are multiplied with.
+    /// The factor of the codes' numbers.
     factor: ValueId,
 }
 
@@ -48,7 +48,7 @@ struct Codes {
 enum Form {
     /// Numbers are made of them, by a call with these attributes, for products that are emulated.
     Packed { packed: ValueId, attrs: Attrs },
-    /// As units read them.
+    /// In the layout that units read.
     Operand(Operand),
 }
 
@@ -74,12 +74,12 @@ impl Weight {
     }
 }
 
-/// What a product reads of a tensor.
+/// The operand that a product reads of a tensor.
 #[derive(Clone, Copy)]
 struct Factor {
-    /// Numbers, or codes.
+    /// The numbers, or their codes.
     values: ValueId,
-    /// Of codes.
+    /// The scales, where values are codes.
     scales: Option<ValueId>,
     of: ValueId,
 }
@@ -115,7 +115,7 @@ struct Rewrite<'a> {
     trains: bool,
     /// Number of the micro-step, where gradients are rounded stochastically.
     step: Option<ValueId>,
-    /// What stands in the place of a node; others stay.
+    /// The nodes that replace a node, by its index; others are kept.
     replaced: HashMap<usize, Vec<Node>>,
 }
 
@@ -141,7 +141,8 @@ impl Rewrite<'_> {
         self.backward(number, group, along.as_ref(), &weights);
     }
 
-    /// Whether units of four bits multiply what a group reads: they have no products with a matrix for each group of rows.
+    /// True if units of four bits multiply what a group reads: they have no products with a matrix for each group of
+    /// rows.
     fn units_of(&self, group: &Group) -> bool {
         self.units && !group.has_experts()
     }
@@ -232,7 +233,8 @@ impl Rewrite<'_> {
         all
     }
 
-    /// Codes of tensors along their rows' axis, rotated: [columns, rows up to a multiple of 16], or as many of each expert.
+    /// Returns codes of tensors along their rows' axis, rotated: [columns, rows up to a multiple of 16], where rows of
+    /// experts are filled up for each expert.
     fn rotated(
         &mut self,
         nodes: &mut Vec<Node>,
@@ -252,7 +254,7 @@ impl Rewrite<'_> {
         Rotated { codes: self.quantise(nodes, like, &turned, self.units_of(group), dice), starts }
     }
 
-    /// What products read: codes, or the numbers that they stand for.
+    /// Returns the operand that products read: codes, or the numbers that they stand for.
     fn factor(&mut self, nodes: &mut Vec<Node>, like: &Node, of: &Codes) -> Factor {
         match &of.form {
             Form::Operand(operand) => Factor { values: operand.codes, scales: Some(operand.scales), of: of.factor },
@@ -271,7 +273,7 @@ impl Rewrite<'_> {
         (inputs, if self.units { attrs.with("blocks", true) } else { attrs })
     }
 
-    /// y of one linear.
+    /// Returns the product y of one linear.
     fn forward(&self, member: &Linear, x: Factor, weight: Factor) -> Node {
         let node = self.graph.nodes[member.forward].clone();
         let mut attrs = node.attrs.clone();
@@ -289,18 +291,18 @@ impl Rewrite<'_> {
     }
 }
 
-/// Rotated tensors in codes.
+/// Rotated tensors that are in codes.
 struct Rotated {
     codes: Vec<Codes>,
-    /// Where the rows of each expert begin, which are filled up; none where rows have no experts.
+    /// The first row of each expert, whose rows are filled up; none where rows have no experts.
     starts: Option<ValueId>,
 }
 
-/// How the tensors of a group make one matrix.
+/// The order in which the tensors of a group make one matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     /// Rows of all make a row.
     SideBySide,
-    /// The rows of one come behind those of the one before.
+    /// The rows of one come after those of the one before.
     Behind,
 }

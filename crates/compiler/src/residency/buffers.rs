@@ -14,7 +14,7 @@ use crate::memory::{
     shadow_adapters,
 };
 
-/// What a buffer is there for: the lines of the plan below `activations`.
+/// The purpose of a buffer: the lines of the plan below `activations`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     Kept,
@@ -63,20 +63,20 @@ pub(crate) struct Buffers {
     pub shadow: Option<Shadow>,
     /// By buffer of the placement.
     offsets: Vec<usize>,
-    /// What is at home on the host, while it is here.
+    /// The tensors with a home on the host, while they are on the device.
     pub stays: Vec<Stay>,
-    /// What leaves for other ranks.
+    /// The gradients that are sent to other ranks.
     pub departures: Departures,
     /// By node: offset and bytes of its workspace.
     pub scratch: Vec<Option<(usize, usize)>>,
-    /// Bytes of the arena.
+    /// Bytes of the activation arena.
     pub bytes: usize,
     intervals: Vec<(Interval, Purpose)>,
 }
 
-/// How an entry uses the activation arena.
+/// The use of the activation arena by an entry.
 pub(crate) struct Usage {
-    /// What is in it at its fullest; the sum is its size.
+    /// The contents of the arena at its fullest; their sum is its size.
     pub fullest: Vec<MemoryLine<&'static str>>,
     /// Most bytes in use in each phase.
     pub phases: Vec<MemoryLine<&'static str>>,
@@ -156,7 +156,7 @@ impl Buffers {
         Buffers { placement, shadow, offsets, stays, departures, scratch, bytes, intervals }
     }
 
-    /// Where a tensor is when a node runs.
+    /// Returns the place of a tensor when a node runs.
     pub fn place(&self, tensor: &TensorRef, node: usize) -> TensorRef {
         let buffer = self.placement.buffer_of(tensor);
         let here =
@@ -167,17 +167,17 @@ impl Buffers {
         }
     }
 
-    /// Where a value is when a node runs.
+    /// Returns the place of a value when a node runs.
     pub fn value(&self, id: ValueId, node: usize) -> TensorRef {
         self.place(self.placement.get(id).expect("every value was placed"), node)
     }
 
-    /// What a view needs copied when its node is reached.
+    /// Returns the copies that views need when a node is reached.
     pub fn copies(&self, node: usize) -> &[Copied] {
         self.placement.copies.get(&node).map_or(&[], Vec::as_slice)
     }
 
-    /// What is in the arena when, for the lines of the plan.
+    /// Returns the use of the arena over time, for the lines of the plan.
     pub fn usage(&self, graph: &Graph, kind: EntryKind) -> Usage {
         let nodes = graph.nodes.len();
         let moments = self.departures.end(nodes) + 1;

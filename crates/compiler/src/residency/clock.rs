@@ -1,5 +1,4 @@
-//! When the nodes of an entry run, as they are expected to, and for how long bytes are on their way. Knows times and sizes;
-//! not what is moved or why.
+//! The expected times of an entry's nodes and of transfers. Knows times and sizes; not what is moved or why.
 
 use graph::Graph;
 use program::{Documents, Machine};
@@ -13,18 +12,18 @@ const SLACK: f64 = 1.25;
 
 /// Seconds from the beginning of an entry.
 pub(super) struct Clock {
-    /// When nodes begin, and when the last one ends.
+    /// The beginning of each node, and the end of the last one.
     pub begins: Vec<f64>,
     /// Bytes per second in each direction of the way to the host.
     pub link: f64,
-    /// Of several ranks: bytes per second that one gets of what all have.
+    /// Bytes per second of what all ranks have that one receives; infinite for a single rank.
     pub ranks: f64,
     /// Seconds of exchanges that a gather may find before it.
     pub busy: f64,
 }
 
 impl Clock {
-    /// `leaves`: gradients are exchanged, so many bytes at a time.
+    /// Makes a clock. `leaves`: the bytes of a bucket of gradients, where gradients are exchanged.
     pub fn new(graph: &Graph, documents: Documents, machine: &Machine, ranks: usize, leaves: Option<usize>) -> Clock {
         let mut begins = vec![0.0];
         for node in &graph.nodes {
@@ -36,7 +35,7 @@ impl Clock {
         Clock { busy: leaves.map_or(0.0, |bytes| STAGED as f64 * clock.collective(bytes)), ..clock }
     }
 
-    /// When a position begins: those behind the last node, with its end.
+    /// Returns the beginning of a position; the end of the last node for positions after it.
     pub fn begin(&self, position: usize) -> f64 {
         self.begins[position.min(self.begins.len() - 1)]
     }
@@ -49,12 +48,12 @@ impl Clock {
         self.begins.len() - 2
     }
 
-    /// For which a transfer keeps a place.
+    /// Returns the seconds for which a transfer keeps a place.
     pub fn transfer(&self, bytes: usize) -> f64 {
         SLACK * bytes as f64 / self.link
     }
 
-    /// For which a stay keeps its place before it is touched.
+    /// Returns the seconds for which a stay keeps its place before it is touched.
     pub fn arrival(&self, stay: &Stay) -> f64 {
         match stay.shards.is_empty() {
             true => self.transfer(stay.bytes()),
@@ -63,12 +62,12 @@ impl Clock {
         }
     }
 
-    /// For which a collective keeps the places of what all ranks have: so many bytes.
+    /// Returns the seconds for which a collective keeps the places of `bytes` bytes, which are those of all ranks.
     pub fn collective(&self, bytes: usize) -> f64 {
         SLACK * bytes as f64 / self.ranks
     }
 
-    /// The first node that begins at a time or later; behind the last where none does.
+    /// The first node that begins at a time or later; the position after the last where none does.
     pub fn begins_at(&self, time: f64) -> usize {
         self.begins.partition_point(|at| *at < time).min(self.last_node() + 1)
     }
@@ -78,7 +77,8 @@ impl Clock {
         self.begins.partition_point(|at| *at <= by).saturating_sub(1)
     }
 
-    /// The position that is under way just before a time: the last there is where that is behind all nodes.
+    /// Returns the position that is running just before a time: the largest number there is where that is after all
+    /// nodes.
     pub fn under_way(&self, before: f64) -> usize {
         match self.begins.partition_point(|at| *at < before) {
             all if all == self.begins.len() => usize::MAX,

@@ -1,7 +1,7 @@
-//! When gradients leave for the other ranks: a group of them as soon as the last of it is complete, bucket by bucket, each
-//! staged until it is summed. Where a rank keeps the sums of its pieces alone, a group has a stay for as long as that takes, and
-//! where gradients are at home on the host; there a sum has one, too.
-//! Knows when nodes write what, and how long both take; not what is computed, or what the sums are for.
+//! The times at which gradients leave for the other ranks: a group of them as soon as the last of it is complete,
+//! bucket by bucket, each staged until it is summed. A group has a stay on the device until then where a rank keeps
+//! only the sums of its own pieces, or where gradients have their home on the host; there a sum has one, too. Knows
+//! when nodes write what, and how long both take; not what is computed, or what the sums are for.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ pub(super) const STAGED: usize = 2;
 /// More gaps than this between the tensors of a group are zeroed with everything else of it.
 const MOST_GAPS: usize = 4;
 
-/// A bucket on its way. Positions are those of nodes, and on behind the last.
+/// A bucket that is sent. Positions are those of nodes, and further ones after the last node.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Departure {
     /// f32 [ranks · n]: what the entry has computed.
@@ -43,9 +43,9 @@ pub(crate) struct Departure {
 pub(crate) struct Departures {
     /// In the order in which they are sent, which is that in which they are summed.
     pub all: Vec<Departure>,
-    /// What no node writes of that which leaves: zeroed before a position.
+    /// The tensors that are sent though no node writes them, each zeroed before a position.
     pub blanks: Vec<(usize, TensorRef)>,
-    /// By departure: the stay that it leaves from, and that of its sum.
+    /// For each departure, the stay that it leaves from, and that of its sum.
     stays: Vec<[Option<usize>; 2]>,
 }
 
@@ -56,7 +56,8 @@ pub(super) struct Touched {
     pub writes: bool,
 }
 
-/// By group, of one arena in order: what nodes touch of it. Results that lie there are read behind the last node.
+/// Returns, for each group of one arena in order, the touches of nodes. Results that lie there are read after the last
+/// node.
 pub(super) fn touches(graph: &Graph, placement: &Placement, groups: &[Group]) -> Vec<Vec<Touched>> {
     let mut all: Vec<Vec<Touched>> = groups.iter().map(|_| Vec::new()).collect();
     let mut touch = |tensor: &TensorRef, node: usize, writes: bool| {
@@ -85,7 +86,7 @@ pub(super) fn touches(graph: &Graph, placement: &Placement, groups: &[Group]) ->
     all
 }
 
-/// A group that leaves.
+/// A group of gradients that leaves.
 struct Leaving<'a> {
     group: &'a Group,
     /// Blocks of squares before those of the group.
@@ -95,8 +96,8 @@ struct Leaving<'a> {
     written: Vec<Range<usize>>,
 }
 
-/// The departures of an entry, and the stays of the gradients where a rank does not keep them on the device, those of their
-/// sums behind the others: numbered from `first` on.
+/// The departures of an entry, and the stays of the gradients where a rank does not keep them on the device, followed
+/// by those of their sums: numbered from `first` on.
 pub(super) fn plan(
     graph: &Graph,
     placement: &Placement,
@@ -152,7 +153,8 @@ fn arrive_in_order(stays: &mut [Stay], clock: &Clock) {
     order.into_iter().zip(ordered).for_each(|(index, of)| stays[index].arrives = of.arrives);
 }
 
-/// The stays of sums that are at home on the host, by departure. `accumulate`: those of the micro-steps before are added.
+/// Returns, for each departure, the stay of its sum, whose home is on the host. `accumulate`: those of the micro-steps
+/// before are added.
 fn sums(departures: &Departures, accumulate: bool, clock: &Clock) -> Vec<Stay> {
     let stay = |of: &Departure| {
         let device = TensorRef::dense(arena::ACTIVATIONS, 0, DType::F32, of.sum.shape.clone());
@@ -203,10 +205,10 @@ fn latest(leaving: &[Leaving<'_>], index: usize) -> usize {
     full.map_or(usize::MAX, |of| of.last)
 }
 
-/// What is sent, one behind the other.
+/// The queue of buckets that are sent one after the other.
 struct Queue<'a> {
     clock: &'a Clock,
-    /// When it has sent everything so far.
+    /// The time at which it has sent everything so far.
     free: f64,
     /// The positions before which buckets are summed.
     summed: Vec<usize>,
@@ -246,7 +248,7 @@ fn departure(
     Departure { from, rounded, staged, sum, blocks, sent, summed }
 }
 
-/// What no node writes of a group.
+/// Returns the parts of a group that no node writes.
 fn blanks(of: &Leaving<'_>) -> Vec<TensorRef> {
     let mut written = of.written.clone();
     written.sort_by_key(|range| range.start);
@@ -264,7 +266,7 @@ fn blanks(of: &Leaving<'_>) -> Vec<TensorRef> {
     gaps.into_iter().map(at).collect()
 }
 
-/// Its stay, from the first touch to the last.
+/// Returns the stay of a group, from the first touch to the last.
 fn stay_of(of: &Leaving<'_>) -> Stay {
     let bytes = |arena, offset: usize| TensorRef::dense(arena, offset, DType::U8, [of.group.bytes.len()]);
     let (home, device) = (bytes(of.group.arena, of.group.bytes.start), bytes(arena::ACTIVATIONS, 0));
@@ -295,14 +297,14 @@ impl Departure {
         }
     }
 
-    /// Bytes of its place: the pieces of all ranks, and in front of them what the rank sends, if that is rounded.
+    /// Bytes of its place: the pieces of all ranks, and before them what the rank sends, if that is rounded.
     pub fn place_bytes(&self) -> usize {
         self.staged.bytes() + self.rounded.as_ref().map_or(0, TensorRef::bytes)
     }
 }
 
 impl Departures {
-    /// Puts in the places of the stays and of what is on its way.
+    /// Sets the places of the stays and of what is sent.
     pub fn settle(&mut self, stays: &[Stay], places: &[usize]) {
         for ((departure, [stay, sum]), offset) in self.all.iter_mut().zip(&self.stays).zip(places) {
             departure.staged.offset = offset + departure.place_bytes() - departure.staged.bytes();
@@ -327,7 +329,7 @@ impl Departures {
         }
     }
 
-    /// The position behind everything, from that behind the last node on.
+    /// Returns the position after everything: the one after the last node, or after the last sum.
     pub fn end(&self, nodes: usize) -> usize {
         self.all.iter().map(|of| of.summed + 1).max().unwrap_or(0).max(nodes)
     }

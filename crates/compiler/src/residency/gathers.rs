@@ -1,5 +1,5 @@
-//! When weights that are cut over the ranks are whole on a device: groups of them are gathered ahead of their use and
-//! dropped behind it. Knows when nodes read what, and how long both take; not what is computed.
+//! The times at which weights that are cut over the ranks are whole on a device: groups of them are gathered ahead of
+//! their use and dropped after it. Knows when nodes read what, and how long both take; not what is computed.
 
 use std::ops::Deref;
 
@@ -13,8 +13,8 @@ use super::stays::arrive;
 use super::{Follows, Move, Stay};
 use crate::memory::{Group, ParameterPlan, Placement, arena};
 
-/// A group of less than this share of a bucket stays from its first use to its last: gathering it again would cost more
-/// than its place.
+/// A group of less than this share of a bucket is kept from its first use to its last: gathering it again would cost
+/// more than its place.
 const SMALL: usize = 64;
 
 /// The stays of an entry, in the order of their first uses.

@@ -1,4 +1,4 @@
-//! Which memory each arena is in. Knows arenas and options; not when anything is moved.
+//! The memory of each arena. Knows arenas and options; not when anything is moved.
 
 use program::{ArenaId, ArenaKind, MemorySpace};
 
@@ -17,7 +17,7 @@ impl Homes {
         Homes(*options)
     }
 
-    /// Whose memory an arena is. What the host reads for a checkpoint is never write-combined.
+    /// Returns the memory of an arena. What the host reads for a checkpoint is never write-combined.
     pub fn of(&self, of: ArenaId) -> MemorySpace {
         let Homes(options) = self;
         let (offloaded, write_combined) = match ArenaKind::at(of) {
@@ -48,7 +48,7 @@ impl Homes {
         self.of(of) == MemorySpace::Device
     }
 
-    /// Whether the update moves what lies in an arena to the device, instead of reaching it at home.
+    /// True if the update moves the tensors of an arena to the device, instead of reaching them in their home.
     pub fn streams(&self, of: ArenaId) -> bool {
         !self.on_device(of) && !self.0.zero_copy
     }

@@ -1,6 +1,6 @@
-//! Where tensors are over time. Every tensor has a home, the memory of its arena. One whose home is not the device's
-//! memory comes there for a *stay*: it arrives by a transfer before what touches it, unless it is made there, and leaves
-//! by one behind what writes it, if anything needs it later.
+//! The places of tensors over time. Every tensor has a home, the memory of its arena. One whose home is not the
+//! device's memory comes there for a *stay*, a live range on the device: it arrives by a transfer before what touches
+//! it, unless it is made there, and is stored by one after what writes it, if anything needs it later.
 //!
 //! Three steps, each made from the one before: homes from the options (`homes.rs`); stays from homes and from when
 //! tensors are touched, by a clock (`stays.rs`, micro-steps) or in a ring of slots (`ring.rs`, the update); instructions
@@ -39,22 +39,22 @@ pub(crate) struct Stay {
     pub moves: Vec<Move>,
     /// The buffer of the placement in which values address it; none if they address its home.
     pub buffer: Option<usize>,
-    /// Where the ranks have the pieces that it is gathered from, of the home as a whole; none if it is not cut.
+    /// The shards of the home that it is gathered from, on all ranks; empty if it is not cut.
     pub shards: Vec<Shard>,
     /// From here on it has its place; before this position it is fetched.
     pub arrives: usize,
-    /// Whether it is fetched, unless it is made on the device.
+    /// True if it is fetched, unless it is made on the device.
     pub fetched: bool,
     /// It is the first of its tensor in the entry: the first micro-step of a step finds nothing to fetch.
     pub opens: bool,
-    /// It is the last.
+    /// It is the last of its tensor in the entry.
     pub closes: bool,
     /// The first position and the last that touch it.
     pub begin: usize,
     pub last: usize,
-    /// Behind this position it is stored.
+    /// The position after which it is stored.
     pub stored: Option<usize>,
-    /// Behind this position its place is free.
+    /// The position after which its place is free.
     pub released: usize,
     pub follows: Follows,
 }
@@ -64,28 +64,28 @@ pub(crate) struct Stay {
 pub(crate) struct Move {
     pub home: TensorRef,
     pub device: TensorRef,
-    /// Whether it is stored when the stay is.
+    /// True if it is stored when the stay is.
     pub written: bool,
 }
 
-/// Who has a stay's place before.
+/// The previous user of a stay's place.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Follows {
     /// The computation, and it takes the place again afterwards.
     Computation,
-    /// The stay of this number: the place is a slot of a ring, which stays alone use.
+    /// The stay of this number: the place is a slot of a ring, which only stays use.
     Stay(usize),
-    /// Nothing in this entry.
+    /// Nothing that is in this entry.
     Nothing,
 }
 
 impl Stay {
-    /// Whether a tensor of the placement is part of what is here, by the buffer that it lies in if it lies in one.
+    /// True if a tensor of the placement is part of what is here, by the buffer that it lies in if it lies in one.
     pub fn holds(&self, tensor: &TensorRef, buffer: Option<usize>) -> bool {
         self.buffer == buffer && (buffer.is_some() || self.moves.iter().any(|moved| moved.home.overlaps(tensor)))
     }
 
-    /// Where such a tensor lies.
+    /// Returns the place of such a tensor.
     pub fn place(&self, tensor: &TensorRef) -> TensorRef {
         let Move { home, device, .. } = &self.moves[0];
         let start = if self.buffer.is_some() { 0 } else { home.offset };

@@ -1,6 +1,6 @@
-//! When tensors that are at home on the host are on the device in a micro-step: activations between the forward pass
-//! and the backward pass, gradients while they are written, frozen weights while they are read. Knows when nodes touch tensors and how long nodes take; not
-//! what they compute.
+//! The times at which tensors with a home on the host are on the device in a micro-step: activations between the
+//! forward pass and the backward pass, gradients while they are written, frozen weights while they are read. Knows when
+//! nodes touch tensors and how long nodes take; not what they compute.
 
 use std::ops::{Deref, Range};
 
@@ -12,7 +12,7 @@ use super::clock::Clock;
 use super::{Follows, Homes, Move, Stay};
 use crate::memory::{ALIGNMENT_BYTES, Placement, align, arena, is_view};
 
-/// Bytes that are under way in each direction before the computation waits, or those of the largest stay.
+/// Bytes in flight in each direction before the computation waits, or those of the largest stay.
 pub(super) const AHEAD: usize = 128 << 20;
 
 /// The stays of an entry, in the order in which they are stored or end. One plan serves all micro-steps of a step, of
@@ -63,7 +63,7 @@ pub(crate) fn waiting_bytes(stays: &[Stay]) -> usize {
 /// A node, and whether it writes.
 type Touch = (usize, bool);
 
-/// What is at home on the host, and when it is touched, in order.
+/// A tensor with a home on the host, and its touches, in order.
 struct Resident {
     home: ArenaId,
     bytes: Range<usize>,
@@ -113,7 +113,7 @@ impl Resident {
     }
 }
 
-/// Gives every stay time to be fetched, each behind the one before, with few under way.
+/// Gives every stay time to be fetched, each after the one before, with few in flight.
 pub(super) fn arrive(stays: &mut [Stay], clock: &Clock) {
     let mut free = f64::INFINITY;
     let ahead = most_ahead(stays);
@@ -132,7 +132,7 @@ pub(super) fn arrive(stays: &mut [Stay], clock: &Clock) {
     }
 }
 
-/// Gives every stay time to be stored, each behind the one before, with few under way. `end` is the last position.
+/// Gives every stay time to be stored, each after the one before, with few in flight. `end` is the last position.
 pub(super) fn leave(stays: &mut [Stay], clock: &Clock, end: usize) {
     let mut free: f64 = 0.0;
     let ahead = most_ahead(stays);
@@ -157,7 +157,7 @@ fn most_ahead(stays: &[Stay]) -> usize {
     stays.iter().map(Stay::bytes).max().unwrap_or(0).max(AHEAD)
 }
 
-/// What is offloaded of an entry.
+/// Returns the tensors of an entry that are offloaded.
 fn residents(graph: &Graph, placement: &Placement, homes: &Homes, leaves: bool) -> Vec<Resident> {
     let place = |id| placement.get(id).expect("every value was placed");
     let mut activations: Vec<Resident> = Vec::new();

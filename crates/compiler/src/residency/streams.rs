@@ -45,7 +45,7 @@ impl Streams {
         self.steps.push(Step { instruction, provenance: from.clone(), cost });
     }
 
-    /// What the ranks do together, when what its stream follows is done.
+    /// Queues a collective of the ranks, which starts after what its stream follows.
     pub fn collective(&mut self, of: Collective, from: &Provenance) {
         let cost = Cost { flops: 0.0, bytes: of.to.bytes() as f64 };
         self.steps.push(Step { instruction: Instruction::Collective(of), provenance: from.clone(), cost });

@@ -41,7 +41,7 @@ fn resident(draw: &mut Draw, number: usize, start: usize, nodes: usize) -> Resid
     }
 }
 
-/// What tensors hold: whose contents, and how often they had been written.
+/// The contents of tensors: the name of what each holds, and the number of times that this had been written.
 #[derive(Default)]
 struct Memory {
     known: Vec<(TensorRef, (String, usize))>,

@@ -25,7 +25,7 @@ impl<'a> Transfers<'a> {
         (0..self.stays.len()).filter(|index| of(&self.stays[*index])).collect()
     }
 
-    /// What is due before a position: places are freed first, then taken again.
+    /// Queues the transfers that are due before a position: places are freed first, then taken again.
     pub fn before(&mut self, position: usize, from: &Provenance, streams: &mut Streams) {
         let freed = |stay: &Stay| stay.follows == Follows::Computation && stay.released + 1 == position;
         for stored in self.stays(freed).into_iter().filter_map(|index| self.stored[index]) {
@@ -35,7 +35,7 @@ impl<'a> Transfers<'a> {
         self.fetch(position, from, streams);
     }
 
-    /// What arrives before a position.
+    /// Queues the transfers that arrive before a position.
     fn fetch(&mut self, position: usize, from: &Provenance, streams: &mut Streams) {
         let made = |stay: &Stay| stay.opens && self.kind == EntryKind::FirstMicroStep;
         for index in self.stays(|stay| stay.arrives == position && stay.fetched && !made(stay)) {
@@ -62,13 +62,13 @@ impl<'a> Transfers<'a> {
         }
     }
 
-    /// The stays that are stored behind a position, by number.
+    /// Returns the stays that are stored after a position, by number.
     pub fn due(&self, position: usize) -> Vec<(usize, &'a Stay)> {
         let stays: &'a [Stay] = self.stays;
         stays.iter().enumerate().filter(|(_, stay)| stay.stored == Some(position)).collect()
     }
 
-    /// Stores what a stay wrote, behind what was computed so far.
+    /// Stores what a stay wrote, after what was computed so far.
     pub fn store(&mut self, number: usize, from: &Provenance, streams: &mut Streams) {
         streams.follow(StreamId::ToHost, from);
         for moved in self.stays[number].moves.iter().filter(|moved| moved.written) {
@@ -77,7 +77,7 @@ impl<'a> Transfers<'a> {
         self.stored[number] = Some(streams.record(StreamId::ToHost, from));
     }
 
-    /// Waits for what is still in flight behind the last position.
+    /// Waits for what is still in flight after the last position.
     pub fn end(mut self, position: usize, from: &Provenance, streams: &mut Streams) {
         self.fetch(position, from, streams);
         if let Some(last) = self.stored.iter().flatten().max().filter(|last| Some(**last) > self.joined) {
@@ -86,7 +86,7 @@ impl<'a> Transfers<'a> {
     }
 }
 
-/// Puts a stay together from the pieces of all ranks.
+/// Gathers a stay from the pieces of all ranks.
 fn gather(stay: &Stay, from: &Provenance, streams: &mut Streams) -> EventId {
     streams.follow(StreamId::Exchange, from);
     let (home, device) = (&stay.moves[0].home, &stay.moves[0].device);

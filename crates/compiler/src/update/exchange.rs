@@ -1,4 +1,4 @@
-//! What the ranks of an update do together: they agree on loss and norm, and each gets the weights that the others have
+//! The collectives of an update: the ranks agree on loss and norm, and each gets the weights that the others have
 //! updated, where it keeps them. The sums of the gradients have come with the micro-steps. Bytes travel on a stream of
 //! their own, sums are launches in the order of the ranks. Does not know how weights are updated.
 
@@ -36,7 +36,7 @@ pub(super) fn agree(
     });
     let [all, own] = parameters.gathered_squares();
     if parameters.sharding.gradients && homes.on_device(arena::GRADIENTS) {
-        // Pieces lie behind one another in the order of their blocks.
+        // Pieces are contiguous in the order of their blocks.
         let size = DType::F32.size();
         let squared = parameters.buckets().filter(|(run, _)| run.rule.descends());
         let pieces = squared.map(|(run, bucket)| {
@@ -120,7 +120,7 @@ fn counted_places(parameters: &ParameterPlan) -> [TensorRef; 2] {
     assert_eq!(number(COUNTED[0]) + 1, number(COUNTED[1]), "the sums of a step are neighbours");
     let [first, last] = COUNTED.map(scalar_ref);
     let bytes = 2 * (last.offset - first.offset);
-    // What is reported of routers lies behind.
+    // The report of routers follows.
     let reported = parameters.report().map_or(0, |at| at.len());
     let count = bytes / first.dtype.size() + reported;
     [parameters.gathered_scalars(count), TensorRef::dense(first.arena, first.offset, first.dtype, [count])]

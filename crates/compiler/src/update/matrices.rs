@@ -64,9 +64,9 @@ pub(super) struct Orthogonal<'a> {
     taken: usize,
     optimizer: &'a OptimizerOptions,
     seed: u64,
-    /// Whether every rank has matrices of its own.
+    /// True if every rank has matrices of its own.
     sharded: bool,
-    /// What the batch became whose matrices were complete last.
+    /// The step direction of the batch whose matrices were complete last.
     direction: Option<TensorRef>,
 }
 
@@ -80,7 +80,7 @@ impl<'a> Orthogonal<'a> {
         Work::new(parts, *dtype, self.taken)
     }
 
-    /// First byte behind the values of a batch.
+    /// Returns the first byte after the values of a batch.
     pub fn end(&self, batch: usize) -> usize {
         self.work(batch).end
     }
@@ -176,7 +176,7 @@ impl<'a> Orthogonal<'a> {
 /// Matrices of equal extents that are made orthogonal together.
 pub(crate) struct Batch {
     pub parts: Vec<Matrices>,
-    /// In which they are multiplied: that in which the model multiplies the weights.
+    /// The type in which the matrices are multiplied: the one in which the model multiplies the weights.
     dtype: DType,
 }
 
@@ -218,12 +218,12 @@ struct Work {
     gram: TensorRef,
     square: TensorRef,
     polynomial: TensorRef,
-    /// First byte behind them.
+    /// The first byte after them.
     end: usize,
 }
 
 impl Work {
-    /// Behind the first `start` bytes of the arena.
+    /// Places the values of a batch after the first `start` bytes of the arena.
     fn new(batch: &[Matrices], dtype: DType, start: usize) -> Work {
         let count = batch.iter().map(Matrices::count).sum();
         let [m, n] = batch[0].extents();

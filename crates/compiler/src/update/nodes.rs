@@ -23,7 +23,7 @@ use crate::rule::{Per, Rule};
 /// Buckets that have places at a time: one that is sent, one that is added up, one whose sums come back.
 const AT_ONCE: usize = 3;
 
-/// What is summed over the nodes.
+/// The tensors that are summed over the nodes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Summed {
     Gradients,
@@ -34,7 +34,7 @@ pub(super) enum Summed {
 }
 
 impl Summed {
-    /// In which blocks it is sent, where it is.
+    /// Returns the form of the blocks that it is sent in, if it is sent in blocks.
     fn blocks(self, sharding: &Sharding) -> Option<Blocks> {
         sharding.blocks().filter(|blocks| blocks.are_of_momentum() == matches!(self, Summed::Momentum { .. }))
     }
@@ -52,11 +52,11 @@ struct Bucket {
     part: Option<Part>,
     /// [nodes · m]: the sums of all parts; [nodes, n], what all nodes sent, where every rank adds up all.
     whole: TensorRef,
-    /// Where gradients are compressed: what is left of them.
+    /// The errors of compression, where gradients are compressed.
     errors: Option<Errors>,
     /// Blocks of squares before its own; none where its squares are not part of the norm.
     squares: Option<usize>,
-    /// Bytes of its places.
+    /// Bytes that its places take.
     bytes: usize,
 }
 
@@ -103,13 +103,13 @@ impl Bucket {
         Bucket { gradient, moments, sent, part, whole, errors, squares, bytes: end - offset }
     }
 
-    /// What is sent for the elements of the gradient, without what fills the parts up.
+    /// Returns the part of a tensor to send that holds the gradient's elements, without what fills the parts up.
     fn of_gradient(&self, of: &TensorRef) -> TensorRef {
         TensorRef { shape: vec![self.gradient.len()], ..of.clone() }
     }
 }
 
-/// What is sent of a bucket.
+/// The tensors of a bucket that are sent.
 #[derive(Clone)]
 struct Sent {
     gradient: TensorRef,
@@ -223,7 +223,7 @@ pub(super) fn total(
     push_behind(steps, lowering, taken, id::TOTAL_SQUARES, Attrs::new(), vec![all], vec![total.clone()]);
 }
 
-/// Queues the squares of a bucket's gradient, behind so many blocks of others.
+/// Queues the squares of a bucket's gradient, after `before` blocks of others.
 fn push_squares(
     steps: &mut Vec<Step>,
     lowering: &mut Lowering<'_>,
@@ -266,14 +266,14 @@ impl Rail<'_, '_> {
         }
     }
 
-    /// Makes blocks of a tensor and of what was left of it, zeros behind its own.
+    /// Makes blocks of a tensor and of what was left of it, with zeros after its own elements.
     fn compress(&mut self, blocks: Blocks, from: &TensorRef, to: &TensorRef, error: &TensorRef) {
         let elements = to.bytes() / blocks.bytes(COMPRESSED_BLOCK) * COMPRESSED_BLOCK;
         let attrs = Attrs::new().with("form", blocks.name()).with("elements", elements as u64);
         self.launch(id::COMPRESS, attrs, from, vec![to.clone(), error.clone()]);
     }
 
-    /// Adds up pieces, [count, n] or the blocks of so many.
+    /// Adds up pieces: [count, n], or the blocks of `count` pieces.
     fn add_pieces(&mut self, pieces: &TensorRef, sum: &TensorRef) {
         match self.blocks {
             Some(blocks) => {

@@ -1,6 +1,6 @@
-//! What an update does at once: runs of the flat arenas, or slices of those that are streamed from the host. Another
-//! idea than residency: this cuts work and numbers its random streams, `residency/ring.rs` says when the tensors of a
-//! piece are on the device. Knows runs, their matrices and their tensors; not what an update computes.
+//! The pieces of work of an update: runs of the flat arenas, or slices of those that are streamed from the host.
+//! Separate from residency: this cuts work and numbers its random streams, `residency/ring.rs` says when the tensors of
+//! a piece are on the device. Knows runs, their matrices and their tensors; not what an update computes.
 
 use program::{ArenaId, OptimizerState, TensorRef};
 use tensor::DType;
@@ -15,16 +15,16 @@ use crate::rule::{Per, State};
 /// Slices begin on multiples of this many elements, so that every tensor of theirs begins on 16 bytes.
 const GRANULE: usize = 16 * ALIGNMENT_ELEMENTS;
 
-/// What is done at once in an update, with tensors where the update finds them.
+/// One piece of work of an update, with tensors where the update finds them.
 pub(crate) struct Slice {
     pub work: Work,
     /// Keeps its random numbers apart from those of the others.
     pub number: usize,
-    /// Of several ranks: the weights that each has updated with this.
+    /// The weights that each of several ranks has updated with this.
     pub updated: Option<Updated>,
 }
 
-/// What an update consists of.
+/// The kinds of work of an update.
 pub(crate) enum Work {
     /// A run that is updated element by element, or the part of it that begins at this element.
     Elements { run: Box<Run>, start: Option<usize> },
@@ -43,7 +43,7 @@ pub(crate) struct Slices {
     pub all: Vec<Slice>,
     /// Matrices that are made orthogonal together, of those that move.
     pub batches: Vec<Batch>,
-    /// When what is at home on the host is on the device: slices by number, from 1.
+    /// The stays of tensors with a home on the host: positions are the numbers of slices, from 1.
     pub stays: Vec<Stay>,
     /// Bytes of the activation arena through which they pass, from its start.
     pub bytes: usize,
@@ -88,12 +88,12 @@ fn bytes_of((tensor, _): &(&mut TensorRef, bool)) -> usize {
 struct Cut {
     all: Vec<Slice>,
     batches: Vec<Batch>,
-    /// Numbers that are taken.
+    /// The numbers that are taken.
     numbers: usize,
 }
 
 impl Cut {
-    /// Adds work that takes so many numbers.
+    /// Adds work that takes `numbers` numbers.
     fn push(&mut self, work: Work, numbers: usize) {
         self.all.push(Slice { work, number: self.numbers, updated: None });
         self.numbers += numbers;

@@ -45,7 +45,7 @@ impl Rewrite<'_> {
         self.replaced.insert(last, nodes);
     }
 
-    /// dx = dy·W.
+    /// Appends the product dx = dy·W.
     fn input_gradient(&mut self, nodes: &mut Vec<Node>, member: &Linear, dy: &Codes, weight: &Weight, units: bool) {
         let at = member.input_gradient.expect("of members that have one");
         let node = self.graph.nodes[at].clone();

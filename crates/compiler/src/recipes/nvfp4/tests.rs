@@ -71,7 +71,7 @@ fn in_blocks(
     (matrices.iter().enumerate().map(of).collect(), 1.0 / s)
 }
 
-/// Sixteen values times diag(σ)·H16/4.
+/// Returns sixteen values times diag(σ)·H16/4.
 fn rotation(x: [f32; 16]) -> [f32; 16] {
     const NEGATIVE: [usize; 10] = [3, 5, 6, 7, 8, 9, 10, 12, 14, 15];
     let sign = |odd: bool| if odd { -1.0 } else { 1.0 };
@@ -101,7 +101,7 @@ fn rotated(x: &[f32], columns: usize) -> Vec<f32> {
     y
 }
 
-/// Where the blocks of each expert are in a rotated tensor.
+/// Returns the ranges of each expert's blocks in a rotated tensor.
 fn places() -> Vec<std::ops::Range<usize>> {
     let mut at = 0;
     SIZES
@@ -171,7 +171,7 @@ fn layers(transposed: bool) -> Layers {
     Layers { graph, given, x, weights, gradients, results }
 }
 
-/// Whether numbers are those that are expected, but for the order of sums.
+/// Asserts that numbers are the expected ones, but for the order of sums.
 fn assert_near(found: &Array<f32>, expected: &[f32], what: &str) {
     let largest = amax(expected);
     assert!(largest > 0.0 && found.real().len() == expected.len(), "{what}");

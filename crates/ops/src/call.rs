@@ -3,7 +3,7 @@
 
 use tensor::{Attrs, DType};
 
-/// Elements of an operand.
+/// The elements of an operand.
 #[derive(Clone, Copy, Debug)]
 pub enum Data<'a, T> {
     Real(&'a [T]),
@@ -108,7 +108,7 @@ impl<'a, T> Output<'a, T> {
     }
 }
 
-/// Everything a reference sees.
+/// The attributes, inputs and outputs that a reference sees.
 pub struct Call<'a, T> {
     pub attrs: &'a Attrs,
     pub inputs: &'a [Input<'a, T>],

@@ -140,7 +140,7 @@ pub fn tensor_of(array: &Array<f32>, dtype: DType, shape: &[usize]) -> HostTenso
 }
 
 impl Instance {
-    /// What the reference gives: computed in f32, rounded to the results' types.
+    /// Returns the results of the reference: computed in f32, rounded to the results' types.
     pub fn expected(&self) -> Vec<HostTensor> {
         let arrays: Vec<Array<f32>> = self.inputs.iter().map(array_of).collect();
         let inputs: Vec<(&[usize], &Array<f32>)> =

@@ -18,7 +18,7 @@ pub struct GradientCall<'a> {
     pub node: &'a Node,
     /// Gradient of each output; `None` where nothing depends on it.
     pub output_gradients: &'a [Option<ValueId>],
-    /// Which inputs need a gradient. A rule should compute nothing for the others.
+    /// True for each input that needs a gradient. A rule should compute nothing for the others.
     pub wanted: &'a [bool],
 }
 
@@ -47,7 +47,7 @@ impl GradientCall<'_> {
     }
 }
 
-/// What a rule gives.
+/// The result of a gradient rule.
 pub enum Gradients {
     /// One entry for each input; `None` where no gradient flows.
     Inputs(Vec<Option<ValueId>>),

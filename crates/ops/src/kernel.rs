@@ -1,5 +1,5 @@
-//! How an operation becomes an instruction: kernel text with its launch, or one of the instruction
-//! kinds that a backend realises with a library.
+//! The lowering of an operation to an instruction: kernel text with its launch, or one of the instruction kinds that a
+//! backend implements with a library.
 
 use program::{Arch, Arg, AttentionForward, Gemm, Machine, TensorRef};
 use tensor::{Attrs, DType};
@@ -27,7 +27,7 @@ pub struct KernelSpec {
     pub args: Vec<Arg>,
 }
 
-/// What a call becomes.
+/// The form in which a call is lowered.
 pub enum Lowered {
     /// Kernels of this operation, in order.
     Kernels(Vec<KernelSpec>),
@@ -38,13 +38,13 @@ pub enum Lowered {
         from: TensorRef,
         to: TensorRef,
     },
-    /// So many ranks in a row give one another pieces of the only input, which become the only output.
+    /// An exchange of pieces of the only input among consecutive ranks; the pieces received become the only output.
     Exchange {
         among: usize,
     },
 }
 
-/// Whether a block may have 200 KiB of shared memory: the large GPUs from Hopper on.
+/// True if a block may have 200 KiB of shared memory: the large GPUs from Hopper on.
 pub(crate) fn is_roomy(machine: &Machine) -> bool {
     matches!(machine.arch, Arch::Cuda(architecture) if architecture.shared_per_block() >= 200 << 10)
 }
@@ -53,7 +53,7 @@ pub(crate) fn is_roomy(machine: &Machine) -> bool {
 /// while the one in front still runs.
 const SHORT: usize = 1024;
 
-/// Whether a kernel of so many blocks calls `follow()`, and is compiled with [`device::FOLLOW`].
+/// True if a kernel of `blocks` blocks calls `follow()`, and is compiled with [`device::FOLLOW`].
 pub(crate) fn follows(blocks: usize) -> bool {
     blocks <= SHORT
 }

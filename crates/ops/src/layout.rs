@@ -60,7 +60,7 @@ pub fn row_width(tensors: &[&TensorRef]) -> usize {
     [8, 4, 2].into_iter().find(|width| allows(*width)).unwrap_or(1)
 }
 
-/// Whether runs of `inner` elements divide into accesses of `width` that are all aligned.
+/// True if runs of `inner` elements divide into accesses of `width` that are all aligned.
 fn readable(tensor: &TensorRef, inner: usize, strides: &[usize], width: usize) -> bool {
     let Some((last, outer)) = strides.split_last() else { return false };
     let access = (width * tensor.dtype.size()).min(16);

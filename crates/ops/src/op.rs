@@ -1,4 +1,4 @@
-//! What an operation declares. What is left out does not compile.
+//! The declaration of an operation. An omitted part does not compile.
 
 use graph::{Element, OpId, ValueType};
 use program::{Arithmetic, Cost, TensorRef};
@@ -9,7 +9,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::rowwise::Form;
 
-/// How the compiler may treat an operation.
+/// The class of an operation, which decides how the compiler may treat it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// Another way to look at the same memory; never an instruction.
@@ -21,7 +21,7 @@ pub enum Class {
     Matmul,
     /// A token's result from the tokens of its row, by scores or by a state: the costly part of a layer besides products.
     Attention,
-    /// Addressed by indices.
+    /// An operation whose elements are addressed by indices.
     Gather,
     Loss,
     /// Changes state in place: its outputs start with their present contents.
@@ -42,15 +42,15 @@ pub struct Attribute {
 /// The rows of an operation: the same leading axes of all operands but some inputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rows {
-    /// How many leading axes count rows.
+    /// Number of leading axes that count rows.
     pub axes: usize,
     /// Inputs that every row reads as a whole.
     pub whole: Vec<usize>,
 }
 
-/// An operation.
+/// An operation of the registry: shapes, reference, gradient, kernels and cost.
 pub trait Op: Send + Sync {
-    /// What `registry.rs` calls it.
+    /// Returns the operation's number in `registry.rs`.
     fn id(&self) -> OpId;
 
     fn name(&self) -> &'static str {
@@ -76,12 +76,12 @@ pub trait Op: Send + Sync {
         false
     }
 
-    /// Whether it multiplies matrices: its work grows faster than what it reads and writes.
+    /// True if it multiplies matrices: its work grows faster than what it reads and writes.
     fn multiplies(&self) -> bool {
         self.class() == Class::Matmul
     }
 
-    /// Whether a token's result depends on other tokens of its row: then the row cannot be shared as it is.
+    /// True if a token's result depends on other tokens of its row: then the row cannot be shared as it is.
     fn mixes_tokens(&self) -> bool {
         self.class() == Class::Attention
     }
@@ -107,7 +107,7 @@ pub trait Op: Send + Sync {
         Cost { flops: 0.0, bytes }
     }
 
-    /// What the kernels compute that [`Op::lower`] gives for the same call: estimates of time read it.
+    /// Returns the arithmetic of the kernels that [`Op::lower`] gives for the same call: estimates of time read it.
     fn arithmetic(&self, _call: &LowerCall<'_>) -> Arithmetic {
         Arithmetic::default()
     }
@@ -117,13 +117,14 @@ pub trait Op: Send + Sync {
         0
     }
 
-    /// Whether kernels may round what one of their products hands to the next to the type of the activations: results of every
-    /// type are then no nearer than a few such roundings.
+    /// True if kernels may round what one of their products hands to the next to the type of the activations: results
+    /// of every type are then no nearer than a few such roundings.
     fn rounds_between(&self) -> bool {
         false
     }
 
-    /// For an operation that expressions give, of elements or of rows: the form, of so many operands.
+    /// Returns the form, of `operands` operands, of an operation that expressions give, over elements or rows; none for
+    /// others.
     fn form(&self, _operands: usize, _attrs: &Attrs) -> Option<Form> {
         None
     }
@@ -186,7 +187,7 @@ macro_rules! reference {
 pub struct Fusion {
     pub first: OpId,
     pub second: OpId,
-    /// Which input of `second` is the first output of `first`.
+    /// The input of `second` that is the first output of `first`.
     pub operand: usize,
     pub keeps: Keeps,
 }
@@ -199,7 +200,7 @@ pub struct Pairing {
     pub shared: &'static [usize],
 }
 
-/// Which results of the first operation the fused one still gives.
+/// The results of the first operation that the fused one still gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keeps {
     /// All but the first, the joined one: nobody else may read that.
@@ -209,7 +210,8 @@ pub enum Keeps {
 }
 
 impl Keeps {
-    /// How many results of the first operation, counted from its first, are no longer given, of `count`.
+    /// Returns the number of results of the first operation that are no longer given, counted from its first, of
+    /// `count`.
     pub fn dropped(self, count: usize) -> usize {
         match self {
             Keeps::Others => 1,
@@ -227,16 +229,16 @@ pub enum ExampleInput {
     NormalF32 { shape: Vec<usize>, scale: f64 },
     /// Uniform in [low, high), as f32.
     UniformF32 { shape: Vec<usize>, low: f64, high: f64 },
-    /// Given integers.
+    /// Integers whose values are given.
     Ints { shape: Vec<usize>, values: Vec<i32> },
-    /// Given numbers, as f32.
+    /// Numbers whose values are given, as f32.
     F32 { shape: Vec<usize>, values: Vec<f32> },
     /// Codes of eight bits of normal numbers times `scale`.
     Codes { dtype: DType, shape: Vec<usize>, scale: f64 },
-    /// Given bytes.
+    /// Bytes whose values are given.
     Bytes { shape: Vec<usize>, values: Vec<u8> },
-    /// What the reference of `op` gives as its result number `result` for the example's inputs at the
-    /// places `inputs`, none of them computed, and the example's attributes.
+    /// The result number `result` of the reference of `op` for the example's inputs at the places `inputs`, none of
+    /// them computed, and the example's attributes.
     Computed { op: OpId, inputs: Vec<usize>, result: usize, element: Element, shape: Vec<usize> },
 }
 
@@ -247,7 +249,7 @@ pub struct Example {
     pub attrs: Attrs,
     /// Extra inputs for update operations: the present contents of the outputs.
     pub state: Vec<ExampleInput>,
-    /// Which inputs the gradient check differentiates.
+    /// The inputs that the gradient check differentiates.
     pub differentiable: Vec<usize>,
 }
 

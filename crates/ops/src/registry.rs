@@ -27,7 +27,7 @@ use crate::view;
 /// Makes the list and the ids from one row for each operation: its constant in [`id`], its name, its implementation.
 macro_rules! operations {
     ($($id:ident = $name:literal: $op:expr,)*) => {
-        /// Indices into the list.
+        /// The operations' indices into the list.
         #[expect(non_camel_case_types, clippy::upper_case_acronyms, reason = "named like the constants that they number")]
         enum Index {
             $($id),*

@@ -139,7 +139,7 @@ pub fn dot<T: Real>(a: &[T], b: &[T]) -> T {
     folded(lanes, rest)
 }
 
-/// y += a·x
+/// Adds a·x to y, element by element.
 #[inline(always)]
 pub fn add_scaled<T: Real>(y: &mut [T], a: T, x: &[T]) {
     for (y, x) in y.iter_mut().zip(x) {

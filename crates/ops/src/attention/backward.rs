@@ -1,4 +1,4 @@
-//! The gradients of attention.
+//! The operation that computes the gradients of attention.
 
 use graph::{Element, OpId, ValueType};
 use program::{Arch, Arithmetic, Cost, Realisation, TensorRef};

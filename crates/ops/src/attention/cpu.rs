@@ -13,7 +13,7 @@ use crate::call::{Call, Input};
 use crate::real::Real;
 use crate::vector::add_scaled;
 
-/// Queries of one block.
+/// Number of queries in a block.
 const QUERIES: usize = 32;
 
 /// One head of a tensor [B, T, heads, D].
@@ -32,7 +32,7 @@ impl<'a, T: Real> Head<'a, T> {
         Head { data: &tensor.real()[start..], stride: heads * head_dim, tokens, head_dim }
     }
 
-    /// As the left operand of a product, from one token on.
+    /// Returns the head as the left operand of a product, from one token on.
     fn from(&self, token: usize) -> Left<'a, T> {
         Left { data: &self.data[token * self.stride..], row: self.stride, step: 1 }
     }

@@ -78,7 +78,7 @@ impl Given {
         }
     }
 
-    /// q, k, v, document_start.
+    /// Returns the tensors q, k, v and document_start.
     pub fn tensors(&self) -> Vec<ExampleInput> {
         let [batch, tokens, heads, kv_heads, head_dim, value_dim] = self.shape;
         let normal = |heads: usize, columns: usize| ExampleInput::Normal {

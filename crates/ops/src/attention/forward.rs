@@ -1,4 +1,4 @@
-//! The forward operation.
+//! The operation that computes attention.
 
 use graph::{OpId, ValueType};
 use program::{Arch, Arithmetic, AttentionForward, Cost, Realisation, TensorRef};

@@ -44,7 +44,7 @@ pub fn takes(call: &LowerCall<'_>) -> bool {
     call.machine.arch.is_hopper() && suits_tensor_cores(call, WIDEST) && scale > 0.0
 }
 
-/// Whether the forward pass over full causal rows is faster than a library's: heads of more than 64 columns, and those
+/// True if the forward pass over full causal rows is faster than a library's: heads of more than 64 columns, and those
 /// of up to 64 whose keys three share (H200: 418 TFLOP/s, cuDNN 368 to 381; with other groups 340 to 417, cuDNN 363 to
 /// 410).
 pub fn is_ahead(call: &LowerCall<'_>) -> bool {
@@ -72,7 +72,7 @@ fn output_boxes(output: usize) -> Arg {
     Arg::OutputBoxes { output, extents: [1, 64, 1, 64], matrices: None }
 }
 
-/// Blocks that stay and draw their work.
+/// Returns the launch of a kernel with persistent blocks that draw their work.
 fn spec(
     entry: &'static str,
     source: &'static str,

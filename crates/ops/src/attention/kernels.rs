@@ -14,10 +14,11 @@ const HEADERS: &[(&str, &str)] = &[
     ("reduce.cuh", include_str!("../cuda/reduce.cuh")),
 ];
 
-/// Warps of one block.
+/// Number of warps in a block.
 const WARPS: usize = 4;
 
-/// Queries or keys that one warp holds: as many as fit into 48 KiB of shared memory with a tile, where they can.
+/// Returns the queries or keys that one warp holds: the number that fits into 48 KiB of shared memory with a tile,
+/// where one does.
 fn per_warp(widest: usize) -> usize {
     if widest <= 128 { 4 } else { 1 }
 }

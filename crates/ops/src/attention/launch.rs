@@ -15,7 +15,7 @@ pub struct Launch<'a> {
     pub entry: &'static str,
     pub source: &'static str,
     pub headers: &'static [(&'static str, &'static str)],
-    /// How the work is divided: definitions.
+    /// The division of the work, as definitions.
     pub division: Vec<(&'static str, usize)>,
     /// Tensors whose type and strides the kernel receives.
     pub tensors: &'a [(&'a str, &'a TensorRef)],
@@ -43,7 +43,7 @@ impl Launch<'_> {
     }
 }
 
-/// What the interval of keys and the score are made of, and the type of q, k and v.
+/// Returns the definitions of the interval of keys, the score, and the type of q, k and v.
 fn mask_defines(call: &LowerCall<'_>) -> Vec<(String, String)> {
     let e = Extents::of_call(call.inputs);
     let reading = Reading::checked(call.attrs, e.head_dim);

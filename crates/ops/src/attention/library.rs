@@ -1,7 +1,8 @@
-//! Which realisation a call of attention gets: the one place where it is chosen, from the call and the machine.
+//! The kernel variant of a call of attention: the one place where it is chosen, from the call and the machine.
 //!
-//! Hopper's own kernels, the portable ones for tensor cores, the scalar ones, and a library for the forward pass over
-//! full rows where it is the fastest. What the library takes is in `program::library`, which its backend reads too.
+//! Hand-written kernels for Hopper, the portable ones for tensor cores, the scalar ones, and a library for the forward
+//! pass over full rows where it is the fastest. What the library takes is in `program::library`, which its backend
+//! reads too.
 
 use program::{Documents, Realisation, library};
 

@@ -15,7 +15,7 @@ pub struct Mask<'a> {
 }
 
 impl<'a> Mask<'a> {
-    /// Of row `b` of tensors [B, T]. Panics where they break the promise.
+    /// Returns the mask of row `b` of tensors [B, T]. Panics where they break the promise.
     pub fn of_row(b: usize, tokens: usize, starts: &'a [i32], last: Option<&'a [i32]>, reading: &Reading) -> Self {
         let row = |all: &'a [i32]| &all[b * tokens..(b + 1) * tokens];
         let mask = Mask {

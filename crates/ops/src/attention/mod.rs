@@ -54,7 +54,7 @@ const ATTRIBUTES: &[Attribute] = &[
     },
 ];
 
-/// Widest head.
+/// Most columns that a head may have.
 pub const MAX_HEAD_DIM: usize = 512;
 
 /// Checks q, k, v, document_start and the optional inputs; returns the types of o and lse.

@@ -48,7 +48,7 @@ impl Reading {
     }
 }
 
-/// Extents of one call.
+/// The extents of one call.
 #[derive(Clone, Copy)]
 pub struct Extents {
     pub batch: usize,
@@ -66,7 +66,7 @@ impl Extents {
         Extents { batch: q[0], tokens: q[1], heads: q[2], kv_heads: k[2], head_dim: q[3], value_dim: v[3] }
     }
 
-    /// Of a call of either pass.
+    /// Returns the extents of a call of either pass.
     pub fn of_call(inputs: &[TensorRef]) -> Self {
         Extents::of(&inputs[0].shape, &inputs[1].shape, &inputs[2].shape)
     }
@@ -85,7 +85,8 @@ impl Extents {
         (self.batch * self.heads) as f64 * (window * (window + 1.0) / 2.0 + (tokens - window) * window + behind)
     }
 
-    /// Multiplications and additions of so many products over q's columns and over v's.
+    /// Returns the multiplications and additions of `by_head` products over q's columns and `by_value` products over
+    /// v's.
     pub fn flops(&self, reading: &Reading, by_head: f64, by_value: f64) -> f64 {
         2.0 * (by_head * self.head_dim as f64 + by_value * self.value_dim as f64) * self.pairs(reading)
     }
@@ -114,7 +115,7 @@ impl<T> Axes for Input<'_, T> {
     }
 }
 
-/// Inputs before the optional ones in the pass that has so many results.
+/// Returns the number of inputs before the optional ones, in the pass with `outputs` results.
 fn required(outputs: usize) -> usize {
     if outputs == 3 { BACKWARD_INPUTS } else { FORWARD_INPUTS }
 }
@@ -122,14 +123,14 @@ fn required(outputs: usize) -> usize {
 /// Places of the optional inputs among a call's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Optional {
-    /// i32 [B, T]
+    /// The input with the last key of each token, i32 [B, T].
     pub last_key: Option<usize>,
-    /// [heads]
+    /// The input with the sink of each head, [heads].
     pub sink: Option<usize>,
 }
 
 impl Optional {
-    /// Behind `required` inputs: first `last_key`, then the sink, distinguished by their axes.
+    /// Finds the optional inputs after the first `required`: `last_key`, then the sink, distinguished by their axes.
     pub fn of<T: Axes>(inputs: &[T], required: usize) -> Result<Self, String> {
         let axes: Vec<usize> = inputs[required.min(inputs.len())..].iter().map(Axes::axes).collect();
         let (last_key, sink) = match axes[..] {
@@ -142,13 +143,13 @@ impl Optional {
         Ok(Optional { last_key, sink })
     }
 
-    /// Of a call that passed the shape rule, of either pass.
+    /// Finds the optional inputs of a call of either pass that passed the shape rule.
     pub fn of_call<T: Axes>(inputs: &[T], outputs: usize) -> Self {
         Self::of(inputs, required(outputs)).expect("checked by the shape rule")
     }
 }
 
-/// What turns the product q·k of one head into a score.
+/// The function that turns the product q·k of one head into a score.
 #[derive(Clone, Copy)]
 pub struct Scoring<T> {
     pub scale: T,
@@ -175,7 +176,7 @@ impl<T: Real> Scoring<T> {
     }
 }
 
-/// What both passes have besides q, k and v.
+/// The operands of both passes besides q, k and v.
 pub struct Operands<'a, T> {
     pub e: Extents,
     pub reading: Reading,

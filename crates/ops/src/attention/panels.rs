@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use crate::real::Real;
 
-/// Columns of one panel.
+/// Number of columns in a panel.
 pub const LANES: usize = 8;
 /// Rows of the result that share one pass over a panel.
 const LINES: usize = 4;

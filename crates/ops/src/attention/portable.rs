@@ -36,7 +36,7 @@ pub fn takes(call: &LowerCall<'_>) -> bool {
     matches!(call.machine.arch, Arch::Cuda(_)) && suits_tensor_cores(call, MAX_HEAD_DIM)
 }
 
-/// Where the parts of the backward pass's scratch start, and its size, in bytes.
+/// The first bytes of the parts of the backward pass's scratch, and its size.
 struct Scratch {
     /// f32 [B, heads, blocks of queries, queries, padded columns], in the order in which registers hold it.
     dq_sums: usize,
@@ -47,7 +47,7 @@ struct Scratch {
 }
 
 impl Scratch {
-    /// Behind the records of the queries, float4 [B, heads, T].
+    /// Places the parts after the records of the queries, float4 [B, heads, T].
     fn of(e: &Extents, division: &ByKey) -> Scratch {
         let dq_sums = e.batch * e.heads * e.tokens * RECORD;
         if division.turns.is_none() {

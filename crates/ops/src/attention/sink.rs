@@ -18,7 +18,7 @@ use crate::vector::dot;
 
 const SOURCE: &str = include_str!("sink.cu");
 
-/// Tokens of one block.
+/// Number of tokens in a block.
 const ROWS: usize = 256;
 
 /// d_sink = attention_sink_gradient(o, d_o, lse, sink)

@@ -141,7 +141,7 @@ struct Call {
     machine: Machine,
     documents: Documents,
     attrs: Attrs,
-    /// q, k, v, document_start.
+    /// The tensors q, k, v and document_start.
     forward: [TensorRef; 4],
     lse: TensorRef,
     o: TensorRef,
@@ -180,7 +180,7 @@ impl Call {
         [forward, call(&AttentionBackward, &backward, &self.gradients)]
     }
 
-    /// What realises the two passes. What is lowered must be that.
+    /// Returns the kernel variants of the two passes, and checks that what is lowered are those.
     fn realised(&self) -> [Realisation; 2] {
         self.both(|op, call| {
             let of = realisation(call);
@@ -293,7 +293,8 @@ fn packed_rows_that_may_hold_long_documents_get_both_backward_passes() {
     assert_eq!([long(128), long(64)], [Some(819), Some(1229)]);
 }
 
-/// Where one block for the longest tile of keys would take longer than the mean of all, two have half of its query heads each.
+/// Two blocks have half of the query heads each where one block for the longest tile of keys would take longer than the
+/// mean of all.
 #[test]
 fn few_key_heads_are_shared_by_two_blocks() {
     let h200 = Machine::h200();

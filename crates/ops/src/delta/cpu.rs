@@ -1,5 +1,5 @@
-//! The reference of the gated delta rule: token by token, as it is written. Its gradients go back from state to state; the
-//! states in front of the tokens of a chunk are recomputed from that at its start.
+//! The reference of the gated delta rule: token by token, as it is written. Its gradients go back from state to state;
+//! the states before the tokens of a chunk are recomputed from the one at its start.
 
 use rayon::prelude::*;
 
@@ -8,7 +8,7 @@ use crate::call::{Call, Input};
 use crate::real::Real;
 use crate::vector::{Loop, vectorised};
 
-/// The operands of one head, its tokens behind one another.
+/// The operands of one head, its tokens one after another.
 pub(super) struct Head<T> {
     key_dim: usize,
     value_dim: usize,
@@ -27,8 +27,8 @@ fn rows_of<T: Real>(x: &[T], [row, tokens, heads, head, columns]: [usize; 5]) ->
 }
 
 impl<T: Real> Head<T> {
-    /// Head `head` of row `row`; queries times `scale`. `begins`: whether the state is empty in front of a token, from its place
-    /// in the row and what the operand behind `beta` says of it.
+    /// Reads head `head` of row `row`; queries times `scale`. `begins`: true if the state is empty before a token, from
+    /// its place in the row and the operand after `beta`.
     pub fn of(
         inputs: &[Input<'_, T>],
         e: &Extents,
@@ -78,7 +78,8 @@ impl<T: Real> Head<T> {
         vec![T::default(); self.key_dim * self.value_dim]
     }
 
-    /// The results of the first `tokens` tokens, from the state in front of them to that behind them.
+    /// Returns the results of the first `tokens` tokens, and takes the state from the one before them to the one after
+    /// them.
     pub fn forward(&self, tokens: usize, state: &mut [T]) -> Vec<T> {
         let mut o = Vec::with_capacity(tokens * self.value_dim);
         for t in 0..tokens {
@@ -126,7 +127,7 @@ impl<'a, T: Real> Loop<(&'a mut [T], &'a [T], &'a [T], T)> for AddOuter {
     }
 }
 
-/// aᵀS
+/// The product aᵀS of a vector and a state.
 struct Product;
 
 impl<'a, T: Real> Loop<(&'a [T], &'a [T], usize)> for Product {
@@ -158,7 +159,7 @@ impl<'a, T: Real> Loop<(&'a mut [T], &'a [T], &'a [T], T)> for AddProduct {
     }
 }
 
-/// Whether a document that starts at `start` starts with token `t`.
+/// True if a document that starts at `start` starts with token `t`.
 fn starts_there(t: usize, start: i32) -> bool {
     start as usize == t
 }
@@ -204,7 +205,7 @@ impl<T: Real> Head<T> {
         self.beta.len()
     }
 
-    /// The state in front of the first token of every chunk.
+    /// Returns the state before the first token of every chunk.
     fn states(&self) -> Vec<Vec<T>> {
         let (mut state, mut states) = (self.zeros(), Vec::new());
         for t in 0..self.tokens() {
@@ -244,8 +245,8 @@ impl<T: Real> Head<T> {
         result
     }
 
-    /// One token: from the gradient of the state behind it to that of the state in front of it. `decayed`: the state that
-    /// is corrected, and what it misses.
+    /// Goes back over one token: from the gradient of the state after it to that of the state before it. `decayed`: the
+    /// state that is corrected, and what it misses.
     fn back(
         &self,
         t: usize,

@@ -27,7 +27,7 @@ fn check_gradient([x, a, b, dg]: [&ValueType; 4]) -> Result<(), String> {
     if dg.shape == x.shape { Ok(()) } else { Err("dg must be shaped like x".into()) }
 }
 
-/// −e^a
+/// Returns −e^a, the rate of the decay.
 fn rate() -> Expr {
     Expr::unary(Unary::Negate, Expr::unary(Unary::Exp, Expr::Input(1)))
 }
@@ -40,7 +40,7 @@ fn decay() -> Expr {
     rate() * Expr::unary(Unary::Softplus, sum())
 }
 
-/// Of x and of b.
+/// Returns the gradient of x, which is that of b before it is summed over rows.
 fn slope() -> Expr {
     Expr::Input(3) * rate() * sum().sigmoid()
 }

@@ -1,4 +1,4 @@
-//! The forward operation.
+//! The operation that applies the gated delta rule.
 
 use graph::{OpId, ValueType};
 use program::{Arch, Arithmetic, Cost, TensorRef};

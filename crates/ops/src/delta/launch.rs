@@ -18,9 +18,9 @@ const STEP: usize = 16;
 /// Threads of a block that computes the gradients of a chunk.
 const CHUNK_THREADS: usize = 256;
 
-/// What the kernels of a backward pass hand one another, as offsets in bytes: for each head of each row the states at the
-/// starts of chunks, the gradients of those at their ends, and for each token what the state misses and the gradient of
-/// the correction.
+/// The offsets in bytes of what the kernels of a backward pass hand one another: for each head of each row the states
+/// at the starts of chunks, the gradients of those at their ends, and for each token what the state misses and the
+/// gradient of the correction.
 struct Handed {
     d_states: usize,
     misses: usize,
@@ -44,7 +44,7 @@ pub fn handed(e: &Extents) -> usize {
     Handed::of(e).end
 }
 
-/// In what the kernels of a pass multiply.
+/// Returns the arithmetic in which the kernels of a pass multiply.
 pub fn arithmetic(call: &LowerCall<'_>) -> Arithmetic {
     if tensor_cores::suits(call) { Arithmetic::OfOperands } else { Arithmetic::Single }
 }

@@ -1,5 +1,5 @@
-//! The gated delta rule (Yang et al. 2024, arXiv 2412.06464): linear attention whose state forgets, and is corrected towards
-//! each value instead of only added to. The rule and its gradients, the convolution over tokens in front of it
+//! The gated delta rule (Yang et al. 2024, arXiv 2412.06464): linear attention whose state forgets, and is corrected
+//! towards each value instead of only added to. The rule and its gradients, the convolution over tokens before it
 //! (`causal_conv`), and its decay (`delta_decay`).
 //!
 //! Documents of a packed row never see each other: the convolution ends and the state is empty again where
@@ -47,7 +47,7 @@ struct Extents {
 }
 
 impl Extents {
-    /// Of k and v.
+    /// Returns the extents of k and v.
     fn of(k: &[usize], v: &[usize]) -> Extents {
         let ([batch, tokens, key_heads, key_dim], [_, _, heads, value_dim]) = (k, v) else {
             unreachable!("the shape rule requires four axes")

@@ -25,13 +25,13 @@ const HEADERS: &[(&str, &str)] =
 const THREADS: usize = 256;
 /// Elements that a thread reads and writes at once: 16 bytes of bf16.
 const WIDTH: usize = 8;
-/// How often it does so.
+/// Number of packs that a thread takes.
 const ROUNDS: usize = 4;
 
 /// Elements of one task on the CPU.
 const CHUNK: usize = 1 << 14;
 
-/// y = dequantise(packed)
+/// The operation y = dequantise(packed).
 pub struct Dequantise;
 
 fn packing_of(attrs: &Attrs) -> Result<Packing, String> {
@@ -47,12 +47,12 @@ pub fn attributes(packing: Packing, shape: &[usize]) -> Attrs {
     Attrs::new().with("packing", packing.to_string()).with("shape", shape.to_vec())
 }
 
-/// The attributes of a call for so many tensors of this shape behind one another.
+/// Returns the attributes of a call for `members` contiguous tensors of this shape.
 pub fn of_members(packing: Packing, shape: &[usize], members: usize) -> Attrs {
     attributes(packing, shape).with("members", members)
 }
 
-/// How many tensors lie behind one another.
+/// Returns the number of contiguous tensors.
 fn members(attrs: &Attrs) -> Result<usize, String> {
     match attrs.optional_int("members").map_err(|e| e.0)? {
         None => Ok(1),

@@ -31,7 +31,7 @@ const WORDS: usize = 4;
 /// Elements of one task on the CPU.
 const CHUNK: usize = 4096;
 
-/// y = dropout(x, micro_step)
+/// The operation y = dropout(x, micro_step).
 pub struct Dropout;
 
 /// The key; 0 until the compiler has set one.
@@ -39,7 +39,7 @@ fn seed(attrs: &Attrs) -> Result<u64, String> {
     if attrs.get("seed").is_some() { seed_of(attrs) } else { Ok(0) }
 }
 
-/// What decides in one micro-step which elements of one place are dropped.
+/// The numbers that decide in one micro-step which elements of one place are dropped.
 pub(crate) struct Dice {
     /// The probability and the factor 1/(1 − p), both rounded to f32 as the kernels see them.
     p: f32,
@@ -61,7 +61,7 @@ impl Dice {
         Attribute { name: "stream", kind: "int?", doc: "keeps the masks of different places apart; likewise" },
     ];
 
-    /// Those, and one more.
+    /// Returns its own attributes, and one more.
     pub const fn attributes_and(other: Attribute) -> [Attribute; 4] {
         let [p, seed, stream] = Dice::OWN;
         [p, seed, stream, other]

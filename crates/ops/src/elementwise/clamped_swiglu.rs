@@ -91,7 +91,7 @@ pub static CLAMPED_SWIGLU: Pointwise = Pointwise {
     examples: || examples(2),
 };
 
-/// Both gradients of `clamped_swiglu`.
+/// Both gradients of the operation `clamped_swiglu`.
 pub static CLAMPED_SWIGLU_BACKWARD: Pointwise = Pointwise {
     id: id::CLAMPED_SWIGLU_BACKWARD,
     doc: "Gradients of `clamped_swiglu`: with σ = σ(alpha·g), d_gate = dy·(u + 1)·σ·(1 + alpha·g·(1 − σ)) where gate is \

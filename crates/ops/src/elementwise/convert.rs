@@ -1,4 +1,5 @@
-//! `cast` and `fill`: the value stays or goes, the type is said.
+//! The operations `cast`, which keeps the value and changes the type, and `fill`, which keeps the type and changes the
+//! value.
 
 use graph::{Element, ValueType};
 use tensor::{Attrs, DType};
@@ -44,7 +45,7 @@ pub static CAST: Pointwise = Pointwise {
     examples: || ["f32", "bf16"].iter().flat_map(|t| examples_of(1, &Attrs::new().with("dtype", *t))).collect(),
 };
 
-/// One value everywhere.
+/// The operation that writes one value everywhere.
 pub static FILL: Pointwise = Pointwise {
     id: id::FILL,
     doc: "`value` everywhere, in the type and shape of x. x […] → like x.",

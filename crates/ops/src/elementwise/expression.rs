@@ -57,16 +57,16 @@ pub enum Expr {
     /// The power of two that scales a tensor: the first value, where it is not 0, else the largest that takes the
     /// second, a magnitude, to 1.75·2^top at most. A device computes the second only where it must.
     Power(Box<Expr>, Box<Expr>, i32),
-    /// How many elements of the tensors of these values are not 0, or those of them that the power makes 0 in E4M3. Only
-    /// counted where the factor of the power is 0, so that later steps do not pay for it.
+    /// The number of elements of the tensors of these values that are not 0, or of those of them that the power makes 0
+    /// in E4M3. Only counted where the factor of the power is 0, so that later steps do not pay for it.
     Count(Counted, Box<Expr>, Vec<Expr>),
 }
 
-/// Which elements are counted.
+/// The elements that are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counted {
     Nonzero,
-    /// Those among them that become 0.
+    /// The nonzero elements that become 0.
     Flushed,
 }
 
@@ -130,12 +130,12 @@ impl Expr {
         Expr::Power(Box::new(self), Box::new(amax), top)
     }
 
-    /// The value after a stay in memory as `dtype`.
+    /// Returns the value rounded as storage in memory as `dtype` would round it.
     pub fn stored_as(self, dtype: DType) -> Expr {
         Expr::unary(Unary::Round(dtype), self)
     }
 
-    /// What an expression is made of, one step down.
+    /// Returns the direct operands of an expression.
     pub fn parts(&self) -> Vec<&Expr> {
         match self {
             Expr::Input(_) | Expr::Constant(_) => Vec::new(),
@@ -169,7 +169,7 @@ impl Expr {
         })
     }
 
-    /// Whether `what` holds for the expression or anything that it is made of.
+    /// True if `what` holds for the expression or anything that it is made of.
     pub fn any(&self, what: &dyn Fn(&Expr) -> bool) -> bool {
         what(self) || self.parts().into_iter().any(|part| part.any(what))
     }
@@ -228,7 +228,7 @@ impl fmt::Display for Expr {
     }
 }
 
-/// Why a text is no expression.
+/// The reason why a text is no expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExprError(pub String);
 

@@ -19,7 +19,7 @@ const THREADS: usize = 256;
 const HEADERS: &[(&str, &str)] =
     &[("types.cuh", include_str!("../cuda/types.cuh")), ("pack.cuh", include_str!("../cuda/pack.cuh")), LOGISTIC];
 
-/// What [`unary`] calls.
+/// The header of the functions that [`unary`] calls.
 pub const LOGISTIC: (&str, &str) = ("logistic.cuh", include_str!("../cuda/logistic.cuh"));
 
 /// The kernel that computes `expressions` of `inputs` into `outputs`.
@@ -97,7 +97,7 @@ fn text(expressions: &[Expr], operands: &[(usize, &TensorRef)], outputs: &[Tenso
     lines.0
 }
 
-/// The text under construction.
+/// The lines of a text under construction.
 #[derive(Default)]
 pub struct Lines(pub String);
 

@@ -1,5 +1,5 @@
-//! What all elementwise operations share: an operation given by its expressions. Evaluation on the
-//! CPU, the CUDA kernel and the cost follow from them.
+//! The common part of all elementwise operations: an operation given by its expressions. Evaluation on the CPU, the
+//! CUDA kernel and the cost follow from them.
 
 use graph::{OpId, ValueType};
 use program::{Cost, TensorRef};

@@ -30,7 +30,7 @@ pub static SWIGLU: Pointwise = Pointwise {
     examples: || examples_of(2, &Attrs::new()),
 };
 
-/// Both gradients of `swiglu`.
+/// Both gradients of the operation `swiglu`.
 pub static SWIGLU_BACKWARD: Pointwise = Pointwise {
     id: id::SWIGLU_BACKWARD,
     doc: "Gradients of `swiglu`: d_gate = dy·up·σ·(1 + gate·(1 − σ)), d_up = dy·gate·σ, σ = 1/(1 + e^−gate). \

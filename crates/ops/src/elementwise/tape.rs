@@ -11,7 +11,7 @@ use crate::vector::{Loop, vectorised};
 
 /// Elements of one run: a register's length.
 const LANES: usize = 256;
-/// Elements of one task.
+/// Number of elements in a task.
 const CHUNK: usize = 64 * LANES;
 
 /// A step writes the register of its own index from earlier ones.
@@ -23,7 +23,7 @@ enum Step {
     Binary(Binary, usize, usize),
 }
 
-/// Expressions made flat.
+/// A list of expressions as steps without nesting.
 #[derive(Debug)]
 pub struct Tape {
     steps: Vec<Step>,
@@ -31,7 +31,7 @@ pub struct Tape {
     results: Vec<usize>,
 }
 
-/// `x` after a stay in memory as `dtype`. Types as wide as f32 change nothing here: the arithmetic
+/// Rounds `x` as storage in memory as `dtype` would round it. Types as wide as f32 change nothing here: the arithmetic
 /// itself is f32 when a program runs, and the f64 check is meant to see no rounding.
 #[inline(always)]
 pub fn round_to<T: Real>(dtype: DType, x: T) -> T {

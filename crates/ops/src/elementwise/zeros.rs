@@ -10,7 +10,7 @@ use crate::op::{Attribute, Class, Example, Op};
 use crate::real::Real;
 use crate::registry::id;
 
-/// 0 everywhere
+/// The operation that writes 0 everywhere.
 pub struct Zeros;
 
 impl Op for Zeros {

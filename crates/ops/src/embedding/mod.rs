@@ -20,7 +20,7 @@ const GRADIENT: &str = include_str!("gradient.cu");
 const HEADERS: &[(&str, &str)] =
     &[("types.cuh", include_str!("../cuda/types.cuh")), ("pack.cuh", include_str!("../cuda/pack.cuh"))];
 
-/// Threads of one block.
+/// Number of threads in a block.
 const THREADS: usize = 256;
 /// Threads of a block that ranks tokens, and how many of them share a token.
 const RANKING: usize = 1024;

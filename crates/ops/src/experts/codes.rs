@@ -146,7 +146,8 @@ impl Op for GroupedCodes {
     }
 }
 
-/// A call for so many tokens, of which each goes to some of the groups, of codes of x in a format or of numbers.
+/// Returns a call for a number of tokens, each of which goes to some of the groups, of codes of x in a format or of
+/// numbers.
 fn example((tokens, each, groups): (usize, usize, usize), [k, n]: [usize; 2], format: Option<DType>) -> Example {
     let (_, _, offsets) = example_groups(tokens, each, groups);
     let (x, w) = ([1, tokens, each, k], [groups, n, k]);

@@ -1,4 +1,4 @@
-//! By how much the load of each expert is more than an even one: what moves the biases of loss-free balancing.
+//! The excess of each expert's load over an even one, which moves the biases of loss-free balancing.
 
 use graph::{Dim, Element, OpId, ValueType};
 use program::Arg;
@@ -15,7 +15,7 @@ use crate::registry::id;
 const SOURCE: &str = include_str!("excess.cu");
 const THREADS: usize = 256;
 
-/// excess = load_excess(load)
+/// The operation excess = load_excess(load).
 pub struct LoadExcess;
 
 impl Op for LoadExcess {

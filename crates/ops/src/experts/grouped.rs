@@ -38,7 +38,7 @@ pub(super) fn columns(t: &ValueType) -> Result<usize, String> {
     t.last().ok_or_else(|| "the last axis must be known".into())
 }
 
-/// Rows of all matrices behind one another, and their columns.
+/// Returns the rows of all stacked matrices together, and their columns.
 fn matrices(w: &ValueType) -> Result<(usize, usize), String> {
     let fixed: Option<Vec<usize>> = w.shape.iter().map(Dim::fixed).collect();
     match fixed.as_deref() {
@@ -65,7 +65,7 @@ pub(super) fn columns_of_product(
     Ok(n)
 }
 
-/// Whether a second product has the rows of x and n columns, too.
+/// Checks that a second product has the rows of x and n columns, too.
 pub(super) fn check_second(
     x: &ValueType,
     n: usize,
@@ -92,8 +92,8 @@ pub(super) fn check_offsets(offsets: &ValueType, groups: usize) -> Result<(), St
     Ok(())
 }
 
-/// Whether tensor cores take the tensors of a call: bf16, f16, or codes with bf16, whose rows divide into pieces and begin
-/// at one.
+/// True if tensor cores take the tensors of a call: bf16, f16, or codes with bf16, whose rows divide into pieces and
+/// begin at one.
 pub(super) fn suits_tensor_cores(call: &LowerCall<'_>, tensors: &[&TensorRef]) -> bool {
     let pieces = |at: &TensorRef| {
         let (last, leading) = at.strides.split_last().expect("tensors have axes");
@@ -174,7 +174,7 @@ pub(super) fn lowered(call: &LowerCall<'_>, second: usize, scaled: bool) -> Lowe
     Lowered::Kernels(vec![kernel])
 }
 
-/// What a call computes, and which kernels do.
+/// Returns the arithmetic of a call, and the kernels that do it.
 pub(super) fn products(call: &LowerCall<'_>, tensors: &[&TensorRef], gradient: bool) -> Arithmetic {
     let by = match suits_tensor_cores(call, tensors) {
         true if hopper::takes(call, tensors) => Realisation::Hopper,

@@ -1,6 +1,6 @@
-//! Grouped products on Hopper's tensor cores (wgmma) and copy engine: which calls they take, and their launches. The
-//! kernels stay on the device and walk over the tiles of all groups; a cluster of two blocks shares what both multiply, but
-//! where a result has few columns.
+//! Grouped products on Hopper's tensor cores (wgmma) and copy engine: the calls that they take, and their launches. The
+//! kernels are persistent and walk over the tiles of all groups; a cluster of two blocks shares what both multiply,
+//! unless a result has few columns.
 
 use program::{Arg, TensorRef};
 use tensor::DType;
@@ -18,7 +18,7 @@ const HEADERS: &[(&str, &str)] = &[
     device::WGMMA,
 ];
 
-/// Terms of a step.
+/// Number of terms in a step.
 const DEEP: usize = 64;
 /// Rows of a box of x.
 const BOX_ROWS: u32 = 32;
@@ -26,8 +26,8 @@ const SLACK: usize = 1024;
 /// Two pieces of the result for a warpgroup that multiplies.
 const PIECES_BYTES: usize = 2 * 64 * 64 * 2;
 
-/// How a kernel is divided: blocks of a cluster, warpgroups of a block that multiply (one more fetches), rows of its factors
-/// in a step, and steps in flight.
+/// The division of a kernel: blocks of a cluster, warpgroups of a block that multiply (one more fetches), rows of its
+/// factors in a step, and steps in flight.
 struct Shape {
     cluster: usize,
     halves: usize,
@@ -38,10 +38,10 @@ struct Shape {
 const SQUARE: Shape = Shape { cluster: 2, halves: 2, rows: [128, 256], stages: 4 };
 /// Rows or columns up to which a result is narrow: what counts is that all blocks read other parts of the long factor.
 const FEW: usize = 64;
-/// Of codes whose sums are kept in f32 besides those of the tensor cores.
+/// The shape for codes whose sums are kept in f32 besides those of the tensor cores, and the one for few rows.
 const PROMOTED: Shape = Shape { cluster: 2, halves: 2, rows: [128, 192], stages: 4 };
 const NARROW: Shape = Shape { cluster: 1, halves: 1, rows: [FEW, 128], stages: 8 };
-/// Of gradients with few rows, and with few columns.
+/// The shapes for gradients with few rows, and with few columns.
 const FEW_ROWS: Shape = Shape { cluster: 1, halves: 1, rows: [FEW, 256], stages: 5 };
 const FEW_COLUMNS: Shape = Shape { cluster: 1, halves: 2, rows: [128, FEW], stages: 8 };
 
@@ -67,7 +67,7 @@ pub fn takes(call: &LowerCall<'_>, tensors: &[&TensorRef]) -> bool {
     call.machine.arch.is_hopper() && !empty && tensors.iter().all(|tensor| tensor.as_matrix().is_some())
 }
 
-/// Boxes of so many rows of 64 columns, or of 64 pairs of codes.
+/// Returns boxes of `rows` rows of 64 columns, or of 64 pairs of codes.
 fn boxes(input: usize, rows: u32, matrices: usize) -> Arg {
     Arg::Boxes { input, extents: [1, 1, rows, 64], matrices: Some(matrices) }
 }
@@ -171,7 +171,7 @@ pub fn weight_gradient(call: &LowerCall<'_>) -> KernelSpec {
         ("ACCUMULATE", accumulate),
         ("SCALED", scaled as usize),
     ];
-    // Boxes of as many bytes as those of halves.
+    // Boxes of the same bytes as those of halves.
     let result = Arg::OutputBoxes { output: 0, extents: [1, 1, 64, 32], matrices: Some(groups) };
     let mut args = vec![boxes(0, DEEP as u32, 1), boxes(1, DEEP as u32, 1), Arg::Input(2)];
     if scaled {

@@ -1,5 +1,5 @@
-//! How evenly tokens are spread over experts: choices and probabilities of each expert, and the loss that is smallest when
-//! both are even (Fedus et al. 2021; Switch), as transformers computes it over all layers at once.
+//! The spread of tokens over experts: choices and probabilities of each expert, and the loss that is smallest when both
+//! are even (Fedus et al. 2021; Switch), as transformers computes it over all layers at once.
 
 use graph::{Dim, Element, OpId, ValueType};
 use program::{Arg, TensorRef};
@@ -277,7 +277,7 @@ fn backward<T: Real>(call: &mut Call<'_, T>) {
     );
 }
 
-/// Which of an example's tokens are there: most.
+/// Returns 1 for the tokens of an example that are there, which are most, and 0 for the others.
 fn present(tokens: usize) -> ExampleInput {
     ExampleInput::F32 { shape: vec![1, tokens], values: (0..tokens).map(|i| (i % 3 != 1) as u8 as f32).collect() }
 }
@@ -285,7 +285,7 @@ fn present(tokens: usize) -> ExampleInput {
 /// token_loss + factor · Σ over experts of choices · probabilities / (tokens · layers)²
 pub struct BalancedLoss;
 
-/// d_load of `balanced_loss`
+/// The gradient of `balanced_loss` for the load.
 pub struct BalancedLossBackward;
 
 const BALANCE: &[Attribute] =

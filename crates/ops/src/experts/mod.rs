@@ -88,7 +88,7 @@ fn choices(index: &ValueType) -> Result<(&[Dim], usize), String> {
     }
 }
 
-/// Which expert each of an example's choices goes to; one expert has none.
+/// Returns the expert of each of an example's choices; one expert has none.
 fn example_choices(tokens: usize, k: usize, experts: usize) -> Vec<i32> {
     let own = |t: usize| (0..k).map(move |j| ((t * t * 5 + 3 * j + t) % experts.saturating_sub(1).max(1)) as i32);
     (0..tokens).flat_map(own).collect()

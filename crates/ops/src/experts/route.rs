@@ -187,7 +187,7 @@ impl Op for Route {
     }
 }
 
-/// Scores of one token.
+/// Returns the scores of one token.
 pub(super) fn scores<T: Real>(logits: &[T], sigmoid: bool) -> Vec<T> {
     let one = T::from_f64(1.0);
     if sigmoid {
@@ -221,7 +221,7 @@ fn chosen<T: Real>(choice: &[T], rule: &Rule) -> Vec<usize> {
     largest(choice, |i| kept.contains(&(i / size)), rule.top_k)
 }
 
-/// What the weights of a token are divided by.
+/// Returns the divisor of a token's weights.
 fn divisor<T: Real>(scores: &[T], index: impl Iterator<Item = usize>, rule: &Rule) -> T {
     if !rule.normalise {
         return T::from_f64(1.0);

@@ -153,7 +153,7 @@ fn weight_gradient<T: Real>(call: &mut Call<'_, T>) {
     });
 }
 
-/// Whether factors multiply the sums.
+/// True if factors multiply the sums.
 pub(super) fn is_scaled(call: &LowerCall<'_>) -> bool {
     call.inputs.len() > 3
 }

@@ -58,7 +58,7 @@ pub static LAYERNORM: Rowwise = Rowwise {
     },
 };
 
-/// Means of rows.
+/// Returns an example's means of rows.
 fn means(rows: usize) -> ExampleInput {
     ExampleInput::UniformF32 { shape: vec![rows], low: -0.5, high: 0.5 }
 }
@@ -77,7 +77,7 @@ pub static LAYERNORM_BACKWARD: Rowwise = Rowwise {
     },
     form: |_| {
         let (w, mean, r, dy) = (input(1), input(2), input(3), input(4));
-        // Each a value of its own: it is needed for the sums and behind them.
+        // Each a value of its own: it is needed for the sums and after them.
         let (g, n) = ((dy * w).relaxed(), ((input(0) - mean) * r.clone()).relaxed());
         let (along_ones, along_x) = (g.clone().mean(), (g.clone() * n.clone()).mean());
         let dx = (r * (g - along_ones - n * along_x)).relaxed();

@@ -32,7 +32,7 @@ pub const ATTRIBUTES: &[Attribute] = &[
     START_PER_RANK,
 ];
 
-/// How far the ranks of a cluster are apart, which share a tensor.
+/// The distance between the starts of consecutive ranks of a cluster, which share a tensor.
 pub const START_PER_RANK: Attribute =
     Attribute { name: "start_per_rank", kind: "int?", doc: "`start` is so much larger on each next rank" };
 
@@ -196,7 +196,7 @@ pub fn defines(attrs: &Attrs, weight: &TensorRef, tensors: &[&TensorRef], thread
     .into()
 }
 
-/// The blocks of four elements before those of a call, as `optimizer` kernels take them behind all tensors.
+/// The blocks of four elements before those of a call, as `optimizer` kernels take them after all tensors.
 pub fn before(attrs: &Attrs) -> Arg {
     let blocks = |name: &str| (optional_size(attrs, name).expect("checked by the shape rule") / 4) as i64;
     match blocks("start_per_rank") {
@@ -219,7 +219,7 @@ pub fn example_inputs(n: usize, applied: bool) -> Vec<ExampleInput> {
     ]
 }
 
-/// Attributes of the examples.
+/// Returns the attributes of the examples.
 pub fn example_attrs(stochastic: bool) -> Attrs {
     Attrs::new()
         .with("beta1", 0.9)

@@ -17,7 +17,7 @@ use crate::registry::id;
 const SOURCE: &str = include_str!("amax.cu");
 
 /// Parts that the rows of a tensor are cut into: enough for every multiprocessor, few enough to be looked through by
-/// each block of the kernel behind.
+/// each block of the next kernel.
 pub const PARTS: usize = 256;
 
 const THREADS: u32 = 256;
@@ -25,7 +25,7 @@ const THREADS: u32 = 256;
 /// parts = own_amax((factor,) x, …)
 pub struct OwnAmax;
 
-/// Rows of a part.
+/// Returns the number of rows in a part.
 fn rows_of_part(rows: usize) -> usize {
     rows.div_ceil(PARTS).max(1)
 }

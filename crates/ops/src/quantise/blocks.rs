@@ -1,7 +1,7 @@
 //! A tensor as codes of four bits: NVFP4, E2M1 with an E4M3 scale for 16 neighbours of a row or for a tile of 16 by 16,
-//! and one f32 for the tensor, from its own largest magnitude. Rounds to nearest, or stochastically. Codes and scales lie in
-//! one packed tensor, or apart as units of four bits read them ([`operand`]); of tiles also as those of the transpose. Matrices
-//! that lie behind one another become as many packed tensors.
+//! and one f32 for the tensor, from its own largest magnitude. Rounds to nearest, or stochastically. Codes and scales
+//! lie in one packed tensor, or apart as units of four bits read them ([`operand`]); of tiles also as those of the
+//! transpose. Each of several stacked matrices becomes a packed tensor.
 
 use graph::{Dim, Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
@@ -26,11 +26,11 @@ const THREADS: u32 = 256;
 /// packed, g = quantise_blocks(x, parts(, micro_step)), or codes, scales, g
 pub struct QuantiseBlocks;
 
-/// How codes and scales lie.
+/// The layout of codes and scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Packed,
-    /// As units of four bits read a factor along the sum, of the matrix or of its transpose.
+    /// In the layout in which units of four bits read a factor along the sum, of the matrix or of its transpose.
     Operand {
         transposed: bool,
     },
@@ -303,7 +303,7 @@ impl Op for QuantiseBlocks {
                 apart().with("tiles", true).with("transposed", true),
             ),
             Example::new(vec![normal(&[144, 208], 10.0), parts(42.0), step(5)], dice(3, 0, 208).with("operand", true)),
-            // Matrices behind one another.
+            // Several stacked matrices at once.
             Example::new(
                 vec![
                     normal(&[3, 80, 48], 1.0),

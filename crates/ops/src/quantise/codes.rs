@@ -283,7 +283,7 @@ impl Op for Quantise {
             // Elements that become 0 are counted where there is no factor, and only there.
             counted(0.0),
             counted(64.0),
-            // Matrices behind one another.
+            // Several stacked matrices at once.
             Example::new(
                 vec![
                     normal(&[3, 80, 48], 1.0),

@@ -1,5 +1,5 @@
-//! What the update does with the largest magnitudes of a step: they enter the histories, and the factors of the next step
-//! follow from these. Magnitudes that are not finite enter nothing and suppress the update.
+//! The update of the histories: the largest magnitudes of a step enter them, and the factors of the next step follow
+//! from them. Magnitudes that are not finite enter nothing and suppress the update.
 
 use graph::{Element, OpId, ValueType};
 use program::Arg;

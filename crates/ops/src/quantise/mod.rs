@@ -37,12 +37,12 @@ pub(crate) const CODES_HEADER: (&str, &str) = ("codes.cuh", include_str!("codes.
 
 const HEADERS: &[(&str, &str)] = &[("types.cuh", include_str!("../cuda/types.cuh")), CODES_HEADER];
 
-/// Of kernels that turn tiles of codes, of so many rows and columns, with so many threads.
+/// The header of kernels that transpose tiles of codes, the rows and columns of a tile, and its threads.
 const TRANSPOSE_HEADER: (&str, &str) = ("transpose.cuh", include_str!("transpose.cuh"));
 const TILE: usize = 128;
 const TILE_THREADS: u32 = 256;
 
-/// With random numbers.
+/// The headers of kernels with random numbers.
 const SMALL_HEADERS: &[(&str, &str)] = &[HEADERS[0], HEADERS[1], ("philox.cuh", include_str!("../cuda/philox.cuh"))];
 
 /// The same, for operands of units of four bits.
@@ -68,7 +68,7 @@ fn groups_of(attrs: &Attrs) -> Result<usize, String> {
     }
 }
 
-/// Whether so many matrices lie behind one another in a tensor of known extents.
+/// Checks that a tensor of known extents divides into `groups` stacked matrices.
 fn check_groups(x: &ValueType, groups: usize) -> Result<(), String> {
     let rows: usize = x.extents().map_or(0, |shape| matrix(&shape).0);
     match groups > 0 && rows.is_multiple_of(groups) {
@@ -77,7 +77,7 @@ fn check_groups(x: &ValueType, groups: usize) -> Result<(), String> {
     }
 }
 
-/// Whether every 16 neighbours of a row can be read as two packs of 16 bytes.
+/// True if every 16 neighbors of a row can be read as two packs of 16 bytes.
 fn in_packs(x: &TensorRef) -> bool {
     let steps = x.shape.iter().zip(&x.strides).rev().skip(1);
     let rows = steps.filter(|(extent, _)| **extent != 1).all(|(_, stride)| stride.is_multiple_of(8));
@@ -96,7 +96,7 @@ pub(crate) fn factor(amax: f32, top: i64) -> f32 {
     2f64.powi(scaling_exponent(amax, top as i32)) as f32
 }
 
-/// How many numbers are not 0, and how many of these a power of two makes 0 in E4M3.
+/// Returns the count of numbers that are not 0, and of those of them that a power of two makes 0 in E4M3.
 pub(crate) fn counts<T: Real>(x: &[T], power: f32) -> [usize; 2] {
     // By the code itself: what is at most half of the smallest number becomes 0.
     let flushed = |x: f32| x != 0.0 && e4m3_code(x * power) & 0x7f == 0;

@@ -20,7 +20,7 @@ const THREADS: u32 = 256;
 /// Codes that a thread reads at once, and bytes.
 const PACK: usize = 16;
 
-/// Elements of a block.
+/// Number of elements in a block.
 const BLOCK: usize = 16 * THREADS as usize;
 
 /// x = decode(codes, scale)
@@ -109,7 +109,7 @@ impl Op for Decode {
     }
 }
 
-/// Whether a value is codes of eight bits.
+/// True if a value is codes of eight bits.
 pub(crate) fn is_codes(of: &ValueType) -> bool {
     matches!(of.dtype, Element::Fixed(DType::E4M3 | DType::E5M2))
 }

@@ -1,5 +1,5 @@
-//! Columns of a tensor behind one another, 16 neighbours of each rotated by a fixed matrix: what spreads an outlier over
-//! its block before a tensor is quantised along its rows. The matrix is diag(σ)·H16/4, which a product of two tensors
+//! Columns of a tensor one after another, 16 neighbors of each rotated by a fixed matrix: this spreads an outlier over
+//! its block before a tensor is quantized along its rows. The matrix is diag(σ)·H16/4, which a product of two tensors
 //! that are rotated alike does not notice. No 16 neighbours are of two groups of rows, as experts have them.
 
 use graph::{Element, OpId, ValueType};
@@ -23,7 +23,7 @@ const COLUMNS: usize = 64;
 const ROWS: usize = 64;
 const THREADS: u32 = 256;
 
-/// Where σ is −1, as bits.
+/// The places where σ is −1, as bits.
 const NEGATIVE: u32 = 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 12 | 1 << 14 | 1 << 15;
 
 /// y = rotate(x), or y, padded = rotate(x, offsets)
@@ -43,7 +43,7 @@ fn width(rows: usize, groups: Option<usize>) -> usize {
     padded_rows(rows + filled)
 }
 
-/// Where groups begin that are filled up.
+/// Returns the beginnings of groups that are filled up.
 fn padded_offsets(offsets: &[i32]) -> Vec<i32> {
     let mut at = 0;
     let ends = offsets.windows(2).map(|ends| {
@@ -75,7 +75,7 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
         None => vec![0, rows as i32],
     };
     let padded = padded_offsets(&offsets);
-    // The rows of x that 16 neighbours have; none behind the last group.
+    // The rows of x that 16 neighbours have; none after the last group.
     let source = |first: usize| {
         let group = padded.partition_point(|start| *start as usize <= first) - 1;
         let end = *offsets.get(group + 1)? as usize;
@@ -186,7 +186,7 @@ impl Op for Rotate {
         let example = |shape: &[usize]| {
             Example::new(vec![ExampleInput::Normal { shape: shape.to_vec(), scale: 1.0 }], Attrs::new())
         };
-        // Groups without rows, of some and of more than 16, more than a warp looks at at once; rows behind the last one.
+        // Groups without rows, of some and of more than 16, more than a warp reads at once; rows after the last one.
         let grouped = |shape: &[usize], sizes: &[i32]| {
             let mut of = example(shape);
             let ends = sizes.iter().scan(0, |at, size| {

@@ -1,5 +1,5 @@
-//! How the elements of a tensor become codes of four bits: in blocks of 16 of a row, or in tiles of 16 by 16, rounded to
-//! nearest or stochastically.
+//! The quantization of a tensor's elements to codes of four bits: in blocks of 16 of a row, or in tiles of 16 by 16,
+//! rounded to nearest or stochastically.
 
 use rayon::prelude::*;
 use tensor::packed::{Target, block_scale, reciprocal, tensor_scale};
@@ -29,18 +29,18 @@ fn random_bytes(dice: Dice, step: i32, row: usize, column: usize) -> [u8; BLOCK]
     std::array::from_fn(|i| drawn[i / 4].to_le_bytes()[i % 4])
 }
 
-/// How the elements of a tensor of scale S become codes.
+/// The rounding of the elements of a tensor of scale S to codes.
 pub struct Rounding {
     tiles: bool,
-    /// With the micro-step.
+    /// The numbers of stochastic rounding, with the micro-step.
     dice: Option<(Dice, i32)>,
     s: f32,
-    /// 1/S.
+    /// The reciprocal 1/S of the tensor's scale.
     pub g: f32,
 }
 
 impl Rounding {
-    /// Of a tensor whose parts have these largest magnitudes.
+    /// Returns the rounding of a tensor whose parts have these largest magnitudes.
     pub fn new<T: Real>(tiles: bool, dice: Option<(Dice, i32)>, parts: &[T]) -> Rounding {
         let most = parts.iter().fold(0.0, |most, part| larger(most, part.to_f32()));
         let s = tensor_scale(most, Target::Six);
@@ -58,7 +58,7 @@ impl Rounding {
         self.quantise(x, columns, &mut codes[..planes.codes.bytes], &mut rest[..planes.scales.bytes]);
     }
 
-    /// Rows of a block.
+    /// Returns the number of rows in a block.
     pub fn height(&self) -> usize {
         if self.tiles { BLOCK } else { 1 }
     }

@@ -19,13 +19,13 @@ use crate::registry::id;
 /// inv_freq, attention_scaling = the table of one model
 pub struct RopeFrequencies;
 
-/// How the frequencies are changed for longer contexts.
+/// The change of the frequencies for longer contexts.
 enum Scaling {
     Default,
     Linear {
         factor: f32,
     },
-    /// The first `pairs` are rotated, all others stay as they are.
+    /// The first `pairs` are rotated, all others are not.
     Proportional {
         factor: f32,
         pairs: usize,
@@ -64,7 +64,7 @@ pub(super) fn optional(attrs: &Attrs, name: &str) -> Result<Option<f64>, String>
     attrs.get(name).map(|_| positive(attrs, name)).transpose()
 }
 
-/// The attribute `head_dim`.
+/// Returns the attribute `head_dim`; an error unless it is even and above 0.
 pub(super) fn columns(attrs: &Attrs) -> Result<usize, String> {
     let head_dim = attrs.size("head_dim")?;
     if head_dim == 0 || head_dim % 2 != 0 {

@@ -24,7 +24,7 @@ const THREADS: usize = 256;
 /// Most pairs of one thread: more would leave too few threads to hide the latency of memory.
 const WIDEST: usize = 4;
 
-/// Which columns make a pair.
+/// The attribute that says which columns make a pair.
 pub const INTERLEAVED: Attribute =
     Attribute { name: "interleaved", kind: "bool?", doc: "pairs are neighbouring columns, not those of two halves" };
 
@@ -111,7 +111,7 @@ impl Op for Rope {
         let pairs = if self.unchanged(call.attrs) { 0 } else { inv_freq.len() };
         let fits = |width: &usize| pairs % width == 0;
         let width = [WIDEST, 2].into_iter().find(|w| fits(w) && row_width(&[x, y]) >= *w).unwrap_or(1);
-        // Columns that are not rotated are copied, twice as many at a time.
+        // Columns that are not rotated are copied, `2 · width` at a time.
         let work = pairs / width + (columns - 2 * pairs).div_ceil(2 * width);
         let blocks = (batch * tokens * work).div_ceil(THREADS);
         let numbers = [
@@ -192,7 +192,7 @@ impl<T: Real> Turns<T> {
         Turns { cosines, sines }
     }
 
-    /// One head.
+    /// Rotates the columns of one head.
     pub fn turn(&self, x: &[T], y: &mut [T], interleaved: bool) {
         let pairs = self.cosines.len();
         match interleaved {
@@ -203,7 +203,7 @@ impl<T: Real> Turns<T> {
     }
 }
 
-/// One task per token.
+/// Rotates all heads, with one task for each token.
 fn rotate<T: Real>(call: &mut Call<'_, T>) {
     let inverse = call.attrs.flag("inverse").expect("checked by the shape rule");
     let [x, positions, inv_freq, scaling] = call.inputs else { unreachable!("the shape rule requires four inputs") };

@@ -1,6 +1,6 @@
-//! Views along an axis other than the last: `stack` puts tensors behind one another along it, `unstack`
-//! takes them apart. Merged linears see the weights of one group as one matrix through them, and
-//! work that is done in parts sees its rows or heads.
+//! Views along an axis other than the last: `stack` concatenates tensors along it, `unstack` takes them apart. Merged
+//! linears see the weights of one group as one matrix through them, and work that is done in parts sees its rows or
+//! heads.
 
 mod likeliest;
 mod pick;
@@ -55,7 +55,7 @@ fn parts_along(axis: usize, whole: &TensorRef, sizes: &[usize]) -> Vec<TensorRef
         .collect()
 }
 
-/// y = the inputs behind one another
+/// The operation y = the inputs one after another.
 pub struct Stack;
 
 impl Op for Stack {
@@ -146,7 +146,7 @@ fn stack<T: Real>(call: &mut Call<'_, T>) {
     }
 }
 
-/// Where a part along an axis is in a dense tensor: one block for each index of the axes before.
+/// The place of a part along an axis in a dense tensor: one block for each index of the axes before.
 struct Blocks {
     outer: usize,
     extent: usize,

@@ -24,7 +24,7 @@ pub struct Rowwise {
     pub examples: fn() -> Vec<Example>,
 }
 
-/// What a row is, for operations with this form.
+/// Returns the rows of an operation with this form, if they are independent.
 pub(super) fn rows_of(form: &Form, inputs: &[TensorRef]) -> Option<Rows> {
     let axes = inputs[0].shape.len().checked_sub(1)?;
     (!form.sums_rows() && !form.spans_tensor()).then(|| Rows { axes, whole: form.whole() })

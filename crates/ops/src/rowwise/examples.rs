@@ -12,7 +12,8 @@ use crate::gradient::Emit;
 use crate::op::{Example, ExampleInput};
 use crate::registry::id;
 
-/// A chain over tensors […, H], statistics […] and weights [H] as one node; the results that `build` gives stay.
+/// Returns a chain over tensors […, H], statistics […] and weights [H] as one node; the results that `build` gives are
+/// kept.
 fn chain(
     shape: &[usize],
     like_x: usize,
@@ -93,7 +94,7 @@ fn quantised(chain: Example, places: &[usize], format: DType, top: i32, factor: 
     Example::new(inputs, attrs).with_state(states)
 }
 
-/// What models and their gradients are made of, and a chain that is none of them.
+/// Returns the chains of models and of their gradients, and one that is in neither.
 pub fn examples() -> Vec<Example> {
     let eps = || Attrs::new().with("eps", 1e-6);
     let none = Attrs::new;

@@ -1,14 +1,14 @@
-//! What an operation computes of one row, as expressions: the form that chains of operations are composed in. An
-//! element-wise operation has it too. Does not know shapes, layouts, or who evaluates it.
+//! The expressions that an operation computes for one row: the form that chains of operations are composed in. An
+//! elementwise operation has it too. Does not know shapes, layouts, or who evaluates it.
 
 use tensor::Attrs;
 
 use crate::elementwise::Expr;
 
-/// How often an operand or a result has a value.
+/// The extent of an operand or a result: the unit for which it has one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Extent {
-    /// One for each element.
+    /// One value for each element.
     Element,
     /// One for each row: a statistic.
     Row,
@@ -42,7 +42,7 @@ impl Form {
         Form { operands: vec![Extent::Element; operands], results }
     }
 
-    /// Whether each element is computed from the elements at its place.
+    /// True if each element is computed from the elements at its place.
     pub fn is_elementwise(&self) -> bool {
         let elements = |extent: &Extent| *extent == Extent::Element;
         let reduces = |e: &Expr| matches!(e, Expr::Mean(_) | Expr::Amax(_) | Expr::Power(..) | Expr::Count(..));
@@ -50,13 +50,13 @@ impl Form {
             && self.results.iter().all(|(extent, e)| elements(extent) && !e.any(&reduces))
     }
 
-    /// Whether something is one for the tensor: then no part of the rows can be computed by itself.
+    /// True if an operand or a result has one value for the tensor: then no part of the rows can be computed by itself.
     pub fn spans_tensor(&self) -> bool {
         let of = |extent: &Extent| *extent == Extent::Tensor;
         self.operands.iter().any(of) || self.results.iter().any(|(extent, _)| of(extent))
     }
 
-    /// Whether results are magnitudes, which are raised and not overwritten.
+    /// True if results are magnitudes, which are raised and not overwritten.
     pub fn records(&self) -> bool {
         self.results.iter().any(|(extent, e)| *extent == Extent::Tensor && matches!(e, Expr::Amax(_)))
     }
@@ -68,7 +68,7 @@ impl Form {
         all
     }
 
-    /// Whether something is summed over rows.
+    /// True if a result is summed over rows.
     pub fn sums_rows(&self) -> bool {
         self.results.iter().any(|(extent, _)| *extent == Extent::Column)
     }
@@ -78,7 +78,7 @@ impl Form {
         (0..self.operands.len()).filter(|i| self.operands[*i] == Extent::Column).collect()
     }
 
-    /// Whether an expression has one value for a row.
+    /// True if an expression has one value for a row.
     pub fn is_uniform(&self, expr: &Expr) -> bool {
         match expr {
             Expr::Input(index) => matches!(self.operands[*index], Extent::Row | Extent::Tensor),
@@ -87,7 +87,7 @@ impl Form {
         }
     }
 
-    /// Whether an expression has one value for the tensor.
+    /// True if an expression has one value for the tensor.
     fn is_of_tensor(&self, expr: &Expr) -> bool {
         match expr {
             Expr::Input(index) => self.operands[*index] == Extent::Tensor,
@@ -97,7 +97,7 @@ impl Form {
         }
     }
 
-    /// What is wrong with it, if anything is.
+    /// Checks that the form is valid. The error says what is wrong.
     pub fn check(&self) -> Result<(), String> {
         if self.results.is_empty() || self.operands.first() != Some(&Extent::Element) {
             return Err("takes a tensor of rows first and gives at least one result".into());
@@ -131,7 +131,7 @@ impl Form {
         Ok(())
     }
 
-    /// As attributes: what a composed operation carries, without the types of its results.
+    /// Returns the form as attributes of a composed operation, without the types of its results.
     pub fn attrs(&self) -> Attrs {
         let texts: Vec<String> = self.results.iter().map(|(_, e)| e.to_string()).collect();
         let results: Vec<&str> = self.results.iter().map(|(extent, _)| extent.name()).collect();

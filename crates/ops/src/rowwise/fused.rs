@@ -17,7 +17,7 @@ use crate::registry::id;
 /// The type of numbers of elements: sums of them are exact in any order.
 const COUNTED: Element = Element::Fixed(DType::F64);
 
-/// Any form.
+/// The operation that computes any form.
 pub struct Composed;
 
 fn form(attrs: &Attrs) -> Form {

@@ -1,5 +1,5 @@
-//! How two nodes with forms become one, and how a result that is there already is left out of one. Which pairs are
-//! worth it is not decided here.
+//! The composition of two nodes with forms to one, and the removal of a result that exists already from one. The choice
+//! of the pairs worth it is not made here.
 //!
 //! A value that no longer reaches memory is rounded in the expression to the type in which it would have been stored,
 //! so that joining never changes bits.
@@ -59,7 +59,7 @@ pub fn join(graph: &Graph, first: &Node, second: &Node, keep: &[ValueId]) -> Opt
     Some(node(graph, second, operands.0, results, &names))
 }
 
-/// Whether the rows of both are the same: elements of one shape.
+/// True if the rows of both are the same: elements of one shape.
 fn same_rows(graph: &Graph, nodes: &[(&Node, &Form)]) -> bool {
     let mut shapes = nodes.iter().flat_map(|(node, form)| {
         let of = |ids: &[ValueId], extents: Vec<Extent>| -> Vec<ValueId> {
@@ -168,7 +168,7 @@ pub fn around(graph: &Graph, node: &Node, result: usize) -> (Node, Option<Node>)
     let (behind, others): (Vec<_>, Vec<_>) = results.partition(|(_, (_, e))| e.reads(0));
     let names = names(node);
     let of = |results: Vec<_>, names: &[String]| self::node(graph, node, operands.clone(), results, names);
-    // For people: what an operation other than an addition adds up is not told apart.
+    // For people: what an operation other than an addition adds up is not distinguished.
     let (before, after) = match names.iter().position(|name| name == id::ADD.name()) {
         Some(sum) => (&names[..sum], &names[sum + 1..]),
         None => (&names[..], &names[..]),

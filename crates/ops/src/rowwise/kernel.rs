@@ -1,11 +1,11 @@
-//! A form as a kernel over rows: how rows are dealt to threads, and the launch. The text is `text.rs`'s.
+//! A form as a kernel over rows: the partition of rows over threads, and the launch. The text is `text.rs`'s.
 //!
 //! Threads hold a row in registers: it is read once. Where nothing is summed over rows, a warp takes a row of up to 256
-//! packs, a block a longer one; where a row is not looked at as a whole, warps take slices of it. Sums over rows stay in
-//! registers while blocks walk over the rows, and each block leaves a part of them in scratch memory.
+//! packs, a block a longer one; where a row is not looked at as a whole, warps take slices of it. Sums over rows are
+//! kept in registers while blocks walk over the rows, and each block leaves a part of them in scratch memory.
 //!
-//! Where a power of two may have to follow from the magnitude of what is computed, a kernel in front computes that, the same
-//! way; it ends at once where a factor is known.
+//! Where a power of two may have to follow from the magnitude of what is computed, a first kernel computes that, the
+//! same way; it ends at once where a factor is known.
 
 use program::{Arg, TensorRef};
 
@@ -24,35 +24,35 @@ const HEADERS: &[(&str, &str)] = &[
     LOGISTIC,
 ];
 
-/// For what a tensor has one of.
+/// The header for values that a tensor has one of.
 const OF_TENSOR: (&str, &str) = ("codes.cuh", include_str!("../quantise/codes.cuh"));
 
 const SUM: &str = include_str!("sum.cu");
 
-/// Threads of one block.
+/// Number of threads in a block.
 const THREADS: usize = 256;
 /// Up to this many packs a row belongs to one warp; longer rows take a whole block.
 const PACKS_OF_A_WARP: usize = 256;
-/// Where warps take slices of rows: of more tensors than these a thread reads one pack, of fewer two. On an H200 the gradients
-/// of silu(gate)·up with their codes move 4.0 TB/s with one, 3.7 with two, 2.7 with four; silu(gate)·up itself 3.6, 3.9,
-/// 3.9.
+/// The number of tensors up to which a thread reads two packs where warps take slices of rows; of more it reads one. On
+/// an H200 the gradients of silu(gate)·up with their codes move 4.0 TB/s with one, 3.7 with two, 2.7 with four;
+/// silu(gate)·up itself 3.6, 3.9, 3.9.
 const FEW_TENSORS: usize = 2;
 /// Threads that run at once on 132 multiprocessors when each keeps a few packs and its part of a sum in registers;
 /// every block leaves a part of the sum.
 const RESIDENT: usize = 132 * 1024;
-/// Threads of one row at most, where sums over rows are kept: one pack each is faster than two in half as many (4096
-/// columns: 44 µs, not 52).
+/// Threads of one row at most, where sums over rows are kept: one pack each is faster than two in half the threads
+/// (4096 columns: 44 µs, not 52).
 const MOST_LANES: usize = 512;
 
-/// How rows are dealt to threads.
+/// The partition of rows over threads.
 pub struct Deal {
     pub rows: usize,
     pub columns: usize,
-    /// Elements of one access.
+    /// Number of elements in an access.
     pub width: usize,
-    /// Threads of one row.
+    /// Number of threads in a row.
     pub lanes: usize,
-    /// Threads of one block.
+    /// Number of threads in a block.
     pub threads: usize,
     pub blocks: usize,
     /// Blocks walk over the rows and keep sums.
@@ -96,8 +96,8 @@ impl Deal {
         Deal { rows, columns, width, lanes, threads, blocks, walks, slices, finds: false }
     }
 
-    /// The same deal of rows to threads, so that the same bits are computed, for blocks that each find the largest magnitudes
-    /// of a part.
+    /// Returns the same partition of rows over threads, so that the same bits are computed, for blocks that each find
+    /// the largest magnitudes of a part.
     fn finding(self) -> Deal {
         Deal { walks: true, blocks: PARTS, finds: true, ..self }
     }
@@ -122,13 +122,13 @@ impl Deal {
         if few { format!("THREADS, {}", 1024 / self.threads) } else { "THREADS".to_owned() }
     }
 
-    /// Whether the kernel keeps its place on the stream itself.
+    /// True if the kernel keeps its place on the stream itself.
     pub fn follows(&self) -> bool {
         !self.walks && follows(self.blocks)
     }
 }
 
-/// Whole warps of a row, of at most so many threads, whose packs are nearly equally many.
+/// Returns the threads in whole warps of a row, at most `most` of them, with nearly equal numbers of packs.
 fn lanes_of(packs: usize, most: usize) -> usize {
     packs.div_ceil(packs.div_ceil(most).max(1)).next_multiple_of(32).max(32)
 }
@@ -254,7 +254,7 @@ mod tests {
         kernel.defines.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone())
     }
 
-    /// What the kernel in front computes has the bits of what the other one stores: rows are dealt alike.
+    /// The magnitudes of the first kernel have the bits of what the second one stores: both partition rows alike.
     #[test]
     fn magnitudes_are_those_of_the_same_deal() {
         for (columns, whole, lanes, slices) in [

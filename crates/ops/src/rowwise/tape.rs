@@ -30,7 +30,7 @@ struct Tape {
     steps: Vec<Step>,
     /// For each step the register that it fills; `None` where it has one value for the row, or is an operand.
     registers: Vec<Option<usize>>,
-    /// Whether a step has a value for each column.
+    /// True for steps with a value for each column.
     wide: Vec<bool>,
     /// Extent and step of each result; of the tensor: of each value whose largest magnitude is wanted.
     results: Vec<(Extent, usize)>,
@@ -81,8 +81,8 @@ impl Tape {
     }
 }
 
-/// What the rows have to be computed for: a result, or the values of which a magnitude is wanted. Other results that the
-/// tensor has one of need no row.
+/// Returns the expressions that the rows have to be computed for: a result, or the values whose magnitude is needed.
+/// Other results that the tensor has one of need no row.
 fn values_of(extent: Extent, expr: &Expr) -> Vec<&Expr> {
     match expr {
         Expr::Amax(all) if extent == Extent::Tensor => all.iter().collect(),
@@ -91,7 +91,7 @@ fn values_of(extent: Extent, expr: &Expr) -> Vec<&Expr> {
     }
 }
 
-/// What a step gave for one row.
+/// The result of a step for one row.
 #[derive(Clone, Copy)]
 enum Value<'a, T> {
     Wide(&'a [T]),

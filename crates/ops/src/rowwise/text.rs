@@ -1,7 +1,7 @@
-//! A form as CUDA text. Values are computed in phases, which the means over a row part: what a mean is of comes
-//! before it, what reads it behind. A phase is one loop over the packs that a thread holds of the row. Tensors stay in
-//! registers in the types of their storage; what a later phase reads of an earlier one and was rounded is kept so,
-//! everything else is recomputed from that.
+//! A form as CUDA text. Values are computed in phases, which the means over a row part: operands of a mean come before
+//! it, readers after it. A phase is one loop over the packs that a thread holds of the row. Tensors stay in registers
+//! in the types of their storage; what a later phase reads of an earlier one and was rounded is kept so, everything
+//! else is recomputed from that.
 //!
 //! No function may be contracted with a neighbour by the device compiler, but where the form is `relaxed`: there it is
 //! written contracted. So the bits of a value do not depend on what it was composed with.
@@ -137,7 +137,7 @@ fn leave_sum(lines: &mut Lines, place: usize) {
     lines.0.push_str(&text.replace("SUMS", &format!("t{place}")).replace("PARTIAL", &partial));
 }
 
-/// The phase in which a value can be computed: one behind the last mean in it. Powers are known before the first.
+/// The phase in which a value can be computed: one after the last mean in it. Powers are known before the first.
 fn phase_of(expr: &Expr) -> usize {
     if matches!(expr, Expr::Power(..)) {
         return 0;
@@ -159,7 +159,7 @@ fn collect_means<'a>(expr: &'a Expr, into: &mut Vec<(&'a Expr, usize)>) {
     }
 }
 
-/// What is rounded in an expression outside of means; goes no further where `visit` says so.
+/// Visits the rounded values in an expression outside of means; goes no further where `visit` returns true.
 fn rounded<'a>(expr: &'a Expr, visit: &mut dyn FnMut(DType, &'a Expr) -> bool) {
     match expr {
         Expr::Mean(_) | Expr::Power(..) => {}
@@ -193,7 +193,7 @@ fn magnitudes(form: &Form) -> Vec<(usize, &[Expr])> {
     found
 }
 
-/// Which elements of which values are counted, with a power whose factor is not known.
+/// The elements and values that are counted, with a power whose factor is not known.
 struct Count<'a> {
     result: usize,
     which: Counted,
@@ -221,7 +221,7 @@ fn stored_type(dtype: DType) -> &'static str {
     }
 }
 
-/// What is known while the text of the phases is made.
+/// The state of a writer of the phases' text.
 struct Writer<'a> {
     form: &'a Form,
     call: &'a LowerCall<'a>,
@@ -309,7 +309,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// What was rounded in an earlier phase than it is read in.
+    /// Finds the values that are rounded in an earlier phase than they are read in.
     fn find_kept(&mut self) {
         let mut known = usize::MAX;
         while known != self.kept.len() {
@@ -351,7 +351,7 @@ impl<'a> Writer<'a> {
         self.computed().into_iter().filter(|(e, phase)| reads(e, *phase)).map(|(_, phase)| phase).collect()
     }
 
-    /// Whether a phase needs an operand for an expression, and not only what is kept.
+    /// True if a phase needs an operand for an expression, and not only what is kept.
     fn reads_in(&self, expr: &Expr, index: usize, phase: usize) -> bool {
         match expr {
             Expr::Input(i) => *i == index,
@@ -385,7 +385,7 @@ impl<'a> Writer<'a> {
         self.read.iter().map(input).chain(outputs.map(output)).chain(partial).chain(parts).collect()
     }
 
-    /// What is known before the rows are.
+    /// Writes what is known before the rows are.
     fn begin_tensor(&self, lines: &mut Lines, known: &[String]) {
         for i in self.read.iter().filter(|i| self.form.operands[**i] == Extent::Tensor) {
             lines.add(1, format!("const float q{i} = *in{i};"));
@@ -491,7 +491,7 @@ impl<'a> Writer<'a> {
         lines.add(1, "}");
     }
 
-    /// What stands before a phase's loop, and the loop.
+    /// Returns the text before a phase's loop, and the loop.
     fn phase(&mut self, phase: usize) -> (Lines, Lines) {
         (self.phase, self.names, self.written) = (phase, Vec::new(), Vec::new());
         (self.before, self.inside) = (Lines::default(), Lines::default());
@@ -530,7 +530,7 @@ impl<'a> Writer<'a> {
         (std::mem::take(&mut self.before), behind)
     }
 
-    /// What the tensor has one of: scales are written by one thread, magnitudes are collected.
+    /// Writes the values that the tensor has one of: scales are written by one thread, magnitudes are collected.
     fn of_tensor(&mut self, phase: usize) {
         let form: &'a Form = self.form;
         let first = if self.deal.slices > 1 { "line == 0 && LANE == 0" } else { "row == 0 && LANE == 0" };
@@ -598,7 +598,7 @@ impl<'a> Writer<'a> {
         self.written.push(id);
         let (dtype, expr, _) = self.kept[id];
         let value = self.value(expr, false);
-        // Two numbers become codes at once, behind the loop.
+        // Two numbers become codes at once, after the loop.
         let line = match dtype.small() {
             Some(_) => format!("f{id}[j] = {value};"),
             None => format!("k{id}[n].at[j] = from_float<{}>({value});", stored_type(dtype)),

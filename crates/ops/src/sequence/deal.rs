@@ -1,4 +1,5 @@
-//! Heads in as many parts as ranks share a sequence, one part behind another, and back in the order of the tokens. Copies.
+//! Heads in a number of parts equal to the ranks that share a sequence, one part after another, and back in the order
+//! of the tokens. Copies.
 
 use graph::{Dim, OpId, ValueType};
 use program::TensorRef;

@@ -1,5 +1,5 @@
-//! What ranks that share a sequence give one another: each its tokens of the heads that another has, for its own heads of
-//! that one's tokens. A collective; what one rank does with itself is a copy.
+//! The exchange between ranks that share a sequence: each gives its tokens of the heads that another has, for its own
+//! heads of that one's tokens. A collective; what one rank does with itself is a copy.
 
 use graph::{Dim, OpId, ValueType};
 use program::{Cost, TensorRef};

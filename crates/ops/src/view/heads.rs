@@ -23,7 +23,7 @@ fn apart(whole: &TensorRef, head_dim: usize) -> TensorRef {
     heads
 }
 
-/// […, H, D] as […, H·D]; `None` when the heads of a token are not behind one another.
+/// Returns […, H, D] as […, H·D]; `None` when the heads of a token are not contiguous.
 fn together(heads: &TensorRef) -> Option<TensorRef> {
     let mut whole = heads.clone();
     let (head_dim, inner) = (whole.shape.pop()?, whole.strides.pop()?);
@@ -79,7 +79,7 @@ impl Op for SplitHeads {
         vec![apart(&inputs[0], attrs.size("head_dim").expect("checked by the shape rule"))]
     }
 
-    /// Where the input must be for the output to be this; nothing when no layout does.
+    /// Returns the layout of the input that makes this output a view; nothing when no layout does.
     fn parts(&self, output: &TensorRef, _inputs: &[Vec<usize>], _attrs: &Attrs) -> Vec<TensorRef> {
         together(output).into_iter().collect()
     }
@@ -128,12 +128,12 @@ impl Op for MergeHeads {
         Gradients::Inputs(vec![call.wanted(0, id::SPLIT_HEADS, &[dy], Attrs::new().with("head_dim", head_dim))])
     }
 
-    /// Nothing when the heads of a token are not behind one another.
+    /// Returns nothing when the heads of a token are not contiguous.
     fn alias(&self, inputs: &[TensorRef], _attrs: &Attrs) -> Vec<TensorRef> {
         together(&inputs[0]).into_iter().collect()
     }
 
-    /// Where the input must be for the output to be this.
+    /// Returns the layout of the input that makes this output a view.
     fn parts(&self, output: &TensorRef, inputs: &[Vec<usize>], _attrs: &Attrs) -> Vec<TensorRef> {
         vec![apart(output, *inputs[0].last().expect("checked by the shape rule"))]
     }

@@ -12,9 +12,9 @@ struct Pages<'a> {
     table: &'a [i32],
     /// Pages of the longest sequence.
     width: usize,
-    /// Tokens of a page.
+    /// Number of tokens in a page.
     page: usize,
-    /// Lines of a cache.
+    /// Number of lines in a cache.
     lines: usize,
 }
 

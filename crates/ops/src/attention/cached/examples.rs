@@ -10,7 +10,7 @@ struct Given {
     /// (B, T, heads, kv_heads, D, DV)
     shape: [usize; 6],
     page: usize,
-    /// Position of the first new token of each row; the row is padding behind `new` tokens.
+    /// Position of the first new token of each row; the row is padding after `new` tokens.
     starts: Vec<usize>,
     new: Vec<usize>,
     attrs: Attrs,
@@ -51,7 +51,7 @@ impl Given {
         self.shape[0] * self.width() + 1
     }
 
-    /// Positions and table: the pages of a sequence lie backwards, in turn with those of the others.
+    /// Returns positions and table: the pages of a sequence lie backwards, alternating with those of the others.
     fn places(&self) -> [ExampleInput; 2] {
         let [batch, tokens, ..] = self.shape;
         let position = |row: usize, t: usize| if t < self.new[row] { (self.starts[row] + t) as i32 } else { -1 };

@@ -77,7 +77,7 @@ impl Extents {
     }
 }
 
-/// How the work of a call without tensor cores is divided over threads and blocks.
+/// The division of a call without tensor cores over threads and blocks.
 struct Division {
     /// Neighbouring columns that a thread reads at once.
     vector: usize,
@@ -187,7 +187,7 @@ impl Op for CachedAttention {
         Gradients::NoGradient("only what generates text reads a cache")
     }
 
-    /// As if every sequence had half of its longest length: how long they are is data.
+    /// Returns the cost for sequences of half the longest length: the lengths are data.
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], attrs: &Attrs) -> Cost {
         let e = Extents::of(inputs);
         let keys = e.longest(&Reading::checked(attrs, e.head_dim)) as f64 / 2.0;
@@ -240,9 +240,9 @@ impl Op for CachedAttention {
     }
 }
 
-/// How the scores and sums of a call are computed.
+/// The kernels that compute the scores and sums of a call.
 enum Work {
-    /// On the tensor cores.
+    /// Strips of queries on tensor cores.
     Strips(Strips),
     Threads(Division),
 }

@@ -10,7 +10,7 @@ use crate::kernel::LowerCall;
 
 /// Rows of a strip: as tensor cores multiply them.
 const STRIP: usize = 16;
-/// Warps of a block.
+/// Number of warps in a block.
 const WARPS: usize = 4;
 /// Widest head whose sums fit into registers.
 const MAX_HEAD_DIM: usize = 256;
@@ -23,14 +23,14 @@ const RESERVED: usize = 1 << 10;
 /// Blocks for each multiprocessor that keep the memory busy, where a single token reads its sequence.
 const BLOCKS_PER_UNIT: usize = 8;
 
-/// How the work of a call is divided over blocks and warps.
+/// The division of a call over blocks and warps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strips {
-    /// Strips of a block.
+    /// Number of strips in a block.
     pub strips: usize,
     /// Warps of a strip, each with its part of a tile of keys.
     pub sharers: usize,
-    /// Keys of a tile.
+    /// Number of keys in a tile.
     pub tile: usize,
     /// Parts that the keys are divided into.
     pub splits: usize,

@@ -1,18 +1,18 @@
-//! How Hopper's kernels whose blocks own queries divide their work, by the size of a head. Measured on an H200.
+//! The division of work in Hopper's kernels whose blocks own queries, by the size of a head. Measured on an H200.
 
 use crate::attention::operands::Extents;
 
 /// Keys of a query from which wider tiles of keys pay in the forward pass.
 const VERY_LONG: usize = 16384;
 
-/// How a kernel whose blocks own queries divides its work.
+/// The division of work of a kernel whose blocks own queries.
 #[derive(Clone, Copy)]
 pub struct Division {
-    /// Of four warps: each owns 64 rows.
+    /// Number of warpgroups, of four warps: each owns 64 rows.
     pub warpgroups: usize,
     /// Query heads that share a block, and a key head.
     pub heads: usize,
-    /// Keys of a tile.
+    /// Number of keys in a tile.
     pub keys: usize,
     /// Stages of queries' tiles, and of values'; keys have two.
     pub q_stages: usize,

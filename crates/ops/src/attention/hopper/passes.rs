@@ -1,4 +1,4 @@
-//! In how many passes Hopper's kernels make the gradients, and where the parts of their workspace are.
+//! The number of passes in which Hopper's kernels make the gradients, and the places of the parts of their workspace.
 
 use program::Documents;
 
@@ -35,7 +35,7 @@ pub fn padded(e: &Extents) -> usize {
     e.tokens.next_multiple_of(64) + 64
 }
 
-/// How the gradients are made.
+/// The passes that make the gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Passes {
     /// All at once, dq summed over the tiles of keys by turns: long intervals.
@@ -78,7 +78,7 @@ fn shares(call: &LowerCall<'_>) -> usize {
     if e.group().is_multiple_of(2) && is_long && !alike { 2 } else { 1 }
 }
 
-/// Where the parts of the backward pass's scratch start, in bytes, and its size.
+/// The first bytes of the parts of the backward pass's scratch, and its size.
 pub struct Scratch {
     pub passes: Passes,
     /// Blocks that share the query heads of a key head in one pass.
@@ -94,7 +94,7 @@ pub struct Scratch {
     pub turns: usize,
     /// Two for each half of a tile of keys.
     pub ready_shares: usize,
-    /// All of these.
+    /// Number of all tickets together.
     pub ticket_count: usize,
     pub bytes: usize,
 }

@@ -1,4 +1,4 @@
-//! How the work of one call is divided among blocks and warps: by the size of a head and the shared memory of the GPU.
+//! The division of the work of one call among blocks and warps: by the size of a head and the shared memory of the GPU.
 //! No launches here. The orders of preference were measured on an H200 (those for 99 KiB with one block on each of its
 //! SMs, as such GPUs have it).
 
@@ -75,10 +75,10 @@ const fn by_query([strips, row_tiles, keys]: [usize; 3], [parts, blocks]: [usize
 #[derive(Clone, Copy)]
 pub struct ByKey {
     warps: usize,
-    /// Keys of a block.
+    /// Number of keys in a block.
     pub rows: usize,
     pub queries: usize,
-    /// Warps that compute scores: strips of keys, each shared by so many.
+    /// Strips of keys into which the warps that compute scores are divided; `score_parts` warps share each.
     score_strips: usize,
     score_parts: usize,
     /// Warps that share a strip of keys in the sums, each with its part of the columns.

@@ -68,7 +68,7 @@ impl Op for CachedConv {
         Gradients::NoGradient("only what generates text goes on where sequences were")
     }
 
-    /// Of what is kept, the windows of the rows.
+    /// Returns the cost, which counts only the windows of the rows of what is kept.
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {
         let window = inputs[0].shape[0] * outputs[1].shape[1] * outputs[1].shape[2] * outputs[1].dtype.size();
         Cost { flops: 0.0, bytes: (inputs[0].bytes() + inputs[1].bytes() + outputs[0].bytes() + 2 * window) as f64 }

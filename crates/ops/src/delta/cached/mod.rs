@@ -39,8 +39,9 @@ fn slot_of(slots: &[i32], row: usize, count: usize) -> usize {
     slot.unwrap_or_else(|| panic!("row {row} has the slot {} of {count}", slots[row]))
 }
 
-/// Positions and slots of an example's rows of so many tokens: where each begins in its sequence, and how many tokens are none
-/// of padding. Slots are given from the last one down, and one is nobody's.
+/// Returns positions and slots of an example's rows of `tokens` tokens, from the place where each begins in its
+/// sequence and the number of its tokens that are no padding. Slots are given from the last one down, and one is
+/// unused.
 fn places(tokens: usize, rows: &[(usize, usize)]) -> ([ExampleInput; 2], usize) {
     let position = |at: usize| {
         let ((first, count), t) = (rows[at / tokens], at % tokens);

@@ -56,7 +56,7 @@ impl Op for CachedDelta {
         Gradients::NoGradient("only what generates text goes on where sequences were")
     }
 
-    /// Of the states, those of the rows, read and written.
+    /// Returns the cost, which counts only the states of the rows, read and written.
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {
         let e = Extents::of(&inputs[1].shape, &inputs[2].shape);
         let operands = inputs.iter().chain(&outputs[..1]).map(TensorRef::bytes).sum::<usize>();

@@ -33,7 +33,7 @@ const fn tile(rows: usize, columns: usize) -> usize {
     rows * (columns + 8) * 2
 }
 
-/// Whether a call, forward or backward, is one of these kernels'.
+/// True if these kernels take a call, forward or backward.
 pub fn suits(call: &LowerCall<'_>) -> bool {
     let Arch::Cuda(arch) = call.machine.arch else { return false };
     let e = extents(call);
@@ -52,8 +52,8 @@ pub fn suits(call: &LowerCall<'_>) -> bool {
         && factor.is_normal()
 }
 
-/// What the kernels hand one another, as offsets in bytes: of each head of each chunk a row of so many numbers for each of its
-/// tokens, or a state.
+/// The offsets in bytes of what the kernels hand one another: for each head of each chunk a row of numbers for each of
+/// its tokens, or a state.
 struct Handed {
     values: usize,
     reads: usize,
@@ -84,7 +84,7 @@ impl Handed {
     }
 }
 
-/// Bytes of scratch memory.
+/// Returns the bytes of scratch memory.
 pub fn scratch(e: &Extents, backward: bool) -> usize {
     Handed::of(e, backward).end
 }
@@ -127,7 +127,7 @@ fn shared_to_prepare(e: &Extents) -> usize {
     tile(CHUNK, e.key_dim) + tile(CHUNK, e.value_dim) + 2 * tile(CHUNK, CHUNK) + squares
 }
 
-/// States in front of the chunks, and what each token's value misses.
+/// Returns the kernel that computes the states before the chunks, and what each token's value misses.
 fn states(call: &LowerCall<'_>, tensors: &[(&str, &TensorRef)], at: &Handed) -> KernelSpec {
     let handed = [at.values, at.reads, at.states, at.miss].map(Arg::Scratch);
     let args = [1, 3, 4, 5].map(Arg::Input).into_iter().chain(handed).collect();

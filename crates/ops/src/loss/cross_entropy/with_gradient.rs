@@ -31,7 +31,7 @@ const ROWS_EACH: usize = 2;
 /// token_loss, d_logits = cross_entropy and its gradient
 pub struct CrossEntropyWithGradient;
 
-/// How a row of logits is dealt to a cluster.
+/// The partition of a row of logits over a cluster.
 struct Deal {
     cluster: usize,
     /// Packs of eight logits in the region of a warp.

@@ -15,11 +15,11 @@ use crate::real::Real;
 use crate::registry::id;
 use crate::vector::add_scaled;
 
-/// Steps that are in flight or in use at once in one warp.
+/// Number of steps that are in flight or in use at once in a warp.
 const STAGES: usize = 3;
-/// Columns of one block.
+/// Number of columns in a block.
 const WIDTH: usize = 64;
-/// Warps of one block.
+/// Number of warps in a block.
 const WARPS: usize = 8;
 /// Blocks that are enough for the largest GPUs, one for each SM: more leave more parts to add.
 const BLOCKS: usize = 132;
@@ -57,13 +57,13 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
 /// da (, dx) = dropout_linear_backward(dt, x, micro_step (, a, base))
 pub struct DropoutLinearBackward;
 
-/// How the tiles are distributed to blocks.
+/// The distribution of the tiles over blocks.
 struct Tiles {
     /// Neighbouring columns of a lane.
     each: usize,
-    /// Blocks of an SM.
+    /// Number of blocks on an SM.
     blocks: usize,
-    /// Rows of a block.
+    /// Number of rows in a block.
     chunk: usize,
     chunks: usize,
 }

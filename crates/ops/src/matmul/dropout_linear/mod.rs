@@ -36,7 +36,7 @@ const MOST_RANK: usize = 128;
 /// Columns that the tiles take are multiples of this.
 const GROUP: usize = 64;
 
-/// Whether the tiles of a machine take `x` in `columns` columns and a factor of `rank` rows.
+/// True if the tiles of a machine take `x` in `columns` columns and a factor of `rank` rows.
 pub fn dropout_linear_fits(machine: &Machine, columns: usize, rank: usize) -> bool {
     is_roomy(machine) && columns.is_multiple_of(GROUP) && rank.is_multiple_of(8) && rank <= MOST_RANK
 }
@@ -55,7 +55,7 @@ impl Extents<'_> {
         Extents { x, rows: x.len() / columns, columns, rank }
     }
 
-    /// Whether the tiles take operands that are like this: `wide` ones are read 16 bytes at a time, `narrow` ones 4.
+    /// True if the tiles take these operands: `wide` ones are read 16 bytes at a time, `narrow` ones 4.
     fn tiled(&self, machine: &Machine, wide: &[&TensorRef], narrow: &[&TensorRef], dice: &Dice) -> bool {
         let bf16 = wide.iter().chain(narrow).all(|t| t.dtype == DType::BF16 && t.as_matrix().is_some());
         // Elements are counted in 32 bits.
@@ -206,7 +206,7 @@ fn tall(of: &Extents<'_>) -> usize {
     if is_small(of) { 1 } else { 2 }
 }
 
-/// Warps of one block.
+/// Returns the number of warps in a block.
 fn warps(of: &Extents<'_>) -> usize {
     if is_small(of) { 8 } else { 16 }
 }

@@ -1,5 +1,5 @@
-//! What the adapters of one linear get back, from one reading of dy: for each slice of its columns
-//! dt = scale·dy·b and db = scale·dyᵀ·t. As products of their own these are small ones that read dy twice.
+//! The gradients of the adapters of one linear, from one reading of dy: for each slice of its columns dt = scale·dy·b
+//! and db = scale·dyᵀ·t. As products of their own these are small ones that read dy twice.
 
 use graph::{Dim, Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
@@ -21,7 +21,7 @@ const MMA: (&str, &str) = ("mma.cuh", include_str!("../../cuda/mma.cuh"));
 
 /// Threads of one block of the kernels besides the tiles.
 const THREADS: usize = 256;
-/// Rows of one tile.
+/// Number of rows in a tile.
 const TALL: usize = 64;
 /// Tiles that are under way at once in one block.
 const STAGES: usize = 3;
@@ -29,8 +29,9 @@ const STAGES: usize = 3;
 const WARPS: usize = 4;
 /// Blocks that fill the largest GPUs: two for each multiprocessor.
 const BLOCKS: usize = 264;
-/// Most chunks of rows that wide tiles may lead to: their parts of db are added one behind the other. On an H200, 4096
-/// rows of 1024 columns at rank 16: 16 chunks in tiles of 64 columns 8.3 µs, 64 chunks in tiles of 256 columns 11.9 µs.
+/// Largest number of chunks of rows that wide tiles may lead to: their parts of db are added one after the other. On an
+/// H200, 4096 rows of 1024 columns at rank 16: 16 chunks in tiles of 64 columns 8.3 µs, 64 chunks in tiles of 256
+/// columns 11.9 µs.
 const MOST_CHUNKS: usize = 24;
 /// Shared memory of a block, bytes, of which a multiprocessor of the largest GPUs holds two.
 const TWICE: usize = 113 << 10;
@@ -63,15 +64,15 @@ impl Reading {
     }
 }
 
-/// How the work of the tiles is dealt to blocks.
+/// The partition of the tiles over blocks.
 struct Tiles {
     rows: usize,
     rank: usize,
-    /// All slices' columns.
+    /// Number of columns in all slices.
     columns: usize,
     /// Columns of one tile; divides every slice.
     width: usize,
-    /// Rows of one block.
+    /// Number of rows in a block.
     chunk: usize,
 }
 
@@ -197,8 +198,8 @@ impl Tiles {
     }
 }
 
-/// Tiles of one block, one below the other: as many as fill the GPU to nine tenths for all of the time, or come
-/// nearest.
+/// Returns the number of tiles in a block, one below the other: the largest that keeps the GPU filled to nearly nine
+/// tenths, or else the one that fills it best.
 fn steps(across: usize, down: usize) -> usize {
     let filled = |steps: &usize| {
         let blocks = across * down.div_ceil(*steps);

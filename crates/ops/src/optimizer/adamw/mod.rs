@@ -1,6 +1,6 @@
-//! AdamW with f32 states (Loshchilov & Hutter 2019), by PyTorch's formula: decoupled decay before
-//! the step, √v corrected before epsilon is added. Also its step behind the warm-up of 1-bit Adam (Tang et al. 2021), where
-//! the first moment is given and the second one stays.
+//! AdamW with f32 states (Loshchilov & Hutter 2019), by PyTorch's formula: decoupled decay before the step, √v
+//! corrected before epsilon is added. Also its step after the warm-up of 1-bit Adam (Tang et al. 2021), where the first
+//! moment is given and the second one is constant.
 
 use graph::{Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
@@ -24,7 +24,7 @@ const HEADERS: &[(&str, &str)] = &[
 ];
 
 const THREADS: u32 = 256;
-/// Elements of one thread.
+/// Number of elements in a thread.
 const ELEMENTS: usize = 4;
 
 /// Elements of one task on the CPU.
@@ -75,7 +75,7 @@ impl<'a, T: Real> Loop<(&'a Rule<T>, &'a mut [T], &'a mut [T], &'a mut [T], &'a 
     }
 }
 
-/// What m/√v of Adam cannot exceed, whatever the gradients (Kingma & Ba 2015, section 2.1). A second moment that stays bounds
+/// Returns the bound of Adam's m/√v for all gradients (Kingma & Ba 2015, section 2.1). A constant second moment bounds
 /// nothing by itself: by chance it may be close to 0.
 fn longest(attrs: &Attrs) -> f64 {
     let rest = |name: &str| 1.0 - attrs.float(name).expect("checked by the shape rule");

@@ -26,7 +26,7 @@ fn nearest_signed<T: Real>(map: &[T], x: T, largest: T) -> usize {
     if x < T::default() && map[code] >= T::default() { code - 1 } else { code }
 }
 
-/// What belongs to one block.
+/// The data of one block of elements.
 struct Block<'a, T> {
     weight: &'a mut [T],
     first: &'a mut [u8],

@@ -151,7 +151,7 @@ impl Op for AdamW8bit {
 mod tests {
     use super::*;
 
-    /// What the kernel's index of the books is on: one border in a bucket of quotients, none in the first.
+    /// The assumption of the kernel's index of the books: one border in a bucket of quotients, none in the first.
     #[test]
     fn a_bucket_holds_one_border_between_codes() {
         for signed in [true, false] {

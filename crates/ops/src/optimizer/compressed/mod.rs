@@ -20,7 +20,7 @@ pub use sum::SumCompressed;
 const SOURCE: &str = include_str!("compressed.cu");
 const HEADERS: &[(&str, &str)] = &[("types.cuh", include_str!("../../cuda/types.cuh"))];
 
-/// Elements of a block.
+/// Number of elements in a block.
 pub const BLOCK: usize = 256;
 
 /// A warp takes a block.
@@ -33,10 +33,10 @@ const LARGEST: f64 = 127.0;
 /// Elements that are left of a block where only the largest are.
 const KEPT: usize = 16;
 
-/// Threads of a warp: so many sums of magnitudes are added up pairwise.
+/// Number of threads in a warp, and of the sums of magnitudes that are added up pairwise.
 const LANES: usize = 32;
 
-/// What becomes of a block.
+/// The compressed form of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocks {
     /// Its scale in f32, and 256 codes of eight bits.
@@ -57,17 +57,17 @@ impl Blocks {
         }
     }
 
-    /// Whether first moments are sent, not gradients (1-bit Adam, Tang et al. 2021).
+    /// True if first moments are sent, not gradients (1-bit Adam, Tang et al. 2021).
     pub const fn are_of_momentum(self) -> bool {
         matches!(self, Blocks::OneBit)
     }
 
-    /// Whether blocks have a few elements each: a sum of several has more.
+    /// True if blocks have a few elements each: a sum of several has more.
     pub const fn are_sparse(self) -> bool {
         matches!(self, Blocks::TopK)
     }
 
-    /// Bytes of so many elements, a multiple of 256.
+    /// Returns the bytes of `elements` elements, a multiple of 256.
     pub const fn bytes(self, elements: usize) -> usize {
         elements / BLOCK * self.block_bytes()
     }
@@ -154,7 +154,7 @@ impl Blocks {
         }
     }
 
-    /// Definitions of its kernels.
+    /// Returns the definitions of its kernels.
     fn defines(self) -> Vec<(String, String)> {
         let form = match self {
             Blocks::Int8 => "INT8",
@@ -286,7 +286,7 @@ mod tests {
     use super::*;
     use crate::evaluate::{Array, apply};
 
-    /// What arrives of a gradient in so many steps, added up, for each element.
+    /// Returns the sum of what arrives of a gradient in `steps` steps, for each element, and the last error.
     fn arrived(form: Blocks, x: &[f32], steps: usize) -> (Vec<f32>, Vec<f32>) {
         let (n, bytes) = (x.len(), form.bytes(x.len()));
         let attrs = Attrs::new().with("form", form.name()).with("elements", n as u64);
@@ -314,7 +314,7 @@ mod tests {
                 let given = x * steps as f32;
                 assert!((total + error - given).abs() < 1e-3, "{form:?}: {total} + {error} of {given}");
             }
-            // No more than the largest elements of so many steps as all need to have their turn.
+            // No more than the largest elements of the steps within which every element is sent once.
             let most = error.iter().fold(0.0f32, |most, error| most.max(error.abs()));
             assert!(most < bound, "{form:?}: {most}");
             assert!(error.iter().any(|error| *error != 0.0), "{form:?}");

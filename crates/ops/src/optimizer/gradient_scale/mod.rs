@@ -144,7 +144,7 @@ mod tests {
         assert!((scale - 0.05).abs() < 1e-7, "{scale}");
     }
 
-    /// Of equal parts it is the norm of their sum, of others at least that.
+    /// The norm of equal parts is the norm of their sum; of others it is at least that.
     #[test]
     fn the_norm_of_parts_bounds_that_of_their_sum() {
         for parts in [[3.0f32, 3.0], [1.0, 2.0], [4.0, -4.0]] {

@@ -22,7 +22,7 @@ const HEADERS: &[(&str, &str)] =
     &[("types.cuh", include_str!("../../cuda/types.cuh")), ("pack.cuh", include_str!("../../cuda/pack.cuh"))];
 
 const THREADS: u32 = 256;
-/// Elements of one thread.
+/// Number of elements in a thread.
 const ELEMENTS: usize = 4;
 
 /// Elements of one task on the CPU.

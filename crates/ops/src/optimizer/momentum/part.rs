@@ -1,4 +1,4 @@
-//! What a node adds to a momentum that several nodes share, so that the sum of all is the momentum of the next step.
+//! A node's addend of a momentum that several nodes share, so that the sum of all is the momentum of the next step.
 
 use graph::{Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};

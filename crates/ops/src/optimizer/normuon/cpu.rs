@@ -10,7 +10,7 @@ use crate::vector::{Loop, sum_of, vectorised};
 /// Elements of one task, a multiple of four.
 const CHUNK: usize = 4096;
 
-/// Numbers of one call.
+/// The numbers of one call.
 struct Numbers<T> {
     beta2: T,
     rest2: T,

@@ -109,7 +109,8 @@ impl Op for NorMuon {
         Cost { flops: 8.0 * outputs[0].len() as f64, bytes: (2 * inputs[0].bytes() + 2 * state) as f64 }
     }
 
-    /// Of each row 1/(√v + epsilon) and its part of ‖Ô‖²; of each matrix the factor of its step. All f32.
+    /// Returns the bytes of scratch: for each row 1/(√v + epsilon) and its part of ‖Ô‖², for each matrix the factor of
+    /// its step. All f32.
     fn scratch(&self, call: &LowerCall<'_>) -> usize {
         let [count, rows] = [call.inputs[0].shape[0], call.inputs[0].shape[1]];
         count * (2 * rows + 1) * 4

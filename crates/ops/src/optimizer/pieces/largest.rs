@@ -27,7 +27,7 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
     let count = largest.len();
     for (at, most) in largest.iter_mut().enumerate() {
         let of = pieces[at..].iter().step_by(count.max(1)).copied();
-        // What is not finite stays.
+        // Values that are not finite are kept.
         let greater = |most: T, next: T| if next > most || !next.is_finite() { next } else { most };
         *most =
             of.reduce(|most, next| if most.is_finite() { greater(most, next) } else { most }).expect("there is one");

@@ -23,7 +23,7 @@ const HEADERS: &[(&str, &str)] =
     &[("types.cuh", include_str!("../../cuda/types.cuh")), ("pack.cuh", include_str!("../../cuda/pack.cuh"))];
 
 const THREADS: u32 = 256;
-/// Elements of one thread.
+/// Number of elements in a thread.
 const ELEMENTS: usize = 4;
 
 /// Elements of one task on the CPU.
@@ -126,7 +126,7 @@ impl Op for SumPieces {
     }
 
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], attrs: &Attrs) -> Cost {
-        // The own piece is as many bytes, wherever it lies.
+        // The own piece has the same number of bytes, wherever it lies.
         let before = if attrs.flag("accumulate").unwrap_or(false) { outputs[0].bytes() } else { 0 };
         Cost { flops: inputs[0].len() as f64, bytes: (inputs[0].bytes() + outputs[0].bytes() + before) as f64 }
     }

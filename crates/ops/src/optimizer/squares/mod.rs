@@ -38,7 +38,7 @@ const CHUNK: usize = 4096;
 /// sums = block_squares(x, blocks)
 pub struct BlockSquares;
 
-/// Blocks of a tensor of so many elements.
+/// Returns the number of blocks in a tensor of `elements` elements.
 pub fn block_count(elements: usize) -> usize {
     elements.div_ceil(BLOCK)
 }

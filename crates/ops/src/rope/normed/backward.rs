@@ -56,7 +56,7 @@ fn gradients<T: Evaluate>(call: &mut Call<'_, T>) {
     pair(&RMSNORM_GRADIENTS, call);
 }
 
-/// The rotation into scratch memory, then `second` from there, with its own scratch memory behind.
+/// Returns the rotation into scratch memory, then `second` from there, with its own scratch memory after that.
 fn apart(call: &LowerCall<'_>, second: &dyn Op) -> Vec<KernelSpec> {
     let between = between(call);
     let input = |index: usize| (&call.inputs[index], Arg::Input(index));
@@ -74,7 +74,7 @@ fn between(call: &LowerCall<'_>) -> TensorRef {
     TensorRef::dense(dy.arena, 0, dy.dtype, dy.shape.clone())
 }
 
-/// Where the operands of one side stand among the inputs, and its results among the results.
+/// The places of one side's operands among the inputs, and of its results among the results.
 pub(super) struct Places {
     pub dy: usize,
     pub x: usize,

@@ -1,6 +1,6 @@
 //! QK norm and rotation of query and key heads together: they share positions, and one kernel computes sines and
-//! cosines once for both. Each operation here takes the tensors of one call, or those of two with the shared inputs
-//! behind them.
+//! cosines once for both. Each operation here takes the tensors of one call, or those of two followed by the shared
+//! inputs.
 
 use graph::{OpId, ValueType};
 use program::{Arg, TensorRef};
@@ -20,7 +20,7 @@ pub struct Heads {
     /// Inputs of `one` that each call has for itself, and those that both share.
     own: &'static [usize],
     shared: &'static [usize],
-    /// Results of one call.
+    /// Number of results of one call.
     results: usize,
 }
 
@@ -80,7 +80,7 @@ impl Heads {
         (all, scratch)
     }
 
-    /// For two sides.
+    /// Returns the kernels for two sides, and their bytes of scratch.
     fn kernels(&self, call: &LowerCall<'_>) -> (Vec<KernelSpec>, usize) {
         self.joint(call).unwrap_or_else(|| self.apart(call))
     }
@@ -97,7 +97,7 @@ impl Heads {
     }
 }
 
-/// The same with half as many heads.
+/// Returns the same input with half the number of heads.
 fn fewer_heads(input: &ExampleInput) -> ExampleInput {
     let mut input = input.clone();
     if let ExampleInput::Normal { shape, .. } | ExampleInput::UniformF32 { shape, .. } = &mut input

@@ -39,7 +39,7 @@ const INVERSE: Attribute = Attribute { name: "inverse", kind: "bool?", doc: "rot
 
 /// Heads that a group of lanes takes forward, where it keeps few of each.
 const HEADS_OF_A_GROUP: usize = 2;
-/// Threads of one block at least, where the tokens give as many, and at most.
+/// The smallest number of threads in a block, where there are enough tokens, and the largest.
 const FEWEST_THREADS: usize = 128;
 const MOST_THREADS: usize = 1024;
 /// Threads that a multiprocessor holds at once, for the compiler of the device code: what lanes keep in registers
@@ -50,14 +50,14 @@ const RESIDENT_WITH_SUMS: usize = 640;
 /// The tensors of one side: for every name in the kernel's text its place.
 type Side<'a> = Vec<(&'static str, &'a TensorRef)>;
 
-/// How the heads of one tensor, or of two, are dealt to threads: a block takes some tokens with all their heads.
+/// The partition of the heads of one tensor, or of two, over threads: a block takes some tokens with all their heads.
 struct Deal {
     batch: usize,
     tokens: usize,
     /// Heads of each side; none for a side that is not there.
     heads: [usize; 2],
     pairs: usize,
-    /// Tokens of a block.
+    /// Number of tokens in a block.
     together: usize,
     threads: usize,
 }
@@ -216,7 +216,7 @@ fn forward<T: Evaluate>(call: &mut Call<'_, T>) {
     T::call(&Rope, &mut Call { attrs, inputs: &inputs, outputs: &mut [y.lend()] });
 }
 
-/// What lies between the operations of a pair, as it would be stored.
+/// Returns the value between the operations of a pair, as it would be stored.
 fn between<T: Real>(shape: &[usize], storage: DType, make: impl FnOnce(Output<'_, T>)) -> Vec<T> {
     let mut data = vec![T::default(); shape.iter().product()];
     make(Output::Real { shape, data: &mut data, storage });

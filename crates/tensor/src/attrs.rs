@@ -23,7 +23,7 @@ impl fmt::Display for AttrError {
 
 impl std::error::Error for AttrError {}
 
-/// Rules of operations give texts.
+/// Converts to the text that rules of operations give as errors.
 impl From<AttrError> for String {
     fn from(error: AttrError) -> String {
         error.0
@@ -45,7 +45,7 @@ impl Attrs {
         self.0.is_empty()
     }
 
-    /// Absent and `null` are the same.
+    /// Returns an attribute; absent and `null` are the same.
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.0.get(name).filter(|v| !v.is_null())
     }
@@ -121,7 +121,7 @@ fn missing(name: &str) -> AttrError {
 }
 
 impl fmt::Display for Attrs {
-    /// `{eps=1e-6, causal=true}`; nothing for none.
+    /// Writes `{eps=1e-6, causal=true}`; nothing for no attributes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
             return Ok(());

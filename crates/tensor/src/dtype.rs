@@ -104,7 +104,7 @@ impl FromStr for DType {
     }
 }
 
-/// Exact: every bf16 value is an f32 value.
+/// Converts exactly: every bf16 value is an f32 value.
 #[inline]
 pub fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits((bits as u32) << 16)

@@ -15,7 +15,7 @@ pub struct HostTensor {
 }
 
 impl HostTensor {
-    /// Panics when `bytes` does not hold exactly `shape` elements of `dtype`.
+    /// Makes a tensor. Panics when `bytes` does not hold exactly `shape` elements of `dtype`.
     pub fn new(dtype: DType, shape: impl Into<Shape>, bytes: Vec<u8>) -> Self {
         let shape = shape.into();
         let expected = Storage::Plain(dtype).bytes(&shape);

@@ -37,7 +37,7 @@ pub enum Scaled {
     /// The f32 factor of each block's values.
     Single(Vec<f32>),
     E8M0(Vec<u8>),
-    /// E4M3 codes and what their product with an element is multiplied with.
+    /// E4M3 codes, and the factor of the product of a code and its element's number.
     E4M3 {
         codes: Vec<u8>,
         tensor: f32,

@@ -39,7 +39,7 @@ const MIDPOINTS: [f32; 15] = {
     midpoints
 };
 
-/// Codes of one block, one to a byte; gives its scale.
+/// Writes the codes of one block, one to a byte, and returns its scale.
 fn code_block(x: &[f32], codes: &mut [u8]) -> f32 {
     let scale = amax(x);
     let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
@@ -50,7 +50,7 @@ fn code_block(x: &[f32], codes: &mut [u8]) -> f32 {
     scale
 }
 
-/// Whole flat blocks as they are in memory, two codes in a byte; `scales` one for each.
+/// Quantizes whole flat blocks to the form in memory: two codes in a byte, and one of `scales` for each block.
 pub fn flat_blocks(x: &[f32], block: usize, packed: &mut [u8], scales: &mut [f32]) {
     assert!(block.is_multiple_of(2), "a block begins with a byte");
     let mut codes = vec![0; block];
@@ -61,7 +61,7 @@ pub fn flat_blocks(x: &[f32], block: usize, packed: &mut [u8], scales: &mut [f32
     }
 }
 
-/// Scales as codes of a book of ascending values, around their mean.
+/// Returns scales as codes of a book of ascending values, around their mean.
 pub fn nest(scales: &[f32], map: &[f32]) -> Scaled {
     let midpoints: Vec<f32> =
         map.windows(2).map(|pair| ((f64::from(pair[0]) + f64::from(pair[1])) / 2.0) as f32).collect();
@@ -78,14 +78,14 @@ pub fn nest(scales: &[f32], map: &[f32]) -> Scaled {
     Scaled::Mapped { codes, outer, offset, map: map.to_vec() }
 }
 
-/// With an f32 for each block.
+/// Returns a tensor in flat blocks with an f32 scale each.
 pub fn normal(x: &[f32], shape: &[usize], block: usize) -> Packed {
     let mut codes = vec![0; x.len()];
     let scales = x.chunks(block).zip(codes.chunks_mut(block)).map(|(x, codes)| code_block(x, codes)).collect();
     Packed { packing: nf4(block), shape: shape.to_vec(), codes, scales: Scaled::Single(scales) }
 }
 
-/// The same with scales in a code book, of which `map` are the 256 ascending values, around their mean.
+/// Returns a tensor in flat blocks whose scales are codes around their mean, of the 256 ascending values of `map`.
 pub fn nested(x: &[f32], shape: &[usize], block: usize, map: &[f32]) -> Packed {
     let plain = normal(x, shape, block);
     let Scaled::Single(scales) = &plain.scales else { unreachable!("plain blocks have f32 scales") };

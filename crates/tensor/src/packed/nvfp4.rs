@@ -17,7 +17,7 @@ pub enum Target {
 /// Rows and columns of a tile.
 const EXTENT: usize = 16;
 
-/// Below this a tensor is not scaled.
+/// The largest magnitude below which a tensor is not scaled.
 const LEAST: f32 = f32::from_bits((127 - 100) << 23);
 
 /// The scale S of a tensor of this largest magnitude.
@@ -107,7 +107,7 @@ pub fn nvfp4(packing: Packing, x: &[f32], shape: &[usize], target: Target) -> Pa
     nvfp4_within(packing, x, shape, amax(x), target)
 }
 
-/// The same of a tensor that is scaled by a magnitude not below its own largest: that of several tensors.
+/// Quantizes a tensor that is scaled by a magnitude not below its own largest: that of several tensors.
 pub fn nvfp4_within(packing: Packing, x: &[f32], shape: &[usize], largest: f32, target: Target) -> Packed {
     assert_eq!((packing.code, packing.scales), (NVFP4.code, NVFP4.scales), "a packing of E2M1 with E4M3 scales");
     let s = tensor_scale(largest, target);

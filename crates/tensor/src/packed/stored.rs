@@ -58,7 +58,7 @@ impl<'a> Stored<'a> {
         Stored { packing, rows, columns, bytes, planes: packing.planes(shape), whole: true }
     }
 
-    /// The same, whose values lack the factor of the tensor: codes times the scales of their blocks.
+    /// Returns the same tensor without the tensor's own factor: values are codes times the scales of their blocks.
     pub fn unscaled(self) -> Stored<'a> {
         Stored { whole: false, ..self }
     }

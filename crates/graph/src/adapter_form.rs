@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdapterForm {
-    /// Components of names: as the parameters have them, and as adapters do.
+    /// Components of names: each as the parameters have it, and as adapters have it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub renamed: Vec<[String; 2]>,
     /// Last components of modules that are no linear modules, such as routers: an adapter takes their weight as a parameter.
@@ -16,7 +16,7 @@ pub struct AdapterForm {
     /// Ends of the names of the modules that send tokens to experts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routers: Vec<String>,
-    /// Targets that are names of modules and mean parameters, and which.
+    /// Targets that are names of modules and mean parameters: each module and its parameter.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub converted: Vec<[String; 2]>,
     /// Parameters of three axes, a matrix for each group, in the order in which their module has them.
@@ -34,7 +34,7 @@ pub struct MatrixStack {
     /// where files have the parameter itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<String>,
-    /// Its matrices are [inputs, outputs].
+    /// True if its matrices are [inputs, outputs].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub transposed: bool,
 }

@@ -38,14 +38,14 @@ pub enum Origin {
     Node,
     /// Computed while compiling; the contents are in [`Graph::constants`].
     Constant,
-    /// Kept from step to step, none of the parameters.
+    /// A state: kept from step to step, but no parameter.
     State(StateId),
 }
 
 /// A tensor that is quantised with a power of two, which follows from its magnitudes in earlier steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Quantiser {
-    /// Empty where nothing is quantised by it.
+    /// The tensor's name; empty where nothing is quantized by it.
     pub name: String,
     /// The largest number of the format.
     pub limit: f32,
@@ -87,7 +87,7 @@ impl Value {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
     Forward,
-    /// A forward node done again for the backward pass, which then needs nothing kept for it.
+    /// A forward node that is recomputed for the backward pass, which then needs nothing kept for it.
     Recompute,
     Backward,
 }
@@ -132,7 +132,7 @@ pub struct Parameter {
     pub bias: bool,
     /// A row for each id: an embedding, or the output head.
     pub table: bool,
-    /// Kept in f32, and moved by nothing that follows from the loss.
+    /// True for a value that is kept in f32 and that no gradient of the loss moves.
     pub buffer: bool,
     pub trainable: bool,
     /// An adapter matrix: kept apart from the base weights, exported in PEFT form.
@@ -144,7 +144,8 @@ pub struct Parameter {
     /// (group, position): the parameters of a group are contiguous in the order of their positions and can be used as
     /// one tensor.
     pub merge_group: Option<(u32, u32)>,
-    /// Weights in codes with the same number are scaled by the largest magnitude of them all; the others by their own.
+    /// The group of weights in codes that are scaled by the largest magnitude of them all; none for weights scaled by
+    /// their own.
     pub magnitude_group: Option<u32>,
 }
 
@@ -161,7 +162,7 @@ pub struct Graph {
     pub name: String,
     /// Names of the stacks of layers.
     pub stacks: Vec<String>,
-    /// Distinguishes the entry that it is for from others of its kind; empty for the usual one.
+    /// A name that distinguishes its entry from others of its kind; empty for the usual one.
     pub entry: String,
     pub values: Vec<Value>,
     pub parameters: Vec<Parameter>,
@@ -218,7 +219,7 @@ impl Graph {
         self.add(Value { name: name.to_owned(), element: of.dtype, shape, axes, origin })
     }
 
-    /// Gives a value another type, where all that reads it will have one that follows.
+    /// Gives a value another type. The types of its readers must be inferred again.
     pub fn retype(&mut self, id: ValueId, of: &ValueType) {
         let value = &mut self.values[id.0 as usize];
         value.shape = of.extents().expect("flat graphs have no symbols");

@@ -20,7 +20,7 @@ pub struct Model {
     pub surogate_ir: u32,
     /// The Hugging Face architecture name, for people; nothing is decided by it.
     pub architecture: String,
-    /// Positions that exist: no row may be longer. Absent where nothing ends, as with rotary positions.
+    /// Largest number of positions in a row. Absent where there is no limit, as with rotary positions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_positions: Option<usize>,
     #[serde(default, skip_serializing_if = "FileForm::is_plain")]
@@ -50,7 +50,7 @@ pub struct Task {
     #[serde(default)]
     pub parameters: Vec<ParameterSpec>,
     pub nodes: Vec<NodeSpec>,
-    /// `loss_sum` and `weight_sum` among them where it can be trained.
+    /// The results, with `loss_sum` and `weight_sum` among them where it can be trained.
     pub outputs: Vec<Output>,
 }
 
@@ -192,10 +192,10 @@ impl Repeat {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Carry {
-    /// The value outside that the first layer starts from; absent where there is none before a layer gives one.
+    /// The value outside that the first layer starts from; absent where a layer gives the first one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initial: Option<String>,
-    /// The name outside of what the last layer passes on.
+    /// The name outside of the last layer's result.
     pub result: String,
 }
 
@@ -222,7 +222,7 @@ pub struct Carried {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Block {
-    /// One for each of the repeat's.
+    /// One entry for each carry of the repeat.
     pub carry: Vec<Carried>,
     #[serde(default)]
     pub parameters: Vec<ParameterSpec>,

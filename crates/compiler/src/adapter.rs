@@ -132,7 +132,7 @@ pub struct AdapterOf {
     pub rank: usize,
     /// The factor of the product B·A.
     pub scale: f64,
-    /// It is a target as a parameter, not as a module.
+    /// True if it is a target as a parameter, not as a module.
     pub by_parameter: bool,
     /// The place of a weight that lies in a parameter of three axes; none where the weight is a matrix of its own.
     pub stack: Option<Stacked>,
@@ -146,7 +146,7 @@ pub struct Stacked {
     pub parts: usize,
     /// The group and the part of a weight that files keep by itself; none for the whole parameter.
     pub member: Option<[usize; 2]>,
-    /// The matrices are [inputs, outputs].
+    /// True if the matrices are [inputs, outputs].
     pub transposed: bool,
 }
 
@@ -180,7 +180,7 @@ impl AdapterRules {
         })
     }
 
-    /// One count for each of [`AdapterRules::targets`].
+    /// Returns a count for each of [`AdapterRules::targets`], all 0.
     pub fn hits(&self) -> Vec<usize> {
         vec![0; self.targets.len() + self.parameters.len()]
     }

@@ -60,7 +60,7 @@ pub fn differentiate(graph: &mut Graph) -> Result<(), CompileError> {
 /// The floating-point values that stages of a pipeline hand on. Their gradients go the other way.
 struct Crossing {
     received: Vec<ValueId>,
-    /// With the input that is its gradient.
+    /// The values that are sent on, each with the input that is its gradient.
     sent: Vec<(ValueId, ValueId)>,
 }
 
@@ -127,13 +127,13 @@ impl Backward {
     }
 }
 
-/// For every value whether a trained parameter flows into it.
+/// Returns for every value if a trained parameter flows into it.
 fn depends_on_trained(graph: &Graph) -> Vec<bool> {
     let mut needed = vec![false; graph.values.len()];
     for parameter in graph.parameters.iter().filter(|p| p.trainable) {
         needed[parameter.value.0 as usize] = true;
     }
-    // Layers in front are trained, too.
+    // Layers of earlier stages are trained, too.
     for id in graph.inputs.iter().filter(|id| graph.value(**id).name.starts_with(RECEIVED)) {
         needed[id.0 as usize] = graph.value(*id).element.is_float();
     }

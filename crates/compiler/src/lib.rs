@@ -168,14 +168,14 @@ fn compile_graphs(
             let plan = plan::decide(&mut graphs, &parameters, options, machine, passes)?;
             lower::program(name, graphs, &parameters, plan, options, machine)
         };
-        // What only the update needs may lie on the host, and codes of frozen weights: of the programs that this makes, the
-        // one with the shortest step. Codes on the device are among the weights.
+        // States that only the update needs may lie on the host, as may codes of frozen weights: of the programs that
+        // this makes, the one with the shortest step is taken. Codes on the device are among the weights.
         let mut away = options.clone();
         away.plan.offload.quants = Some(true);
         let parameters = placed(&away);
         plan::least_step(options, machine, |arena| parameters.bytes(arena).unwrap_or(0), compiled)
     };
-    // Of several ranks each may keep its share of more than states alone.
+    // Several ranks may each keep only their shards of more than the states.
     plan::nearest_scope(options, sharded)
 }
 
@@ -220,7 +220,7 @@ fn graph_of(
     passes.run(kind, Pass::DeadCode, &mut graph, passes::dead_code::run)?;
     // Element types are decided once the graph holds everything that computes.
     passes.run(kind, Pass::Recipe, &mut graph, |g| recipes::run(g, options, machine))?;
-    // Products of adapters as such, before one of them becomes part of a sum.
+    // Before an adapter's part of the gradient of its input becomes part of an elementwise sum.
     passes.run(kind, Pass::LowRank, &mut graph, |g| passes::low_rank::run(g, machine))?;
     // Before what an adapter gives the gradient of its input becomes part of an element-wise sum.
     passes.run(kind, Pass::DropoutLinear, &mut graph, |g| passes::dropout_linear::run(g, machine))?;

@@ -48,7 +48,7 @@ impl LoadGroups {
     }
 }
 
-/// For every value that nodes touch the first of those nodes that depend on one another.
+/// Returns, for every value that nodes touch, the first of the nodes that depend on one another.
 fn groups(nodes: &[Node]) -> HashMap<ValueId, usize> {
     let mut group_of: HashMap<ValueId, usize> = HashMap::new();
     for (number, node) in nodes.iter().enumerate() {

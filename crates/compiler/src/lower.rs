@@ -357,7 +357,7 @@ fn entry(
     }
 }
 
-/// Sums the squares of gradients while they are on the device: the norm needs no second look at them.
+/// Sums the squares of gradients while they are on the device: the norm need not read them again.
 fn squares(
     gradients: &Move,
     parameters: &ParameterPlan,

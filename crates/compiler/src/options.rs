@@ -28,7 +28,7 @@ pub struct CompileOptions {
     pub stored: BTreeMap<String, Packing>,
     /// The type of stored activations and of matrix products.
     pub compute: DType,
-    /// Products that differ from that.
+    /// The recipe: the products in other formats.
     pub recipe: Recipe,
     /// `None`: no gradients, and no entry that trains.
     pub training: Option<Training>,
@@ -66,9 +66,11 @@ pub struct Sharding {
     pub sequence: usize,
     /// Bytes of gradients that are exchanged at once; a good size where it is not given.
     pub bucket_bytes: Option<usize>,
-    /// A rank keeps the sums of its pieces of the gradients alone: every micro-step exchanges what it computed.
+    /// True if a rank keeps only the sums of its own pieces of the gradients: every micro-step exchanges what it
+    /// computed.
     pub gradients: bool,
-    /// A rank keeps its pieces of the base weights alone: every entry gathers what it reads. Adapters stay whole.
+    /// True if a rank keeps only its own pieces of the base weights: every entry gathers what it reads. Adapters are
+    /// whole on every rank.
     pub weights: bool,
     /// True if the plan may cut gradients, or gradients and weights, where that takes less time than everything else
     /// that makes the run fit.
@@ -76,7 +78,7 @@ pub struct Sharding {
     pub compression: Compression,
     /// Devices that have some layers each, with one rank; 1 where each has all.
     pub stages: usize,
-    /// The one that is compiled, set while each is.
+    /// The stage that is compiled; set while each of them is.
     pub stage: usize,
 }
 
@@ -93,12 +95,12 @@ pub enum Scope {
 /// The form of gradients on their way to the other ranks. Their sums are in f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compression {
-    /// They travel as they are, in f32.
+    /// Sent in f32 without compression.
     #[default]
     None,
     /// Rounded to the nearest bf16.
     Bf16,
-    /// In blocks between nodes that have all shards each; inside a node they travel as they are.
+    /// In blocks between nodes that have all shards each; without compression inside a node.
     Blocks(Blocks),
 }
 
@@ -132,7 +134,8 @@ impl Sharding {
         Cluster { ranks, sequence, nodes, shards: self.shards(), stages }
     }
 
-    /// Micro-steps that a stage has under way at most: each has its batch tensors, and what came from the stage before.
+    /// Largest number of micro-steps that a stage has in flight: each has its batch tensors, and what came from the
+    /// stage before.
     pub(crate) fn slots(&self) -> usize {
         self.stages - self.stage
     }
@@ -155,7 +158,7 @@ impl Sharding {
         Among { count: self.ranks / self.shards(), apart: self.shards() }
     }
 
-    /// Among whom pieces are cut, the first to try first.
+    /// Returns the choices of the ranks that share pieces, in the order in which they are tried.
     pub(crate) fn scopes(&self) -> Vec<Sharding> {
         let decided = Sharding { open_scope: false, ..*self };
         match self.open_scope && self.nodes > 1 {
@@ -398,7 +401,7 @@ impl EntryOptions {
         EntryOptions::new(EntryKind::Forward, None)
     }
 
-    /// The model alone, going on where its sequences were.
+    /// Returns an entry of the model alone that continues the sequences in the cache.
     pub fn generate(cache: KeyValueCache) -> EntryOptions {
         EntryOptions { cache: Some(cache), ..EntryOptions::forward() }
     }

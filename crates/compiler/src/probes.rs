@@ -106,7 +106,7 @@ const ATTENTION: &[(usize, usize, usize, usize, Mask)] = &[
 /// Elements of passes over memory.
 const PASSES: &[usize] = &[1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 23, 1 << 24, 1 << 26];
 
-/// Every probe of a machine. `least`: few and small ones, which try out the way and measure little.
+/// Every probe of a machine. `least`: few and small ones, which try out the measurement and measure little.
 pub fn probes(machine: &Machine, least: bool) -> Vec<Probe> {
     let on_cpu = machine.arch == Arch::Cpu;
     // A CPU takes a hundredth of the work; f32 is its type.

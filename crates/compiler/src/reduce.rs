@@ -1,6 +1,6 @@
 //! Gradients on their way to the sums over all ranks, as instructions of a micro-step: what no node writes is zeroed,
 //! buckets are sent when they are complete, rounded where that is requested, and summed in the order of the ranks when
-//! they have arrived. Knows departures as they were planned; not when, or why then.
+//! they have arrived. Knows departures as they were planned; not the reasons for their times.
 
 use ops::id;
 use ops::optimizer::{block_count, blocks_of};
@@ -61,7 +61,7 @@ impl<'a> Reduction<'a> {
         }
     }
 
-    /// Sums the next bucket to what the rank keeps, and its squares where no look at it follows.
+    /// Sums the next bucket into what the rank keeps, and its squares where they are not summed later.
     fn sum(&mut self, streams: &mut Streams, lowering: &mut Lowering<'_>) {
         let of = &self.departures.all[self.summed];
         streams.wait(StreamId::Compute, self.sent[self.summed], &from("exchange"));

@@ -18,11 +18,12 @@ pub(crate) enum Rule {
     AdamW,
     /// One matrix after the other (`update/matrices.rs`).
     NorMuon,
-    /// Towards even loads of experts, whatever the optimizer is. What stands in the place of gradients is none.
+    /// Moves biases towards even loads of experts, whatever the optimizer is. The values in the place of gradients are
+    /// none.
     EvenBias,
 }
 
-/// A tensor that is kept of every parameter.
+/// A tensor that is kept for every parameter.
 pub(crate) struct State {
     /// The name that checkpoints have for it.
     pub name: &'static str,

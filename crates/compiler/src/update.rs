@@ -112,10 +112,10 @@ pub(crate) fn entry(
     }
 }
 
-/// The norm of all gradients and what follows from it. Gradients on the host have been summed up on their way there, those
-/// of several ranks when they came together: `gathered` are the sums of their blocks. `of_nodes`: each node has gradients of its
-/// own; then the norm is the root of the mean square of theirs, each times the number of nodes, which that of the sum does not
-/// exceed.
+/// The norm of all gradients and what follows from it. Squares of gradients on the host were summed before these were
+/// stored, those of several ranks when they were summed: `gathered` are the sums of their blocks. `of_nodes`: each node
+/// has gradients of its own; then the norm is the root of the mean square of theirs, each times the number of nodes: a
+/// bound of the norm of the sum.
 #[expect(clippy::too_many_arguments, reason = "what a norm consists of")]
 fn norm(
     streams: &mut Streams,
@@ -152,7 +152,7 @@ fn norm(
     }
     let steps = &mut streams.steps;
     if let Some(Histories { scaling, amax, limits, tops }) = &parameters.states.histories {
-        // Before the norm is looked at: magnitudes that are not finite suppress the update.
+        // Before the norm is used: magnitudes that are not finite suppress the update.
         let attrs = Attrs::new().with("quantisers", scaling.quantisers.len()).with("window", scaling.window);
         let inputs = vec![lowering.constant(limits), lowering.constant(tops)];
         let outputs = [amax, &scaling.history, &scaling.factors, &scaling.steps].map(Clone::clone);
@@ -178,7 +178,7 @@ fn next_loss_scale(steps: &mut Vec<Step>, lowering: &mut Lowering<'_>, taken: us
     push_behind(steps, lowering, taken, id::NEXT_LOSS_SCALE, attrs, vec![scalar_ref(scalar::UPDATE_APPLIED)], outputs);
 }
 
-/// Weights from their f32 copies.
+/// Queues the rounding of weights from their f32 copies.
 fn round(steps: &mut Vec<Step>, lowering: &mut Lowering<'_>, taken: usize, master: &TensorRef, weight: &TensorRef) {
     let attrs = Attrs::new().with("dtype", weight.dtype.name());
     push_behind(steps, lowering, taken, id::CAST, attrs, vec![master.clone()], vec![weight.clone()]);

@@ -32,12 +32,12 @@ impl Matrices {
         self
     }
 
-    /// Rows and columns of one.
+    /// Returns the rows and columns of one matrix.
     pub fn extents(&self) -> [usize; 2] {
         [self.weight.shape[1], self.weight.shape[2]]
     }
 
-    /// `count` of them from the one with number `from` on.
+    /// Returns `count` of the matrices, from number `from` on.
     pub fn part(&self, from: usize, count: usize) -> Matrices {
         let mut part = self.clone();
         for tensor in part.tensors() {
@@ -48,8 +48,8 @@ impl Matrices {
     }
 }
 
-/// Adds the matrices of a slot: to the row that they continue with, or as a new one. Parameters at one place of
-/// their groups are as far apart as the groups are large.
+/// Adds the matrices of a slot to the row that they continue, or as a new row. Matrices of parameters at the same place
+/// of equal groups are as far apart as a group is large.
 pub(super) fn add(known: &mut Vec<Matrices>, slot: &ParameterSlot, position: u32) {
     let [first, rows] = slot.states.as_slice() else { panic!("matrices keep their momentum and their rows") };
     let updated = slot.master.as_ref().unwrap_or(&slot.weight);

@@ -45,7 +45,7 @@ pub(crate) struct Run {
     pub start: Option<Start>,
 }
 
-/// The first element of the first rank's piece, and from it to that of the next rank.
+/// The first element of the first rank's piece, and the distance to that of the next rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Start {
     pub first: usize,
@@ -55,7 +55,7 @@ pub(crate) struct Start {
 /// The places of all parameters, and the sizes of the arenas.
 #[derive(Clone, Debug)]
 pub(crate) struct ParameterPlan {
-    /// In the order of the graph's table.
+    /// The places of the parameters, in the order of the graph's table.
     pub slots: Vec<ParameterSlot>,
     pub runs: Vec<Run>,
     pub weights_bytes: usize,
@@ -65,7 +65,7 @@ pub(crate) struct ParameterPlan {
     pub optimizer_bytes: usize,
     /// Bytes of f32 copies on one rank.
     pub masters_bytes: usize,
-    /// Ranks that have a piece each of what is cut.
+    /// Number of ranks that have a piece each of what is sharded.
     pub shards: usize,
     pub sharding: Sharding,
     /// Frozen weights that are cut over the ranks.
@@ -163,7 +163,7 @@ impl ParameterPlan {
         (self.report > 0).then(|| TensorRef::dense(arena::SCALARS, SCALAR_BYTES, DType::F32, [self.report]))
     }
 
-    /// Bytes of the step scalars and of that.
+    /// Returns the bytes of the step scalars and of the report of routers.
     fn counted_bytes(&self) -> usize {
         SCALAR_BYTES + align(self.report * DType::F32.size(), ALIGNMENT_BYTES)
     }
@@ -369,7 +369,7 @@ pub(crate) fn plan_parameters(
 }
 
 impl ParameterPlan {
-    /// Gives a slot what the optimizer keeps of it, and its run the matrix that it is, where it is updated as one.
+    /// Places the optimizer states of a slot, and adds its matrix to the run where it is updated as one.
     fn place_states(&mut self, index: usize, row: usize, position: Option<u32>) {
         let slot = &mut self.slots[index];
         let Some((number, start)) = run_of(slot, &self.runs) else { return };
@@ -503,7 +503,7 @@ impl Cursor {
         *weights += added * run.weight.dtype.size();
     }
 
-    /// The run with what the optimizer keeps of it.
+    /// Returns the run with its optimizer states.
     fn with_states(&mut self, mut run: Run, options: &CompileOptions) -> Run {
         let cut: usize = run.buckets.iter().map(|bucket| bucket.elements(self.ranks)).sum();
         assert!(run.buckets.is_empty() || cut == run.gradient.len(), "what is merged is updated alike");

@@ -53,12 +53,12 @@ pub(crate) fn place(graph: &Graph, fixed: &Fixed) -> Placement {
     placement
 }
 
-/// True for another look at the same memory.
+/// True for a node whose results are views of its inputs' memory.
 pub(crate) fn is_view(node: &Node) -> bool {
     ops::get(node.op).class() == Class::View
 }
 
-/// For every value whether one node alone looks at it and its memory.
+/// Returns, for every value, if one node alone reads it and its memory.
 fn replaceable(graph: &Graph) -> Vec<bool> {
     let mut replaceable: Vec<bool> = graph.use_counts().into_iter().map(|uses| uses == 1).collect();
     for id in graph.nodes.iter().filter(|node| is_view(node)).flat_map(|node| node.inputs.iter().chain(&node.outputs)) {
@@ -165,7 +165,8 @@ impl Placement {
         fits.then_some(whole)
     }
 
-    /// A view whose results have places gives one to its input, if the input then looks that way.
+    /// Gives the input of a view a place from the places of its results, if one layout of the input has all of them
+    /// there.
     fn hand_down_view(&mut self, graph: &Graph, node: &Node) {
         let input = node.inputs[0];
         if self.get(input).is_some() || !graph.is_computed(input) {
@@ -216,7 +217,7 @@ impl Placement {
         }
     }
 
-    /// The copy for a view that the place of its input has no look for: its result in one where it has.
+    /// Returns the copy for a view that cannot view its input where that lies: into a place whose view is the result.
     fn gathered(&mut self, graph: &Graph, node: &Node, from: TensorRef) -> Copied {
         let id = node.outputs[0];
         let place = match self.get(id) {

@@ -16,15 +16,14 @@ use super::{ALIGNMENT_ELEMENTS, Matrices, ParameterPlan, Run, Start, align, aren
 use crate::options::Sharding;
 use crate::rule::Per;
 
-/// A group is closed when it has this share of a bucket's bytes: small enough that few are alive at once where they come
+/// The share of a bucket's bytes at which a group is closed: small enough that few are alive at once where groups come
 /// and go, large enough for the link.
 const OF_BUCKET: usize = 2;
 
 /// Pieces begin on multiples of this many elements, so that the states of blocks begin on 16 bytes.
 pub(super) const GRANULE: usize = 16 * ALIGNMENT_ELEMENTS;
 
-/// A stretch of a flat arena that holds whole tensors, and is complete where it is whole: what ranks exchange or gather
-/// together. All in bytes.
+/// A stretch of a flat arena of whole tensors, which ranks exchange or gather together. All in bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Group {
     pub arena: ArenaId,
@@ -119,12 +118,12 @@ impl Bucket {
         }
     }
 
-    /// A tensor that all ranks have of the bucket, from one that every rank has of the whole run.
+    /// Returns the bucket's part, of all ranks, of a tensor that every rank has for the whole run.
     pub fn whole(&self, of: &TensorRef, ranks: usize) -> TensorRef {
         TensorRef::dense(of.arena, of.offset + self.start * of.dtype.size(), of.dtype, [self.elements(ranks)])
     }
 
-    /// The piece of each rank in such a tensor.
+    /// Returns a rank's own piece of such a tensor.
     pub fn own(&self, of: &TensorRef) -> TensorRef {
         let (size, count) = (of.dtype.size(), self.piece);
         let first = TensorRef::dense(of.arena, of.offset + self.start * size, of.dtype, [count]);
@@ -138,7 +137,7 @@ impl Bucket {
         TensorRef::dense(of.arena, offset, of.dtype, [count])
     }
 
-    /// The same, of one of its parameters that lies in the first rank's piece.
+    /// Returns [`Bucket::kept`] of one of its parameters, which lies in the first rank's piece.
     pub fn kept_part(&self, part: &TensorRef, of: &TensorRef, per: Per, ranks: usize) -> TensorRef {
         let (first, _) = self.share(per);
         let before = part.offset - (of.offset + first * of.dtype.size());
@@ -157,7 +156,7 @@ pub(super) fn group_bytes(of: &Sharding) -> usize {
     of.bucket() / OF_BUCKET
 }
 
-/// The multiple of bytes to which a group that no optimizer knows is filled up.
+/// Returns the multiple of bytes to which a group of frozen weights is filled up.
 pub(super) fn frozen_unit(of: &Sharding) -> usize {
     of.shards() * GRANULE
 }
@@ -171,14 +170,14 @@ pub(super) fn frozen_group(bytes: Range<usize>, of: &Sharding) -> Group {
 /// The errors of compressing a bucket's gradients, which the next step adds.
 #[derive(Clone, Debug)]
 pub(crate) struct Errors {
-    /// f32 [n]: of its gradients.
+    /// f32 [n]: the error of its gradients.
     pub gradient: TensorRef,
-    /// f32 \[m\]: of the sum of the part that the rank adds up, where it does so for others.
+    /// f32 \[m\]: the error of the sum of the part that the rank adds up, where it does so for others.
     pub sum: Option<TensorRef>,
 }
 
 impl ParameterPlan {
-    /// By bucket; nothing where gradients are not compressed.
+    /// Returns the errors of each bucket; empty where gradients are not compressed.
     pub fn errors(&self) -> Vec<Errors> {
         let mut end = 0;
         let mut take = |elements: usize| {
@@ -194,13 +193,13 @@ impl ParameterPlan {
         self.buckets().map(of).collect()
     }
 
-    /// Bytes of all of them.
+    /// Returns the bytes of the errors of all buckets.
     pub fn errors_bytes(&self) -> usize {
         let bytes = |of: &Errors| of.gradient.bytes() + of.sum.as_ref().map_or(0, TensorRef::bytes);
         self.errors().iter().map(bytes).sum()
     }
 
-    /// All of them, of all ranks: none where gradients are not compressed.
+    /// Returns the errors of all buckets and ranks as one tensor; none where gradients are not compressed.
     pub fn all_errors(&self) -> Option<TensorRef> {
         let elements = self.errors_bytes() / DType::F32.size();
         (elements > 0).then(|| TensorRef::dense(arena::ERRORS, 0, DType::F32, [self.sharding.ranks, elements]))
@@ -222,7 +221,7 @@ impl Run {
         of.weights && self.weight.arena == arena::WEIGHTS
     }
 
-    /// The groups of a tensor that has an element for each of the run.
+    /// Returns the groups of a tensor that has one element for each element of the run.
     pub fn groups(&self, of: &TensorRef, ranks: usize) -> Vec<Group> {
         let group = |buckets: &[Bucket]| {
             let shards: Vec<Shard> = buckets.iter().map(|bucket| bucket.shard(of, Per::Element, ranks)).collect();

@@ -13,7 +13,7 @@ use crate::options::CompileOptions;
 /// The places of all states.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StatePlan {
-    /// In the order of the graph's list; none of what is made in the layers that read it.
+    /// The places in the order of the graph's list; none for states that are made in the layers that read them.
     pub places: Vec<Option<TensorRef>>,
     pub bytes: usize,
     /// Bytes of what is kept of earlier tokens, in an arena of its own.

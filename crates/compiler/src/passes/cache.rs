@@ -1,8 +1,9 @@
-//! Makes a model that reads whole rows one that goes on where it was: attention reads keys and values of earlier tokens
-//! from caches in pages, which are states, and adds those of the new tokens; convolutions and delta rules go on from the
-//! window and the states of their sequence's slot; only one token of each row reaches the head.
+//! Makes a model that reads whole rows one that continues its sequences: attention reads keys and values of earlier
+//! tokens from caches in pages, which are states, and adds those of the new tokens; convolutions and delta rules
+//! continue from the window and the states of their sequence's slot; only one token of each row reaches the head.
 //!
-//! Knows what operations that mix tokens, rotation and the head read; no model. Every kind of layer is right because those are.
+//! Knows what operations that mix tokens, rotation and the head read; no model. Every kind of layer is right because
+//! these operations are.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -30,7 +31,7 @@ pub fn run(graph: &mut Graph, entry: &EntryOptions, variant: Variant, machine: &
     add_likeliest(graph)
 }
 
-/// Next to the logits the place of the largest of each row: they need not cross the link where nothing is drawn.
+/// Adds to the logits the place of the largest of each row: logits need not cross the link where nothing is drawn.
 fn add_likeliest(graph: &mut Graph) -> Result<(), CompileError> {
     let logits = graph.output("logits").ok_or_else(|| CompileError::Model(no_logits(&graph.name)))?;
     let mut append = Append::new(graph, Phase::Forward);
@@ -56,7 +57,7 @@ fn input(graph: &mut Graph, name: &str, shape: impl Into<Vec<Dim>>) -> ValueId {
 enum Place {
     /// In pages, enough for its tokens.
     Pages,
-    /// In a slot of its own, however long it is.
+    /// In a slot of its own, whatever the sequence's length.
     Slot,
 }
 
@@ -69,7 +70,7 @@ struct Kept {
     /// The operands that it takes of the operation over whole rows, before positions and place.
     operands: Range<usize>,
     place: Place,
-    /// Its last results, in order.
+    /// The names of its last results, in order.
     what: &'static [&'static str],
 }
 
@@ -95,7 +96,7 @@ impl Kept {
             Place::Pages => Attrs::new().with("pages", cache.pages).with("page", cache.page),
             Place::Slot => some_of(&node.attrs, &["scale"]).with("slots", cache.sequences),
         };
-        // The reference computes in f32: what is kept so is read where it lies, and has the same numbers.
+        // The reference computes in f32: a cache of f32 is read where it lies, and has the same numbers.
         let has_choice = ops::get(self.op).attributes().iter().any(|of| of.name == "dtype");
         if has_choice && machine.arch == Arch::Cpu { attrs.with("dtype", "f32") } else { attrs }
     }
@@ -122,7 +123,7 @@ fn some_of(attrs: &Attrs, names: &[&str]) -> Attrs {
     given.fold(Attrs::new(), |attrs, (name, value)| attrs.with(name, value))
 }
 
-/// Operations over whole rows become those that go on where their sequences were.
+/// Replaces operations over whole rows by those that continue their sequences.
 fn go_on(graph: &mut Graph, cache: &KeyValueCache, variant: Variant, machine: &Machine) -> Result<(), CompileError> {
     let rows = Dim::Named(Axis::Rows, variant.batch);
     let positions = input(graph, generation::POSITIONS, [rows.clone(), Dim::Named(Axis::Tokens, variant.seq_len)]);
@@ -203,7 +204,7 @@ fn add_states(graph: &mut Graph, layer: usize, kept: &Kept, types: &[ValueType])
     states
 }
 
-/// The states that other entries read and write.
+/// Adds the states of the cache, which other entries read and write.
 fn leave_room(graph: &mut Graph, cache: &KeyValueCache, machine: &Machine) {
     let mut known: HashSet<Vec<ValueId>> = HashSet::new();
     let mut is_new = |operands: Option<Vec<ValueId>>| operands.is_none_or(|operands| known.insert(operands));
@@ -258,7 +259,7 @@ fn pick_last(graph: &mut Graph, last: ValueId) -> Result<(), CompileError> {
     retype(graph, first)
 }
 
-/// Shapes from a node on, which follow from those before it.
+/// Infers the shapes from a node on, which follow from those before it.
 fn retype(graph: &mut Graph, first: usize) -> Result<(), CompileError> {
     let nodes = std::mem::take(&mut graph.nodes);
     for node in &nodes[first..] {

@@ -89,7 +89,7 @@ fn is_backward(graph: &Graph, index: usize, dropout: &Node) -> bool {
     factors && flag("transpose_a") && flag("f32") && node.attrs.0.len() == 2 && bf16(graph, &node.inputs[..1])
 }
 
-/// Replaces the gradient of the factor, and with it, where it can be found, what the input gets back.
+/// Replaces the gradient of the factor and, where it is found, the gradient of the input.
 fn way_back(graph: &Graph, uses: &Uses, index: usize, dropout: &Node, nodes: &mut [Option<Node>]) {
     let product = &graph.nodes[index];
     let mut joined = Node {

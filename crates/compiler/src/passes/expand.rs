@@ -232,7 +232,7 @@ impl Expansion<'_> {
     }
 }
 
-/// No layer reads a carried value that there is none of yet.
+/// Checks that no layer reads a carried value before a layer has given one.
 fn check_given(block: &Block, state: &[Option<ValueId>], layer: usize) -> Result<(), CompileError> {
     let carried = block.carry.iter().zip(state);
     let absent: HashSet<&str> = carried.filter(|(_, value)| value.is_none()).map(|(c, _)| c.inside.as_str()).collect();
@@ -246,7 +246,8 @@ fn check_given(block: &Block, state: &[Option<ValueId>], layer: usize) -> Result
     }
 }
 
-/// Every layer has a block, every block a layer, each passes on what the repeat does, and there are values for each layer.
+/// Checks that every layer has a block and every block a layer, that each passes on what the repeat does, and that
+/// there are values for each layer.
 fn check_pattern(repeat: &Repeat) -> Result<(), CompileError> {
     let wrong = |what: String| Err(CompileError::Model(format!("the layers of `{}`: {what}", repeat.stack)));
     if !repeat.pattern.is_empty() && repeat.pattern.len() != repeat.repeat {

@@ -1,5 +1,5 @@
-//! Gives the biases that experts are chosen by what their update reads in the place of gradients: by how much each expert's
-//! load is more than an even one. It is summed over micro-steps and ranks as gradients are.
+//! Gives the biases that experts are chosen by a value that their update reads in the place of a gradient: the excess
+//! of each expert's load over an even one. It is summed over micro-steps and ranks as gradients are.
 //!
 //! Knows the operations that route tokens and count choices; not how the biases are updated.
 

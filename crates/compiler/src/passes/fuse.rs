@@ -26,8 +26,8 @@ pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
     Ok(())
 }
 
-/// The sum of two plain products that nobody else reads is one product: an adapted linear gives its
-/// input one gradient from the base weight, of codes or not, and one from the adapter.
+/// Joins the sum of two plain products that nothing else reads to one product: an adapted linear gives its input one
+/// gradient from the base weight, of codes or not, and one from the adapter.
 fn sum_products(graph: &mut Graph) {
     let uses = graph.use_counts();
     let producers = graph.producers();
@@ -68,8 +68,8 @@ fn sum_products(graph: &mut Graph) {
 /// Terms of a second product of groups are a multiple of this: rows that tensor cores read.
 const TERMS: usize = 8;
 
-/// The same for products with a matrix for each group, of codes or not: what an adapter adds to a result, or to the gradient
-/// of what it reads.
+/// Does the same for products with a matrix for each group, of codes or not: an adapter's part of a result, or of the
+/// gradient of an input.
 fn sum_grouped_products(graph: &mut Graph) {
     let (uses, producers) = (graph.use_counts(), graph.producers());
     let single = |id: &ValueId| {
@@ -99,8 +99,8 @@ fn sum_grouped_products(graph: &mut Graph) {
     graph.nodes = nodes.into_iter().flatten().collect();
 }
 
-/// A loss whose gradient is wanted too becomes one operation in the loss's place: the logits are read once, and
-/// their gradient may lie where they lay. What the gradient is scaled with must be there before.
+/// Joins a loss and its gradient to one operation in the loss's place: the logits are read once, and their gradient may
+/// take their memory. The scale of the gradient must be computed before that place.
 fn losses_with_gradients(graph: &mut Graph) {
     let (uses, producers) = (graph.use_counts(), graph.producers());
     let mut nodes: Vec<Option<Node>> = graph.nodes.iter().cloned().map(Some).collect();
@@ -124,8 +124,8 @@ fn losses_with_gradients(graph: &mut Graph) {
     graph.nodes = nodes.into_iter().flatten().collect();
 }
 
-/// Makes one node of two calls of an operation that share inputs: in the place of the second, if nothing in between
-/// reads what the first gives, or in that of the first, if nothing in between gives what the second reads.
+/// Joins two calls of an operation that share inputs to one node: in the place of the second if nothing in between
+/// reads the results of the first, or in that of the first if nothing in between gives the inputs of the second.
 fn join_calls(graph: &mut Graph, op: OpId, pairing: &Pairing) {
     let alone = pairing.own.len() + pairing.shared.len();
     let mut nodes: Vec<Option<Node>> = std::mem::take(&mut graph.nodes).into_iter().map(Some).collect();
@@ -199,7 +199,7 @@ fn candidate(
     let alone = first.phase == second.phase && !repeated;
     let dropped = &first.outputs[..rule.keeps.dropped(first.outputs.len())];
     let single = dropped.iter().all(|id| uses[id.0 as usize] == usize::from(*id == joined));
-    // The first node moves down to the second: nobody in between may need what it computes.
+    // The first node moves down to the second: no node in between may need what it computes.
     let between = nodes[first_index + 1..index].iter().flatten();
     let undisturbed = between.into_iter().all(|n| !n.inputs.iter().any(|id| first.outputs.contains(id)));
     (alone && single && undisturbed).then_some(first_index)

@@ -52,7 +52,7 @@ fn form_candidate(
         let read_here = |id: &ValueId| second.inputs.iter().filter(|i| *i == id).count();
         let keep: Vec<ValueId> =
             first.outputs.iter().copied().filter(|id| uses[id.0 as usize] > read_here(id)).collect();
-        // The first node moves down to the second: nobody in between may need what it computes.
+        // The first node moves down to the second: no node in between may need what it computes.
         let mut between = nodes[first_index + 1..index].iter().flatten();
         if between.any(|n| n.inputs.iter().any(|id| first.outputs.contains(id))) {
             return None;

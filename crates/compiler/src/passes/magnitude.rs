@@ -23,7 +23,7 @@ pub(super) struct Adapted<'a> {
     pub rank: usize,
 }
 
-/// Recipes multiply other weights than the norms are those of.
+/// Refuses recipes that multiply codes: the norms are those of the weights before quantization.
 pub(super) fn check(options: &CompileOptions) -> Result<(), CompileError> {
     match options.recipe {
         Recipe::Uniform => Ok(()),

@@ -32,7 +32,7 @@ pub fn part(variant: Variant, sharding: &Sharding) -> Result<Variant, CompileErr
     }
 }
 
-/// `variant`: of the whole batch.
+/// Rewrites the graph of the whole batch, whose shape is `variant`.
 pub fn run(graph: &mut Graph, sharding: &Sharding, variant: Variant) -> Result<(), CompileError> {
     if sharding.sequence == 1 {
         return Ok(());
@@ -275,7 +275,7 @@ impl<'a> Between<'a> {
         self.append.emit(op, &[input], attrs)[0]
     }
 
-    /// The own tokens of all heads as all tokens of some.
+    /// Returns all tokens with the own heads, from the own tokens with all heads.
     fn all_tokens(&mut self, id: ValueId) -> ValueId {
         let dealt = self.emit(id::DEAL_HEADS, id, Attrs::new().with("parts", self.among));
         self.emit(id::EXCHANGE, dealt, Attrs::new().with("among", self.among).with("rows", self.rows))
@@ -287,7 +287,7 @@ impl<'a> Between<'a> {
         self.emit(id::COLLECT_HEADS, back, Attrs::new())
     }
 
-    /// The nodes, of which the last gives what `output` was.
+    /// Returns the nodes, the last of which gives `output`.
     fn nodes_giving(self, output: ValueId) -> Vec<Node> {
         let Append { graph, mut nodes, .. } = self.append;
         let last = nodes.last_mut().expect("something is exchanged");

@@ -19,7 +19,7 @@ pub const SENT: &str = "stage.sent.";
 pub const GRADIENT: &str = "stage.gradient.";
 pub const RETURNED: &str = "stage.returned.";
 
-/// The name of one of them.
+/// Returns the name of a crossing value.
 pub fn named(beginning: &str, number: usize) -> String {
     format!("{beginning}{number}")
 }

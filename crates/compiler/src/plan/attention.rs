@@ -41,7 +41,7 @@ fn divisor_from(n: usize, least: usize) -> usize {
 /// The axes at which an operand of the attention is cut.
 #[derive(Clone, Copy)]
 struct Axes {
-    /// It has the rows of the batch first.
+    /// True if the rows of the batch are its first axis.
     rows: bool,
     /// Axis of the heads, and heads for each key head.
     heads: Option<(usize, usize)>,

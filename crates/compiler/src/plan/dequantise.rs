@@ -47,7 +47,7 @@ pub fn dequantise(graph: &mut Graph) {
     graph.prepared = rewritten(graph, &packed, prepared);
 }
 
-/// A list of nodes that stands by itself, with what makes the values that it reads.
+/// Returns a self-contained list of nodes, together with those that make the values it reads.
 fn rewritten(graph: &mut Graph, packed: &HashMap<ValueId, Codes>, nodes: Vec<Node>) -> Vec<Node> {
     let mut made = Made { graph, packed, views: HashMap::new(), made: HashMap::new() };
     let mut result = Vec::with_capacity(nodes.len());
@@ -68,7 +68,7 @@ fn rewritten(graph: &mut Graph, packed: &HashMap<ValueId, Codes>, nodes: Vec<Nod
     result
 }
 
-/// The product with matrices that lie the other way round.
+/// Makes a product read the transposes of its matrices.
 fn read_transposed(node: &mut Node) {
     assert_eq!(node.op, id::GROUPED_LINEAR, "nothing else reads matrices whose codes are those of the transposes");
     let transposed = node.attrs.flag("transposed").expect("checked by the shape rule");
@@ -79,7 +79,7 @@ struct Made<'a> {
     graph: &'a mut Graph,
     /// The packed weights, by the values that stood for them.
     packed: &'a HashMap<ValueId, Codes>,
-    /// Views of such weights, by their results.
+    /// Views of packed weights, by their results.
     views: HashMap<ValueId, Node>,
     made: HashMap<(Window, ValueId), ValueId>,
 }
@@ -125,7 +125,7 @@ impl Made<'_> {
         self.made[&(window, id)]
     }
 
-    /// The values of `id`, from codes.
+    /// Makes the values of `id` from its codes.
     fn make(&mut self, id: ValueId, codes: ValueId, attrs: Attrs, reader: &Node, result: &mut Vec<Node>) {
         let value = self.graph.value(id).clone();
         let mut append = Append::new(self.graph, reader.phase);
@@ -152,7 +152,7 @@ impl Made<'_> {
         (is_stack && alike && whole && members.len() > 1 && !first.packing.transposed).then_some(members)
     }
 
-    /// The values of a stack of such weights.
+    /// Makes the values of a stack of packed weights.
     fn make_members(&mut self, view: &Node, members: &[Codes], reader: &Node, result: &mut Vec<Node>) {
         let shape = self.graph.value(view.inputs[0]).shape.clone();
         let mut append = Append::new(self.graph, reader.phase);

@@ -8,8 +8,8 @@ use graph::{Axis, Graph, Node, Value, ValueId};
 use ops::{Append, Class, Emit, OpId, id};
 use tensor::Attrs;
 
-/// The widest thing that a model computes for every token, and everything that reads or makes
-/// tensors of that width: product, loss and their gradients.
+/// The widest tensor that a model computes for every token, and everything that reads or makes tensors of that width:
+/// product, loss and their gradients.
 pub struct Head {
     /// Node indices in order; the first computes the logits.
     nodes: Vec<usize>,
@@ -176,7 +176,7 @@ struct Split<'g> {
     ranges: Vec<Range>,
     /// Parts of the values that come from outside, cut once.
     cut: HashMap<ValueId, Vec<ValueId>>,
-    /// For each part what stands for a value.
+    /// The value that stands for another in each part.
     made: Vec<HashMap<ValueId, ValueId>>,
     /// Contributions to a gradient, part by part.
     gradients: HashMap<ValueId, Vec<ValueId>>,

@@ -36,7 +36,7 @@ impl<'a> Memory<'a> {
                 update::entry(name, parameters, optimizer, scales_loss, options.seed, &homes, &mut lowering);
             }
         }
-        // All that is on the device for every entry. What an entry wants of the activations is weighed apart.
+        // All that is on the device for every entry. Activations are counted for each entry separately.
         let fixed = ArenaKind::ALL.into_iter().filter(|kind| *kind != ArenaKind::Activations);
         let fixed = fixed.filter(|kind| homes.on_device(kind.id()));
         let bytes = fixed.map(|kind| parameters.bytes(kind).unwrap_or_else(|| lowering.bytes(kind)));

@@ -247,7 +247,7 @@ impl Search<'_> {
         passes.run(self.kind, Pass::JoinRecompute, &mut graph, |graph| {
             let mut joined = graph.clone();
             recompute_fusion::join(&mut joined);
-            // What is read once is held a little longer.
+            // Tensors that are read once are kept a little longer.
             if self.memory.activation_bytes(&joined, self.variant) <= self.available {
                 *graph = joined;
             }
@@ -323,7 +323,7 @@ impl Search<'_> {
     }
 }
 
-/// The same function, which is computed once for each choice of levels: a search comes by some of them again.
+/// Returns a function that keeps its results: a search asks for some choices of levels several times.
 fn once<T: Copy>(of: impl Fn(&[usize]) -> T) -> impl Fn(&[usize]) -> T {
     let known = RefCell::new(HashMap::new());
     move |levels| {
@@ -336,14 +336,14 @@ fn once<T: Copy>(of: impl Fn(&[usize]) -> T) -> impl Fn(&[usize]) -> T {
     }
 }
 
-/// Twice `from`, twice that, …, while it is allowed and there are not too many.
+/// Returns twice `from`, twice that, and so on, while it is allowed and there are not too many.
 fn doubled(from: usize, allowed: impl Fn(usize) -> bool) -> Vec<usize> {
     let parts = std::iter::successors(Some(from * 2), |parts| Some(parts * 2));
     parts.take_while(|parts| *parts <= MOST_PARTS && allowed(*parts)).collect()
 }
 
-/// The levels with which it fits: none if that fits, else as few as possible of what is dear. All
-/// of them where nothing fits.
+/// Returns the levels with which it fits: no savings if that fits, else as few of the expensive ones as possible. All
+/// savings where nothing fits.
 fn fewest_savings(axes: &[Axis], fits: impl Fn(&[usize]) -> bool) -> Vec<usize> {
     let none = vec![0; axes.len()];
     let mut levels: Vec<usize> = axes.iter().map(Axis::levels).collect();
@@ -365,7 +365,7 @@ fn fewest_savings(axes: &[Axis], fits: impl Fn(&[usize]) -> bool) -> Vec<usize> 
     levels
 }
 
-/// Raises the levels of what is cheap while it is allowed, until the first that cannot be had whole.
+/// Raises the levels of cheap axes while that is allowed, up to the first axis that cannot be raised to its end.
 fn save_while_cheap(axes: &[Axis], levels: &mut [usize], allowed: impl Fn(&[usize]) -> bool) {
     for index in (0..axes.len()).filter(|index| axes[*index].is_cheap()) {
         let with = |level: usize| {

@@ -53,7 +53,7 @@ pub fn prepare_in_layers(graph: &mut Graph, codes: bool) {
     graph.nodes = result;
 }
 
-/// Leaves prepared what no layer makes, and gives all that was.
+/// Keeps the prepared nodes that no layer makes, and returns all that there were.
 fn keep_prepared(graph: &mut Graph, derived: &HashSet<ValueId>) -> Vec<Node> {
     let prepared = std::mem::take(&mut graph.prepared);
     let mut needed: HashSet<ValueId> = graph.states.iter().copied().filter(|id| !derived.contains(id)).collect();
@@ -97,7 +97,7 @@ impl Made {
         self.made[&(window, id)]
     }
 
-    /// Codes of eight bits come with those of the transpose where some pass reads these.
+    /// Drops the transposed codes of a node where the window's pass does not read them.
     fn without_unread_transpose(&self, mut node: Node, window: Window) -> Node {
         if node.op == id::QUANTISE
             && let Some(transposed) = node.outputs.get(2)

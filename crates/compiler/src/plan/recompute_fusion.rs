@@ -4,7 +4,7 @@
 use graph::{Graph, Node, Phase, ValueId};
 use ops::rowwise::{Extent, form_of, join as joined};
 
-/// Joins wherever the gradient does not depend on what is recomputed, but through what it would be given.
+/// Joins a recomputed node with a gradient that depends on it only through the values that the joined node has inside.
 pub fn join(graph: &mut Graph) {
     let mut nodes = std::mem::take(&mut graph.nodes);
     let mut index = 0;

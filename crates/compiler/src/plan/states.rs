@@ -155,18 +155,18 @@ impl States<'_> {
         (1..1 << STATES.len()).filter(|moved| moved & !open == 0).collect()
     }
 
-    /// Bytes of those that are moved.
+    /// Returns the bytes of the states that are moved.
     fn all(&self, moved: Moved) -> usize {
         STATES.iter().enumerate().map(|(index, _)| self.bytes[index] * (moved >> index & 1)).sum()
     }
 
-    /// The same of those with this traffic.
+    /// Returns the bytes of those of them that have this traffic.
     fn of(&self, moved: Moved, traffic: Traffic) -> usize {
         let with = STATES.iter().enumerate().filter(|(_, state)| state.traffic == traffic);
         self.all(with.fold(0, |with, (index, _)| with | 1 << index) & moved)
     }
 
-    /// Seconds that a step takes for the link.
+    /// Returns the seconds of a step's transfers over the link.
     fn seconds(&self, moved: Moved) -> f64 {
         let [both, one, passes] =
             [Traffic::BothWays, Traffic::OneWay, Traffic::EachPass].map(|traffic| self.of(moved, traffic) as f64);

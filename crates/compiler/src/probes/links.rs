@@ -13,7 +13,7 @@ use crate::residency::Streams;
 /// Bytes that go one way: a few milliseconds of a fast link.
 pub const LINK_BYTES: usize = 256 << 20;
 
-/// Each moves [`Links::bytes`] in each of its directions.
+/// The programs of a link, each of which moves [`Links::bytes`] in each of its directions.
 pub struct Links {
     pub to_device: Program,
     pub to_host: Program,

@@ -95,7 +95,7 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, machine: &Machine) -> Re
         Recipe::Fp8Hybrid(recipe) => fp8_hybrid::run(graph, recipe, options, machine)?,
         Recipe::Nvfp4(recipe) => nvfp4::run(graph, recipe, options, machine)?,
     }
-    // Views of weights that are read no longer.
+    // Views of weights that lost their readers.
     dead_code::run(graph)
 }
 

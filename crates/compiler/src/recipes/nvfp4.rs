@@ -46,7 +46,7 @@ struct Codes {
 
 #[derive(Clone)]
 enum Form {
-    /// Numbers are made of them, by a call with these attributes, for products that are emulated.
+    /// In a packed tensor, of which a call with these attributes makes numbers for emulated products.
     Packed { packed: ValueId, attrs: Attrs },
     /// In the layout that units read.
     Operand(Operand),
@@ -301,7 +301,7 @@ struct Rotated {
 /// The order in which the tensors of a group make one matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
-    /// Rows of all make a row.
+    /// The rows of all tensors side by side make a row.
     SideBySide,
     /// The rows of one come after those of the one before.
     Behind,

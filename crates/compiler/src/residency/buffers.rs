@@ -61,13 +61,13 @@ pub(crate) struct Buffers {
     placement: Placement,
     /// The adapters' conversion, where there is one.
     pub shadow: Option<Shadow>,
-    /// By buffer of the placement.
+    /// The offset of each buffer of the placement.
     offsets: Vec<usize>,
     /// The tensors with a home on the host, while they are on the device.
     pub stays: Vec<Stay>,
     /// The gradients that are sent to other ranks.
     pub departures: Departures,
-    /// By node: offset and bytes of its workspace.
+    /// The offset and the bytes of each node's workspace.
     pub scratch: Vec<Option<(usize, usize)>>,
     /// Bytes of the activation arena.
     pub bytes: usize,
@@ -106,7 +106,7 @@ impl Buffers {
         };
         stays.extend(of_gradients);
         let mut intervals = lives(graph, &placement, shadow.as_ref(), departures.end(graph.nodes.len()));
-        // A buffer that is here several times takes a place each time.
+        // A buffer that is on the device several times takes a place each time.
         stays.iter().filter_map(|stay| stay.buffer).for_each(|buffer| intervals[buffer].0.bytes = 0);
         intervals.extend(stays.iter().map(|stay| {
             let purpose = match ArenaKind::at(stay.moves[0].home.arena) {

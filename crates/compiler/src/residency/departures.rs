@@ -14,7 +14,7 @@ use super::stays::{AHEAD, arrive, leave};
 use super::{Follows, Homes, Move, Stay};
 use crate::memory::{Group, ParameterPlan, Placement, arena, is_view};
 
-/// Buckets that are staged at a time: one on its way, one that is summed.
+/// Buckets that are staged at a time: one in flight, one that is summed.
 pub(super) const STAGED: usize = 2;
 
 /// More gaps than this between the tensors of a group are zeroed with everything else of it.
@@ -33,7 +33,7 @@ pub(crate) struct Departure {
     pub sum: TensorRef,
     /// Blocks of squares before its own; none where its squares do not count in the norm, or are summed in the update.
     pub blocks: Option<usize>,
-    /// Before this position it is sent, before this one it is summed.
+    /// The position before which it is sent; `summed` is the one before which it is summed.
     pub sent: usize,
     pub summed: usize,
 }
@@ -108,7 +108,8 @@ pub(super) fn plan(
 ) -> (Departures, Vec<Stay>) {
     let (groups, sharding) = (parameters.gradient_groups(), &parameters.sharding);
     let on_host = !homes.on_device(arena::GRADIENTS);
-    // Of several nodes they are not the sums of all yet; what micro-steps add to on the device, the update sees as a whole.
+    // With several nodes, these are not the sums of all yet; what micro-steps add to on the device is squared in the
+    // update.
     let squared = sharding.rail().count == 1 && (on_host || !sharding.gradients);
     let mut leaving = leaving(graph, placement, &groups);
     leaving.sort_by_key(|of| of.last);
@@ -193,7 +194,7 @@ fn leaving<'a>(graph: &Graph, placement: &Placement, groups: &'a [Group]) -> Vec
     all
 }
 
-/// The position by which a group has left, so that few wait while others are computed.
+/// Returns the position by which a group has left, so that few groups wait while others are computed.
 fn latest(leaving: &[Leaving<'_>], index: usize) -> usize {
     let largest = leaving.iter().map(|of| of.group.bytes.len()).max().unwrap_or(0);
     let mut waiting = 0;
@@ -215,7 +216,7 @@ struct Queue<'a> {
 }
 
 impl Queue<'_> {
-    /// Sends a bucket that is complete before a position: before which one it is sent, and before which it is summed.
+    /// Sends a bucket that is complete before a position. Returns the positions before which it is sent and summed.
     fn send(&mut self, complete: usize, bytes: usize, latest: usize) -> (usize, usize) {
         let number = self.summed.len();
         let sent = complete.max(number.checked_sub(STAGED).map_or(0, |before| self.summed[before]));
@@ -287,7 +288,7 @@ fn stay_of(of: &Leaving<'_>) -> Stay {
 }
 
 impl Departure {
-    /// The piece that the rank has for itself, as it is sent to nobody.
+    /// Returns the rank's own piece, which is not sent.
     pub fn own(&self) -> TensorRef {
         let from = self.rounded.as_ref().unwrap_or(&self.from);
         let elements = self.staged.shape[1];

@@ -32,7 +32,7 @@ pub(crate) use stays::waiting_bytes;
 pub(crate) use streams::Streams;
 pub(crate) use transfers::Transfers;
 
-/// One time of a tensor, or of tensors that come together, on the device. Positions are numbers of what is done one
+/// A live range on the device of a tensor, or of tensors that are moved together. Positions number what is done one
 /// after the other: nodes of a graph, pieces of an update.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Stay {
@@ -41,7 +41,7 @@ pub(crate) struct Stay {
     pub buffer: Option<usize>,
     /// The shards of the home that it is gathered from, on all ranks; empty if it is not cut.
     pub shards: Vec<Shard>,
-    /// From here on it has its place; before this position it is fetched.
+    /// The position from which it has its place, and before which it is fetched.
     pub arrives: usize,
     /// True if it is fetched, unless it is made on the device.
     pub fetched: bool,
@@ -59,7 +59,7 @@ pub(crate) struct Stay {
     pub follows: Follows,
 }
 
-/// Bytes at home and on the device.
+/// Bytes in the home and on the device.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Move {
     pub home: TensorRef,

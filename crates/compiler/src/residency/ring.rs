@@ -7,14 +7,14 @@ use program::TensorRef;
 use super::{Follows, Homes, Move, Stay};
 use crate::memory::{ALIGNMENT_BYTES, align, arena};
 
-/// Pieces on the device at a time: one on its way in, one at work, one on its way out.
+/// Pieces on the device at a time: one being fetched, one in use, one being stored.
 const SLOTS: usize = 3;
 
 /// Tensors and whether they are written.
 type Touched<'a> = Vec<(&'a mut TensorRef, bool)>;
 
-/// Puts in the place of the tensors that are streamed those on the device. Piece `i` is position `i + 1`; what the ring
-/// begins with is position 0. Also gives the bytes of the ring, at the start of the arena of activations.
+/// Replaces tensors that are streamed by those on the device. Piece `i` is position `i + 1`; the beginning of the ring
+/// is position 0. Returns the stays, and the bytes of the ring at the start of the activation arena.
 pub(crate) fn ring(mut pieces: Vec<Touched<'_>>, homes: &Homes) -> (Vec<Stay>, usize) {
     pieces.iter_mut().for_each(|piece| piece.retain(|(tensor, _)| homes.streams(tensor.arena)));
     let bytes = |piece: &Touched<'_>| piece.iter().map(|(tensor, _)| align(tensor.bytes(), ALIGNMENT_BYTES)).sum();

@@ -72,9 +72,9 @@ struct Resident {
 }
 
 impl Resident {
-    /// Its times on the device, each for as long as it is touched. Gradients leave in every pause that is long enough for
-    /// the way there and back, what is only read in those that are long enough for the way there; activations, which each
-    /// further way would cost without freeing more, in the longest.
+    /// Returns its stays, each for as long as it is touched. Gradients leave in every pause that is long enough for two
+    /// transfers, tensors that are only read in those that are long enough for one; activations, which each further
+    /// transfer would cost without freeing more, in the longest.
     fn stays(&self, clock: &Clock) -> Vec<Stay> {
         let is_read_only = !self.touches.iter().any(|(_, writes)| *writes);
         let ways = if is_read_only { 1.0 } else { 2.0 };

@@ -59,7 +59,7 @@ impl Memory {
         self.known.push((at.clone(), holds));
     }
 
-    /// Runs instructions in their order. The name of a launch is whose tensors it touches.
+    /// Runs instructions in their order. The name of a launch is that of the resident whose tensors it touches.
     fn run(&mut self, entry: &Entry) {
         for step in &entry.steps {
             match &step.instruction {

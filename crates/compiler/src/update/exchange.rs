@@ -62,7 +62,7 @@ pub(super) fn agree(
         let steps = &mut streams.steps;
         push_behind(steps, lowering, taken, id::MAX_PIECES, Attrs::new(), vec![magnitudes], vec![largest]);
     }
-    // Of one share, each rank has the sums itself.
+    // With one shard, each rank has the sums itself.
     if parameters.shards > 1 {
         streams.follow(StreamId::Exchange, &from);
         streams.collective(Collective::gather(own, all.clone()), &from);

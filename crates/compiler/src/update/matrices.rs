@@ -57,7 +57,7 @@ pub(super) fn update(
     }
 }
 
-/// Batches of matrices on their way from momentum to step.
+/// Batches of matrices between momentum and step.
 pub(super) struct Orthogonal<'a> {
     batches: &'a [Batch],
     /// First bytes of the activation arena, which others occupy.
@@ -121,7 +121,8 @@ impl<'a> Orthogonal<'a> {
         self.unit(steps, lowering, (batch, index), &matrix);
     }
 
-    /// Matrices divided by their norms into the batch from an index on. With the last of them it is made orthogonal.
+    /// Writes matrices, divided by their norms, into the batch from an index on. With the last of them the batch is
+    /// made orthogonal.
     fn unit(
         &mut self,
         steps: &mut Vec<Step>,

@@ -40,13 +40,13 @@ impl Summed {
     }
 }
 
-/// A bucket on its way between nodes.
+/// A bucket that is summed between nodes.
 struct Bucket {
     /// f32 [n]: the sum of the node, and then that of all.
     gradient: TensorRef,
     /// Both moments of AdamW, where the first one is summed.
     moments: Option<[TensorRef; 2]>,
-    /// [nodes · m]: the same as it is sent.
+    /// [nodes · m]: the gradient in the form in which it is sent.
     sent: TensorRef,
     /// None where every rank adds up all parts.
     part: Option<Part>,
@@ -62,7 +62,7 @@ struct Bucket {
 
 /// The part of a bucket that a rank adds up.
 struct Part {
-    /// [nodes, m]: it, of all nodes.
+    /// [nodes, m]: the part, as all nodes have it.
     come: TensorRef,
     /// f32 \[m\]: its sum, and what is sent of that.
     sum: TensorRef,
@@ -70,7 +70,7 @@ struct Part {
 }
 
 impl Bucket {
-    /// Its places begin at an offset of the activation arena.
+    /// Places its tensors from an offset of the activation arena on.
     fn new(of: &Sent, sharding: &Sharding, blocks: Option<Blocks>, offset: usize) -> Bucket {
         let Sent { gradient, moments, squares, errors } = of.clone();
         let (nodes, dtype) = (sharding.rail().count, sharding.sent());
@@ -246,7 +246,7 @@ struct Rail<'r, 'l> {
     taken: usize,
     streams: &'r mut Streams,
     lowering: &'r mut Lowering<'l>,
-    /// By bucket: its parts have come, its sums have come.
+    /// The events of each bucket: its parts have arrived, its sums have arrived.
     events: Vec<[Option<EventId>; 2]>,
 }
 

@@ -24,7 +24,7 @@ impl<'g> Append<'g> {
         Append { graph, nodes: Vec::new(), phase, layer: None, region: None, at: None }
     }
 
-    /// New nodes take layer, region and source line from this one.
+    /// Makes new nodes take layer, region and source line from this one.
     pub fn place_like(&mut self, node: &Node) {
         self.layer = node.layer;
         self.region = node.region.clone();

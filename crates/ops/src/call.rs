@@ -83,7 +83,7 @@ impl<'a, T> Output<'a, T> {
         }
     }
 
-    /// The same operand for a shorter time: what a call inside a call writes to.
+    /// Returns the same operand for a shorter time, for a call inside a call to write to.
     pub fn lend(&mut self) -> Output<'_, T> {
         match self {
             Output::Real { shape, data, storage } => Output::Real { shape, data, storage: *storage },

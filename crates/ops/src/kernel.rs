@@ -49,8 +49,8 @@ pub(crate) fn is_roomy(machine: &Machine) -> bool {
     matches!(machine.arch, Arch::Cuda(architecture) if architecture.shared_per_block() >= 200 << 10)
 }
 
-/// Blocks up to which a kernel takes about as long as its start: it keeps its place on the stream itself, and is launched
-/// while the one in front still runs.
+/// Blocks up to which a kernel takes about as long as its start: it keeps its place on the stream itself, and is
+/// launched while the one before still runs.
 const SHORT: usize = 1024;
 
 /// True if a kernel of `blocks` blocks calls `follow()`, and is compiled with [`device::FOLLOW`].

@@ -12,7 +12,7 @@ use crate::rowwise::Form;
 /// The class of an operation, which decides how the compiler may treat it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Another way to look at the same memory; never an instruction.
+    /// A view of the same memory; never an instruction.
     View,
     /// Each output element from the input elements at the same place; has an expression.
     Elementwise,
@@ -89,8 +89,8 @@ pub trait Op: Send + Sync {
     /// Emits the operations that compute the input gradients. What they read is what is saved.
     fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients;
 
-    /// For an operation that computes its rows independently of one another: what a row is. The reference may
-    /// then be run on some rows at a time.
+    /// Returns the rows of an operation that computes them independently of one another; none for others. The reference
+    /// may then be run on some rows at a time.
     fn row_by_row(&self, _inputs: &[TensorRef], _attrs: &Attrs) -> Option<Rows> {
         None
     }
@@ -132,13 +132,13 @@ pub trait Op: Send + Sync {
     /// The instruction for these tensors. Not called for views and constants.
     fn lower(&self, call: &LowerCall<'_>) -> Lowered;
 
-    /// For a view: the outputs as other looks at the inputs. `concat`-like views, whose inputs are
-    /// parts of the output, give the parts from [`Op::parts`] instead.
+    /// Returns the outputs of a view as views of its inputs. `concat`-like views, whose inputs are parts of the output,
+    /// give the parts from [`Op::parts`] instead.
     fn alias(&self, _inputs: &[TensorRef], _attrs: &Attrs) -> Vec<TensorRef> {
         Vec::new()
     }
 
-    /// For a view that joins its inputs: where each input lies inside the output.
+    /// For a view that joins its inputs: the place of each input inside the output.
     fn parts(&self, _output: &TensorRef, _inputs: &[Vec<usize>], _attrs: &Attrs) -> Vec<TensorRef> {
         Vec::new()
     }
@@ -158,7 +158,7 @@ pub trait Op: Send + Sync {
         Vec::new()
     }
 
-    /// For an operation that may take the operands of two calls at once.
+    /// Returns the pairing of an operation that may take the operands of two calls at once.
     fn pairing(&self) -> Option<Pairing> {
         None
     }
@@ -203,9 +203,9 @@ pub struct Pairing {
 /// The results of the first operation that the fused one still gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keeps {
-    /// All but the first, the joined one: nobody else may read that.
+    /// All but the first, the joined one, which nothing else may read.
     Others,
-    /// None: nobody else may read any.
+    /// None of them: nothing else may read any.
     Nothing,
 }
 

@@ -85,7 +85,7 @@ impl Op for AttentionBackward {
 
     crate::reference!(cpu::backward);
 
-    /// `o` and `lse` are those of the forward pass: only then is d_o·o the mean of d_o·v.
+    /// Returns the examples. `o` and `lse` are those of the forward pass: only then is d_o·o the mean of d_o·v.
     fn examples(&self) -> Vec<Example> {
         let example = |given: Given| {
             let [batch, tokens, heads, _, _, value_dim] = given.shape;

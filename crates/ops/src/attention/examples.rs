@@ -59,7 +59,7 @@ impl Given {
         self
     }
 
-    /// In each of these stretches (first, end), queries see one another whole.
+    /// Lets the queries of each of these stretches (first, end) see one another whole.
     fn spans(mut self, spans: &[(usize, usize)]) -> Given {
         let last =
             |i: usize| spans.iter().find(|(first, end)| (*first..*end).contains(&i)).map_or(i, |(_, end)| end - 1);

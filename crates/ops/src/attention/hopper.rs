@@ -1,5 +1,5 @@
-//! Attention on Hopper's tensor cores (wgmma) and copy engine: how the work is divided for a head's size, the
-//! launches, the workspace. Which other realisations there are is in `library`.
+//! Attention on Hopper's tensor cores (wgmma) and copy engine: the division of the work for a head's size, the
+//! launches, the workspace. The other kernel variants are in `library`.
 
 mod division;
 mod passes;
@@ -35,7 +35,7 @@ const HEADERS: &[(&str, &str)] = &[
 
 /// Widest head of the kernels.
 const WIDEST: usize = 256;
-/// Room to align shared memory.
+/// Bytes of room to align shared memory.
 const SLACK: usize = 1024;
 
 /// True on Hopper for what tensor cores read, heads of up to 256 columns.
@@ -86,7 +86,7 @@ fn spec(
     Launch { entry, source, headers: HEADERS, division, tensors, grid, threads, shared_bytes, args }.of(call)
 }
 
-/// The ticket set to zero, then the pass.
+/// Returns the kernels: the ticket is set to zero, then the pass.
 pub fn forward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
     assert_dense(call, &[&call.inputs[3], &call.outputs[1]]);
     let e = Extents::of_call(call.inputs);
@@ -121,7 +121,7 @@ pub fn forward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
     vec![begin, spec("attention_forward", FORWARD, call, &[], division.defines(&e), size, args)]
 }
 
-/// The statistics of the queries; then the gradients in one pass, or dq and then dk and dv.
+/// Returns the kernels: the statistics of the queries; then the gradients in one pass, or dq and then dk and dv.
 pub fn backward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
     let [_, _, _, o, lse, d_o, starts, ..] = call.inputs else { unreachable!("the shape rule requires seven inputs") };
     assert_dense(call, &[starts, lse]);

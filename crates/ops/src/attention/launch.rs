@@ -1,5 +1,5 @@
 //! A launch of one of attention's kernels: the definitions that all of them share, their optional arguments, and which
-//! operands the kernels for tensor cores read. Which kernels there are is with each realisation.
+//! operands the kernels for tensor cores read. The kernels themselves are with each variant.
 
 use program::{Arg, TensorRef};
 use tensor::DType;

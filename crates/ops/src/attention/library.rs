@@ -10,7 +10,8 @@ use super::operands::{Extents, Optional, Reading};
 use super::{hopper, portable};
 use crate::kernel::LowerCall;
 
-/// The realisation of a call of either pass. On the CPU the reference's algorithm, which stands for the scalar kernels.
+/// Returns the kernel variant of a call of either pass. On the CPU the reference's algorithm, which stands for the
+/// scalar kernels.
 pub fn realisation(call: &LowerCall<'_>) -> Realisation {
     let backward = call.outputs.len() == 3;
     match () {
@@ -21,7 +22,7 @@ pub fn realisation(call: &LowerCall<'_>) -> Realisation {
     }
 }
 
-/// Full causal rows in layouts that the library reads, where it is fast.
+/// True for full causal rows in layouts that the library reads, where it is fast.
 fn library_takes(call: &LowerCall<'_>) -> bool {
     let tensors = [&call.inputs[0], &call.inputs[1], &call.inputs[2], &call.outputs[0]];
     library::has_fast_attention(&call.machine.arch)

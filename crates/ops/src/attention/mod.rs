@@ -1,7 +1,7 @@
 //! Softmax attention in which every query sees an interval of keys, and its gradients.
 //!
-//! Causal rows, documents, sliding windows, prefixes and spans that see each other are all such intervals
-//! (`mask`). Which realisation a call gets on a GPU is decided in `library`; on the CPU there is one.
+//! Causal rows, documents, sliding windows, prefixes and spans that see each other are all such intervals (`mask`). The
+//! kernel variant of a call on a GPU is chosen in `library`; on the CPU there is one.
 
 mod backward;
 mod cached;

@@ -1,5 +1,5 @@
-//! Attention on the tensor cores of every GPU from sm_80 on (`mma.sync`): what it takes, the launches, the scratch
-//! memory. How the work is divided is in `division`, which other realisations there are in `library`.
+//! Attention on the tensor cores of every GPU from sm_80 on (`mma.sync`): the calls that it takes, the launches, the
+//! scratch memory. The division of the work is in `division`, the other kernel variants in `library`.
 
 mod division;
 

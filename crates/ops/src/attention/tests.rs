@@ -1,4 +1,4 @@
-//! Facts about attention: who sees whom, shared key heads, and which calls become what.
+//! Facts about attention: visible keys, shared key heads, and the kernels of each call.
 
 use graph::{Dim, Element, ValueType};
 use program::{Arch, ArenaId, Documents, Machine, Realisation, TensorRef};

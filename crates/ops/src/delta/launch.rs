@@ -1,5 +1,6 @@
-//! Launches of the gated delta rule's kernels, token by token, and which calls take those in chunks. Forward, one pass over the tokens. Backward, three: the states once more,
-//! the gradients of the states from the end, and all other gradients within chunks, which no longer depend on each other.
+//! Launches of the gated delta rule's kernels, token by token, and the choice between them and those in chunks.
+//! Forward, one pass over the tokens. Backward, three: the states once more, the gradients of the states from the end,
+//! and all other gradients within chunks, which no longer depend on each other.
 
 use program::{Arch, Arg, Arithmetic, TensorRef};
 

@@ -68,7 +68,7 @@ pub fn unscaled(packing: Packing, dims: &[Dim]) -> Attrs {
     if names.iter().all(|name| *name == UNNAMED) { attrs } else { attrs.with("axes", names.join(" ")) }
 }
 
-/// Stands for an axis without a name.
+/// The text that stands for an axis without a name.
 const UNNAMED: &str = "-";
 
 /// The extents of the result with the names of its axes.

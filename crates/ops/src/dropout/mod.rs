@@ -34,7 +34,7 @@ const CHUNK: usize = 4096;
 /// The operation y = dropout(x, micro_step).
 pub struct Dropout;
 
-/// The key; 0 until the compiler has set one.
+/// Returns the key; 0 until the compiler has set one.
 fn seed(attrs: &Attrs) -> Result<u64, String> {
     if attrs.get("seed").is_some() { seed_of(attrs) } else { Ok(0) }
 }
@@ -67,7 +67,7 @@ impl Dice {
         [p, seed, stream, other]
     }
 
-    /// The part of a shape rule that looks at what is dropped and at the attributes.
+    /// Checks the tensor that is dropped from, the micro-step and the attributes, as part of a shape rule.
     pub fn check(x: &ValueType, step: &ValueType, attrs: &Attrs) -> Result<(), String> {
         if !x.dtype.is_float() || *step != ValueType::new(Element::I32, [1.into()]) {
             return Err("x must be floating point, the micro-step i32[1]".into());
@@ -110,7 +110,7 @@ impl Dice {
         u32::try_from(least << 8).ok()
     }
 
-    /// Zeros for what is dropped of `values`, which begin at index `first` of the tensor.
+    /// Writes zeros for the dropped ones of `values`, which begin at index `first` of the tensor.
     pub fn drop<T: Real>(&self, first: usize, values: &mut [T]) {
         let mut at = 0;
         while at < values.len() {

@@ -29,7 +29,7 @@ pub enum Unary {
     /// The same value. Inside, down to what is rounded or reduced, a device may contract products with sums and
     /// multiply what is the same for a whole row first; the reference computes as written.
     Relaxed,
-    /// Rounds to a storage type and back: what writing a value to memory would have done to it.
+    /// Rounds to a storage type and back, as writing a value to memory and reading it would.
     Round(DType),
 }
 
@@ -50,7 +50,7 @@ pub enum Expr {
     Constant(f64),
     Unary(Unary, Box<Expr>),
     Binary(Binary, Box<Expr>, Box<Expr>),
-    /// The mean over a row: what makes an expression one of rows and no longer one of elements.
+    /// The mean over a row. An expression with one is of rows and no longer of elements.
     Mean(Box<Expr>),
     /// The largest magnitude in the tensors of these values, by bits: NaN above infinity above what is finite.
     Amax(Vec<Expr>),
@@ -146,7 +146,7 @@ impl Expr {
         }
     }
 
-    /// Every subexpression for which `with` gives another replaced by that, from the top.
+    /// Returns the expression with every subexpression, from the top, replaced for which `with` gives another.
     pub fn replace(&self, with: &dyn Fn(&Expr) -> Option<Expr>) -> Expr {
         with(self).unwrap_or_else(|| match self {
             Expr::Input(_) | Expr::Constant(_) => self.clone(),
@@ -161,7 +161,7 @@ impl Expr {
         })
     }
 
-    /// Every operand replaced by what `with` gives for its index.
+    /// Returns the expression with every operand replaced by what `with` gives for its index.
     pub fn substitute(&self, with: &dyn Fn(usize) -> Expr) -> Expr {
         self.replace(&|part| match part {
             Expr::Input(index) => Some(with(*index)),

@@ -31,7 +31,7 @@ fn parsed(attrs: &Attrs) -> Vec<Expr> {
     parse(attrs).expect("checked by the shape rule")
 }
 
-/// Any expressions over equally shaped operands.
+/// The operation that computes any expressions over equally shaped operands.
 pub struct Elementwise;
 
 impl Op for Elementwise {

@@ -22,7 +22,7 @@ const HEADERS: &[(&str, &str)] =
 
 /// Number of threads in a block.
 const THREADS: usize = 256;
-/// Threads of a block that ranks tokens, and how many of them share a token.
+/// Threads of a block that ranks tokens, and the number of them that share a token.
 const RANKING: usize = 1024;
 const STRANDS: usize = 8;
 

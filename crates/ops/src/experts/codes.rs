@@ -128,7 +128,7 @@ impl Op for GroupedCodes {
             e4m3((6, 2, 4), [16, 32]),
             e5m2((5, 2, 3), [32, 16]),
             transposed(e5m2((90, 2, 5), [48, 144])),
-            // Few columns; several tiles of a group, more groups than a warp looks at at once, and one step, two or three.
+            // Few columns; several tiles of a group, more groups than a warp reads at once, and one step, two or three.
             e4m3((300, 2, 3), [144, 48]),
             e4m3((530, 2, 3), [80, 320]),
             e5m2((530, 2, 3), [208, 320]),
@@ -178,7 +178,7 @@ fn transposed(mut of: Example) -> Example {
     of
 }
 
-/// With a second product of r terms, whose matrices lie one way or the other.
+/// Adds a second product of r terms, with matrices in one orientation or the other.
 fn with_second(mut of: Example, r: usize, across: bool) -> Example {
     let x = shape(&mut of.inputs[0]);
     let rows = [&x[..x.len() - 1], &[r]].concat();

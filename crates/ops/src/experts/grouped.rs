@@ -275,14 +275,14 @@ impl Op for GroupedLinear {
             let inputs = vec![normal(&[1, tokens, each, k]), normal(&w), ints(&[groups + 1], offsets)];
             Example::new(inputs, attrs).differentiate(&[0, 1])
         };
-        // Groups of more than a tile, and more groups than a warp looks at at once.
+        // Groups of more than a tile, and more groups than a warp reads at once.
         let large = |tokens: usize, each: usize, groups: usize, k: usize, n: usize, transposed: bool| {
             let Example { inputs, attrs, .. } = example(tokens, each, groups, k, n, transposed);
             Example::new(inputs, attrs)
         };
         let mut flat = example(7, 2, 4, 6, 5, false);
         flat.inputs[1] = normal(&[20, 6]);
-        // With a second product of r terms, whose matrices lie one way or the other.
+        // A second product of r terms, with matrices in one orientation or the other.
         let with = |mut first: Example, r: usize, n: usize, across: bool| {
             let groups = first.attrs.size("groups").expect("an example has groups");
             let ExampleInput::Normal { shape, .. } = &first.inputs[0] else { unreachable!("x is drawn") };

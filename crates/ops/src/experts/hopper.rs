@@ -36,7 +36,8 @@ struct Shape {
 }
 
 const SQUARE: Shape = Shape { cluster: 2, halves: 2, rows: [128, 256], stages: 4 };
-/// Rows or columns up to which a result is narrow: what counts is that all blocks read other parts of the long factor.
+/// Rows or columns up to which a result is narrow: then it matters most that all blocks read different parts of the
+/// long factor.
 const FEW: usize = 64;
 /// The shape for codes whose sums are kept in f32 besides those of the tensor cores, and the one for few rows.
 const PROMOTED: Shape = Shape { cluster: 2, halves: 2, rows: [128, 192], stages: 4 };
@@ -100,7 +101,7 @@ fn kernel(
     }
 }
 
-/// For the tensor cores, what the factors are where they are not bf16.
+/// Returns the definition of the tensor cores' types, where factors are not bf16.
 fn products_of(number: DType) -> Option<(String, String)> {
     (number == DType::F16).then(|| ("PRODUCT_TYPES".to_owned(), "\"f32.f16.f16\"".to_owned()))
 }

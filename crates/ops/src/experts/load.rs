@@ -48,7 +48,7 @@ fn is_sigmoid(attrs: &Attrs) -> Result<bool, String> {
     }
 }
 
-/// Checks what says which tokens are there.
+/// Checks the operand that marks the tokens that are there.
 fn check_present(logits: &ValueType, present: Option<&ValueType>) -> Result<(), String> {
     let tokens = &logits.shape[..logits.shape.len().saturating_sub(1)];
     match present {
@@ -265,7 +265,7 @@ fn backward<T: Real>(call: &mut Call<'_, T>) {
                 return out.fill(T::default());
             }
             let s = scores(logits, false);
-            // Of −p·ln p it is −ln p − 1; where p is 0, nothing comes of it.
+            // The derivative of −p·ln p is −ln p − 1; where p is 0, it contributes nothing.
             let of_entropy = s.iter().zip(of_entropy).map(|(s, d)| match s.to_f64() > 0.0 {
                 true => T::from_f64(-1.0 - s.to_f64().ln()) * *d,
                 false => T::default(),
@@ -293,8 +293,8 @@ const BALANCE: &[Attribute] =
 
 const TOP_K: Attribute = Attribute { name: "top_k", kind: "int", doc: "experts of a token" };
 
-/// factor·top_k²: what the products of choices and probabilities are multiplied with, before they are divided by the square
-/// of the number of choices, which is that of tokens and layers times `top_k`.
+/// Returns factor·top_k², the factor of the products of choices and probabilities, before they are divided by the
+/// square of the number of choices, which is that of tokens and layers times `top_k`.
 fn scale(attrs: &Attrs) -> f64 {
     let k = attrs.size("top_k").expect("checked by the shape rule");
     attrs.float("factor").expect("checked by the shape rule") * (k as f64).powi(2)

@@ -1,6 +1,6 @@
-//! Mixtures of experts: every token is sent to a few of many small networks. Which ones (`route`), an order of the tokens
-//! by expert (`group_rows`), the rows in that order and back (`to_groups`, `from_groups`), and products in which every
-//! group of rows has a matrix of its own (`grouped_linear`).
+//! Mixtures of experts: every token is sent to a few of many small networks. The choice of them (`route`), an order of
+//! the tokens by expert (`group_rows`), the rows in that order and back (`to_groups`, `from_groups`), and products in
+//! which every group of rows has a matrix of its own (`grouped_linear`).
 //!
 //! How many tokens an expert gets is known on the device alone: no size is read by the host, no group is padded, no token
 //! is dropped. All orders are those of the tokens, so that every run has the same bits.
@@ -80,7 +80,7 @@ fn slots(call: &LowerCall<'_>, input: usize) -> usize {
     call.inputs[input].len()
 }
 
-/// The axes of the choices [B, T, k] without the last, and that.
+/// Returns the axes of the choices [B, T, k] without the last, and the last.
 fn choices(index: &ValueType) -> Result<(&[Dim], usize), String> {
     match (index.dtype, index.shape.split_last()) {
         (Element::I32, Some((Dim::Fixed(k), tokens))) if *k > 0 && !tokens.is_empty() => Ok((tokens, *k)),

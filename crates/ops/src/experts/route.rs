@@ -1,4 +1,4 @@
-//! The choice of experts for each token, and how much each counts: a router's scores to top-k weights.
+//! The choice of experts for each token, and their weights: a router's scores to top-k weights.
 //!
 //! `softmax` scores (Shazeer et al. 2017; Mixtral, Qwen) or `sigmoid` scores with a correction that counts in the choice
 //! alone and groups of experts (DeepSeek-V3). Everything in f32.

@@ -49,7 +49,8 @@ fn bytes_of(inputs: &[TensorRef], outputs: &[TensorRef]) -> Cost {
     Cost { flops: 0.0, bytes }
 }
 
-/// `places`: the input that says how many choices there are; `rows`: what is read, and what is written or read next to it.
+/// Returns the numbers that kernels need. `places`: the input with the number of choices; `rows`: what is read, and
+/// what is written or read next to it.
 fn numbers(call: &LowerCall<'_>, places: usize, rows: [&TensorRef; 2]) -> Vec<(&'static str, usize)> {
     let shape = &call.inputs[places].shape;
     let k = shape[shape.len() - 1];

@@ -17,7 +17,7 @@ const SOURCE: &str = include_str!("norms.cu");
 const HEADERS: &[(&str, &str)] = &[("types.cuh", include_str!("../cuda/types.cuh"))];
 
 const THREADS: usize = 256;
-/// Outputs of a block: more of them read the first matrix fewer times and keep more in registers.
+/// Outputs of a block: with more of them the first matrix is read fewer times and more is kept in registers.
 const ROWS: usize = 8;
 /// The second matrix's factors of a block fit into 48 KiB of shared memory.
 pub const MOST_RANK: usize = (48 << 10) / 4 / ROWS - THREADS / 32;

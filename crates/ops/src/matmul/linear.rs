@@ -13,7 +13,7 @@ use crate::registry::id;
 /// y = x·wᵀ (+ bias), then y[…, columnsᵢ] += scale·tᵢ·bᵢᵀ for each adapter
 pub struct Linear;
 
-/// One adapter of a call: which inputs, which columns of the result.
+/// One adapter of a call: its inputs, and its columns of the result.
 struct Adapter {
     t: usize,
     b: usize,

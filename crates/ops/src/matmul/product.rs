@@ -114,8 +114,8 @@ impl Op for Matmul {
         Ok(vec![ValueType::new(if flags.f32 { Element::F32 } else { a.dtype }, shape)])
     }
 
-    /// Four cases of one rule: each gradient is the product of dy and the other operand that has the
-    /// layout of what it is the gradient of.
+    /// Builds the gradients. Four cases of one rule: each gradient is the product of dy and the other operand, in the
+    /// layout of the operand that it belongs to.
     fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients {
         let flags = Flags::checked(&call.node.attrs);
         let (a, b, dy) = (call.input(0), call.input(1), call.dy());

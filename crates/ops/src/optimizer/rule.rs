@@ -114,7 +114,7 @@ pub struct Rounding {
 }
 
 impl Rounding {
-    /// `None` where the backend rounds: `storage` is the type in which the weights are kept.
+    /// Returns the sequence; `None` where the backend rounds. `storage` is the type in which the weights are kept.
     pub fn of(attrs: &Attrs, step: i32, storage: DType) -> Option<Rounding> {
         let stochastic = attrs.flag("stochastic_rounding").expect("checked by the shape rule");
         (stochastic && storage == DType::BF16).then(|| Rounding {

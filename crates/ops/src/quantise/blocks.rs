@@ -221,7 +221,7 @@ impl Op for QuantiseBlocks {
         let dense = x.strides.last().is_none_or(|s| *s == 1) && packed.is_dense();
         assert!(dense && packed.offset.is_multiple_of(16), "rows without gaps: {x}, {packed}");
         let transposed = reading.form == Form::Operand { transposed: true };
-        // Those of the result.
+        // The numbers of the result.
         let (height, width) = if transposed { (columns, rows) } else { (rows, columns) };
         let packed_form = reading.form == Form::Packed;
         let (threads_high, threads_wide) = match packed_form {
@@ -290,7 +290,7 @@ impl Op for QuantiseBlocks {
         let apart = || Attrs::new().with("operand", true);
         vec![
             Example::new(vec![normal(&[2, 5, 48], 1.0), parts(4.0)], Attrs::new()),
-            // Nothing of a tensor is so large as to be scaled.
+            // No magnitude of the tensor is large enough for a scale.
             Example::new(vec![normal(&[7, 16], 0.0), parts(0.0)], Attrs::new()),
             Example::new(vec![normal(&[64, 80], 1e-3), parts(4e-3)], Attrs::new().with("tiles", true)),
             Example::new(vec![normal(&[3, 24, 32], 1e-6), parts(3.5e-6), step(3)], dice(7, 48, 96)),

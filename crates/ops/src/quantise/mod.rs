@@ -1,5 +1,5 @@
 //! Tensors as codes: of eight bits with one power of two for each tensor, of four bits with scales for blocks of
-//! elements. What own magnitude a tensor has, its codes, products of codes, numbers again, and the histories of
+//! elements. The own magnitude of a tensor, its codes, products of codes, the numbers of codes, and the histories of
 //! magnitudes from which the next step's powers follow.
 //!
 //! Does not know which tensors are quantised.
@@ -45,7 +45,7 @@ const TILE_THREADS: u32 = 256;
 /// The headers of kernels with random numbers.
 const SMALL_HEADERS: &[(&str, &str)] = &[HEADERS[0], HEADERS[1], ("philox.cuh", include_str!("../cuda/philox.cuh"))];
 
-/// The same, for operands of units of four bits.
+/// The headers of kernels for operands of units of four bits.
 const OPERAND_HEADERS: &[(&str, &str)] =
     &[SMALL_HEADERS[0], SMALL_HEADERS[1], SMALL_HEADERS[2], ("operand.cuh", include_str!("operand.cuh"))];
 
@@ -98,7 +98,7 @@ pub(crate) fn factor(amax: f32, top: i64) -> f32 {
 
 /// Returns the count of numbers that are not 0, and of those of them that a power of two makes 0 in E4M3.
 pub(crate) fn counts<T: Real>(x: &[T], power: f32) -> [usize; 2] {
-    // By the code itself: what is at most half of the smallest number becomes 0.
+    // Decided by the code itself: values of at most half the smallest number become 0.
     let flushed = |x: f32| x != 0.0 && e4m3_code(x * power) & 0x7f == 0;
     let count = |what: &(dyn Fn(f32) -> bool + Sync)| x.par_iter().filter(|x| what(x.to_f32())).count();
     [count(&|x| x != 0.0), count(&flushed)]

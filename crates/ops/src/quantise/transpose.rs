@@ -1,4 +1,4 @@
-//! Codes of eight bits transposed: what a product reads that sums over their rows. For codes that the kernel of their tensor
+//! Transposed codes of eight bits, for products that sum over their rows. For codes that the kernel of their tensor
 //! wrote; `quantise` gives both by itself.
 
 use graph::{OpId, ValueType};

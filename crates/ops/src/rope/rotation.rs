@@ -239,7 +239,7 @@ impl<'a, T: Real> Loop<(&'a mut [T], &'a [T], &'a [T], &'a [T])> for Turn {
     }
 }
 
-/// The same with pairs of neighbours.
+/// The rotated columns of one head, with pairs of neighbors.
 struct TurnNeighbours;
 
 impl<'a, T: Real> Loop<(&'a mut [T], &'a [T], &'a [T], &'a [T])> for TurnNeighbours {

@@ -1,4 +1,4 @@
-//! One token of every row: what the head of a model needs of a prompt is its last token.
+//! One token of every row: the head of a model needs only the last token of a prompt.
 
 use graph::{Dim, Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};

@@ -59,8 +59,8 @@ fn chain(
     Example::new(inputs.collect(), one.attrs.with("dtypes", types)).with_state(state.collect())
 }
 
-/// A chain whose results at these places are given as codes, too, with one power of two: by a factor, or where that is 0 by
-/// what the magnitudes ask for.
+/// A chain whose results at these places are given as codes, too, with one power of two: by a factor, or where that is
+/// 0 by their magnitude.
 fn quantised(chain: Example, places: &[usize], format: DType, top: i32, factor: f32) -> Example {
     let count = format == DType::E4M3;
     let Example { mut inputs, attrs, .. } = chain;

@@ -112,7 +112,7 @@ impl Form {
             if *extent == Extent::Tensor && !self.is_of_tensor(expr) {
                 return Err(format!("`{expr}` has no single value for the tensor"));
             }
-            // What a magnitude is of is looked at in a kernel of its own, before the results.
+            // The values of a magnitude are computed in a kernel of their own, before the results.
             let known = |e: &Expr| {
                 matches!(e, Expr::Power(known, amax, _)
                 if matches!(**known, Expr::Input(i) if self.operands[i] == Extent::Tensor)
@@ -139,7 +139,7 @@ impl Form {
         Attrs::new().with("expressions", texts).with("operands", operands).with("results", results)
     }
 
-    /// From the attributes of a composed operation.
+    /// Reads a form from the attributes of a composed operation.
     pub fn parse(attrs: &Attrs) -> Result<Form, String> {
         let extents = |name: &str| -> Result<Vec<Extent>, String> {
             let known = |text: &String| NAMES.iter().find(|(name, _)| name == text).map(|(_, extent)| *extent);

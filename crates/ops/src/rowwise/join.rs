@@ -30,9 +30,9 @@ impl Operands {
     }
 }
 
-/// `first`, then `second`, as one node in the place of `second`. `keep` names the results of `first` that others read:
-/// they are written as well. `None` when one of the two has no form, when their rows differ, when something is summed
-/// over rows in between, or when the type of a value in between is still the recipe's choice.
+/// Returns `first`, then `second`, as one node in the place of `second`. `keep` names the results of `first` that
+/// others read: they are written as well. `None` when one of the two has no form, when their rows differ, when
+/// something is summed over rows in between, or when the type of a value in between is still the recipe's choice.
 pub fn join(graph: &Graph, first: &Node, second: &Node, keep: &[ValueId]) -> Option<Node> {
     let (one, two) = (form_of(first)?, form_of(second)?);
     if !same_rows(graph, &[(first, &one), (second, &two)]) {
@@ -72,7 +72,7 @@ fn same_rows(graph: &Graph, nodes: &[(&Node, &Form)]) -> bool {
     !shape.is_empty() && shapes.all(|id| graph.value(id).shape == *shape)
 }
 
-/// The type of numbers that a value is stored in: not of codes, which expressions do not read.
+/// Returns the type that a value is stored in; none for codes, which expressions do not read.
 fn storage(graph: &Graph, id: ValueId) -> Option<DType> {
     match graph.value(id).element {
         Element::Fixed(dtype) => dtype.is_float().then_some(dtype),
@@ -80,7 +80,7 @@ fn storage(graph: &Graph, id: ValueId) -> Option<DType> {
     }
 }
 
-/// The operations that a node was made of: its own, where it is none of several.
+/// Returns the operations that a node was made of; its own name, where it is none of several.
 pub fn names(node: &Node) -> Vec<String> {
     texts(&node.attrs, "of").unwrap_or_else(|_| vec![node.op.name().to_owned()])
 }
@@ -125,7 +125,7 @@ pub(super) fn node(
     }
 }
 
-/// Without roundings that change nothing: to f32, the type of the arithmetic.
+/// Returns the expression without roundings that change nothing: to f32, the type of the arithmetic.
 fn simplified(expr: &Expr) -> Expr {
     expr.replace(&|part| match part {
         Expr::Unary(Unary::Round(DType::F32), x) => Some(simplified(x)),
@@ -148,8 +148,8 @@ pub fn intermediate(graph: &Graph, node: &Node) -> Option<usize> {
     })
 }
 
-/// The node in two around a result that is there already: what is computed from it, which reads it, and what is not, if
-/// there is any. Neither reads what only the other needs.
+/// Splits a node around a result that exists already, into the part that is computed from it, which reads it, and the
+/// part that is not, if there is one. Neither reads operands that only the other needs.
 pub fn around(graph: &Graph, node: &Node, result: usize) -> (Node, Option<Node>) {
     let form = form_of(node).expect("only nodes with forms have intermediate results");
     let id = node.outputs[result];

@@ -59,7 +59,8 @@ pub struct Deal {
     pub walks: bool,
     /// Parts of a row that different warps have.
     pub slices: usize,
-    /// Only the magnitudes of parts are wanted, one part for each block, and only where a factor is not known.
+    /// True where only the magnitudes of parts are computed, one part for each block, and only where a factor is not
+    /// known.
     pub finds: bool,
 }
 
@@ -168,7 +169,7 @@ fn headers(form: &Form) -> Vec<(&'static str, &'static str)> {
     HEADERS.iter().copied().chain(form.spans_tensor().then_some(OF_TENSOR)).collect()
 }
 
-/// The kernel in front: the largest magnitudes of 256 parts for each power of two, where a factor is not known.
+/// The first kernel: the largest magnitudes of 256 parts for each power of two, where a factor is not known.
 fn magnitudes(form: &Form, call: &LowerCall<'_>, scratch: usize) -> KernelSpec {
     let deal = Deal::new(form, call).finding();
     let of = |power: &Expr| match power {

@@ -1,5 +1,5 @@
-//! Codes of eight bits as results of rows: what `quantise` computes, as a form that neighbours are joined with, so that a
-//! kernel that gives a tensor gives its codes, their scale and its magnitude, too.
+//! Codes of eight bits as results of rows: the results of `quantise` as a form that neighbors are joined with, so that
+//! a kernel that gives a tensor gives its codes, their scale and its magnitude, too.
 //!
 //! Transposed codes are none of a row: they are made from the codes (`transpose_codes`). Does not know which tensors are
 //! quantised.

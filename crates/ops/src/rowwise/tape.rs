@@ -1,7 +1,7 @@
 //! CPU evaluation of forms: a flat list of steps, each one loop over a whole row, or one value for the row. Equal
 //! subexpressions are computed once. Rows are independent; sums over rows are taken in fixed chunks and in order, so
-//! the bits do not depend on the number of threads. What there is one of for the tensor is known before its rows are
-//! computed: where that needs a magnitude, all rows are computed twice.
+//! the bits do not depend on the number of threads. Values of the whole tensor are known before its rows are computed:
+//! where they need a magnitude, all rows are computed twice.
 
 use rayon::prelude::*;
 use tensor::DType;
@@ -283,7 +283,7 @@ fn single<T: Real>(expr: &Expr, inputs: &[&[T]]) -> T {
 /// Sums over some rows, and largest magnitudes.
 type Partial<T> = (Vec<Vec<T>>, Vec<f32>);
 
-/// All rows, where what is known of the tensor is among the operands.
+/// Computes all rows, where the values of the whole tensor are among the operands.
 fn of_tensor<T: Real>(
     form: &Form,
     accumulate: bool,
@@ -333,7 +333,7 @@ fn of_tensor<T: Real>(
     }
 }
 
-/// Some rows; gives their sums and largest magnitudes. `outputs` are the other results.
+/// Computes some rows, and returns their sums and largest magnitudes. `outputs` are the other results.
 fn of_rows<T: Real>(
     tape: &Tape,
     form: &Form,

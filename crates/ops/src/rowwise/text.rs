@@ -107,8 +107,7 @@ fn kernel(form: &Form, call: &LowerCall<'_>, deal: &Deal, read: &[usize], known:
     lines.0
 }
 
-/// The part of a sum over rows that a block has: the warps of a block one after the other where each has rows of
-/// its own.
+/// Writes a block's part of a sum over rows: the warps of a block one after the other where each has rows of its own.
 fn leave_sum(lines: &mut Lines, place: usize) {
     let text = "\
 #if LANES == 32
@@ -182,7 +181,7 @@ fn collect_factors<'a>(expr: &'a Expr, into: &mut Vec<&'a Expr>) {
 /// A value that has a name in the text, and whether it was computed as relaxed.
 type Named<'a> = (&'a Expr, bool, String);
 
-/// The results of a form that are magnitudes, and what they are of.
+/// Returns the results of a form that are magnitudes, with the values that each is taken of.
 fn magnitudes(form: &Form) -> Vec<(usize, &[Expr])> {
     let mut found = Vec::new();
     for (index, (extent, expr)) in form.results.iter().enumerate() {
@@ -645,7 +644,7 @@ impl<'a> Writer<'a> {
             }
             _ => {}
         }
-        // It makes a difference to sums and products only, and to the sign of one.
+        // Relaxing makes a difference to sums and products only, and to the sign of one.
         let relaxed = relaxed && matches!(expr, Expr::Binary(..) | Expr::Unary(Unary::Negate, _));
         let known = self.single.iter().chain(&self.names).find(|(e, r, _)| *e == expr && *r == relaxed);
         if let Some((_, _, name)) = known {
@@ -673,7 +672,7 @@ impl<'a> Writer<'a> {
         match expr {
             Expr::Mean(_) => format!("__fmul_rn({}, 1.0f / COLUMNS)", self.row_sum(expr)),
             Expr::Unary(function, x) => {
-                // Relaxed goes no further than what it stands around, but a sign.
+                // Relaxing stops at the value that it stands around, but for a sign.
                 let x = self.value(x, relaxed && *function == Unary::Negate);
                 device_unary(*function, &x)
             }
@@ -743,7 +742,7 @@ impl<'a> Writer<'a> {
         Some(self.multiplied(values, false))
     }
 
-    /// All but the last multiplied from the left, and the last.
+    /// Returns the product of all but the last, multiplied from the left, and the last.
     fn multiplied(&mut self, mut values: Vec<String>, single: bool) -> (String, String) {
         let last = values.pop().expect("a product has factors");
         let first = values.into_iter().reduce(|a, b| self.plain(format!("__fmul_rn({a}, {b})"), single));

@@ -118,7 +118,7 @@ impl Op for CollectHeads {
     }
 }
 
-/// [1, T, H, D] seen as [S, T, H/S, D].
+/// Returns [1, T, H, D] as a view [S, T, H/S, D].
 fn dealt(whole: &TensorRef, parts: usize) -> TensorRef {
     let ([_, tokens, heads, columns], [_, token, head, column]) = (&whole.shape[..], &whole.strides[..]) else {
         panic!("the shape rule requires four axes: {whole}");

@@ -21,7 +21,7 @@ const THREADS: usize = 256;
 /// y = x[first, first + N/S)
 pub struct OwnPart;
 
-/// dx of `own_part`
+/// The gradient dx of `own_part`.
 pub struct OwnPartBackward;
 
 const PARTS: Attribute = Attribute { name: "parts", kind: "int", doc: "S" };

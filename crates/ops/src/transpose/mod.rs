@@ -1,4 +1,5 @@
-//! A matrix turned over: `transpose`. What parameters of experts need that files keep with the number of the expert last.
+//! The transposition of a matrix: `transpose`. For parameters of experts that files keep with the number of the expert
+//! last.
 
 use graph::{Dim, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
@@ -16,7 +17,7 @@ const SOURCE: &str = include_str!("transpose.cu");
 const HEADERS: &[(&str, &str)] = &[("types.cuh", include_str!("../cuda/types.cuh"))];
 
 const THREADS: usize = 256;
-/// Rows and columns that a block turns over.
+/// Rows and columns of a block's tile.
 const TILE: usize = 32;
 
 /// y = xᵀ, x as a matrix of some columns

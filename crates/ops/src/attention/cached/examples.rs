@@ -31,7 +31,7 @@ impl Given {
         Given { has_sink: true, ..self }
     }
 
-    /// Only the first tokens of each row are tokens.
+    /// Leaves only the first `new` tokens of each row, the others are padding.
     fn padded(self, new: &[usize]) -> Given {
         Given { new: new.to_vec(), ..self }
     }
@@ -46,7 +46,7 @@ impl Given {
         ends.max().expect("at least one row").max(1).div_ceil(self.page)
     }
 
-    /// All pages, and one that nobody has.
+    /// Returns the number of pages, one more than the sequences have.
     fn pages(&self) -> usize {
         self.shape[0] * self.width() + 1
     }

@@ -1,4 +1,4 @@
-//! Attention of new tokens over all that their sequences hold.
+//! Attention of new tokens over all tokens that their sequences hold.
 
 use graph::{Dim, OpId, ValueType};
 use program::{Arch, Arg, Cost, TensorRef};
@@ -37,7 +37,7 @@ const HELD: usize = 32;
 const MOST_HEADS: usize = 8;
 /// Blocks for each multiprocessor that keep the memory busy.
 const BLOCKS_PER_UNIT: usize = 8;
-/// Keys for which a block is worth its start.
+/// Number of keys from which a block is worth its start.
 const LEAST_KEYS: usize = 64;
 
 /// o = cached_attention(q, key_cache, value_cache, positions, table [, sink])
@@ -264,7 +264,7 @@ impl Work {
             Work::Strips(strips) => {
                 let mut defines = defines(call, e, &strips.defines());
                 defines.push(("ELEMENT".to_owned(), device_type(call.inputs[0].dtype).to_owned()));
-                // Of what the tiles of whole rows know: a token sees all up to its own.
+                // The plain mask of those that the tiles of whole rows know: a token sees all tokens up to its own.
                 defines.extend(["HAS_LAST", "BIDIRECTIONAL"].map(|name| (name.to_owned(), "0".to_owned())));
                 KernelSpec {
                     entry: "cached_strips",
@@ -291,7 +291,7 @@ impl Work {
     }
 }
 
-/// Extents, division, types and what makes a score.
+/// Returns the definitions of extents, division, types and score.
 fn defines(call: &LowerCall<'_>, e: &Extents, division: &[(&str, usize)]) -> Vec<(String, String)> {
     let [q, keys, values, positions, table, ..] = call.inputs else { unreachable!("five inputs at least") };
     for tensor in [keys, values, positions, table].into_iter().chain(call.inputs.get(5)) {

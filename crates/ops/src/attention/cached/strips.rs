@@ -1,4 +1,4 @@
-//! Attention over pages on the tensor cores: which calls it takes, and how their work is divided.
+//! Attention over pages on the tensor cores: the calls that it takes, and the division of their work.
 
 use program::{Arch, TensorRef};
 use tensor::DType;
@@ -16,7 +16,7 @@ const WARPS: usize = 4;
 const MAX_HEAD_DIM: usize = 256;
 /// Keys of a tile at most.
 const TILE: usize = 64;
-/// Tiles in shared memory: one comes while the other is worked on.
+/// Tiles in shared memory: one is loaded while the other is in use.
 const STAGES: usize = 2;
 /// Shared memory that is left to static variables, bytes.
 const RESERVED: usize = 1 << 10;
@@ -41,7 +41,7 @@ pub struct Strips {
 impl Strips {
     pub const THREADS: usize = 32 * WARPS;
 
-    /// `None` where tensor cores do not take the call.
+    /// Returns the division; `None` where tensor cores do not take the call.
     pub fn of(call: &LowerCall<'_>) -> Option<Strips> {
         let Arch::Cuda(architecture) = call.machine.arch else { return None };
         let (e, q) = (Extents::of(call.inputs), &call.inputs[0]);

@@ -38,12 +38,12 @@ pub fn padded(e: &Extents) -> usize {
 /// The passes that make the gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Passes {
-    /// All at once, dq summed over the tiles of keys by turns: long intervals.
+    /// One pass for all, with dq summed over the tiles of keys by turns: for long intervals.
     One,
-    /// dq, then dk and dv: short intervals, wide heads.
+    /// Two passes, dq and then dk and dv: for short intervals and wide heads.
     Two,
-    /// Every row of the batch the way that suits its documents, as the statistics find it: kernels of both are
-    /// launched, and those that are left no row end at once.
+    /// The faster of both for every row of the batch, as the statistics find its documents: kernels of both are
+    /// launched, and those without rows end at once.
     ByRow,
 }
 
@@ -60,14 +60,15 @@ impl Passes {
         }
     }
 
-    /// Numbers that a kernel draws its work by: a ticket, and where rows are shared how many it has and which.
+    /// Returns the numbers by which a kernel draws its work: a ticket, and where rows are shared their count and their
+    /// indices.
     pub fn drawing(self, e: &Extents) -> usize {
         if self == Passes::ByRow { 2 + e.batch } else { 1 }
     }
 }
 
-/// Two where one block for the longest tile of keys would take longer than all blocks in the mean: few key heads. A window
-/// makes the tiles alike.
+/// Returns 2 where one block for the longest tile of keys would take longer than all blocks in the mean, as with few
+/// key heads; else 1. A window makes the tiles alike.
 fn shares(call: &LowerCall<'_>) -> usize {
     let e = Extents::of_call(call.inputs);
     let reading = Reading::checked(call.attrs, e.head_dim);

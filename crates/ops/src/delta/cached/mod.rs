@@ -1,4 +1,4 @@
-//! The convolution and the gated delta rule of new tokens, which go on where their sequences were: how a model generates text.
+//! The convolution and the gated delta rule of new tokens, which continue their sequences: how a model generates text.
 //!
 //! What a sequence keeps does not grow with it: the last tokens of the convolution's window, and the states of the heads. Each
 //! sequence has a slot of both, and a row of the batch names its own. A token at position 0 begins again, whatever the slot

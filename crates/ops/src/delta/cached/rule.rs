@@ -1,4 +1,4 @@
-//! The gated delta rule, whose states go on from those of earlier batches.
+//! The gated delta rule, whose states continue those of earlier batches.
 
 use graph::{Dim, Element, OpId, ValueType};
 use program::{Arch, Arg, Cost, TensorRef};

@@ -1,6 +1,6 @@
-//! Launches of the gated delta rule in chunks, on tensor cores: what the tokens of a chunk do to one another, states from chunk to
-//! chunk, and results. For bf16 operands in heads of 64 or 128 columns; states, decays and sums are f32, and what one product
-//! hands to the next is bf16. Knows which calls it suits; everything else is `launch.rs`'s.
+//! Launches of the gated delta rule in chunks, on tensor cores: the effects of a chunk's tokens on one another, states
+//! from chunk to chunk, and results. For bf16 operands in heads of 64 or 128 columns; states, decays and sums are f32,
+//! and what one product hands to the next is bf16. Knows which calls it suits; everything else is `launch.rs`'s.
 
 use program::{Arch, Arg, TensorRef};
 use tensor::DType;

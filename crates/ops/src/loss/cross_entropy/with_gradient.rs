@@ -39,8 +39,8 @@ struct Deal {
 }
 
 impl Deal {
-    /// `None` where the two kernels one after the other do the work: elsewhere than on Hopper, in other types, for
-    /// rows that are not read in packs of eight or are longer than the shared memory of a cluster.
+    /// Returns the partition; `None` where two kernels one after the other do the work: on other GPUs than Hopper, in
+    /// other types, for rows that are not read in packs of eight or are longer than the shared memory of a cluster.
     fn new(call: &LowerCall<'_>) -> Option<Deal> {
         let matrices = [&call.inputs[0], &call.outputs[1]];
         if !call.machine.arch.is_hopper()

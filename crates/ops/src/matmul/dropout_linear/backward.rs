@@ -142,7 +142,7 @@ impl Tiles {
     }
 }
 
-/// The tiles of a call; `None` where they do not take it.
+/// Returns the tiles of a call; `None` where they do not take it.
 fn tiles(call: &LowerCall<'_>, of: &Extents<'_>, dice: &Dice) -> Option<Tiles> {
     let [dt, x, _, rest @ ..] = call.inputs else { unreachable!("the shape rule requires three inputs") };
     let wide: Vec<&TensorRef> = [dt, x].into_iter().chain(rest).chain(&call.outputs[1..]).collect();
@@ -274,7 +274,7 @@ mod tests {
     use super::*;
     use crate::evaluate::{Array, apply};
 
-    /// The sum of the two ways back is the one that the operations would have gone one by one.
+    /// The sum of both gradients is the one that the separate operations would give.
     #[test]
     fn the_gradient_of_the_input_is_added_to_the_base_with_the_mask_of_dropout() {
         let (rows, columns, rank) = (7, 24, 8);

@@ -23,7 +23,7 @@ const MMA: (&str, &str) = ("mma.cuh", include_str!("../../cuda/mma.cuh"));
 const THREADS: usize = 256;
 /// Number of rows in a tile.
 const TALL: usize = 64;
-/// Tiles that are under way at once in one block.
+/// Number of tiles that are in flight at once in a block.
 const STAGES: usize = 3;
 /// Warps of one block of tiles.
 const WARPS: usize = 4;
@@ -77,8 +77,8 @@ struct Tiles {
 }
 
 impl Tiles {
-    /// `None` where the tiles do not take the operands: they are all bf16 or all f16, in rows of aligned pieces of 16
-    /// bytes, with equal ranks.
+    /// Returns the partition; `None` where the tiles do not take the operands: they are all bf16 or all f16, in rows of
+    /// aligned pieces of 16 bytes, with equal ranks.
     fn new(call: &LowerCall<'_>, reading: &Reading) -> Option<Tiles> {
         let (dy, factors) = (&call.inputs[0], &call.inputs[1..]);
         let rank = *factors[0].shape.last()?;

@@ -53,7 +53,7 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
     });
 }
 
-/// The attribute of the step with a given first moment.
+/// The attribute that selects the step with a given first moment.
 const FROZEN: &str = "frozen";
 
 struct Update;
@@ -82,7 +82,7 @@ fn longest(attrs: &Attrs) -> f64 {
     (rest("beta1") / rest("beta2").sqrt()).max(1.0)
 }
 
-/// The same with a given first moment, and with a longest step.
+/// The step with a given first moment, and with a longest step.
 struct Step;
 
 /// The rule with the longest step, weight, both moments, and the first moment that is given.
@@ -97,7 +97,7 @@ impl<'a, T: Real> Loop<OfStep<'a, T>> for Step {
         let size = rule.learning_rate / rule.correction1;
         let root = rule.correction2.sqrt();
         for ((w, (m, v)), given) in weight.iter_mut().zip(first.iter_mut().zip(second)).zip(given) {
-            // Of what had no gradient before, nothing says how long its steps are.
+            // Nothing bounds the steps of elements that had no gradient before.
             *m = if *v > T::default() { *given } else { T::default() };
             let ratio = *m / (v.sqrt() / root + rule.epsilon);
             let ratio = if ratio > bound { bound } else { ratio };

@@ -1,4 +1,4 @@
-//! Gradients in blocks of fewer bytes for a slow way, and the sums of such blocks. What rounding takes away is kept and added
+//! Gradients in blocks of fewer bytes for a slow link, and the sums of such blocks. Rounding errors are kept and added
 //! the next time (error feedback: Seide et al. 2014, Karimireddy et al. 2019), so it arrives later instead of never.
 
 mod sum;
@@ -30,7 +30,7 @@ const WARPS: usize = THREADS as usize / 32;
 /// The largest code of a block in eight bits.
 const LARGEST: f64 = 127.0;
 
-/// Elements that are left of a block where only the largest are.
+/// Number of elements that are kept of a block where only the largest are sent.
 const KEPT: usize = 16;
 
 /// Number of threads in a warp, and of the sums of magnitudes that are added up pairwise.
@@ -48,7 +48,7 @@ pub enum Blocks {
 }
 
 impl Blocks {
-    /// By the attribute that says so.
+    /// Returns its name in the attribute `form`.
     pub const fn name(self) -> &'static str {
         match self {
             Blocks::Int8 => "int8",
@@ -89,7 +89,7 @@ impl Blocks {
         }
     }
 
-    /// Writes a block, of which `rest` then has what was not written.
+    /// Writes a block, and leaves in `rest` what was not written.
     fn write<T: Real>(self, rest: &mut [T], bytes: &mut [u8]) {
         let is_finite = rest.iter().all(|value| value.is_finite());
         match self {
@@ -193,7 +193,7 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
         let mut rest: Vec<T> = x.iter().zip(&*error).map(|(x, error)| *x + *error).collect();
         let is_finite = rest.iter().all(|value| value.is_finite());
         form.write(&mut rest, codes);
-        // What is not finite suppresses the update, and is not sent again.
+        // Values that are not finite suppress the update, and are not sent again.
         if is_finite {
             error.copy_from_slice(&rest);
         }
@@ -302,7 +302,7 @@ mod tests {
         (total, outputs[1].1.real().to_vec())
     }
 
-    /// All that was given has arrived or is kept, and nothing is kept for ever.
+    /// Everything given has arrived or is kept, and nothing is kept for ever.
     #[test]
     fn what_is_not_sent_arrives_later() {
         let x: Vec<f32> = (0..512).map(|i| ((i * 7919) % 1009) as f32 / 1009.0 - 0.5).collect();

@@ -1,4 +1,5 @@
-//! Momentum of a flat tensor: a running mean of its gradients, kept in f32; and what one of several nodes adds to it.
+//! Momentum of a flat tensor: a running mean of its gradients, kept in f32; and the part that one of several nodes adds
+//! to it.
 
 mod part;
 

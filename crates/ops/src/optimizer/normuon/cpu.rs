@@ -69,7 +69,7 @@ pub fn reference<T: Real>(call: &mut Call<'_, T>) {
     }
 }
 
-/// New means of one matrix; gives 1/(√v + epsilon) of every row, and ‖Ô‖².
+/// Updates the means of one matrix; returns 1/(√v + epsilon) of every row, and ‖Ô‖².
 fn even_out<T: Real>(direction: &[T], means: &mut [T], columns: usize, numbers: &Numbers<T>) -> (Vec<T>, f64) {
     let rows = means.par_iter_mut().zip(direction.par_chunks(columns));
     let parts: Vec<(T, T)> = rows
@@ -93,7 +93,7 @@ struct Step<'a, T> {
 }
 
 impl<T: Real> Step<'_, T> {
-    /// Takes it from the weights of a chunk that begins at element `start`, row by row.
+    /// Subtracts the step from the weights of a chunk that begins at element `start`, row by row.
     fn take(&self, weight: &mut [T], direction: &[T], start: usize) {
         let mut done = 0;
         while done < weight.len() {

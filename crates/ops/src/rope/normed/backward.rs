@@ -1,4 +1,4 @@
-//! The way back through rotation and normalisation of the heads, with the weight gradient or without.
+//! The backward pass through rotation and normalization of the heads, with the weight gradient or without.
 
 use graph::{Element, OpId, ValueType};
 use program::{Arg, TensorRef};
@@ -36,7 +36,7 @@ fn infer(inputs: &[ValueType], attrs: &Attrs) -> Result<ValueType, String> {
     Ok(x.clone())
 }
 
-/// The rotation, then `second` of what it gives.
+/// Runs the rotation, then `second` on its result.
 fn pair<T: Evaluate>(second: &dyn Op, call: &mut Call<'_, T>) {
     let (attrs, inputs) = (call.attrs, call.inputs);
     let turned = stored_between(inputs[0].shape, call.outputs[0].storage(), |turned| {
@@ -93,7 +93,8 @@ fn alone(dw: Option<usize>) -> [Places; 1] {
 /// Positions, frequencies and scaling among their inputs.
 const TABLES: [usize; 3] = [1, 2, 3];
 
-/// The kernels of the way back over one side or two, with sums of the weight gradients, and their scratch memory.
+/// Returns the kernels of the backward pass over one side or two, with sums of the weight gradients, and their scratch
+/// memory.
 pub(super) fn kernels(call: &LowerCall<'_>, sides: &[Places], tables: [usize; 3]) -> Option<(Vec<KernelSpec>, usize)> {
     if call.attrs.flag("interleaved").expect("checked by the shape rule") {
         return None;

@@ -30,7 +30,7 @@ const SOURCE: &str = include_str!("normed.cu");
 const HEADERS: &[(&str, &str)] =
     &[("types.cuh", include_str!("../../cuda/types.cuh")), ("pack.cuh", include_str!("../../cuda/pack.cuh"))];
 
-/// The kernel of the way forward.
+/// The kernel of the forward pass.
 const FORWARD: &str = "rmsnorm_rope";
 
 const EPS: Attribute = Attribute { name: "eps", kind: "float", doc: "added to the mean of squares" };
@@ -63,8 +63,8 @@ struct Deal {
 }
 
 impl Deal {
-    /// `None` for shapes that the joint kernels do not cover: heads are rotated whole, in packs of eight
-    /// elements, and half a head fills 1, 2, 4, 8 or 16 lanes. A group of lanes takes `each` heads.
+    /// Returns the partition; `None` for shapes that the joint kernels do not cover: heads are rotated whole, in packs
+    /// of eight elements, and half a head fills 1, 2, 4, 8 or 16 lanes. A group of lanes takes `each` heads.
     fn new(sides: &[Side<'_>], inv_freq: &TensorRef, each: usize) -> Option<Deal> {
         let [batch, tokens, _, columns] = sides[0][0].1.shape[..] else { return None };
         let pairs = inv_freq.len();

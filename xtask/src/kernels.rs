@@ -19,11 +19,11 @@ use ops::{Class, LowerCall, Lowered, Op};
 use program::{Arch, ArenaId, Documents, Machine, TensorRef};
 use tensor::{DType, HostTensor};
 
-/// What the product promises to run on.
+/// The architectures that the product promises to run on.
 const ARCHITECTURES: [&str; 6] = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a"];
 
-/// Of a process that compiles a part of the kernels: its number and how many there are. NVRTC compiles one program at a time
-/// in a process, however many threads ask.
+/// The variable of a process that compiles a part of the kernels: its number, and the number of all. NVRTC compiles one
+/// program at a time in a process, however many threads ask.
 const PART: &str = "SUROGATE_KERNELS_PART";
 
 /// Folders with pip wheels, colon-separated.
@@ -199,7 +199,7 @@ fn dense(tensor: &HostTensor) -> TensorRef {
     TensorRef::dense(ArenaId(0), 0, tensor.dtype, tensor.shape.clone())
 }
 
-/// As a slice of a wider matrix is in memory.
+/// Returns the tensor in the layout of a slice of a wider matrix.
 fn padded_rows(tensor: &HostTensor) -> TensorRef {
     let mut at = dense(tensor);
     let outer = at.strides.len().saturating_sub(1);

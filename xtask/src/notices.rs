@@ -14,7 +14,7 @@ use serde_json::Value;
 /// The file, from the repository's root.
 pub const FILE: &str = "THIRD_PARTY_NOTICES.txt";
 
-/// What the wheel is built for.
+/// The target that the wheel is built for.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Licences under which a crate may be linked, the one that is taken of several first. The word after it is how files

@@ -3,7 +3,7 @@
 
 use ops::{Attribute, Op};
 
-/// From the repository's root.
+/// The stubs' path from the repository's root.
 pub const FILE: &str = "python/surogate/dsl/ops.pyi";
 
 /// Characters of a line of documentation.
@@ -19,7 +19,7 @@ from .tensor import Tensor, each
 SCHEMAS: dict[str, dict[str, Any]]
 "#;
 
-/// The whole file.
+/// Returns the text of the whole file.
 pub fn text() -> String {
     let functions = ops::all().iter().map(|op| function(*op));
     std::iter::once(HEAD.to_owned()).chain(functions).collect::<Vec<_>>().join("\n")

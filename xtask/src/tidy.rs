@@ -3,6 +3,7 @@
 //! Collects the files, runs each rule, prints all findings at once. Knows which files the repository holds, not what
 //! they are about.
 
+mod comments;
 mod duplicates;
 mod files;
 mod floors;
@@ -21,9 +22,9 @@ use std::process::Command;
 pub struct Finding {
     /// Path from the repository's root, with a line where there is one.
     pub place: String,
-    /// What is wrong and what is expected.
+    /// The fault, and what is expected instead.
     pub message: String,
-    /// Reported, but no failure.
+    /// True for a finding that is reported and fails nothing.
     pub soft: bool,
 }
 
@@ -96,6 +97,7 @@ pub fn findings(root: &Path) -> Result<Vec<Finding>, String> {
             found.extend(names::check(file));
         }
     }
+    found.extend(comments::check(&files));
     found.sort();
     Ok(found)
 }

@@ -18,7 +18,7 @@ const MACHINE_PATHS: &[&str] =
 /// The scratch directory: a literal path is wrong outside of tests.
 const SCRATCH: &str = concat!("/t", "mp/");
 
-/// Checks one file.
+/// Checks one file's head comment, size, name and paths.
 pub fn check(file: &File) -> Vec<Finding> {
     let mut found = Vec::new();
     found.extend(head(file));

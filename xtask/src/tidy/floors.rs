@@ -14,7 +14,7 @@ use super::Finding;
 struct Room {
     name: &'static str,
     floor: u8,
-    /// Crates it may use.
+    /// The crates that it may use.
     uses: &'static [&'static str],
     /// Crates that its tests may use besides, upwards too.
     tests_use: &'static [&'static str],
@@ -59,7 +59,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("numpy", &["py"]),
 ];
 
-/// What `cargo metadata --no-deps` says of the repository at `root`.
+/// Returns the output of `cargo metadata --no-deps` for the repository at `root`.
 ///
 /// # Errors
 /// cargo cannot be run or fails.

@@ -5,7 +5,7 @@
 use super::source::{Source, closing_brace, line_of};
 use super::{File, Finding};
 
-/// Where `unsafe` may stand; the lint denies it elsewhere unless the lint is switched off.
+/// The places where `unsafe` may stand; the lint denies it elsewhere unless the lint is switched off.
 const UNSAFE_PLACES: &[&str] = &["crates/cuda/", "crates/cpu/src/simd", "crates/cpu/src/arena", "fuzz/engine"];
 
 const UNFINISHED: &[&str] = &["todo!", "unimplemented!", "dbg!"];

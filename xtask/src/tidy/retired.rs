@@ -10,7 +10,7 @@ use super::{File, Finding};
 struct Retired {
     word: &'static str,
     instead: &'static str,
-    /// Where it was a term; empty: everywhere.
+    /// The folders in which it was a term; empty: everywhere.
     folders: &'static [&'static str],
     /// A plain word that is only out of use here: noted, not an error.
     soft: bool,
@@ -52,17 +52,18 @@ const RETIRED: &[Retired] = &[
     retired("computes it again", "recomputes it"),
     retired("anew", "again"),
     retired("beside", "next to, besides, together with or concurrently with"),
+    retired("right behind", "right after"),
     discouraged("at hand", "available"),
     discouraged("told", "reported"),
     discouraged("asked for", "requested"),
 ];
 
-const WATCHED: &[&str] = &[".rs", ".cu", ".cuh", ".py", ".sh", ".md"];
+pub(super) const WATCHED: &[&str] = &[".rs", ".cu", ".cuh", ".py", ".sh", ".md"];
 
 /// This list, and texts of others.
-const EXEMPT: &[&str] = &["xtask/src/tidy/retired.rs", "examples/stories/", "tests/golden/"];
+pub(super) const EXEMPT: &[&str] = &["xtask/src/tidy/retired.rs", "examples/stories/", "tests/golden/"];
 
-/// Checks one file.
+/// Checks every line of one file.
 pub fn check(file: &File) -> Vec<Finding> {
     let watched = WATCHED.iter().any(|ending| file.path.ends_with(ending));
     if !watched || EXEMPT.iter().any(|start| file.path.starts_with(start)) {

@@ -5,7 +5,7 @@
 
 /// The views of one file; all have the same lines and columns as the text.
 pub struct Source {
-    /// Comments blanked, strings kept.
+    /// The text with comments blanked and strings kept.
     pub code: String,
     /// Comments and the insides of strings and characters blanked.
     pub bare: String,
@@ -40,7 +40,7 @@ impl Source {
     }
 }
 
-/// What every byte of the text belongs to. The quotes themselves count as code.
+/// Returns the kind of text that every byte belongs to. The quotes themselves count as code.
 fn classify(bytes: &[u8]) -> Vec<Kind> {
     let mut kinds = vec![Kind::Code; bytes.len()];
     let mut at = 0;

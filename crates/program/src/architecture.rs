@@ -1,10 +1,10 @@
-//! Architectures of GPUs, as values that are compared; text only where NVRTC and files have it. What a plan needs to
-//! know of one is here; how much there is of it is the machine's.
+//! Architectures of GPUs, as values that are compared; text only where NVRTC and files have it. The abilities that a
+//! plan depends on are here; amounts (memory, multiprocessors) belong to the machine.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A compute capability, and with it what NVRTC compiles for. Later ones are greater.
+/// A compute capability, which is also the target of NVRTC. Later ones are greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Architecture {
     pub major: u32,
@@ -12,16 +12,16 @@ pub struct Architecture {
 }
 
 impl Architecture {
-    /// The oldest that kernels are written for.
+    /// The oldest architecture that kernels are written for.
     pub const OLDEST: Architecture = Architecture { major: 8, minor: 0 };
 
-    /// The one with products of warp groups, which no later one has.
+    /// The architecture with matrix products of warp groups (`wgmma`), which no later one has.
     pub const HOPPER: Architecture = Architecture { major: 9, minor: 0 };
 
-    /// The oldest whose tensor cores multiply codes of four bits.
+    /// The oldest architecture whose tensor cores multiply four-bit elements.
     pub const BLACKWELL: Architecture = Architecture { major: 10, minor: 0 };
 
-    /// Whether it is Hopper or a later one of data centres: large shared memory, and a library made for it.
+    /// True for Hopper and later architectures of data centers: large shared memory, and a library made for it.
     pub const fn is_large(self) -> bool {
         matches!(self.major, 9 | 10)
     }
@@ -35,7 +35,7 @@ impl Architecture {
         }
     }
 
-    /// Without its own instructions: PTX that the driver translates for later GPUs.
+    /// The name without architecture-specific instructions: PTX that the driver translates for later GPUs.
     pub fn virtual_target(self) -> String {
         format!("compute_{}{}", self.major, self.minor)
     }
@@ -48,7 +48,7 @@ impl fmt::Display for Architecture {
     }
 }
 
-/// A text that names no architecture, or one that is older than what kernels are written for.
+/// The error of a text that names no architecture, or one that is older than those that kernels are written for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownArchitecture;
 
@@ -88,7 +88,7 @@ mod tests {
         }
     }
 
-    /// As text sm_100a is less than sm_90a, and sm_120a begins as sm_12 would.
+    /// Compares by number: as text sm_100a is less than sm_90a, and sm_120a begins like sm_12.
     #[test]
     fn later_architectures_are_greater() {
         let all = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a"];

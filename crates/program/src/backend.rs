@@ -23,36 +23,37 @@ pub enum BackendError {
     Failed { call: String, message: String, context: Option<String> },
 }
 
-/// What a backend decided by timing, by name, as text to be kept next to a run. Empty where nothing is timed.
+/// The decisions that a backend made by timing, by name, as text to be kept next to a run. Empty where nothing is
+/// timed.
 pub type Choices = BTreeMap<String, String>;
 
 /// Makes sessions. May be used by several threads.
 pub trait Backend: Send + Sync {
-    /// `cpu`, `cuda`.
+    /// The backend's name: `cpu`, `cuda`.
     fn name(&self) -> &'static str;
 
     /// Allocates the arenas (zeroed), writes the constants, prepares every instruction.
     fn load(&self, program: Arc<Program>) -> Result<Box<dyn Session>, BackendError>;
 
-    /// As [`Backend::load`], with the choices of an earlier session instead of new ones. A backend that
-    /// times nothing has no use for them.
+    /// Loads like [`Backend::load`], with the choices of an earlier session instead of new ones. A backend that times
+    /// nothing ignores them.
     fn load_with(&self, program: Arc<Program>, _choices: &Choices) -> Result<Box<dyn Session>, BackendError> {
         self.load(program)
     }
 
-    /// What the device's instruments say now; none where the device has none of its own.
+    /// Reads the device's sensors; `None` where the device has none of its own.
     fn gauges(&self) -> Result<Option<Gauges>, BackendError> {
         Ok(None)
     }
 }
 
-/// Bytes on their way to the host: see [`Session::read_later`].
+/// Bytes that are being copied to the host: see [`Session::read_later`].
 #[derive(Debug)]
 #[must_use = "a reading is handed to `Session::finish`"]
 pub enum Reading {
-    /// They are there.
+    /// The bytes have arrived.
     Done(Vec<u8>),
-    /// The backend knows them by this number.
+    /// The copy is in flight; the backend knows it by this number.
     Pending(u64),
 }
 
@@ -73,20 +74,20 @@ pub trait Session: Send {
     /// sharded is put together; of others the ranks have the same, and the first is asked.
     fn read(&mut self, at: &TensorRef, out: &mut [u8]) -> Result<(), BackendError>;
 
-    /// As [`Session::write`], for the tensor that one rank has at this place.
+    /// Writes like [`Session::write`], to the tensor that one rank has at this place.
     fn write_rank(&mut self, rank: usize, at: &TensorRef, bytes: &[u8]) -> Result<(), BackendError> {
         assert_eq!(rank, 0, "there is one rank");
         self.write(at, bytes)
     }
 
-    /// As [`Session::read`], of one rank.
+    /// Reads like [`Session::read`], from one rank.
     fn read_rank(&mut self, rank: usize, at: &TensorRef, out: &mut [u8]) -> Result<(), BackendError> {
         assert_eq!(rank, 0, "there is one rank");
         self.read(at, out)
     }
 
-    /// Starts to copy dense tensors to the host, one behind the other, after all earlier work and before all
-    /// later. A backend whose runs return when they are done has nothing to wait for and reads at once.
+    /// Starts to copy dense tensors to the host, one after the other, after all earlier work and before all later. A
+    /// backend whose runs return when they are done has nothing to wait for and reads at once.
     fn read_later(&mut self, at: &[TensorRef]) -> Result<Reading, BackendError> {
         let mut bytes = vec![0; at.iter().map(TensorRef::bytes).sum()];
         let mut rest = bytes.as_mut_slice();
@@ -112,34 +113,34 @@ pub trait Session: Send {
     /// Runs one instruction of an entry point, by indices, and waits for it.
     fn run_instruction(&mut self, entry: usize, index: usize) -> Result<(), BackendError>;
 
-    /// Does what another process of the run, which leads, ordered: bytes that its session of the same program made.
+    /// Executes a command of the leading process of the run: bytes that its session of the same program made.
     fn obey(&mut self, _order: &[u8]) -> Result<(), BackendError> {
         panic!("this session has no ranks in other processes")
     }
 
-    /// What was allocated, by arenas and what else there is: bytes as asked of the system.
+    /// Allocations, by arena and other use: bytes as requested from the system.
     fn allocated(&self) -> Vec<MemoryLine>;
 
-    /// Bytes of the device's memory that are in use by everybody; none where the memory is the host's.
+    /// Bytes of the device's memory in use by all processes; `None` where the memory is the host's.
     fn memory_in_use(&self) -> Result<Option<usize>, BackendError> {
         Ok(None)
     }
 
-    /// Runs one entry point timing every instruction: seconds, one for each step. Gaps
-    /// between instructions count for the one behind them.
+    /// Runs one entry point timing every instruction: seconds, one for each step. A gap between instructions counts for
+    /// the one after it.
     fn profile(&mut self, entry: usize) -> Result<Vec<f64>, BackendError>;
 
-    /// What was decided by timing while loading: given to [`Backend::load_with`], the same bits follow.
+    /// The decisions made by timing while loading: given to [`Backend::load_with`], they give the same bits.
     fn choices(&self) -> Choices {
         Choices::new()
     }
 
-    /// What loading consisted of, in order, with its seconds. Empty where it is not worth telling.
+    /// The phases of loading, in order, with their seconds. Empty where they are too short to report.
     fn load_times(&self) -> Vec<(&'static str, f64)> {
         Vec::new()
     }
 
-    /// What was decided or found while loading and a user may want to know, a sentence each.
+    /// Decisions and findings of loading that a user may want to know, a sentence each.
     fn notes(&self) -> Vec<String> {
         Vec::new()
     }

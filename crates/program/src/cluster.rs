@@ -7,51 +7,54 @@ use crate::instruction::{Arg, Collective, Instruction, Launch, Movement};
 use crate::memory::{Piece, TensorRef};
 use crate::program::{Entry, Program};
 
-/// Attributes that say how much larger another is on each next rank end with this.
+/// The suffix of attributes that say by how much another attribute grows from rank to rank.
 const PER_RANK: &str = "_per_rank";
-/// Likewise for each next part of a sequence.
+/// The suffix of attributes that say by how much another attribute grows from one part of a sequence to the next.
 const PER_PART: &str = "_per_part";
 
-/// What a program is made for: the same machine so many times.
+/// The devices that a program is made for: a number of equal machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cluster {
-    /// Devices with a share of the rows and of the states each, numbered from 0.
+    /// Devices with a shard of the rows and of the states each, numbered from 0.
     pub ranks: usize,
-    /// So many ranks in a row have the parts of one micro-batch: a divisor of all.
+    /// Number of consecutive ranks that split one micro-batch along the sequence: a divisor of `ranks`.
     pub sequence: usize,
-    /// Machines with as many ranks each, the first ones on the first: a divisor of all.
+    /// Number of machines, each with the same number of ranks, the first ranks on the first machine: a divisor of
+    /// `ranks`.
     pub nodes: usize,
-    /// So many ranks in a row share what is sharded, and the others have copies of it: all ranks, or those of a node.
+    /// Number of consecutive ranks that divide sharded tensors among them, and the others have copies: all ranks, or
+    /// those of a node.
     pub shards: usize,
-    /// Devices that have some layers each and hand each micro-batch on: the stages of a pipeline. Their ranks are 1.
+    /// Devices with some layers each, which pass each micro-batch on: the stages of a pipeline. `ranks` is 1 then.
     pub stages: usize,
 }
 
 impl Cluster {
-    /// A single device.
+    /// One device without ranks or stages.
     pub const ONE: Cluster = Cluster { ranks: 1, sequence: 1, nodes: 1, shards: 1, stages: 1 };
 
-    /// Of one machine, where each rank has rows and shards of its own.
+    /// Returns the cluster of one machine, where each rank has rows and shards of its own.
     pub const fn of(ranks: usize) -> Cluster {
         Cluster { ranks, shards: ranks, ..Cluster::ONE }
     }
 
-    /// Micro-batches that are worked on at once.
+    /// Number of micro-batches that are worked on at once.
     pub fn replicas(&self) -> usize {
         self.ranks / self.sequence
     }
 
-    /// Which part of its micro-batch a rank has.
+    /// Returns the part of its micro-batch that a rank has, from 0.
     pub fn part(&self, rank: usize) -> usize {
         rank % self.sequence
     }
 
-    /// Which share a rank has of what is sharded.
+    /// Returns the index of the shard that a rank has of sharded tensors.
     pub fn share(&self, rank: usize) -> usize {
         rank % self.shards
     }
 
-    /// Bytes that a rank gets from other nodes in a collective. What several ranks of a node need comes once, for all of them.
+    /// Bytes that a rank gets from other nodes in a collective. Bytes that several ranks of a node need come once, for
+    /// all of them.
     pub fn between(&self, of: &Collective) -> usize {
         if self.nodes == 1 {
             return 0;
@@ -67,15 +70,15 @@ impl Cluster {
 }
 
 impl Program {
-    /// The program as a rank runs it: nothing in it depends on the rank any more.
+    /// Returns the program as a rank runs it: nothing in it depends on the rank any more.
     pub fn of_rank(&self, rank: usize) -> Program {
         assert!(rank < self.cluster.ranks, "a rank is one of {}", self.cluster.ranks);
         let entries = self.entries.iter().map(|entry| entry.of_rank(rank, self.cluster)).collect();
         Program { entries, ..self.clone() }
     }
 
-    /// Where the bytes of a dense tensor of the whole are, each with its place on the first rank that has them; none where
-    /// every rank has all of them. The other [`Program::holders`] have them at the same places.
+    /// Returns the pieces of a dense tensor of the whole, each with its place on the first rank that has it; `None`
+    /// where every rank has the whole tensor. The other [`Program::holders`] have them at the same places.
     pub fn pieces(&self, at: &TensorRef) -> Option<Vec<(Piece, TensorRef)>> {
         let arena = &self.arenas[at.arena.0 as usize];
         let place = |of: &Piece| TensorRef::dense(at.arena, of.at, DType::U8, [of.bytes]);
@@ -86,7 +89,7 @@ impl Program {
 }
 
 impl Program {
-    /// The ranks that have what the first of them has of a sharded tensor.
+    /// The ranks that hold the same piece of a sharded tensor as `first`.
     pub fn holders(&self, at: &TensorRef, first: usize) -> impl Iterator<Item = usize> + use<> {
         let alone = self.arenas[at.arena.0 as usize].kind.is_of_rank();
         (first..self.cluster.ranks).step_by(if alone { self.cluster.ranks } else { self.cluster.shards })
@@ -108,7 +111,7 @@ impl Entry {
 }
 
 impl Instruction {
-    /// Puts in the places and numbers of a rank, by its share and the part that it has.
+    /// Puts in the places and numbers of a rank, by its shard and its part of the sequence.
     fn settle(&mut self, share: usize, part: usize) {
         for at in self.tensors_mut().into_iter().filter(|at| at.per_rank != 0) {
             *at = at.of_share(share);
@@ -120,7 +123,7 @@ impl Instruction {
     }
 }
 
-/// Puts in the attributes that grow with a number, by the end of the names that say how much.
+/// Adds `number` times the increment to each attribute that has one, an attribute of the same name with `suffix`.
 fn settle_numbers(launch: &mut Launch, suffix: &str, number: usize) {
     let steps: Vec<(String, u64)> = launch
         .attrs

@@ -1,4 +1,4 @@
-//! What the compiler decided about memory, as values: about what, which way, and why. Knows neither the words shown to
+//! The compiler's decisions about memory, as values: subject, choice and reason. Knows neither the words shown to
 //! people, nor the options that request it, nor how a decision is carried out.
 
 use tensor::DType;
@@ -38,31 +38,31 @@ impl LayerPart {
     ];
 }
 
-/// What a decision is about.
+/// The subject of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Subject {
     Layer(LayerPart),
-    /// What enters each layer: everything else of it can be recomputed from that.
+    /// The inputs of the layers: everything else of a layer can be recomputed from them.
     ResidualStream,
     /// Logits, loss, and the gradients of both.
     OutputHead,
     AttentionBackward,
     OptimizerStates,
-    /// f32 copies of weights.
+    /// f32 master copies of weights.
     MasterCopies,
     Gradients,
-    /// Frozen weights that are kept in codes.
+    /// Frozen weights that are kept quantized.
     FrozenCodes,
-    /// What each rank keeps its share of alone.
+    /// Tensors that are sharded over the ranks.
     Sharding,
-    /// Which ranks share what is sharded.
+    /// The ranks over which sharded tensors are divided.
     Scope,
-    /// Gradients on their way to the other ranks.
+    /// Gradients in transfer between the ranks.
     Exchange,
 }
 
 impl Subject {
-    /// As scripts read it.
+    /// The subject's name for scripts.
     pub const fn name(self) -> &'static str {
         match self {
             Subject::Layer(LayerPart::Norms) => "norms",
@@ -93,20 +93,20 @@ pub enum Choice {
     Recompute(bool),
     /// In host memory, or on the device.
     Offload(bool),
-    /// Done in so many parts; 1: whole.
+    /// Done in this number of parts; 1: whole.
     Chunks(usize),
     /// ZeRO level: 1 optimizer states, 2 gradients, too, 3 weights, too.
     Level(usize),
     /// By the ranks of all nodes, or by those of each.
     AllNodes(bool),
-    /// Rounded to this type.
+    /// Rounded to this type before it is stored or sent.
     Rounded(DType),
-    /// Compressed between nodes, to what has this name.
+    /// Compressed between nodes, to the format of this name.
     Compressed(&'static str),
 }
 
 impl Choice {
-    /// Whether it saves memory at a cost.
+    /// True if the choice saves memory at a cost.
     pub const fn saves(self) -> bool {
         match self {
             Choice::Recompute(yes) | Choice::Offload(yes) | Choice::AllNodes(yes) => yes,
@@ -130,7 +130,7 @@ impl Choice {
     }
 }
 
-/// Why a choice was made.
+/// The reason for a choice.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// The user's options say so.
@@ -141,7 +141,7 @@ pub enum Reason {
     NeededUpTo(Layer),
     /// It costs less than the share of a step that a smaller plan is worth.
     Negligible,
-    /// It costs nothing.
+    /// It costs nothing, in time or memory.
     Free,
     /// It fits, and everything else takes longer.
     Fastest,
@@ -154,7 +154,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Whether the plan would not fit without the choice.
+    /// True if the plan would not fit without the choice.
     pub const fn is_need(&self) -> bool {
         match self {
             Reason::NeededToFit | Reason::NeededUpTo(_) => true,
@@ -168,7 +168,7 @@ impl Reason {
         }
     }
 
-    /// As scripts read it.
+    /// The reason's name for scripts.
     pub const fn name(&self) -> &'static str {
         match self {
             Reason::Requested => "requested",
@@ -183,7 +183,7 @@ impl Reason {
     }
 }
 
-/// What stands in the way of the other choice.
+/// The obstacle to the other choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Obstacle {
     /// Something other than the loss reads the logits as a whole.
@@ -193,7 +193,7 @@ pub enum Obstacle {
 }
 
 impl Obstacle {
-    /// As scripts read it.
+    /// The obstacle's name for scripts.
     pub const fn name(self) -> &'static str {
         match self {
             Obstacle::LogitsAreRead => "logits_are_read",
@@ -202,19 +202,19 @@ impl Obstacle {
     }
 }
 
-/// One decision of the plan.
+/// One decision of the plan, with its reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanDecision {
     /// The entry and the shape of its batches that the decision is for.
     pub entry: EntryKind,
     pub variant: Variant,
     pub subject: Subject,
-    /// Layers in order; empty for what is outside of them.
+    /// Layers in order; empty for a subject outside of the layers.
     pub layers: Vec<Layer>,
     pub choice: Choice,
     pub reason: Reason,
     /// Bytes that are kept for the backward pass or, where they are recomputed or offloaded, need not be.
     pub bytes: usize,
-    /// What it costs to give them up, in seconds as they are expected.
+    /// Expected seconds of giving them up.
     pub seconds: f64,
 }

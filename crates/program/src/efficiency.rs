@@ -1,33 +1,33 @@
-//! The efficiency of kernels in the middle of a step: which part of a machine's ceilings they get, by what limits them.
-//! It is the difference between a bound and an estimate.
+//! The efficiency of kernels in the middle of a step: the share of a machine's ceilings that they reach, by what limits
+//! them. It is the difference between a bound and an estimate.
 //!
 //! Knows rates and shares; which instruction is limited by what is decided in `estimate.rs`.
 
 use std::borrow::Cow;
 
-/// Matrix products by tiles.
+/// The efficiency of matrix products, which are computed in tiles.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Products {
     /// Seconds of a product in addition to its work.
     pub launch: f64,
-    /// Of the rate of their type, where nothing but products runs for minutes: the power limit lowers the clock. Where
-    /// they take a share s of a step, the rate is 1 − s·(1 − hot).
+    /// Share of the rate of their type that remains where nothing but products runs for minutes: the power limit lowers
+    /// the clock. Where they take a share s of a step, the rate is 1 − s·(1 − hot).
     pub hot: f64,
-    /// Of the rate of the largest tiles (128 × 256) what tiles of 128 × 128 reach; those of a half and a quarter of
-    /// that reach this share once and twice more times 0.75.
+    /// Share of the rate of the largest tiles (128 × 256) that tiles of 128 × 128 reach; tiles of a half and a quarter
+    /// of that size reach this share times 0.75 once and twice.
     pub small_tiles: f64,
-    /// How much of the last wave of tiles, which fills the device in part, costs as if it filled it: 1 all of it.
+    /// Share of the cost of a full wave that the unfilled part of the last wave of tiles still costs: 1 all of it.
     pub wave: f64,
-    /// What filling and emptying a tile's pipeline costs, in elements of the axis that is summed over.
+    /// The cost of filling and emptying a tile's pipeline, in elements of the axis that is summed over.
     pub depth: f64,
-    /// Of the bandwidth, where a product waits for memory.
+    /// Share of the bandwidth that a product reaches where it waits for memory.
     pub bandwidth: f64,
 }
 
-/// Who computes attention, or products of groups.
+/// The implementation of attention, or of products of groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Realisation {
-    /// The backend's library.
+    /// The library of the backend (cuDNN, cuBLASLt).
     Library,
     /// The project's kernels on the matrix units of Hopper.
     Hopper,
@@ -51,12 +51,12 @@ impl Realisation {
     }
 }
 
-/// What hides keys from a query, besides those behind it.
+/// The reason why keys are hidden from a query, besides the causal mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Hidden {
-    /// Nothing.
+    /// The causal mask alone.
     None,
-    /// A window: every query but the first sees as many.
+    /// A window: every query after the first ones sees the same number of keys.
     Window,
     /// Other documents of the row: some queries see many keys, most see few.
     Documents,
@@ -74,9 +74,9 @@ impl Hidden {
     }
 }
 
-/// What attention reaches at one point: a pass, who computes it, what hides keys, heads up to a size, queries that see so
-/// many keys in the mean. Operations are counted over the pairs that are seen: 4 for each element of a head forward, 10
-/// backward. The device is full: what a few long pieces of work leave idle at the end comes on top.
+/// The rate of attention at one point: pass, implementation, hidden keys, largest head, mean number of keys that a
+/// query sees. Operations are counted over the pairs that are seen: 4 for each element of a head forward, 10 backward.
+/// The device is full: the time at the end in which a few long pieces of work leave it idle is added separately.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionRate {
     pub backward: bool,
@@ -85,7 +85,7 @@ pub struct AttentionRate {
     /// Largest head that the point stands for.
     pub head_dim: usize,
     pub keys: f64,
-    /// Of `bf16_flops`, at the clock of short runs.
+    /// Share of `bf16_flops`, at the clock of short runs.
     pub share: f64,
 }
 
@@ -94,14 +94,14 @@ pub struct AttentionRate {
 pub struct Efficiency {
     /// Seconds of a kernel in addition to its work: its place in a replayed graph, filling and emptying the device.
     pub launch: f64,
-    /// Seconds of an entry in addition to its kernels: what the host writes before it, and the start of its graph.
+    /// Seconds of an entry in addition to its kernels: the writes of the host before it, and the start of its graph.
     pub entry: f64,
     pub products: Products,
     /// Element-wise work and everything else that waits for memory, of `bandwidth`.
     pub bandwidth: f64,
-    /// Kernels of the project's own that multiply, of the rate of their type.
+    /// Share of the rate of their type that the project's own kernels reach where they multiply.
     pub kernels: f64,
-    /// The same where they wait for memory, of `bandwidth`: gradients of adapters.
+    /// Share of `bandwidth` that the same kernels reach where they wait for memory: gradients of adapters.
     pub kernel_bandwidth: f64,
     /// Points of attention, in any order. Between two numbers of keys the rate follows their logarithm.
     pub attention: Cow<'static, [AttentionRate]>,
@@ -114,11 +114,11 @@ const fn even(backward: bool) -> AttentionRate {
     AttentionRate { backward, by: Realisation::Scalar, hidden: Hidden::None, head_dim: 512, keys: 1024.0, share: 1.0 }
 }
 
-/// One rate at every point: where a machine has a single one.
+/// One rate at every point, for machines that have a single one.
 const EVEN_ATTENTION: &[AttentionRate] = &[even(false), even(true)];
 
 impl Efficiency {
-    /// The ceilings themselves.
+    /// Every ceiling reached in full.
     pub const ALL: Efficiency = Efficiency {
         launch: 0.0,
         entry: 0.0,
@@ -130,12 +130,13 @@ impl Efficiency {
         addend_pass: false,
     };
 
-    /// What attention of a pass reaches, as a share of `bf16_flops`. Where a realisation has no point for heads of this
-    /// size, the next larger stands in, padded, else the largest; where it has none at all, the slowest of all.
+    /// Returns the rate of attention of a pass as a share of `bf16_flops`. Where an implementation has no point for
+    /// heads of this size, the next larger stands in, padded, else the largest; where it has none at all, the slowest
+    /// of all.
     pub fn attention_share(&self, backward: bool, by: Realisation, hidden: Hidden, head_dim: usize, keys: f64) -> f64 {
         let pass = || self.attention.iter().filter(move |of| of.backward == backward);
         let realised = || pass().filter(|of| of.by == by);
-        // Where nothing was measured of what hides keys, what was measured of anything else stands in.
+        // Where this kind of hidden keys was not measured, the points of all other kinds stand in.
         let alike: Vec<&AttentionRate> = realised().filter(|of| of.hidden == hidden).collect();
         let own = if alike.is_empty() { realised().collect() } else { alike };
         if own.is_empty() {
@@ -153,12 +154,13 @@ impl Efficiency {
     }
 }
 
-/// Keys that are computed for nothing where a query's begin and end within tiles: 102 TFLOP/s at 64 keys where there are
-/// 204 at 256 (backward, heads of 64, H200).
+/// Keys that are computed needlessly where a query's range of keys begins and ends within tiles: 102 TFLOP/s at 64 keys
+/// where there are 204 at 256 (backward, heads of 64, H200).
 const TILE: f64 = 128.0;
 
-/// The value at `x`, the logarithm of a number of keys, on the line through points in ascending order. Below the first it
-/// falls as what tiles compute for nothing grows. Above the last it stays, and so does a single point.
+/// Returns the value at `x`, the logarithm of a number of keys, on the line through points in ascending order. Below
+/// the first point it falls, because the needless work of tiles grows. Above the last it stays, and so does a single
+/// point.
 fn between(points: &[(f64, f64)], x: f64) -> f64 {
     if let [(_, only)] = points {
         return *only;

@@ -1,6 +1,7 @@
-//! What a program will cost on its machine: operations, bytes and time of an entry point. Two times: the bound at the
+//! The cost of a program on its machine: operations, bytes and time of an entry point. Two times: the bound at the
 //! machine's ceilings, where an instruction takes the longer of its arithmetic and its traffic, and the estimate with
-//! the share of these that a step has. Transfers run concurrently with the computation; what waits for them waits.
+//! the share of these that a step reaches. Transfers run concurrently with the computation; an instruction that waits
+//! for one waits in the estimate, too.
 
 use std::collections::HashMap;
 
@@ -13,33 +14,33 @@ use crate::work::{Cause, Times, Work, expected_times};
 /// Totals of one run of an entry point.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimate {
-    /// Arithmetic operations, recomputation included.
+    /// Arithmetic operations, including recomputation.
     pub flops: f64,
     /// Bytes moved, inputs and outputs of each instruction counted once.
     pub bytes: f64,
-    /// Seconds as they are expected.
+    /// Expected seconds of one run.
     pub seconds: f64,
     /// Seconds at the machine's ceilings, which no run beats.
     pub ceiling: f64,
     pub instructions: usize,
-    /// Of `seconds`, those in which the computation waits for transfers.
+    /// Seconds, of `seconds`, in which the computation waits for transfers.
     pub waiting: f64,
     /// Bytes between device and host that transfers move.
     pub transferred: f64,
     /// Bytes that a rank gets from the others.
     pub exchanged: f64,
-    /// Those of them that come from other nodes.
+    /// Bytes of `exchanged` that come from other nodes.
     pub between: f64,
-    /// Of `seconds`, what lies above the ceilings, by what limits the kernels.
+    /// Seconds above the ceilings, part of `seconds`, by what limits the kernels.
     pub above: [f64; Cause::ALL.len()],
 }
 
-/// Of the time of copies between GPUs concurrent with products, the share by which the products take longer: 1.7 ms
-/// of 2.6 for a GB each way between two H200 at their power limit.
+/// Slowdown of products as a share of the time of concurrent copies between GPUs: 1.7 ms of 2.6 for a GB each way
+/// between two H200 at their power limit.
 const SLOWED: f64 = 0.65;
 
-/// What is known of the documents in the rows: of all pairs of a token and one before it in its row, the share that lie
-/// in one document. 1 where every row is one document.
+/// The documents in the rows: of all pairs of a token and an earlier one of its row, the share that lie in one
+/// document. 1 where every row is one document.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Seen(pub f64);
 
@@ -79,13 +80,13 @@ fn transferred(step: &Step) -> f64 {
     }
 }
 
-/// Seconds of a transfer with the other direction under way, or of a collective; none for any other instruction.
+/// Seconds of a transfer with the other direction in flight, or of a collective; none for any other instruction.
 fn transfer(step: &Step, program: &Program) -> f64 {
     let machine = &program.machine;
     transferred(step) / (machine.link.both_ways / 2.0) + received(step) / machine.peer_rate()
 }
 
-/// Seconds for what an instruction of the computation reads and writes where it lies in host memory.
+/// Seconds in which an instruction of the computation reads and writes operands in host memory.
 fn reaching(step: &Step, program: &Program) -> f64 {
     let on_host = |at: &&&TensorRef| program.arenas[at.arena.0 as usize].is_on_host();
     let bytes = |of: &[&TensorRef]| of.iter().filter(on_host).map(|at| at.bytes()).sum::<usize>() as f64;
@@ -175,7 +176,7 @@ fn share_of_products(times: &[Option<Times>]) -> f64 {
     if all > 0.0 { products / all } else { 0.0 }
 }
 
-/// Lets the streams run against one another: seconds until the computation is done, and how many of these it waits.
+/// Simulates the streams of an entry: seconds until the computation is done, and the part of them in which it waits.
 fn run(entry: &Entry, seconds: impl Fn(usize, &Step) -> f64) -> (f64, f64) {
     let mut clocks = [0.0f64; StreamId::ALL.len()];
     let mut marks = HashMap::new();

@@ -1,6 +1,6 @@
 //! Readings of a device's sensors. Knows names and units, not how they are read.
 
-/// The instruments at one moment; what the device does not report is none.
+/// The sensors at one moment; `None` for each that the device does not report.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Gauges {
     /// Share of the time, from 0 to 1, in which anything ran.
@@ -11,14 +11,14 @@ pub struct Gauges {
     pub clock: Option<f64>,
     /// Clock of the memory, MHz.
     pub memory_clock: Option<f64>,
-    /// Watts.
+    /// Power draw, watts.
     pub power: Option<f64>,
     /// The most that the device may draw, watts.
     pub power_limit: Option<f64>,
-    /// Degrees Celsius.
+    /// Temperature of the GPU, degrees Celsius.
     pub temperature: Option<f64>,
-    /// Bytes in use by everybody.
+    /// Bytes in use by all processes.
     pub memory_used: Option<usize>,
-    /// Bytes.
+    /// Bytes of device memory in total.
     pub memory_total: Option<usize>,
 }

@@ -1,5 +1,6 @@
-//! Whether the ranks of a cluster can come to the end of an entry together: all do the same collectives in the same
-//! order and with as many bytes, and no stream waits for ever. Knows streams, events and sizes; not what is moved.
+//! A check that the ranks of a cluster can come to the end of an entry together: all do the same collectives in the
+//! same order and with the same number of bytes, and no stream waits for ever. Knows streams, events and sizes; not
+//! what is moved.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -47,7 +48,7 @@ pub fn check_group(ranks: &[Entry]) -> Result<(), String> {
     }
 }
 
-/// Whether two instructions are the same collective, bytes included.
+/// True if two instructions are the same collective, bytes included.
 fn alike(a: &Entry, of_a: usize, b: &Entry, of_b: usize) -> bool {
     match (&a.steps[of_a].instruction, &b.steps[of_b].instruction) {
         (Instruction::Collective(a), Instruction::Collective(b)) => {
@@ -58,7 +59,7 @@ fn alike(a: &Entry, of_a: usize, b: &Entry, of_b: usize) -> bool {
     }
 }
 
-/// Every collective moves as many bytes as all ranks have.
+/// Checks that the bytes of every collective fit the number of ranks in its groups.
 fn sizes(ranks: &[Entry]) -> Result<(), String> {
     let Some(entry) = ranks.first() else { return Ok(()) };
     for (index, step) in entry.steps.iter().enumerate() {
@@ -75,10 +76,10 @@ fn sizes(ranks: &[Entry]) -> Result<(), String> {
     Ok(())
 }
 
-/// How far a rank has come.
+/// The progress of one rank through an entry.
 struct Rank<'a> {
     entry: &'a Entry,
-    /// What each stream has still to do.
+    /// The instructions that each stream has still to do.
     queues: [VecDeque<usize>; StreamId::ALL.len()],
     passed: HashSet<EventId>,
 }
@@ -122,7 +123,7 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// The collective that the rank is in.
+    /// The collective that the rank waits in.
     fn at_collective(&self) -> Option<usize> {
         let index = *self.queues[StreamId::Exchange as usize].front()?;
         matches!(self.entry.steps[index].instruction, Instruction::Collective(_)).then_some(index)
@@ -132,7 +133,7 @@ impl<'a> Rank<'a> {
         self.queues[StreamId::Exchange as usize].pop_front();
     }
 
-    /// An instruction that nothing lets go on.
+    /// The first instruction that can not go on.
     fn stuck(&self) -> Option<usize> {
         self.queues.iter().find_map(|queue| queue.front().copied())
     }

@@ -1,5 +1,5 @@
-//! The instructions: few kinds, many operations. Everything a backend needs is in the
-//! instruction; nothing is looked up while the program runs.
+//! The instructions: few kinds, many operations. Everything that a backend needs is in the instruction; nothing is
+//! looked up while the program runs.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tensor::Attrs;
 use crate::memory::TensorRef;
 use crate::work::Arithmetic;
 
-/// Index into [`crate::Program::kernels`].
+/// An index into [`crate::Program::kernels`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KernelId(pub u32);
 
@@ -34,15 +34,16 @@ pub enum Arg {
     Output(usize),
     /// Address inside the instruction's workspace, in bytes from its start.
     Scratch(usize),
-    /// A description of an input of four axes for the copy engine of Hopper and later (64-byte aligned, 128 bytes):
-    /// it moves boxes of these extents, zeros where they leave the tensor, in the 128-byte swizzle. Where `matrices` says
-    /// so, the input is seen as so many matrices [1, matrices, rows, columns]; they must lie evenly.
+    /// A tensor map of an input of four axes for the copy engine (TMA) of Hopper and later (64-byte aligned, 128
+    /// bytes): it moves boxes of these extents, zeros where they leave the tensor, in the 128-byte swizzle. If
+    /// `matrices` is given, the input is seen as that number of matrices [1, matrices, rows, columns]; they must be
+    /// evenly spaced.
     Boxes {
         input: usize,
         extents: [u32; 4],
         matrices: Option<usize>,
     },
-    /// The same of an output, into which the engine writes: nothing where boxes leave the tensor.
+    /// A tensor map of an output, into which the engine writes: nothing where boxes leave the tensor.
     OutputBoxes {
         output: usize,
         extents: [u32; 4],
@@ -69,7 +70,7 @@ pub struct KernelCall {
     pub kernel: KernelId,
     pub grid: [u32; 3],
     pub block: [u32; 3],
-    /// Dynamic shared memory, bytes.
+    /// Bytes of dynamic shared memory.
     pub shared_bytes: u32,
     pub args: Vec<Arg>,
 }
@@ -84,14 +85,14 @@ pub struct Launch {
     /// operations read it.
     pub outputs: Vec<TensorRef>,
     pub scratch: Option<TensorRef>,
-    /// What the operation says that it computes: only estimates read it.
+    /// The kind of arithmetic that the operation declares: only estimates read it.
     pub arithmetic: Arithmetic,
     /// In order, on one stream. Empty in a program compiled for the CPU.
     pub calls: Vec<KernelCall>,
 }
 
-/// D = scale·op(A)·op(B) (+ bias) (+ low-rank addends) (+ D), accumulated in f32 and rounded once to D's
-/// type — or once more where a backend adds the low-rank part in a second pass.
+/// D = scale·op(A)·op(B) (+ bias) (+ low-rank addends) (+ D), accumulated in f32 and rounded once to D's type — or once
+/// more where a backend adds the low-rank part in a second pass.
 ///
 /// Operands are matrices by [`TensorRef::as_matrix`]. op(X) is X or its transpose; D is [m, n]. In a batch the first
 /// axis of A, B and D counts products, and there are neither bias nor addends.
@@ -101,7 +102,7 @@ pub struct Launch {
 /// k/2], B [n, k/2], `transpose_b`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gemm {
-    /// Products of these extents: 1, or the first axis of A, B and D.
+    /// Number of products of these extents: 1, or the first axis of A, B and D.
     pub batch: usize,
     pub m: usize,
     pub n: usize,
@@ -112,7 +113,7 @@ pub struct Gemm {
     pub transpose_a: bool,
     pub transpose_b: bool,
     pub scale: f32,
-    /// Where A and B are codes.
+    /// The scales of A and B, where these are quantized.
     pub scales: Option<Scales>,
     /// [n], added to every row.
     pub bias: Option<TensorRef>,
@@ -121,20 +122,20 @@ pub struct Gemm {
     pub low_rank: Vec<LowRank>,
 }
 
-/// How codes are multiplied.
+/// The scales of quantized operands of a product.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scales {
-    /// f32 [1] each: what elements of A and of B are multiplied with.
+    /// f32 [1] each: the factors of the elements of A and of B.
     pub of: [TensorRef; 2],
-    /// u8, where A and B are codes of four bits: E4M3 of every 16 elements along the sum, as
+    /// u8, where A and B have four bits: an E4M3 scale for every 16 elements along the sum, as
     /// [`tensor::packed::operand`] places them.
     pub blocks: Option<[TensorRef; 2]>,
-    /// The sum may keep as few bits as the device's fastest one, instead of being f32's at least every 128 terms.
+    /// The sum may keep only the bits of the device's fastest one, instead of f32's at least every 128 terms.
     pub fast_sum: bool,
 }
 
 impl Scales {
-    /// Factors that are numbers or codes of eight bits.
+    /// Returns the scales of factors that are numbers or have eight bits.
     pub fn of_tensors(of: [TensorRef; 2], fast_sum: bool) -> Scales {
         Scales { of, blocks: None, fast_sum }
     }
@@ -149,7 +150,7 @@ impl Scales {
 }
 
 impl Gemm {
-    /// Whether the factors are codes of four bits with scales of blocks.
+    /// True if the factors have four bits and scales of blocks.
     pub fn has_blocks(&self) -> bool {
         self.scales.as_ref().is_some_and(|scales| scales.blocks.is_some())
     }
@@ -167,7 +168,7 @@ pub struct LowRank {
     pub columns: (usize, usize),
 }
 
-/// How the rows of a batch divide into documents.
+/// The division of the rows of a batch into documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Documents {
     /// Every row is one document.
@@ -184,18 +185,18 @@ pub struct AttentionForward {
     /// [B, T, kv_heads, head_dim], strided.
     pub k: TensorRef,
     pub v: TensorRef,
-    /// [B, T, heads, head_dim]
+    /// [B, T, heads, head_dim], the output.
     pub o: TensorRef,
     /// f32 [B, heads, T]: log of the sum of the exponentials of a row's scores.
     pub lse: TensorRef,
-    /// i32 [B, T], zeros but for padding behind a document.
+    /// i32 [B, T], the first token of each token's document: zeros but for padding after a document.
     pub document_start: TensorRef,
     pub scale: f32,
     /// Planned for the backend's library; the backend checks that it suffices.
     pub scratch: Option<TensorRef>,
 }
 
-/// A queue of instructions. Each works in order; between them only events keep an order.
+/// A queue of instructions. Each works in order; only events order instructions of different queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StreamId {
     /// Everything but transfers. An entry begins and ends on it.
@@ -204,7 +205,7 @@ pub enum StreamId {
     ToHost,
     /// Transfers from the host to the device.
     ToDevice,
-    /// What the ranks do together.
+    /// Collectives of the ranks.
     Exchange,
 }
 
@@ -221,18 +222,19 @@ impl StreamId {
     }
 }
 
-/// A mark in a stream, by a number that is its own within an entry. Recorded once, before it is waited for.
+/// A mark in a stream, by a number that is unique within an entry. Recorded once, before it is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventId(pub u32);
 
-/// How bytes go from rank to rank. Nothing is added on the way: sums are launches, in the order of the ranks.
+/// The movement of bytes between ranks. Nothing is added during the transfer: sums are launches, in the order of the
+/// ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Movement {
-    /// Every rank gets what all have, one rank's behind another's.
+    /// All-gather: every rank gets the bytes of all, concatenated in the order of the ranks.
     Gather,
-    /// Every rank's bytes are as many pieces as there are ranks: each gets from all the piece with its number.
+    /// All-to-all: every rank's bytes are one piece for each rank: each gets from all the piece with its number.
     Exchange,
-    /// The same, but the piece that a rank has for itself stays where it is: its place in the result is not written.
+    /// All-to-all without the own piece, which stays where it is: its place in the result is not written.
     ExchangeOthers,
 }
 
@@ -246,32 +248,32 @@ impl Movement {
     }
 }
 
-/// Which ranks do a collective with one another: all ranks fall into such groups.
+/// The process groups of a collective: all ranks fall into groups of this shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Among {
     pub count: usize,
-    /// From each rank of a group to its next one: 1 where they are in a row.
+    /// Stride from each rank of a group to its next one: 1 where they are consecutive.
     pub apart: usize,
 }
 
 impl Among {
-    /// So many ranks in a row.
+    /// Returns the groups of `count` consecutive ranks.
     pub const fn row(count: usize) -> Among {
         Among { count, apart: 1 }
     }
 
-    /// The number of a rank in its group.
+    /// Returns the number of a rank in its group.
     pub const fn number(self, rank: usize) -> usize {
         rank / self.apart % self.count
     }
 
-    /// The rank with a number in the group of a rank.
+    /// Returns the rank with a number in the group of a rank.
     pub const fn member(self, rank: usize, number: usize) -> usize {
         let extent = self.count * self.apart;
         rank / extent * extent + rank % self.apart + number * self.apart
     }
 
-    /// Whether so many ranks fall into such groups.
+    /// True if `ranks` is a multiple of the size that groups of this shape cover.
     pub fn divides(self, ranks: usize) -> bool {
         ranks.is_multiple_of(self.count * self.apart)
     }
@@ -286,27 +288,27 @@ impl fmt::Display for Among {
     }
 }
 
-/// What all ranks do at once: it begins when all have come to it, and ends when every piece is where it goes. Dense
-/// tensors of one type.
+/// A collective of all ranks: it begins when all have come to it, and ends when every piece has arrived. Dense tensors
+/// of one type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Collective {
     pub movement: Movement,
     pub among: Among,
-    /// Of a gather the own part, else the pieces for all ranks.
+    /// The own part of an all-gather, else the pieces for all ranks.
     pub from: TensorRef,
-    /// The pieces of all ranks. A gather may leave the own part where it is.
+    /// The pieces of all ranks. An all-gather may leave the own part where it is.
     pub to: TensorRef,
 }
 
 impl Collective {
-    /// Every rank gets what as many in a row have as fit into the result.
+    /// Returns the all-gather over groups of `to.bytes() / from.bytes()` consecutive ranks.
     pub fn gather(from: TensorRef, to: TensorRef) -> Collective {
         let among = Among::row(to.bytes() / from.bytes().max(1));
         Collective { movement: Movement::Gather, among, from, to }
     }
 }
 
-/// One instruction.
+/// One instruction of an entry.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Instruction {
     Launch(Launch),
@@ -317,7 +319,7 @@ pub enum Instruction {
         from: TensorRef,
         to: TensorRef,
     },
-    /// Every byte zero.
+    /// Sets every byte to zero.
     Zero {
         at: TensorRef,
     },
@@ -328,14 +330,14 @@ pub enum Instruction {
         to: TensorRef,
         stream: StreamId,
     },
-    /// On the stream of its own, concurrent with the computation.
+    /// A collective, on the stream of its own, concurrent with the computation.
     Collective(Collective),
     /// Marks the present end of a stream.
     Record {
         event: EventId,
         stream: StreamId,
     },
-    /// What follows on `stream` waits until the stream of the event has come to its mark.
+    /// Makes the instructions that follow on `stream` wait until the stream of the event has come to its mark.
     Wait {
         event: EventId,
         stream: StreamId,
@@ -366,12 +368,12 @@ impl fmt::Display for Layer {
     }
 }
 
-/// Which part of a step an instruction belongs to.
+/// The part of a step that an instruction belongs to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Phase {
     #[default]
     Forward,
-    /// What the forward pass computed, once more for the backward pass.
+    /// Values of the forward pass, computed once more for the backward pass.
     Recompute,
     Backward,
     Update,
@@ -388,7 +390,7 @@ impl Phase {
     }
 }
 
-/// Where an instruction comes from: what an error message and a profile show.
+/// The origin of an instruction, which error messages and profiles show.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Provenance {
     /// The operation, for a fused one all of them.
@@ -486,7 +488,7 @@ impl Instruction {
         }
     }
 
-    /// Whether a backend may hand it to a library.
+    /// True if a backend may pass the instruction to a library.
     pub fn may_call_library(&self) -> bool {
         match self {
             Instruction::Gemm(_) | Instruction::AttentionForward(_) => true,
@@ -500,7 +502,7 @@ impl Instruction {
         }
     }
 
-    /// The queue that the instruction is in.
+    /// Returns the stream that the instruction is queued on.
     pub fn stream(&self) -> StreamId {
         match self {
             Instruction::Transfer { stream, .. }

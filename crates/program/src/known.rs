@@ -1,5 +1,5 @@
-//! GPUs by name, by their makers' data sheets: what kinds of them can do, and the machines that plans are made for. What
-//! was measured of two of them stands in `measured.rs`.
+//! GPUs by name, from their makers' data sheets: abilities of each kind, and the machines that plans are made for. The
+//! rates that were measured on two of them stand in `measured.rs`.
 //!
 //! A data sheet's machine has the shares of the ceilings that were measured on an H200, so that its times are a guide and no
 //! promise; its memory is what the driver reports of such a card.
@@ -8,19 +8,19 @@ use crate::architecture::Architecture;
 use crate::efficiency::Efficiency;
 use crate::machine::{Arch, FP8, Link, Machine, Origin};
 
-/// What all cards of a kind have.
+/// The properties that all cards of a kind share.
 struct Kind {
-    /// By which the driver's name of such a card is known.
+    /// The part of the driver's card name that identifies the kind.
     card: &'static str,
     /// Dense bf16 products without sparsity, f32 accumulation, TFLOP/s.
     bf16: f64,
     /// The same of codes of four bits with scales of blocks; 0 where it has no units for them.
     fp4: f64,
-    /// What a card gets from others over NVLink, GB/s; 0 where it has none.
+    /// Bytes that a card receives from others over NVLink, GB/s; 0 where it has none.
     nvlink: f64,
 }
 
-/// The first that fits counts.
+/// The table of kinds; the first that fits a name counts.
 const KINDS: &[Kind] = &[
     Kind { card: "H200", bf16: 989.4, fp4: 0.0, nvlink: 450.0 },
     Kind { card: "H100 PCIe", bf16: 756.0, fp4: 0.0, nvlink: 0.0 },
@@ -40,15 +40,18 @@ fn kind(card: &str) -> Option<&'static Kind> {
     KINDS.iter().find(|kind| card.contains(&plain(kind.card)))
 }
 
-/// The bf16 peak of a card, FLOP/s, where it is known. A CPU has none: what it could do is not known before it is measured.
+/// Returns the bf16 peak of a card, FLOP/s, where it is known; `None` for a CPU, whose rates are only known once
+/// measured.
 pub fn peak(card: &str) -> Option<f64> {
     kind(card).map(|kind| kind.bf16 * 1e12)
 }
 
-/// Of the data sheet's rate, what one H200 copies from another while it is copied from: 380 of 450 GB/s, measured on two.
+/// Share of the data sheet's rate that one H200 copies from another while it is copied from: 380 of 450 GB/s, measured
+/// on two.
 const NVLINK: f64 = 380.0 / 450.0;
 
-/// Bytes per second that a card gets from others over NVLink while they get as many from it, where it has NVLink.
+/// Returns the bytes per second that a card gets from others over NVLink while it sends them at the same rate; `None`
+/// where it has no NVLink.
 pub(crate) fn nvlink(card: &str) -> Option<f64> {
     // A card for PCIe has the links of its kind only where a bridge was bought.
     let boards = !card.to_ascii_uppercase().contains("PCIE");
@@ -58,15 +61,15 @@ pub(crate) fn nvlink(card: &str) -> Option<f64> {
 /// A GPU as its maker describes it.
 struct Sheet {
     name: &'static str,
-    /// By which the driver's name of such a card is known.
+    /// The part of the driver's card name that identifies the GPU.
     card: &'static str,
     arch: Architecture,
-    /// As the driver reports it, MiB.
+    /// Device memory as the driver reports it, MiB.
     memory: usize,
     units: usize,
-    /// TFLOP/s.
+    /// Matrix rate in f32, TFLOP/s.
     f32: f64,
-    /// GB/s.
+    /// Memory bandwidth, GB/s.
     bandwidth: f64,
     /// To host memory, one way, GB/s: what PCIe of that generation carried elsewhere.
     link: f64,
@@ -189,7 +192,7 @@ impl Machine {
         }
     }
 
-    /// The machine that a card of the driver's name is, where it is known.
+    /// Returns the machine of a card by the driver's name, where it is known.
     pub fn of_card(card: &str) -> Option<Self> {
         if card.contains("H200") {
             return Some(Self::h200());

@@ -1,5 +1,5 @@
 //! The persistent state and its location: parameters with their gradients and optimizer states, plus other named state.
-//! Entry points come and go over one layout; checkpoints are loops over it.
+//! Entry points are exchanged over one layout; checkpoints are loops over it.
 
 use std::collections::BTreeMap;
 
@@ -12,29 +12,29 @@ pub struct Layout {
     pub parameters: Vec<ParameterSlot>,
     /// State that belongs to no single parameter, by the name that a checkpoint gives it.
     pub extra: Vec<(String, TensorRef)>,
-    /// What quantisers know from earlier steps.
+    /// The quantizers' state from earlier steps.
     pub scaling: Option<Scaling>,
 }
 
-/// State of tensors that are quantised with powers of two from the magnitudes of earlier steps.
+/// The state of tensors that are quantized with powers of two from the magnitudes of earlier steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scaling {
-    /// By their places in the vectors; without a name where nothing is quantised.
+    /// The quantizers, in the order of the vectors; no name where nothing is quantized.
     pub quantisers: Vec<Quantiser>,
-    /// Steps that a history holds.
+    /// Number of steps that the history holds.
     pub window: usize,
-    /// f32 \[quantisers, window\]: the largest magnitudes of steps, the oldest first; 0 where there is none yet.
+    /// f32 \[quantizers, window\]: the largest magnitudes of steps, the oldest first; 0 where there is none yet.
     pub history: TensorRef,
-    /// f32 \[quantisers\]: the power of two of this step; 0 where the tensor's own magnitude decides.
+    /// f32 \[quantizers\]: the power of two of this step; 0 where the tensor's own magnitude decides.
     pub factors: TensorRef,
-    /// i32 \[1\]: steps that the state has lived.
+    /// i32 \[1\]: number of steps since the state was created.
     pub steps: TensorRef,
-    /// f64 \[2, quantisers\], of each rank: how many elements were not 0 while their own magnitude decided, and how many
-    /// of these became 0. Of values only: 0 for gradients.
+    /// f64 \[2, quantizers\], of each rank: the number of elements that were not 0 while their own magnitude decided,
+    /// and the number of these that became 0. Of values only: 0 for gradients.
     pub counts: TensorRef,
 }
 
-/// One of them.
+/// One quantized tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantiser {
     pub name: String,
@@ -53,15 +53,15 @@ impl Layout {
         self.parameters.iter().find(|slot| slot.name == name)
     }
 
-    /// All that a checkpoint keeps besides the weights, by the names in its file: what the optimizer has of each
+    /// All state that a checkpoint keeps besides the weights, by the names in its file: the optimizer's state of each
     /// parameter as `weight-name.part`, then the extra state.
     pub fn states(&self) -> impl Iterator<Item = (String, &TensorRef)> {
         let extra = self.extra.iter().map(|(name, at)| (name.clone(), at));
         self.parameters.iter().flat_map(states_of).chain(extra)
     }
 
-    /// The parameters in an order in which they can be written: those that stay, then with the number of their preparation those
-    /// that only it reads, which are written and prepared before the next.
+    /// The parameters in an order in which they can be written: first those that stay, then by the number of the
+    /// preparation that alone reads them the others, which are written and prepared before the next.
     pub fn in_order(&self) -> BTreeMap<Option<u32>, Vec<&ParameterSlot>> {
         let mut groups: BTreeMap<Option<u32>, Vec<&ParameterSlot>> = BTreeMap::new();
         self.parameters.iter().for_each(|slot| groups.entry(slot.load_group).or_default().push(slot));
@@ -74,7 +74,7 @@ impl Layout {
     }
 }
 
-/// What the optimizer keeps of one parameter.
+/// The optimizer's state of one parameter.
 fn states_of(slot: &ParameterSlot) -> impl Iterator<Item = (String, &TensorRef)> {
     let states = slot.states.iter().map(|state| (state.name, &state.at));
     let parts = states.chain(slot.master.as_ref().map(|at| ("master", at)));

@@ -1,5 +1,4 @@
-//! The compiled step: flat instructions over arenas, the machine they were planned for, and the
-//! contract of a backend.
+//! The compiled step: flat instructions over arenas, the machine they were planned for, and the contract of a backend.
 //!
 //! Invariant: nothing here knows how gradients are derived, or the list of operations: these are names, and kernels are
 //! text. What limits the kinds of instructions, attention among them, is known for estimates (`work.rs`, `efficiency.rs`),

@@ -1,6 +1,6 @@
-//! What libraries take that realise an [`crate::AttentionForward`], read off its plans (cuDNN 9.19), and products of eight
-//! and of four bits: one table for those who choose it while a program is compiled, where there may be no library, and for the backend
-//! that calls it.
+//! The limits of libraries that run an [`crate::AttentionForward`], taken from its plans (cuDNN 9.19), and products of
+//! eight and four bits: one table for the compiler, which may run where there is no library, and for the backend that
+//! calls it.
 //!
 //! Knows layouts and architectures; neither what an attention computes nor how the library is called.
 
@@ -20,17 +20,17 @@ pub const ALIGNMENT: usize = 16;
 /// Scratch of the forward pass, an upper bound.
 pub const ATTENTION_SCRATCH: usize = 8 << 10;
 
-/// Whether the library is the one to take on this architecture: where its kernels are made for the tensor cores.
+/// True if the library is the best attention on this architecture: its kernels are made for the tensor cores.
 pub fn has_fast_attention(arch: &Arch) -> bool {
     matches!(arch, Arch::Cuda(architecture) if architecture.is_large())
 }
 
-/// Whether heads of so many elements have a fast plan.
+/// True if heads of this number of elements have a fast plan.
 pub const fn takes_heads_of(head_dim: usize) -> bool {
     head_dim.is_multiple_of(HEAD_STEP) && head_dim <= MAX_HEAD_DIM
 }
 
-/// Whether the library reads an operand [rows, tokens, heads, head_dim] where it is: bf16, dense heads, address and
+/// True if the library reads an operand [rows, tokens, heads, head_dim] where it is: bf16, dense heads, address and
 /// strides on its boundary. Arenas and buffers start on larger boundaries, so the offset suffices.
 pub fn reads(operand: &TensorRef) -> bool {
     let size = DType::BF16.size();
@@ -41,21 +41,21 @@ pub fn reads(operand: &TensorRef) -> bool {
         && (0..3).all(aligned)
 }
 
-/// Whether products of eight bits are taken: where the tensor cores have them, and with a bias in bf16 only, whatever the
-/// result's type is.
+/// True if products of eight bits are taken: where the tensor cores have them, and with a bias in bf16 only, whatever
+/// the result's type is.
 pub fn multiplies_codes(arch: &Arch, bias: Option<DType>) -> bool {
     let units = |of: Architecture| (of.major, of.minor) >= (8, 9);
     matches!(arch, Arch::Cpu) || matches!(arch, Arch::Cuda(of) if units(*of) && bias.is_none_or(|of| of == DType::BF16))
 }
 
-/// Whether products of codes of four bits with scales of blocks are taken: where the tensor cores have them, with a bias in
-/// bf16 only, and a result in bf16 or f32.
+/// True if products of four bits with scales of blocks are taken: where the tensor cores have them, with a bias in bf16
+/// only, and a result in bf16 or f32.
 pub fn multiplies_blocks(arch: &Arch, bias: Option<DType>, result: DType) -> bool {
     let on_units = bias.is_none_or(|of| of == DType::BF16) && matches!(result, DType::BF16 | DType::F32);
     matches!(arch, Arch::Cpu) || has_four_bits(arch) && on_units
 }
 
-/// Whether a GPU's tensor cores have codes of four bits.
+/// True if a GPU's tensor cores multiply four-bit elements.
 pub fn has_four_bits(arch: &Arch) -> bool {
     matches!(arch, Arch::Cuda(of) if *of >= Architecture::BLACKWELL)
 }
@@ -91,7 +91,7 @@ mod tests {
         assert!(!reads(&TensorRef { offset: 8, ..of(DType::BF16) }));
         let merged = |width: usize| TensorRef { strides: vec![64 * width, width, 64, 1], ..of(DType::BF16) };
         assert!(reads(&merged(512)) && !reads(&merged(516)));
-        // A stride of an axis with one element says nothing.
+        // The stride of an axis with one element means nothing.
         let single = TensorRef { shape: vec![1, 64, 4, 64], strides: vec![3, 256, 64, 1], ..of(DType::BF16) };
         assert!(reads(&single));
         assert_eq!([8, 64, 128, 60, 136].map(takes_heads_of), [true, true, true, false, false]);

@@ -1,5 +1,5 @@
-//! What the plan needs to know of a machine, as a value: a program for a GPU is compiled, planned
-//! and costed where there is none.
+//! The properties of a machine that plans depend on, as a value: a program for a GPU is compiled, planned and costed
+//! where there is none.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub enum Arch {
 }
 
 impl Arch {
-    /// Whether kernels may take what Hopper alone has.
+    /// True if kernels may use the instructions that Hopper alone has.
     pub fn is_hopper(self) -> bool {
         self == Arch::Cuda(Architecture::HOPPER)
     }
@@ -30,7 +30,7 @@ impl fmt::Display for Arch {
     }
 }
 
-/// Rates of the way between device and host memory, bytes per second.
+/// Rates of the link between device and host memory, bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
     pub one_way: f64,
@@ -38,7 +38,7 @@ pub struct Link {
     pub both_ways: f64,
 }
 
-/// Where a machine's rates come from.
+/// The origin of a machine's rates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// Measured on this very device, at that date.
@@ -52,7 +52,7 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// What the rates are, for people.
+    /// The origin as words for people.
     pub fn words(&self) -> String {
         match self {
             Origin::Calibrated { date } => format!("from rates measured on this device, {date}"),
@@ -64,12 +64,12 @@ impl Origin {
         }
     }
 
-    /// Whether the ceilings are this machine's, so that a comparison with them says something.
+    /// True if the ceilings are this machine's, so that a comparison with them is meaningful.
     pub fn has_ceilings(&self) -> bool {
         *self != Origin::Other
     }
 
-    /// What is borrowed, if anything is: a sentence for people.
+    /// Returns a sentence for people about rates of another device, `None` where there are none.
     pub fn borrowed(&self) -> Option<&'static str> {
         match self {
             Origin::Calibrated { .. } => None,
@@ -83,12 +83,12 @@ impl Origin {
 /// Products of eight-bit operands against bf16 on an H200, 8192³: 1,382 of 808 TFLOP/s.
 pub const FP8: f64 = 1382.0 / 808.0;
 
-/// One device. Rates are ceilings; `origin` says whence.
+/// One device. Rates are ceilings; `origin` says where they come from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
     pub name: String,
     pub arch: Arch,
-    /// Device memory, bytes.
+    /// Device memory in bytes.
     pub memory: usize,
     /// Copy bandwidth (read + write), bytes per second.
     pub bandwidth: f64,
@@ -100,19 +100,19 @@ pub struct Machine {
     pub fp8_flops: f64,
     /// The same of codes of four bits with scales of blocks; bf16's where there are no units for them.
     pub fp4_flops: f64,
-    /// f32 matrix rate, FLOP/s.
+    /// Rate of f32 products, FLOP/s.
     pub f32_flops: f64,
-    /// Multiprocessors or cores.
+    /// Number of multiprocessors or cores.
     pub units: usize,
-    /// Memory that the driver context, modules and libraries take, bytes.
+    /// Memory of the driver context, modules and libraries, bytes.
     pub context_bytes: usize,
     pub efficiency: Efficiency,
     pub origin: Origin,
 }
 
 impl Machine {
-    /// Bytes per second that a device gets from others of its kind while they get as many from it: over NVLink where the
-    /// kind has it, otherwise at most what the link to the host takes.
+    /// Bytes per second that a device gets from others of its kind while it sends at the same rate: over NVLink where
+    /// the kind has it, otherwise at most the rate of the link to the host.
     pub fn peer_rate(&self) -> f64 {
         known::nvlink(&self.name).unwrap_or(self.link.both_ways / 2.0)
     }
@@ -129,7 +129,7 @@ impl Machine {
             bandwidth: cores_at(5e9),
             link: Link { one_way: cores_at(5e9), both_ways: cores_at(5e9) },
             bf16_flops: cores_at(170e9),
-            // Codes are multiplied as the f32 numbers that they stand for.
+            // Quantized factors are multiplied as the f32 numbers that they stand for.
             fp8_flops: cores_at(100e9),
             fp4_flops: cores_at(100e9),
             f32_flops: cores_at(100e9),

@@ -1,4 +1,4 @@
-//! What was measured of two GPUs: numbers that plans for them rest on.
+//! Measured rates of two GPUs: numbers that plans for them rest on.
 //!
 //! Written from `surogate doctor --calibrate`, 2026-11-22, driver 580.159.04. Knows numbers; what they mean stands in
 //! `efficiency.rs`.
@@ -14,7 +14,8 @@ use Realisation::{Hopper, Library, Portable, Scalar};
 const FORWARD: bool = false;
 const BACKWARD: bool = true;
 
-/// Pass, realisation, what hides keys, head size, keys that a query sees in the mean, TFLOP/s over the pairs that are seen.
+/// Pass, implementation, hidden keys, head size, mean number of keys that a query sees, TFLOP/s over the pairs that are
+/// seen.
 type Point = (bool, Realisation, Hidden, usize, f64, f64);
 
 /// `full`: TFLOP/s of `bf16_flops` at the clock of the points.
@@ -29,7 +30,7 @@ const fn rates<const N: usize>(points: [Point; N], full: f64) -> [AttentionRate;
     all
 }
 
-/// On a full device, in a step of which products take seven tenths: the library's and Hopper's kernels.
+/// The library's and Hopper's kernels on a full device, in a step of which products take seven tenths.
 const H200: &[AttentionRate] = &rates(
     [
         (FORWARD, Library, None, 64, 256.5, 237.2),
@@ -81,7 +82,7 @@ const H200: &[AttentionRate] = &rates(
     725.4,
 );
 
-/// As above.
+/// The same kernels and conditions on an H100.
 const H100: &[AttentionRate] = &rates(
     [
         (FORWARD, Library, None, 64, 256.5, 235.6),
@@ -131,8 +132,8 @@ const H100: &[AttentionRate] = &rates(
     735.5,
 );
 
-/// On an H200, each alone while the card is cool; the scalar ones from a whole run. No GPU but this one was measured, and
-/// these stand in for all.
+/// The other kernels on an H200, each alone while the card is cool; the scalar ones from a whole run. No GPU but this
+/// one was measured, and these stand in for all.
 const OTHERS: &[AttentionRate] = &rates(
     [
         (FORWARD, Hopper, None, 64, 1024.0, 418.0),
@@ -178,10 +179,13 @@ const H200_ATTENTION: &[AttentionRate] = &joined::<{ H200.len() + OTHERS.len() }
 const H100_ATTENTION: &[AttentionRate] = &joined::<{ H100.len() + OTHERS.len() }>(H100, OTHERS);
 
 impl Efficiency {
-    /// On an H200. Products: set with the times of all products of steps of Qwen3-0.6B and 4B with adapters, 0.6B and 8B in
-    /// full (2026-11-21), which come out within 2.6 %; their rate in a step falls from 734 TFLOP/s where they take half of
-    /// it to 710 where they take five sixths. Probes of single products give 842 TFLOP/s cool and 711 hot, and the times of
-    /// steps within 2 % of these, with 3.0 µs besides a product's work; short steps of small models take less, 2.6.
+    /// Rates of an H200. Products: set with the times of all products of steps of Qwen3-0.6B and 4B with adapters, 0.6B
+    /// and 8B in full (2026-11-21), which come out within 2.6 %; their rate in a step falls from 734 TFLOP/s where they
+    /// take half of it to 710 where they take five sixths. Products: set with the times of all products of steps of
+    /// Qwen3-0.6B and 4B with adapters, 0.6B and 8B in full (2026-11-21), which come out within 2.6 %; their rate in a
+    /// step falls from 734 TFLOP/s where they take half of it to 710 where they take five sixths. Probes of single
+    /// products give 842 TFLOP/s cool and 711 hot, and the times of steps within 2 % of these, with 3.0 µs besides a
+    /// product's work; short steps of small models take less, 2.6.
     pub const H200: Efficiency = Efficiency {
         launch: 2.0e-6,
         entry: 40e-6,
@@ -200,8 +204,8 @@ impl Efficiency {
         addend_pass: false,
     };
 
-    /// On an H100 (SXM, 700 W), as `doctor --calibrate` found it. Seconds of an entry, which hold the trainer's part, are
-    /// the H200's.
+    /// Rates of an H100 (SXM, 700 W), as `doctor --calibrate` measured it. Seconds of an entry, which include the
+    /// trainer's part, are the H200's.
     pub const H100: Efficiency = Efficiency {
         launch: 1.23e-6,
         entry: 40e-6,

@@ -4,22 +4,22 @@ use std::fmt;
 
 use tensor::{DType, Shape, Storage, contiguous_strides};
 
-/// Index into [`crate::Program::arenas`].
+/// An index into [`crate::Program::arenas`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ArenaId(pub u32);
 
-/// What an arena holds: the classes of the memory plan.
+/// The contents of an arena: the classes of the memory plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ArenaKind {
     /// Base weights, frozen or trained.
     Weights,
-    /// LoRA matrices.
+    /// Low-rank adapter matrices (LoRA).
     Adapters,
     /// f32 gradients of everything that is trained.
     Gradients,
-    /// Optimizer states.
+    /// Optimizer states of all parameters.
     Optimizer,
-    /// Batch tensors.
+    /// The tensors of the batch.
     Batch,
     /// Step scalars: learning rate, norms, sums.
     Scalars,
@@ -31,24 +31,24 @@ pub enum ArenaKind {
     Masters,
     /// Activations that wait in host memory for the backward pass.
     Waiting,
-    /// Codes of weights, and what quantisers know from earlier steps.
+    /// Quantized weights, and the quantizers' state from earlier steps.
     States,
-    /// Frozen weights in codes, where they are not among the weights: in host memory.
+    /// Frozen quantized weights, where they are not among the weights: in host memory.
     Quants,
     /// Keys and values of earlier tokens, in pages.
     Cache,
-    /// What compression has left of the gradients of each rank: sent with those of the next step.
+    /// The residual that compression leaves of each rank's gradients: sent with those of the next step.
     Errors,
 }
 
-/// How long the contents of an arena live.
+/// The lifetime of an arena's contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lifetime {
     /// From one program over a layout to the next.
     Layout,
     /// From one entry to the next, but not from one program to the next, which may want more pages.
     Program,
-    /// As long as the entry runs.
+    /// While the entry runs.
     Entry,
 }
 
@@ -91,13 +91,13 @@ impl ArenaKind {
         }
     }
 
-    /// The number of the arena in a compiled program. Those from [`ArenaKind::Masters`] on are there only if they hold
-    /// something, or one behind them does.
+    /// Returns the number of the arena in a compiled program. Arenas from [`ArenaKind::Masters`] on exist only if they,
+    /// or a later one, hold something.
     pub const fn id(self) -> ArenaId {
         ArenaId(self as u32)
     }
 
-    /// What an arena of a compiled program holds, by its number.
+    /// Returns the kind of an arena of a compiled program, by its number.
     pub fn at(id: ArenaId) -> ArenaKind {
         ArenaKind::ALL[id.0 as usize]
     }
@@ -106,29 +106,29 @@ impl ArenaKind {
         self.row().0
     }
 
-    /// What it holds, for people.
+    /// The contents as words for people.
     pub const fn words(self) -> &'static str {
         self.row().1
     }
 
-    /// Whether every rank has contents of its own, which as a whole lie behind one another in the order of the ranks.
+    /// True if every rank has contents of its own; as a whole they are concatenated in the order of the ranks.
     pub const fn is_of_rank(self) -> bool {
         matches!(self, ArenaKind::Errors)
     }
 
-    /// Whether contents live from one program over a layout to the next. All others but pages belong to the entry that runs.
+    /// True if contents live from one program over a layout to the next. All others but pages belong to the entry that
+    /// runs.
     pub const fn is_persistent(self) -> bool {
         matches!(self.row().2, Lifetime::Layout)
     }
 }
 
-/// Whose memory an arena is.
+/// The memory in which an arena is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MemorySpace {
-    /// The device's own.
+    /// Memory of the device itself.
     Device,
-    /// The host's, where the device reaches it too. Write-combined memory is read by the host at a
-    /// fraction of its speed.
+    /// Host memory that the device can access. Write-combined memory is read by the host at a fraction of its speed.
     Host { write_combined: bool },
 }
 
@@ -136,32 +136,32 @@ pub enum MemorySpace {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Arena {
     pub kind: ArenaKind,
-    /// Those of one rank.
+    /// Bytes of one rank's arena.
     pub bytes: usize,
     pub place: MemorySpace,
-    /// How it is cut over the ranks, in ascending order; nothing where every rank has all of it. Tensors of the layout
-    /// lie in the whole, those of instructions in the part of their rank.
+    /// The shards over the ranks, in ascending order; empty where every rank has all of it. Tensors of the layout lie
+    /// in the whole, those of instructions in the part of their rank.
     pub shards: Vec<Shard>,
 }
 
-/// A stretch of an arena that is cut evenly over the ranks. All in bytes.
+/// A range of an arena that is divided evenly over the ranks. All in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
-    /// Where the stretch begins in the whole.
+    /// Start of the range in the whole.
     pub start: usize,
-    /// What each rank has of it.
+    /// Bytes of each rank's piece.
     pub piece: usize,
-    /// Where every rank keeps its piece.
+    /// Start of the piece in the arena of every rank.
     pub at: usize,
 }
 
-/// Bytes of one rank that belong to a tensor of the whole.
+/// A range of one rank's arena that belongs to a tensor of the whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     pub rank: usize,
-    /// In the arena of the rank.
+    /// Byte offset in the rank's arena.
     pub at: usize,
-    /// In the tensor.
+    /// Byte offset in the tensor.
     pub from: usize,
     pub bytes: usize,
 }
@@ -172,7 +172,7 @@ impl Arena {
         Arena { kind, bytes, place: MemorySpace::Device, shards: Vec::new() }
     }
 
-    /// Where the bytes of a dense tensor of a sharded arena are, of so many ranks.
+    /// Returns the pieces of a dense tensor of an arena that is sharded over `ranks`.
     pub fn pieces(&self, tensor: &TensorRef, ranks: usize) -> Vec<Piece> {
         let (begin, end) = (tensor.offset, tensor.offset + tensor.bytes());
         let mut pieces = Vec::new();
@@ -204,9 +204,10 @@ pub struct TensorRef {
     pub offset: usize,
     pub dtype: DType,
     pub shape: Shape,
-    /// In elements, one per axis.
+    /// Strides in elements, one per axis.
     pub strides: Vec<usize>,
-    /// Bytes further with each next share: the program of all ranks is one. 0 where it lies at the same place everywhere.
+    /// Bytes by which the tensor moves from each shard to the next: the program of all ranks is one. 0 where it lies at
+    /// the same place everywhere.
     pub per_rank: usize,
 }
 
@@ -217,12 +218,12 @@ impl TensorRef {
         TensorRef { arena, offset, dtype, shape, strides, per_rank: 0 }
     }
 
-    /// The tensor as a rank with a share finds it.
+    /// Returns the tensor as the rank with this shard finds it.
     pub fn of_share(&self, share: usize) -> TensorRef {
         TensorRef { offset: self.offset + share * self.per_rank, per_rank: 0, ..self.clone() }
     }
 
-    /// Number of elements.
+    /// Number of elements of the shape.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
@@ -236,7 +237,7 @@ impl TensorRef {
         Storage::Plain(self.dtype).bytes(&self.shape)
     }
 
-    /// Bytes from the first to behind the last element, gaps counted.
+    /// Bytes from the first element to the end of the last, gaps counted.
     pub fn span(&self) -> usize {
         if self.is_empty() {
             return 0;
@@ -245,13 +246,13 @@ impl TensorRef {
         (last + 1) * self.dtype.size()
     }
 
-    /// Whether the spans of two tensors share a byte; gaps count.
+    /// True if the spans of two tensors share a byte; gaps count.
     pub fn overlaps(&self, other: &TensorRef) -> bool {
         let apart = self.offset + self.span() <= other.offset || other.offset + other.span() <= self.offset;
         self.arena == other.arena && !apart && !self.is_empty() && !other.is_empty()
     }
 
-    /// True when the elements lie behind one another without gaps, in row-major order.
+    /// True if the elements lie without gaps, in row-major order.
     pub fn is_dense(&self) -> bool {
         let mut expected = 1;
         for (n, stride) in self.shape.iter().zip(&self.strides).rev() {
@@ -297,7 +298,7 @@ impl TensorRef {
         Some(TensorRef { shape: shape.to_vec(), strides, ..self.clone() })
     }
 
-    /// Whether both are the same elements in the same order: strides of axes of extent 1 tell nothing.
+    /// True if both are the same elements in the same order; strides of axes of extent 1 are ignored.
     pub fn is_same_place(&self, other: &TensorRef) -> bool {
         let strides = |of: &TensorRef| -> Vec<usize> {
             of.shape.iter().zip(&of.strides).filter(|(n, _)| **n != 1).map(|(_, stride)| *stride).collect()
@@ -307,8 +308,8 @@ impl TensorRef {
             && strides(self) == strides(other)
     }
 
-    /// As a matrix: all axes but the last folded into rows. `None` when the rows are not evenly
-    /// spaced or the last axis has gaps. Gives (rows, columns, elements from row to row).
+    /// Returns the tensor as a matrix (rows, columns, elements from row to row): all axes but the last folded into
+    /// rows. `None` when the rows are not evenly spaced or the last axis has gaps.
     pub fn as_matrix(&self) -> Option<(usize, usize, usize)> {
         let (columns, inner) = match (self.shape.last(), self.strides.last()) {
             (Some(n), Some(s)) => (*n, *s),
@@ -336,15 +337,15 @@ impl TensorRef {
     }
 }
 
-/// What a line of the memory plan counts.
+/// The kind of memory that a line of the memory plan counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryClass {
     Arena(ArenaKind),
-    /// Of the driver and what it loads.
+    /// The driver's context and the modules that it loads.
     Context,
-    /// Of libraries, besides the arenas.
+    /// Workspaces of libraries, besides the arenas.
     Workspace,
-    /// Of the CPU's kernels, besides the arenas.
+    /// Scratch memory of the CPU's kernels, besides the arenas.
     Scratch,
 }
 
@@ -364,12 +365,12 @@ impl fmt::Display for MemoryClass {
 pub struct MemoryLine<C = MemoryClass> {
     pub class: C,
     pub bytes: usize,
-    /// Where the number comes from, in words.
+    /// The origin of the number, in words.
     pub note: &'static str,
 }
 
 impl<C: PartialEq> MemoryLine<C> {
-    /// One line for each class, with the most bytes that any says, in the order of the first of each.
+    /// Returns one line for each class, the largest of its lines, in the order in which the classes first occur.
     pub fn greatest(lines: impl IntoIterator<Item = MemoryLine<C>>) -> Vec<MemoryLine<C>> {
         let mut result: Vec<MemoryLine<C>> = Vec::new();
         for line in lines {

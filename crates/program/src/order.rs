@@ -1,5 +1,5 @@
-//! Whether the streams of an entry can race: two instructions of different streams that touch the same bytes, one of
-//! them writing, need an event between them. Knows reads and writes; not what is computed.
+//! A check for races between the streams of an entry: two instructions of different streams that touch the same bytes,
+//! one of them writing, need an event between them. Knows reads and writes; not what is computed.
 
 use std::collections::HashMap;
 
@@ -9,11 +9,11 @@ use crate::program::Entry;
 
 const STREAMS: usize = StreamId::ALL.len();
 
-/// How far each stream has come, as far as one of them knows.
+/// A vector clock: the progress of each stream as one of them knows it.
 type Clock = [usize; STREAMS];
 
 struct Access<'a> {
-    /// Its number among the accesses of its stream, from 1.
+    /// The number of the access in its stream, from 1.
     time: usize,
     step: usize,
     at: &'a TensorRef,

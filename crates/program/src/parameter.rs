@@ -13,17 +13,17 @@ pub struct OptimizerState {
     pub at: TensorRef,
 }
 
-/// A weight that is kept in codes; products read its values.
+/// A weight that is kept quantized; products read its values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PackedWeight {
     pub packing: Packing,
-    /// As the file has it.
+    /// The shape as in the file.
     pub shape: Shape,
     /// The type of the values.
     pub dtype: DType,
-    /// How numbers become codes, where the file has numbers.
+    /// The quantization of unquantized numbers in a file; `None` where the file has them quantized.
     pub made: Option<Quantisation>,
-    /// Weights with the same number are scaled by the largest magnitude of them all; the others by their own.
+    /// Weights with the same number are scaled by the largest magnitude of all of them; the others by their own.
     pub magnitude_group: Option<u32>,
 }
 
@@ -32,11 +32,11 @@ pub struct PackedWeight {
 pub struct ParameterSlot {
     /// Name of the tensor in the Hugging Face or PEFT file.
     pub name: String,
-    /// As it is stored: of a packed weight all its planes, as bytes.
+    /// The weight as it is stored: of a packed weight all its planes, as bytes.
     pub weight: TensorRef,
     pub packed: Option<PackedWeight>,
-    /// The number of the preparation that alone reads the weight, and of those that are loaded with it: its place, which
-    /// entries use for other things, holds it until that has run. None where the weight stays.
+    /// The number of the preparation that alone reads the weight, and the others loaded with it: its place, which
+    /// entries use for other things, holds it until that preparation has run. `None` where the weight stays.
     pub load_group: Option<u32>,
     pub init: Initializer,
     pub adapter: bool,
@@ -60,18 +60,18 @@ impl ParameterSlot {
         self.packed.as_ref().map_or(&self.weight.shape, |packed| &packed.shape)
     }
 
-    /// The type of its values.
+    /// Returns the type of the weight's values.
     pub fn dtype(&self) -> DType {
         self.packed.as_ref().map_or(self.weight.dtype, |packed| packed.dtype)
     }
 
-    /// Number of elements.
+    /// Number of elements in the file's shape.
     pub fn elements(&self) -> usize {
         self.shape().iter().product()
     }
 }
 
-/// How a weight starts when no file provides it.
+/// The initial value of a weight that no file provides.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Initializer {
     /// Normal with mean 0 and this standard deviation.
@@ -79,6 +79,6 @@ pub enum Initializer {
     /// Uniform in [−bound, bound): PEFT's Kaiming start of LoRA A has bound 1/√in.
     Uniform(f32),
     Constant(f32),
-    /// What the preparation has as output of the same name.
+    /// The output of the same name of the preparation.
     Prepared,
 }

@@ -16,17 +16,17 @@ use crate::stages::Stage;
 pub mod scalar {
     /// f32: learning rate of this update.
     pub const LEARNING_RATE: &str = "learning_rate";
-    /// f32: 1 − β₁ᵗ.
+    /// f32: Adam's bias correction 1 − β₁ᵗ.
     pub const BIAS_CORRECTION_1: &str = "bias_correction_1";
-    /// f32: 1 − β₂ᵗ.
+    /// f32: Adam's bias correction 1 − β₂ᵗ.
     pub const BIAS_CORRECTION_2: &str = "bias_correction_2";
     /// i32: number of the optimizer step, from 0. Part of every random counter.
     pub const STEP: &str = "step";
     /// i32: running number of the micro-step over the whole run. Part of dropout's counter.
     pub const MICRO_STEP: &str = "micro_step";
 
-    /// f32: what the loss of micro-steps is multiplied with, where gradients are stored in f16. State: an update decides
-    /// that of the next step.
+    /// f32: the factor of the loss of micro-steps, where gradients are stored in f16. State: an update decides that of
+    /// the next step.
     pub const LOSS_SCALE: &str = "loss_scale";
     /// i32: steps in a row, up to the last, that kept the loss scale. State.
     pub const LOSS_SCALE_COUNT: &str = "loss_scale_count";
@@ -37,29 +37,28 @@ pub mod scalar {
     pub const LOSS_SUM: &str = "loss_sum";
     /// f32: Σ weight over the micro-steps of this step.
     pub const WEIGHT_SUM: &str = "weight_sum";
-    /// f32 [ranks, n]: what compression has left of the gradients of each rank, where they are compressed. State.
+    /// f32 [ranks, n]: the residual that compression leaves of each rank's gradients, where they are compressed. State.
     pub const GRADIENT_ERRORS: &str = "gradient_errors";
     /// f32 [experts + 3], of mixtures of experts alone: over the micro-steps of this step, the choices of each expert, the
     /// number of routings, the sum of their entropies, and that of the losses of uneven loads, each times its routings.
     pub const ROUTER_REPORT: &str = "router_report";
     /// f32: norm of the averaged gradient, before clipping.
     pub const GRADIENT_NORM: &str = "gradient_norm";
-    /// f32: what gradients are multiplied with in the update: clip coefficient ÷ weight sum; 0 when
-    /// the norm is not finite.
+    /// f32: the factor of gradients in the update: clip coefficient ÷ weight sum; 0 when the norm is not finite.
     pub const GRADIENT_SCALE: &str = "gradient_scale";
     /// f32: 1 when the update was applied, 0 when it was suppressed.
     pub const UPDATE_APPLIED: &str = "update_applied";
-    /// f32: quantisers whose largest magnitude of the step did not fit.
+    /// f32: number of quantizers whose largest magnitude of the step did not fit.
     pub const FP8_CLIPPED: &str = "fp8_clipped";
 }
 
-/// Names of the inputs of an entry that goes on where its sequences were, besides those of the model, and of a result.
+/// Names of the inputs of an entry that continues sequences, besides those of the model, and of a result.
 pub mod generation {
-    /// i32 [B, T]: places in their sequences; below 0 for padding.
+    /// i32 [B, T]: positions in their sequences; below 0 for padding.
     pub const POSITIONS: &str = "cache_positions";
     /// i32 [B, pages of the longest sequence]: the pages of each sequence, in order.
     pub const TABLE: &str = "page_table";
-    /// i32 \[B\]: the slot of each sequence, where something of it is kept whose size does not depend on its length.
+    /// i32 \[B\]: the slot of each sequence, where state of a size independent of its length is kept.
     pub const SLOTS: &str = "sequence_slots";
     /// i32 \[B\]: the token of each row whose logits are wanted, where rows have several.
     pub const LAST_TOKEN: &str = "last_token";
@@ -69,20 +68,20 @@ pub mod generation {
     pub const LIKELIEST: &str = "likeliest";
 }
 
-/// What an entry point does.
+/// The purpose of an entry point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EntryKind {
     /// Forward and backward; gradients and sums are written.
     FirstMicroStep,
     /// Forward and backward; gradients and sums are added to.
     NextMicroStep,
-    /// Norm, clipping, optimizer.
+    /// Gradient norm, clipping, optimizer.
     Update,
     /// Forward and loss; the sums are added to, gradients are untouched.
     Evaluate,
     /// Forward only; the named outputs are kept.
     Forward,
-    /// What follows from the weights alone, made again whenever they were written from outside.
+    /// State that is computed from the weights alone, again whenever they were written from outside.
     Prepare,
 }
 
@@ -103,8 +102,8 @@ impl EntryKind {
 /// Where every micro-step exchanges its own, there is no entry of this name.
 pub const LAST: &str = "last";
 
-/// The name of an update whose sums between nodes are compressed, where the first steps of a run have another one: behind
-/// the warm-up of 1-bit Adam. Elsewhere there is no entry of this name.
+/// The name of an update whose sums between nodes are compressed, where the first steps of a run have another one:
+/// after the warm-up of 1-bit Adam. Elsewhere there is no entry of this name.
 pub const COMPRESSED: &str = "compressed";
 
 /// The shape of the batches that an entry takes.
@@ -119,16 +118,16 @@ pub struct Variant {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
     pub kind: EntryKind,
-    /// Tells it apart from others of its kind; empty for the usual one.
+    /// A name that distinguishes it from others of its kind; empty for the usual one.
     pub name: String,
     /// `None` where there is no batch: the update, the preparation.
     pub variant: Option<Variant>,
     pub steps: Vec<Step>,
-    /// Batch tensors by name.
+    /// Tensors of the batch by name.
     pub inputs: Vec<(String, TensorRef)>,
     /// Results by name; valid until another entry runs.
     pub outputs: Vec<(String, TensorRef)>,
-    /// Of a pipeline, the stage that runs it and what it hands on.
+    /// The stage of a pipeline that runs it, and the tensors that it passes on.
     pub stage: Stage,
 }
 
@@ -143,11 +142,11 @@ pub struct Constant {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
     pub name: String,
-    /// Of every rank.
+    /// The machine of every rank.
     pub machine: Machine,
     pub cluster: Cluster,
     pub arenas: Vec<Arena>,
-    /// What lives from step to step.
+    /// The state that lives from step to step.
     pub layout: Layout,
     pub constants: Vec<Constant>,
     /// Step scalars by name, one element each.
@@ -156,11 +155,11 @@ pub struct Program {
     pub entries: Vec<Entry>,
     /// The memory plan, line by line; the sum is what the run will use.
     pub memory: Vec<MemoryLine>,
-    /// What the activation arena holds at its fullest; the sum is the arena.
+    /// The contents of the activation arena at its fullest; the sum is the arena.
     pub activations: Vec<MemoryLine<&'static str>>,
     /// Most bytes of the activation arena in use, by phase.
     pub phases: Vec<MemoryLine<&'static str>>,
-    /// What was decided about memory, and why.
+    /// The decisions about memory, with their reasons.
     pub plan: Vec<PlanDecision>,
     /// Key of the run's random numbers.
     pub seed: u64,
@@ -179,7 +178,7 @@ impl Program {
         ending.or_else(|| self.entry(kind, variant))
     }
 
-    /// The update; behind a warm-up that of compressed sums, where there is one.
+    /// Returns the update; after a warm-up that with compressed sums, where there is one.
     pub fn update(&self, warm: bool) -> Option<usize> {
         let compressed = self.named(EntryKind::Update, COMPRESSED, None).filter(|_| warm);
         compressed.or_else(|| self.entry(EntryKind::Update, None))
@@ -191,7 +190,7 @@ impl Program {
         self.entries.iter().position(is_it)
     }
 
-    /// What makes states from parameters that stay, or from those of a group that stay no longer.
+    /// Returns the entry that computes states from parameters that stay, or from those of a group that stay no longer.
     pub fn preparation(&self, group: Option<u32>) -> Option<usize> {
         let name = group.map(|number| number.to_string()).unwrap_or_default();
         self.named(EntryKind::Prepare, &name, None)
@@ -209,7 +208,7 @@ impl Program {
         self.arenas.iter().position(|a| a.kind == kind).map(|i| ArenaId(i as u32))
     }
 
-    /// Whether what lives from step to step is at the same places: then entries of the other may run on it.
+    /// True if the state that lives from step to step is at the same places: then entries of the other may run on it.
     pub fn has_layout_of(&self, other: &Program) -> bool {
         let persistent = |program: &Program| {
             let arenas = program.arenas.iter().enumerate().filter(|(_, of)| of.kind.is_persistent() && of.bytes > 0);
@@ -221,12 +220,12 @@ impl Program {
             && persistent(self) == persistent(other)
     }
 
-    /// Bytes of all arenas.
+    /// Bytes of all arenas together.
     pub fn arena_bytes(&self) -> usize {
         self.arenas.iter().map(|a| a.bytes).sum()
     }
 
-    /// What is in host memory, line by line: no part of [`Program::memory`], which is the device's.
+    /// The contents of host memory, line by line: no part of [`Program::memory`], which is the device's.
     pub fn host_memory(&self) -> Vec<MemoryLine> {
         let on_host = self.arenas.iter().filter(|arena| arena.is_on_host() && arena.bytes > 0);
         let line = |arena: &Arena| {

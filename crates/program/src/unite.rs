@@ -1,5 +1,5 @@
-//! Merges programs for different batch shapes over one layout into one program, and finds in one what another has already.
-//! Knows places and kernels by number, not why a shape is needed.
+//! Merges programs for different batch shapes over one layout into one program, and finds the entries that another
+//! program already has. Knows places and kernels by number, not why a shape is needed.
 
 use std::collections::HashMap;
 
@@ -8,11 +8,11 @@ use crate::instruction::{Instruction, Kernel, KernelId};
 use crate::memory::{Arena, ArenaKind, MemoryClass, MemoryLine, TensorRef};
 use crate::program::{Constant, Entry, EntryKind, Program, Variant};
 
-/// Constants start on boundaries of so many bytes.
+/// Alignment of constants in bytes.
 const ALIGNMENT: usize = 256;
 
-/// The entries for the wanted shapes, in the order of `parts`, with the update of the first part. Every part has the
-/// layout of the first. Arenas of single entries are as large as the largest part asks.
+/// Returns a program of the entries for the wanted shapes, in the order of `parts`, with the update of the first part.
+/// Every part has the layout of the first. Arenas of single entries have the size of the largest among the parts.
 pub fn unite(parts: &[&Program], wanted: impl Fn(&Variant) -> bool) -> Program {
     let first = parts.first().expect("at least one program is united");
     let mut united = Union::default();
@@ -121,8 +121,8 @@ impl Union {
 }
 
 impl Program {
-    /// For each entry the one of `before` that it equals. What a backend prepared of that one holds for this one as long
-    /// as the arenas stay where they are. Kernels and constants are compared by what they are, not by number.
+    /// Returns for each entry the one of `before` that it equals. Whatever a backend prepared of that one is valid for
+    /// this one while the arenas stay where they are. Kernels and constants are compared by content, not by number.
     pub fn entries_of(&self, before: &Program) -> Vec<Option<usize>> {
         let ids: HashMap<&Kernel, KernelId> = self.kernels.iter().zip((0..).map(KernelId)).collect();
         let ids: Vec<Option<KernelId>> = before.kernels.iter().map(|kernel| ids.get(kernel).copied()).collect();
@@ -136,7 +136,7 @@ impl Program {
         self.entries.iter().map(known).collect()
     }
 
-    /// An entry with other numbers of kernels; none where one has no number, or a constant does not stay.
+    /// Returns an entry with other numbers of kernels; `None` where one has no number, or a constant does not stay.
     fn renumbered(&self, entry: &Entry, ids: &[Option<KernelId>], stays: &[bool]) -> Option<Entry> {
         let mut entry = entry.clone();
         let constants = self.arena(ArenaKind::Constants);
@@ -161,7 +161,7 @@ impl Program {
 }
 
 impl Constant {
-    /// Whether a tensor of the arena of constants begins in this one.
+    /// True if a tensor of the arena of constants begins in this one.
     fn holds(&self, at: &TensorRef) -> bool {
         (self.at.offset..self.at.offset + self.at.bytes().max(1)).contains(&at.offset)
     }

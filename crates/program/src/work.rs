@@ -1,4 +1,4 @@
-//! What limits one piece of work on a machine; how long it takes for that is in `times.rs`.
+//! The limits of one piece of work on a machine; the time that follows from them is in `times.rs`.
 //!
 //! Knows extents and what an operation says of its arithmetic; not what it computes.
 
@@ -14,20 +14,20 @@ use crate::memory::TensorRef;
 use crate::program::{Entry, Program};
 pub use times::{Times, clock, expected_times};
 
-/// Why an instruction takes longer than at the ceilings.
+/// The reason why an instruction takes longer than at the ceilings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// The time between kernels.
+    /// The gaps between kernels.
     Launches,
     /// Products: tiles that fill the device in part, small extents, the power limit.
     Products,
     /// Attention on matrix units: few keys for a query, small heads.
     Attention,
-    /// Attention without matrix units.
+    /// Attention on scalar units.
     ScalarAttention,
     /// Passes that read and write memory.
     Memory,
-    /// Waiting for host memory.
+    /// Waits for transfers with host memory.
     Waiting,
 }
 
@@ -35,7 +35,7 @@ impl Cause {
     pub const ALL: [Cause; 6] =
         [Cause::Launches, Cause::Products, Cause::Attention, Cause::ScalarAttention, Cause::Memory, Cause::Waiting];
 
-    /// For people: what the time goes to.
+    /// The cause as words for people.
     pub const fn words(self) -> &'static str {
         match self {
             Cause::Launches => "starting kernels, each of which has little to do: larger micro-batches give them more",
@@ -48,7 +48,7 @@ impl Cause {
     }
 }
 
-/// A piece of work, by what decides how much of the machine's ceilings it reaches.
+/// A piece of work, by the properties that decide how much of the machine's ceilings it reaches.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Work {
     /// Kernels of the project's own. `left`: bytes of scratch memory, which one writes and the next reads.
@@ -77,22 +77,23 @@ pub enum Work {
     },
 }
 
-/// How attention's work is spread over pieces that one multiprocessor does each: 128 queries of a head forward, 128 keys
-/// of a key head backward.
+/// The division of attention's work into pieces that one multiprocessor does each: 128 queries of a head forward, 128
+/// keys of a key head backward.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
     pub hidden: Hidden,
-    /// Keys that a query sees in the mean.
+    /// Mean number of keys that a query sees.
     pub keys: f64,
     pub pieces: f64,
-    /// The longest piece, in mean ones.
+    /// The length of the longest piece, relative to the mean one.
     pub longest: f64,
     /// Two multiprocessors may do one piece, each with half of its query heads.
     pub halves: bool,
 }
 
 impl Spread {
-    /// Of queries [B, T, heads, D] and keys [B, T, key heads, D] whose mask leaves `unhidden` keys for a query in whole rows.
+    /// Returns the spread for queries [B, T, heads, D] and keys [B, T, key heads, D] whose mask leaves `unhidden` keys
+    /// for a query in whole rows.
     fn of(q: &TensorRef, k: &TensorRef, backward: bool, unhidden: f64, seen: Seen) -> Spread {
         let extent = |of: &TensorRef, axis: usize| of.shape.get(axis).map_or(1.0, |extent| *extent as f64);
         let (rows, tokens) = (extent(q, 0), extent(q, 1));
@@ -116,8 +117,8 @@ impl Spread {
         Spread { hidden, keys, pieces: rows * heads * (tokens / PIECE).ceil(), longest, halves: false }
     }
 
-    /// How many times longer it takes than if all multiprocessors were busy to the end. `alone`: what the longest piece
-    /// reaches, of what all of them reach in the mean.
+    /// Returns the factor by which the work takes longer than if all multiprocessors were busy to the end. `alone`: the
+    /// rate of the longest piece, relative to the mean rate of all of them.
     pub fn tail(&self, alone: f64, machine: &Machine) -> f64 {
         if machine.arch == Arch::Cpu {
             return 1.0;
@@ -128,16 +129,17 @@ impl Spread {
     }
 }
 
-/// Queries or keys of a piece.
+/// Number of queries or keys of a piece.
 const PIECE: f64 = 128.0;
 
-/// Of the time of the longest piece, what the others wait for it at the end.
+/// Share of the time of the longest piece that the others wait for it at the end.
 const TAIL: f64 = 0.35;
 
-/// The longest of some dozens of documents of log-normal lengths (σ 0.8), in keys that a query sees in the mean.
+/// The longest of some dozens of documents of log-normal lengths (σ 0.8), relative to the mean number of keys that a
+/// query sees.
 const LONGEST_DOCUMENT: f64 = 3.5;
 
-/// Extents of a product.
+/// Extents of a batch of products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extents {
     pub batch: usize,
@@ -146,7 +148,7 @@ pub struct Extents {
     pub k: usize,
 }
 
-/// What the kernels of an operation compute, as the operation says.
+/// The arithmetic of an operation's kernels, as the operation declares it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arithmetic {
     /// Passes, and products where they have many FLOPs for a byte, in the type of the first operand.
@@ -154,18 +156,18 @@ pub enum Arithmetic {
     OfOperands,
     /// The same in f32, whatever type the operands have.
     Single,
-    /// Products with a matrix for each group of rows; `gradient`: of the matrices, which sums over rows. The second operand
-    /// has the matrices or the gradients, the third the groups' offsets, which the device alone knows.
+    /// Products with a matrix for each group of rows; `gradient`: of the matrices, which sums over rows. The second
+    /// operand has the matrices or the gradients, the third the groups' offsets, which the device alone knows.
     Grouped { gradient: bool, by: Realisation },
     /// Attention, whose first operands are queries [B, T, heads, D] and keys.
     Attention { backward: bool, by: Realisation },
 }
 
-/// Operations on a byte from which a kernel is one that multiplies.
+/// Operations per byte from which a kernel counts as one that multiplies.
 const MULTIPLIES: f64 = 8.0;
 
 impl Work {
-    /// What an instruction of the computation is; none for transfers.
+    /// Returns the kind of work of an instruction of the computation; `None` for transfers.
     pub fn of(step: &Step, program: &Program, seen: Seen) -> Option<Work> {
         let machine = &program.machine;
         let cost = step.cost;
@@ -213,7 +215,7 @@ impl Work {
                 return Work::Product { cost, dtype: Some(inputs[0].dtype), extents, launches: 1, extra };
             }
             Arithmetic::Single => Some(DType::F32),
-            // Other kernels than Hopper's multiply the numbers that codes stand for.
+            // Kernels other than Hopper's multiply the numbers that quantized elements stand for.
             Arithmetic::Grouped { .. } if inputs[0].dtype.small().is_some() => Some(outputs[0].dtype),
             Arithmetic::OfOperands | Arithmetic::Grouped { .. } => inputs.first().map(|operand| operand.dtype),
         };
@@ -227,14 +229,14 @@ impl Work {
         let operations = if backward { 10.0 } else { 4.0 } * q.len() as f64;
         let all = cost.flops / operations;
         let mut of = Spread::of(q, k, backward, all, seen);
-        // As Hopper's kernels divide the backward pass.
+        // The division of the backward pass in Hopper's kernels.
         let group = q.shape.get(2).unwrap_or(&1) / k.shape.get(2).unwrap_or(&1).max(&1);
         of.halves = backward && by == Realisation::Hopper && group.is_multiple_of(2) && of.hidden != Hidden::Window;
         let cost = Cost { flops: cost.flops * if all > 0.0 { of.keys / all } else { 1.0 }, ..cost };
         Work::Attention { cost, dtype: Some(q.dtype), backward, by, head_dim, of }
     }
 
-    /// Whether it is a kernel of the project's own that multiplies.
+    /// True for a kernel of the project's own that multiplies.
     pub fn multiplies(&self) -> bool {
         matches!(self, Work::Kernel { cost, .. } if cost.flops > MULTIPLIES * cost.bytes)
     }
@@ -245,7 +247,7 @@ impl Work {
         }
     }
 
-    /// What its arithmetic has as a ceiling, FLOP/s.
+    /// The ceiling of its arithmetic, FLOP/s.
     pub(crate) fn rate(&self, machine: &Machine) -> f64 {
         match self {
             Work::Product { dtype: Some(dtype), .. } => times::product_rate(*dtype, machine),
@@ -261,8 +263,9 @@ impl Work {
     }
 }
 
-/// Extents of a product of each group, if all have as many rows: how many they have is known on the device alone. Blocks
-/// come in pairs, whatever is narrower leaves a part of them idle. And the bytes that nothing is computed meanwhile.
+/// Returns the extents of a product of each group, if all have the same number of rows (only the device knows the real
+/// ones), and the bytes that move while nothing is computed. Blocks come in pairs; narrower columns leave a part of a
+/// pair idle.
 fn grouped(cost: Cost, gradient: bool, inputs: &[TensorRef], outputs: &[TensorRef]) -> (Extents, f64) {
     let columns = |of: &TensorRef| *of.shape.last().expect("rows have columns");
     let whole = |n: usize| n.next_multiple_of(PAIR);
@@ -278,15 +281,16 @@ fn grouped(cost: Cost, gradient: bool, inputs: &[TensorRef], outputs: &[TensorRe
     (extents, GRADIENT_ALONE * (cost.bytes - read as f64).max(0.0))
 }
 
-/// Columns that a pair of blocks computes.
+/// Number of columns that a pair of blocks computes.
 const PAIR: usize = 256;
 
-/// What products of groups reach of the rate of one of the same tiles, and what the gradient of the matrices writes and
-/// adds while nothing is multiplied: an H200 at 256 to 2048 rows a group.
+/// Share of the rate of a product with the same tiles that products of groups reach, and share of the gradient's writes
+/// and additions that happen while nothing is multiplied: an H200 at 256 to 2048 rows a group.
 const GROUPED_SHARE: f64 = 0.87;
 const GRADIENT_ALONE: f64 = 0.35;
 
-/// What a machine reaches at most on the products of an entry, each in its type, FLOP/s; none where it has none.
+/// Returns the highest rate of a machine for the products of an entry, each in its type, FLOP/s; `None` where there are
+/// no products.
 pub fn products_ceiling(entry: &Entry, machine: &Machine) -> Option<f64> {
     let products = entry.steps.iter().filter_map(|step| match &step.instruction {
         Instruction::Gemm(gemm) => {

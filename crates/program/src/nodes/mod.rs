@@ -1,5 +1,6 @@
-//! The session of a process whose program has ranks in other processes, too. The one that leads has them do what all ranks
-//! must. Knows ranks, who has them, and where tensors of the whole are; not how a rank runs, or how ranks exchange bytes.
+//! The session of a process whose program has ranks in other processes, too. The leading process sends the others the
+//! commands that concern all ranks. Knows ranks, their processes, and the places of tensors of the whole; not how a
+//! rank runs, or how ranks exchange bytes.
 
 mod order;
 
@@ -14,9 +15,9 @@ use crate::program::Program;
 
 use order::Order;
 
-/// A session of some of a program's ranks, among the processes of the others.
+/// A session of some of a program's ranks; other processes have sessions of the others.
 pub struct NodeSession {
-    /// Takes the ranks of this process by their number among all.
+    /// The session of this process's ranks, which it addresses by their number among all.
     own: Box<dyn Session>,
     here: Range<usize>,
     nodes: Arc<Nodes>,
@@ -26,20 +27,20 @@ fn lost(failure: Failure) -> BackendError {
     BackendError::Failed { call: "an exchange between nodes".into(), message: failure.to_string(), context: None }
 }
 
-/// The ranks of a node, where each has as many.
+/// Returns the ranks of a node; each node has the same number.
 pub fn ranks_of(nodes: &Nodes, ranks: usize) -> Range<usize> {
     let local = ranks / nodes.count;
     nodes.node * local..(nodes.node + 1) * local
 }
 
 impl NodeSession {
-    /// `own` has the ranks of this process.
+    /// Wraps `own`, the session of this process's ranks.
     pub fn new(own: Box<dyn Session>, nodes: Arc<Nodes>) -> NodeSession {
         let here = ranks_of(&nodes, own.program().cluster.ranks);
         NodeSession { own, here, nodes }
     }
 
-    /// The node that a rank is of.
+    /// Returns the node that has a rank.
     fn node_of(&self, rank: usize) -> usize {
         rank / self.here.len()
     }
@@ -48,17 +49,17 @@ impl NodeSession {
         self.own.program().cluster.share(rank)
     }
 
-    /// The other nodes, where this one leads and they wait for orders.
+    /// Returns the other nodes if this one leads and they wait for commands.
     fn led(&self) -> Option<&Nodes> {
         Some(&*self.nodes).filter(|nodes| nodes.node == 0 && !nodes.is_together())
     }
 
-    /// Has all other nodes do something, where they wait for orders.
+    /// Sends a command to all other nodes, if they wait for commands.
     fn order(&self, order: &Order, bytes: &[u8]) -> Result<(), BackendError> {
         self.led().map_or(Ok(()), |nodes| nodes.tell(Channel::Order, &[&order.to_bytes(), bytes]).map_err(lost))
     }
 
-    /// What ends here ends all nodes.
+    /// Runs on the session of this process; an error ends all nodes.
     fn run_here<T>(
         &mut self,
         run: impl FnOnce(&mut dyn Session) -> Result<T, BackendError>,
@@ -66,7 +67,7 @@ impl NodeSession {
         run(&mut *self.own).inspect_err(|error| self.nodes.abort(&error.to_string(), 1))
     }
 
-    /// Reads a tensor of a rank, wherever that is: all nodes read the same, or this one leads.
+    /// Reads a tensor of any rank, on whichever node: all nodes read the same, or this one leads.
     fn read_anywhere(&mut self, rank: usize, at: &TensorRef, out: &mut [u8]) -> Result<(), BackendError> {
         let together = self.nodes.is_together();
         if self.here.contains(&rank) {
@@ -87,7 +88,7 @@ impl NodeSession {
         Ok(())
     }
 
-    /// Writes a tensor of a rank; of another process' only where this one leads.
+    /// Writes a tensor of a rank; one of another process only if this one leads.
     fn write_anywhere(&mut self, rank: usize, at: &TensorRef, bytes: &[u8]) -> Result<(), BackendError> {
         if self.here.contains(&rank) {
             return self.own.write_rank(rank, at, bytes);

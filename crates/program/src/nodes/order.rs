@@ -1,29 +1,29 @@
-//! What the process that leads a run has others do to their ranks' memory, as bytes: reads, writes and runs that are not part
-//! of what all do by themselves. Knows places in arenas; not who carries them out.
+//! The commands of the leading process to the others about their ranks' memory, as bytes: reads, writes and runs that
+//! are not part of the work that all do by themselves. Knows places in arenas; not who carries them out.
 
 use tensor::DType;
 
 use crate::memory::{ArenaId, TensorRef};
 
-/// One thing to do.
+/// One command to another process.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Order {
-    /// Write what follows to a dense tensor of a rank, or of all of a process.
+    /// Write the bytes that follow to a dense tensor of a rank, or of all ranks of a process.
     Write { rank: Option<usize>, at: TensorRef },
     /// Send a dense tensor of a rank.
     Read { rank: usize, at: TensorRef },
-    /// Run an entry.
+    /// Run an entry by index.
     Run { entry: usize },
     /// Run one instruction of an entry.
     Step { entry: usize, index: usize },
-    /// Run an entry while the one that leads times its own.
+    /// Run an entry while the leading process times its own.
     Profile { entry: usize },
 }
 
 const EVERY: u64 = u64::MAX;
 
 impl Order {
-    /// The bytes before those that are written.
+    /// Encodes the command; the bytes to be written follow it.
     pub fn to_bytes(&self) -> Vec<u8> {
         let place = |at: &TensorRef| [u64::from(at.arena.0), at.offset as u64, at.bytes() as u64];
         let (tag, numbers) = match self {
@@ -37,7 +37,7 @@ impl Order {
         std::iter::once(tag).chain(numbers).collect()
     }
 
-    /// An order, and what is to be written; none where the bytes are no order.
+    /// Decodes a command and the bytes to be written; `None` where the bytes are no command.
     pub fn from_bytes(bytes: &[u8]) -> Option<(Order, &[u8])> {
         let (tag, rest) = bytes.split_first()?;
         let count = match tag {

@@ -1,5 +1,6 @@
-//! Whether the stages of a pipeline can come to the end of a step together: each gets what it waits for, in the order in which
-//! it asks, as many bytes as it expects, and has a slot for it. Knows the order of passes and sizes; not what is moved.
+//! A check that the stages of a pipeline can come to the end of a step together: each gets the tensors that it waits
+//! for, in the order in which it asks, of the size that it expects, and has a slot for them. Knows the order of passes
+//! and sizes; not what is moved.
 
 use std::collections::VecDeque;
 
@@ -8,8 +9,8 @@ use crate::group::check_group;
 use crate::memory::TensorRef;
 use crate::program::{Entry, EntryKind, Program, Variant};
 
-/// Lets the stages of a program run against one another, for up to twice as many micro-steps as there are stages, and the
-/// updates. The error names stage and pass.
+/// Simulates the stages of a program, for up to twice as many micro-steps as there are stages, and the updates. The
+/// error names stage and pass.
 pub fn check_stages(program: &Program) -> Result<(), String> {
     let stages = program.cluster.stages;
     let mut variants: Vec<Variant> = Vec::new();
@@ -39,7 +40,7 @@ pub fn check_stages(program: &Program) -> Result<(), String> {
     Ok(())
 }
 
-/// What stages hand on in an evaluation.
+/// Checks the tensors that stages pass on in an evaluation.
 fn evaluation(parts: &[Entry]) -> Result<(), String> {
     let mut handed: &[TensorRef] = &[];
     for (stage, part) in parts.iter().enumerate() {
@@ -49,7 +50,7 @@ fn evaluation(parts: &[Entry]) -> Result<(), String> {
     if handed.is_empty() { Ok(()) } else { Err("the last stage hands something on".to_owned()) }
 }
 
-/// One for one of a type and as many bytes.
+/// Checks that sent and received tensors agree one for one, in type and number of bytes.
 fn alike(sent: &[TensorRef], received: &[TensorRef]) -> Result<(), String> {
     let form = |of: &[TensorRef]| of.iter().map(|at| (at.dtype, at.bytes())).collect::<Vec<_>>();
     if form(sent) == form(received) && sent.iter().chain(received).all(TensorRef::is_dense) {
@@ -59,16 +60,16 @@ fn alike(sent: &[TensorRef], received: &[TensorRef]) -> Result<(), String> {
     Err(format!("{} bytes are sent, {} expected, or in other tensors", bytes(sent), bytes(received)))
 }
 
-/// A step under way.
+/// The state of a simulated step.
 struct Pipeline<'a> {
     program: &'a Program,
     micro_steps: usize,
-    /// Of each stage the entries of a forward pass, of the first micro-step and of the others.
+    /// For each stage the entries of a forward pass, of the first micro-step and of the others.
     entries: Vec<[Option<&'a Entry>; 3]>,
     turns: Vec<VecDeque<Turn>>,
-    /// What was sent from each stage to the next one and not taken yet, with the number of the micro-step.
+    /// Tensors sent from each stage to the next one and not received yet, with the number of the micro-step.
     on: Vec<VecDeque<(usize, &'a [TensorRef])>>,
-    /// The same from each stage to the one before.
+    /// Tensors sent from each stage to the one before and not received yet.
     back: Vec<VecDeque<(usize, &'a [TensorRef])>>,
     /// Micro-steps that each stage has begun and not ended.
     under_way: Vec<Vec<usize>>,
@@ -116,7 +117,7 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// Does the next pass of a stage, if what it needs is there.
+    /// Does the next pass of a stage, if its inputs are there.
     fn advance(&mut self, stage: usize) -> Result<bool, String> {
         let Some(turn) = self.turns[stage].front().copied() else { return Ok(false) };
         let (number, which) = match turn {

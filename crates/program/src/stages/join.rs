@@ -1,4 +1,4 @@
-//! Makes the programs of the stages of a pipeline one. Knows places and kernels by number, not what is computed.
+//! Joins the programs of the stages of a pipeline into one. Knows places and kernels by number, not what is computed.
 
 use std::collections::HashMap;
 
@@ -74,7 +74,7 @@ pub fn join(parts: Vec<Program>, names: &[String]) -> Program {
     joined
 }
 
-/// A tensor of a stage by itself in the arenas of all.
+/// Moves a tensor of a stage by itself to the arenas of all stages.
 fn of_stage(at: &TensorRef, stage: usize) -> TensorRef {
     TensorRef { arena: ArenaId(at.arena.0 + stage as u32 * ARENAS), ..at.clone() }
 }

@@ -1,6 +1,6 @@
-//! Several devices that have some layers each: the stages of a pipeline. Their program is one, over the arenas of all stages
-//! behind one another; every entry is of one stage, and says what it hands on. Knows entries, arenas and what crosses from
-//! stage to stage; not which layers a stage has, or how bytes get there.
+//! Several devices that have some layers each: the stages of a pipeline. Their program is one, over the concatenated
+//! arenas of all stages; every entry belongs to one stage, and names the tensors that it passes on. Knows entries,
+//! arenas and the tensors that cross from stage to stage; not which layers a stage has, or how bytes get there.
 
 mod check;
 mod join;
@@ -15,28 +15,29 @@ pub use schedule::{Turn, idle_share, schedule, turns};
 use crate::memory::{Arena, ArenaId, ArenaKind, MemoryClass, MemoryLine, TensorRef};
 use crate::program::{Entry, EntryKind, Program};
 
-/// The name of the entry that computes the forward pass of a micro-step on a stage in front of others.
+/// The name of the entry that computes the forward pass of a micro-step on every stage but the last.
 pub const STAGE: &str = "stage";
 
 /// Arenas of one stage: all kinds, of which some are empty.
 pub(crate) const ARENAS: u32 = ArenaKind::ALL.len() as u32;
 
-/// Where an entry of a pipeline runs, and what crosses there. The tensors of both sides of a crossing are alike, one for one.
+/// The stage of an entry, and the tensors that cross there. The tensors of both sides of a crossing are alike, one for
+/// one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stage {
-    /// From 0, in the order of the layers.
+    /// Number of the stage from 0, in the order of the layers.
     pub number: usize,
-    /// What layers in front hand on.
+    /// Inputs from the stage before.
     pub from_before: Vec<TensorRef>,
-    /// What is handed on to the layers behind.
+    /// Outputs for the stage after.
     pub to_behind: Vec<TensorRef>,
-    /// Gradients of that.
+    /// Gradients of `to_behind`, from the stage after.
     pub from_behind: Vec<TensorRef>,
-    /// Gradients of what came from the layers in front.
+    /// Gradients of `from_before`, for the stage before.
     pub to_before: Vec<TensorRef>,
 }
 
-/// From one stage to the next one, or back.
+/// The direction of a send: to the next stage, or to the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hand {
     On,
@@ -44,12 +45,12 @@ pub enum Hand {
 }
 
 impl Stage {
-    /// What comes in before the entry begins.
+    /// Returns the tensors that are received before the entry begins.
     pub fn received(&self) -> [(Hand, &[TensorRef]); 2] {
         [(Hand::On, &self.from_before), (Hand::Back, &self.from_behind)]
     }
 
-    /// What goes out when the entry has ended.
+    /// Returns the tensors that are sent when the entry has ended.
     pub fn sent(&self) -> [(Hand, &[TensorRef]); 2] {
         [(Hand::On, &self.to_behind), (Hand::Back, &self.to_before)]
     }
@@ -70,7 +71,8 @@ impl Entry {
 }
 
 impl Program {
-    /// Micro-steps that a stage has under way at most: so many slots its batch tensors have, and what it received.
+    /// Maximal number of micro-steps that a stage has begun and not ended: its batch tensors and received tensors have
+    /// that number of slots.
     pub fn slots(&self, stage: usize) -> usize {
         self.cluster.stages - stage
     }
@@ -81,7 +83,7 @@ impl Program {
         self.arenas[batch].bytes / self.slots(stage)
     }
 
-    /// The stage that has an arena.
+    /// Returns the stage that has an arena.
     pub fn stage_of(&self, arena: ArenaId) -> usize {
         if self.cluster.stages == 1 { 0 } else { (arena.0 / ARENAS) as usize }
     }
@@ -92,7 +94,7 @@ impl Program {
         TensorRef { arena, ..at.clone() }
     }
 
-    /// The same entry on all stages, in their order: of several stages, one each.
+    /// Returns the same entry on all stages, in their order: one for each stage that has it.
     pub fn parts(&self, entry: usize) -> Vec<usize> {
         let of = &self.entries[entry];
         let same = |other: &Entry| (other.kind, &other.name, other.variant) == (of.kind, &of.name, of.variant);
@@ -111,7 +113,7 @@ impl Program {
         [self.parts(ahead), parts].concat()
     }
 
-    /// One stage as a program of its own, with its entries for each slot: those of an entry are behind one another.
+    /// Returns one stage as a program of its own, with its entries for each slot: those of an entry are consecutive.
     pub fn of_stage(&self, stage: usize) -> Program {
         let first = stage * ARENAS as usize;
         let arenas = self.arenas[first..first + ARENAS as usize].to_vec();
@@ -160,7 +162,7 @@ impl Program {
             return self.memory.clone();
         }
         let first = stage * ARENAS as usize;
-        // Those that one device's program would not have are left out.
+        // Arenas that one device's program would not have are left out.
         let has = |arena: &&Arena| arena.bytes > 0 || arena.kind.id() < ArenaKind::Masters.id();
         let own = self.arenas[first..first + ARENAS as usize].iter().filter(|arena| !arena.is_on_host()).filter(has);
         let line = |class, bytes, note| MemoryLine { class, bytes, note };
@@ -177,21 +179,21 @@ impl Program {
 }
 
 impl Entry {
-    /// The same with the batch and what was received of another micro-step: so many bytes further.
+    /// Returns the entry with the batch and the received tensors of another micro-step, `bytes` further.
     fn moved_by(&self, bytes: usize) -> Entry {
         let mut entry = self.clone();
         entry.tensors_mut().filter(|at| at.arena == ArenaKind::Batch.id()).for_each(|at| at.offset += bytes);
         entry
     }
 
-    /// Whether it moves bytes to or from other stages.
+    /// True if the entry moves bytes to or from other stages.
     pub fn crosses(&self) -> bool {
         [self.stage.received(), self.stage.sent()].iter().flatten().any(|(_, tensors)| !tensors.is_empty())
     }
 }
 
 impl EntryKind {
-    /// Whether it is a micro-step.
+    /// True for a micro-step.
     pub const fn trains(self) -> bool {
         matches!(self, EntryKind::FirstMicroStep | EntryKind::NextMicroStep)
     }

@@ -1,6 +1,6 @@
-//! A program of stages as one session. Micro-steps are queued until something needs what they come to; then all stages do their
-//! passes of all of them. Knows stages, slots and which pass is of which entry; not how stages run at the same time, or how
-//! bytes get from one to another: that is what [`Stages`] are for.
+//! A program of stages as one session. Micro-steps are queued until something needs their results; then all stages do
+//! their passes of all of them. Knows stages, slots and which pass is of which entry; not how stages run at the same
+//! time, or how bytes get from one to another: that is the part of [`Stages`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use crate::backend::{BackendError, Reading, Session};
 use crate::memory::{ArenaKind, MemoryLine, TensorRef};
 use crate::program::{EntryKind, Program, scalar};
 
-/// Bytes for places of stages, in which they are found by themselves.
+/// Bytes to be written, each with its stage and its place as the stage by itself finds it.
 pub type Writes = Vec<(usize, TensorRef, Vec<u8>)>;
 
 /// A micro-step that has not run yet.
 pub struct MicroStep {
-    /// One of its entries.
+    /// The index of one of its entries.
     pub entry: usize,
     /// Its batch and its number.
     pub writes: Writes,
@@ -28,7 +28,7 @@ pub trait Stages: Send {
     /// The session of a stage.
     fn of(&mut self, stage: usize) -> &mut Self::Of;
 
-    /// The same, to be asked.
+    /// The session of a stage, for queries.
     fn get(&self, stage: usize) -> &Self::Of;
 
     /// Stages go on with another program over the same layout.
@@ -41,24 +41,24 @@ pub trait Stages: Send {
     /// Does an entry that all stages have, which may come together in it: of each stage its own.
     fn run_together(&mut self, entries: &[usize]) -> Result<(), BackendError>;
 
-    /// The same with the seconds of each instruction of one stage.
+    /// Runs like [`Stages::run_together`], and returns the seconds of each instruction of one stage.
     fn profile_together(&mut self, entries: &[usize], stage: usize) -> Result<Vec<f64>, BackendError>;
 
-    /// Brings bytes from a stage to another, behind what both do.
+    /// Copies bytes from one stage to another, after all queued work of both.
     fn hand(&mut self, from: (usize, &TensorRef), to: (usize, &TensorRef)) -> Result<(), BackendError>;
 
-    /// What was decided or found while loading.
+    /// Decisions and findings of loading, a sentence each.
     fn notes(&self) -> Vec<String>;
 }
 
-/// A program of stages.
+/// The session of a program of stages.
 pub struct PipelineSession<D> {
     program: Arc<Program>,
     stages: D,
     queued: Vec<MicroStep>,
-    /// Written for the entry that runs next.
+    /// Writes for the entry that runs next.
     pending: Writes,
-    /// Readings under way, by the number that they have here: whose they are.
+    /// Readings in flight, by the number that this session gives them: the stage and its reading.
     readings: HashMap<u64, (usize, Reading)>,
     last_reading: u64,
 }
@@ -75,7 +75,7 @@ impl<D: Stages> PipelineSession<D> {
         &mut self.stages
     }
 
-    /// Runs what is queued.
+    /// Runs the queued micro-steps.
     fn flush(&mut self) -> Result<(), BackendError> {
         match std::mem::take(&mut self.queued) {
             queued if queued.is_empty() => Ok(()),
@@ -83,7 +83,7 @@ impl<D: Stages> PipelineSession<D> {
         }
     }
 
-    /// Lets a micro-batch go through all stages by itself, in the first slot, with `run` for each pass.
+    /// Runs one micro-batch through all stages by itself, in the first slot, with `run` for each pass.
     fn alone(
         &mut self,
         entry: usize,
@@ -105,7 +105,7 @@ impl<D: Stages> PipelineSession<D> {
         pending.try_for_each(|(stage, at, bytes)| self.stages.of(stage).write(&at, &bytes))
     }
 
-    /// Brings what an entry receives from where the passes before it left it.
+    /// Copies the tensors that an entry receives from where the passes before it left them.
     fn hand(&mut self, entry: usize) -> Result<(), BackendError> {
         let program = self.program.clone();
         let (of, variant) = (&program.entries[entry].stage, program.entries[entry].variant);
@@ -125,12 +125,12 @@ impl<D: Stages> PipelineSession<D> {
         Ok(())
     }
 
-    /// The place of a tensor: its stage, and where that finds it.
+    /// Returns the stage of a tensor, and its place as the stage by itself finds it.
     fn place(&self, at: &TensorRef) -> (usize, TensorRef) {
         (self.program.stage_of(at.arena), self.program.in_stage(at))
     }
 
-    /// The entries that all stages have of one, as each finds its own.
+    /// Returns the entries that all stages have of one, numbered as each stage finds its own.
     fn entries_together(&self, entry: usize) -> Vec<usize> {
         self.program.parts(entry).into_iter().map(|part| self.program.entry_in_stage(part, 0)).collect()
     }
@@ -141,7 +141,7 @@ impl<D: Stages> PipelineSession<D> {
 }
 
 impl Hand {
-    /// The stage that gives so to another one.
+    /// Returns the stage that sends to `to` in this direction.
     pub fn giver(self, to: usize) -> usize {
         match self {
             Hand::On => to - 1,
@@ -149,7 +149,7 @@ impl Hand {
         }
     }
 
-    /// The stage that another one gives to.
+    /// Returns the stage that `from` sends to in this direction.
     pub fn taker(self, from: usize) -> usize {
         match self {
             Hand::On => from + 1,
@@ -159,7 +159,7 @@ impl Hand {
 }
 
 impl BackendError {
-    /// With the stage whose error it is.
+    /// Adds the number of the failed stage.
     pub fn of_stage(self, program: &Program, stage: usize) -> BackendError {
         let call = format!("stage {stage} of {}", program.cluster.stages);
         BackendError::Failed { call, message: self.to_string(), context: None }
@@ -222,7 +222,7 @@ impl<D: Stages> Session for PipelineSession<D> {
         self.stages.of(stage).read(&place, out)
     }
 
-    /// What is on several stages is read at once.
+    /// Reads at once where the tensors are on several stages.
     fn read_later(&mut self, at: &[TensorRef]) -> Result<Reading, BackendError> {
         self.flush()?;
         let (stages, places): (Vec<_>, Vec<_>) = at.iter().map(|at| self.place(at)).unzip();
@@ -267,7 +267,7 @@ impl<D: Stages> Session for PipelineSession<D> {
         }
     }
 
-    /// Of one stage, when what it receives is where the passes before it left it.
+    /// Runs an instruction of one stage, after copying the tensors that its entry receives.
     fn run_instruction(&mut self, entry: usize, index: usize) -> Result<(), BackendError> {
         self.flush()?;
         if index == 0 {
@@ -278,17 +278,18 @@ impl<D: Stages> Session for PipelineSession<D> {
         self.stages.of(self.program.entries[entry].stage.number).run_instruction(local, index)
     }
 
-    /// Of the stage that the program says holds most.
+    /// Allocations of the stage that has the most by the program's plan.
     fn allocated(&self) -> Vec<MemoryLine> {
         self.stages.get(self.program.fullest_stage()).allocated()
     }
 
-    /// Of the device that has most in use.
+    /// The largest number of bytes in use on any stage's device.
     fn memory_in_use(&self) -> Result<Option<usize>, BackendError> {
         self.all().try_fold(None, |most: Option<usize>, stage| Ok(most.max(self.stages.get(stage).memory_in_use()?)))
     }
 
-    /// Of the stage that the entry is of; an update with its waits for the others. Nothing else runs at the same time.
+    /// Profiles the stage of the entry; an update includes its waits for the others. Nothing else runs at the same
+    /// time.
     fn profile(&mut self, entry: usize) -> Result<Vec<f64>, BackendError> {
         if matches!(self.program.entries[entry].kind, EntryKind::Update | EntryKind::Prepare) {
             self.flush()?;
@@ -306,7 +307,7 @@ impl<D: Stages> Session for PipelineSession<D> {
         Ok(seconds)
     }
 
-    /// Of all stages.
+    /// The choices of all stages.
     fn choices(&self) -> crate::Choices {
         self.all().flat_map(|stage| self.stages.get(stage).choices()).collect()
     }

@@ -1,5 +1,5 @@
-//! In which order a stage does the passes of a step's micro-steps: one forward, one backward (1F1B; arXiv 2104.04473,
-//! section 2.2). Backward passes keep the order of the micro-steps, so that sums are those of one device.
+//! The order in which a stage does the passes of a step's micro-steps: one forward, one backward (1F1B; arXiv
+//! 2104.04473, section 2.2). Backward passes keep the order of the micro-steps, so that sums are those of one device.
 
 use std::collections::VecDeque;
 
@@ -7,12 +7,12 @@ use std::collections::VecDeque;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     Forward(usize),
-    /// The forward pass again and the backward pass: of the last stage all that it does.
+    /// The forward pass again and the backward pass: on the last stage its only pass.
     Backward(usize),
 }
 
-/// What a stage does for a step of so many micro-steps. Before its first backward pass it has done as many forward passes as
-/// there are stages behind it; from then on they alternate. The last stage has backward passes alone.
+/// Returns the passes of a stage for a step of `micro_steps`. Before its first backward pass it does one forward pass
+/// for each later stage; from then on they alternate. The last stage has backward passes alone.
 pub fn schedule(stage: usize, stages: usize, micro_steps: usize) -> Vec<Turn> {
     let behind = stages - 1 - stage;
     if behind == 0 {
@@ -26,11 +26,11 @@ pub fn schedule(stage: usize, stages: usize, micro_steps: usize) -> Vec<Turn> {
     ahead.chain(both).collect()
 }
 
-/// The passes of all stages, each behind what it needs: what its neighbours give, and the end of the micro-step whose slot what it
-/// gives on goes to. So whoever queues them one after the other never waits for what is queued later.
+/// Returns the passes of all stages, each after those that it depends on: the sends of its neighbors, and the end of
+/// the micro-step whose slot its result goes to. Queued in this order, no pass waits for one that is queued later.
 pub fn turns(stages: usize, micro_steps: usize) -> Vec<(usize, Turn)> {
     let mut left: Vec<VecDeque<Turn>> = (0..stages).map(|stage| schedule(stage, stages, micro_steps).into()).collect();
-    // How many forward and backward passes each stage has done.
+    // Numbers of forward and backward passes that each stage has done.
     let (mut forward, mut backward) = (vec![0; stages], vec![0; stages]);
     let mut order = Vec::new();
     while left.iter().any(|turns| !turns.is_empty()) {
@@ -109,7 +109,7 @@ mod tests {
                     Backward(_) if stage + 1 == stages => assert!(ahead.is_none_or(|before| before.unwrap() < at)),
                     Backward(_) => assert!(behind.unwrap().unwrap() < at),
                 }
-                // What it gives on goes to a slot that nobody has.
+                // A result goes to a slot that is free.
                 let slots = stages - stage - 1;
                 if let (Forward(_), Some(had)) = (turn, number.checked_sub(slots)) {
                     assert!(place(stage + 1, Backward(had)).unwrap() < at, "{stages} stages, {turn:?} of {stage}");

@@ -1,4 +1,4 @@
-//! How long a piece of work takes on a machine, from what limits it.
+//! The time of a piece of work on a machine, from its limits.
 //!
 //! Knows rates and tiles; not which instruction it is.
 
@@ -17,39 +17,39 @@ pub(super) fn rate(dtype: Option<DType>, machine: &Machine) -> f64 {
     }
 }
 
-/// The same of products, whose factors are codes of four bits where they are bytes.
+/// The rate of products of a type, FLOP/s; bytes are pairs of four-bit elements.
 pub(super) fn product_rate(dtype: DType, machine: &Machine) -> f64 {
     if dtype == DType::U8 { machine.fp4_flops } else { rate(Some(dtype), machine) }
 }
 
-/// Seconds of a piece of work and what they are.
+/// The seconds of a piece of work, by kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Times {
-    /// At the clock of short runs.
+    /// Seconds at the clock of short runs.
     own: f64,
-    /// Of `own`, the arithmetic on matrix units, which the power limit slows down.
+    /// Seconds of arithmetic on matrix units, part of `own`, which the power limit slows down.
     power: f64,
     pub launches: f64,
     pub cause: Cause,
 }
 
-/// Share of a step that products take in the mean of those that the rates were set with.
+/// Mean share of a step that products take, over the steps that the rates were set with.
 const USUAL_SHARE: f64 = 0.7;
 
 impl Times {
-    /// In a step of which products take the usual share.
+    /// Seconds in a step of which products take the usual share.
     pub fn seconds(&self) -> f64 {
         self.own + self.launches
     }
 
-    /// In a step of which products take this share.
+    /// Seconds in a step of which products take this share.
     pub fn within(&self, share: f64, machine: &Machine) -> f64 {
         let slowed = self.power * (clock(USUAL_SHARE, machine) / clock(share, machine) - 1.0);
         self.seconds() + slowed
     }
 }
 
-/// What the power limit leaves of the clock in a step of which products take this share.
+/// The remaining share of the clock under the power limit, in a step of which products take this share.
 pub fn clock(share: f64, machine: &Machine) -> f64 {
     1.0 - share * (1.0 - machine.efficiency.products.hot)
 }
@@ -63,7 +63,7 @@ pub fn expected_times(work: &Work, machine: &Machine) -> Times {
             let multiplies = work.multiplies();
             let share = if multiplies { efficiency.kernel_bandwidth } else { efficiency.bandwidth };
             let bytes = cost.bytes + if multiplies { 2.0 * left } else { 0.0 };
-            // A block alone does not draw more from memory than twice its multiprocessor's part.
+            // A block alone draws at most twice its multiprocessor's share of the memory bandwidth.
             let part = blocks.map_or(1.0, |blocks| (2.0 * blocks as f64 / machine.units.max(1) as f64).min(1.0));
             let alone = multiplies || machine.arch == Arch::Cpu;
             let reached_rate = if alone { efficiency.kernels * rate } else { PASS_ARITHMETIC * machine.f32_flops };
@@ -97,30 +97,31 @@ pub fn expected_times(work: &Work, machine: &Machine) -> Times {
     }
 }
 
-/// Kernels of attention: the backward pass has the sums of rows and the rounding of dq as well.
+/// Number of kernels of attention: the backward pass has the sums of rows and the rounding of dq as well.
 const FORWARD_LAUNCHES: f64 = 1.0;
 const BACKWARD_LAUNCHES: f64 = 3.0;
 
-/// Of the f32 rate, what passes over memory compute meanwhile: AdamW with states of one byte, 13 TFLOP/s on an H200.
+/// Share of the f32 rate at which passes over memory compute meanwhile: AdamW with states of one byte, 13 TFLOP/s on an
+/// H200.
 const PASS_ARITHMETIC: f64 = 0.27;
 
-/// Tiles that products are cut into: rows, columns, and how often they are halved against the largest.
+/// Tiles that products are cut into: rows, columns, and the number of halvings relative to the largest.
 const TILES: [(usize, usize, i32); 6] =
     [(128, 256, 0), (256, 128, 0), (128, 128, 1), (64, 128, 2), (128, 64, 2), (64, 64, 3)];
 
-/// What a tile that is halved again reaches of the one before.
+/// Relative rate of a tile of half the size.
 const HALVED: f64 = 0.75;
 
-/// The sum is cut into so many parts where there are too few tiles, none shorter than this.
+/// Numbers of parts that the sum is cut into where there are too few tiles, none shorter than `SHORTEST_PART`.
 const SPLITS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 const SHORTEST_PART: usize = 256;
 
 /// A product cut into tiles.
 #[derive(Clone, Copy)]
 struct Tiled {
-    /// Seconds.
+    /// Seconds of the tiles' arithmetic.
     arithmetic: f64,
-    /// Bytes of the parts of sums that are added up behind it; 0 where there are none.
+    /// Bytes of the partial sums that are added up afterwards; 0 where there are none.
     moved: f64,
 }
 
@@ -277,9 +278,9 @@ mod tests {
         let spread = |pieces, halves| Spread { hidden: Hidden::None, keys: 4096.0, pieces, longest: 2.0, halves };
         let of = |pieces| spread(pieces, false).tail(1.0, &h200);
         assert!(of(16.0) > 2.0 * of(64.0) * 0.9 && of(264.0) > 1.3 && of(1e5) < 1.01);
-        // One piece takes as long as it takes.
+        // One piece takes its own time.
         assert_eq!(of(1.0), 264.0);
-        // Two do half of one each, where it is longer than what each has in the mean.
+        // Two blocks do half of a piece each, where it is longer than the mean of each.
         assert_eq!(spread(1.0, true).tail(1.0, &h200), 132.0);
         assert_eq!(spread(300.0, true).tail(1.0, &h200), of(300.0));
     }

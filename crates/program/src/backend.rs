@@ -51,7 +51,7 @@ pub trait Backend: Send + Sync {
 #[derive(Debug)]
 #[must_use = "a reading is handed to `Session::finish`"]
 pub enum Reading {
-    /// The bytes have arrived.
+    /// All bytes of the reading have arrived.
     Done(Vec<u8>),
     /// The copy is in flight; the backend knows it by this number.
     Pending(u64),

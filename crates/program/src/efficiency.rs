@@ -54,7 +54,7 @@ impl Realisation {
 /// The reason why keys are hidden from a query, besides the causal mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Hidden {
-    /// The causal mask alone.
+    /// The causal mask alone hides keys.
     None,
     /// A window: every query after the first ones sees the same number of keys.
     Window,

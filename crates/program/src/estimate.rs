@@ -14,7 +14,7 @@ use crate::work::{Cause, Times, Work, expected_times};
 /// Totals of one run of an entry point.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimate {
-    /// Arithmetic operations, including recomputation.
+    /// Arithmetic operations, recomputation counted as well.
     pub flops: f64,
     /// Bytes moved, inputs and outputs of each instruction counted once.
     pub bytes: f64,

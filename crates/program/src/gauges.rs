@@ -11,7 +11,7 @@ pub struct Gauges {
     pub clock: Option<f64>,
     /// Clock of the memory, MHz.
     pub memory_clock: Option<f64>,
-    /// Power draw, watts.
+    /// Power draw of the device, watts.
     pub power: Option<f64>,
     /// The most that the device may draw, watts.
     pub power_limit: Option<f64>,

@@ -69,7 +69,7 @@ struct Sheet {
     units: usize,
     /// Matrix rate in f32, TFLOP/s.
     f32: f64,
-    /// Memory bandwidth, GB/s.
+    /// Bandwidth of device memory, GB/s.
     bandwidth: f64,
     /// To host memory, one way, GB/s: what PCIe of that generation carried elsewhere.
     link: f64,

@@ -88,7 +88,7 @@ pub const FP8: f64 = 1382.0 / 808.0;
 pub struct Machine {
     pub name: String,
     pub arch: Arch,
-    /// Device memory in bytes.
+    /// Size of the device memory in bytes.
     pub memory: usize,
     /// Copy bandwidth (read + write), bytes per second.
     pub bandwidth: f64,

@@ -48,7 +48,7 @@ enum Lifetime {
     Layout,
     /// From one entry to the next, but not from one program to the next, which may want more pages.
     Program,
-    /// While the entry runs.
+    /// While the entry runs, not longer.
     Entry,
 }
 

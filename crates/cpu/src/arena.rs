@@ -8,10 +8,10 @@ use std::ptr::NonNull;
 
 use program::{Arena, BackendError, TensorRef};
 
-/// Every arena starts on a cache line.
+/// Alignment of every arena in bytes: a cache line.
 const ALIGNMENT: usize = 64;
 
-/// One allocation.
+/// The allocation of one arena.
 struct Block {
     start: NonNull<u8>,
     bytes: usize,
@@ -66,10 +66,10 @@ pub struct Span<'a> {
 
 // SAFETY: a span only reads, like `&'a [u8]`.
 unsafe impl Send for Span<'_> {}
-// SAFETY: as above.
+// SAFETY: a span only reads, like `&'a [u8]`.
 unsafe impl Sync for Span<'_> {}
 
-/// The same, to write to.
+/// The memory of one tensor to write to, gaps included.
 pub struct SpanMut<'a> {
     start: *mut u8,
     bytes: usize,
@@ -142,7 +142,7 @@ impl Memory {
         self.blocks.iter().map(|block| block.bytes)
     }
 
-    /// Address and bytes of a tensor. Panics when it leaves its arena: the plan is ours.
+    /// Returns address and bytes of a tensor. Panics when it leaves its arena: the compiler plans no such tensor.
     fn place(&self, at: &TensorRef) -> (*mut u8, usize) {
         let block = self.blocks.get(at.arena.0 as usize).unwrap_or_else(|| panic!("{at} lies in no arena"));
         let end = at.offset.checked_add(at.span()).expect("offsets are smaller than the address space");
@@ -188,7 +188,7 @@ impl Memory {
     }
 }
 
-/// Whether the spans of two tensors share a byte; gaps count.
+/// True if the spans of two tensors share a byte; gaps count.
 pub fn overlap(a: &TensorRef, b: &TensorRef) -> bool {
     a.overlaps(b)
 }

@@ -14,18 +14,18 @@ use crate::pipeline::CpuStages;
 use crate::session::CpuSession;
 use crate::wire::NodeWire;
 
-/// How long a rank waits for the others: far longer than any step takes.
+/// The time that a rank waits for the others: far longer than any step takes.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Runs programs on this host's CPU. Results do not depend on the number of threads.
 pub struct CpuBackend {
     pool: Arc<ThreadPool>,
     check_finite: bool,
-    /// The processes of the other ranks.
+    /// The connections to the processes of the other ranks.
     nodes: Option<Arc<Nodes>>,
 }
 
-/// Workers of a session.
+/// Builds the thread pool of a session.
 fn pool(threads: usize) -> Result<Arc<ThreadPool>, BackendError> {
     let builder = ThreadPoolBuilder::new().num_threads(threads.max(1)).thread_name(|i| format!("cpu-{i}"));
     builder.build().map(Arc::new).map_err(|error| {
@@ -34,7 +34,7 @@ fn pool(threads: usize) -> Result<Arc<ThreadPool>, BackendError> {
 }
 
 impl CpuBackend {
-    /// `threads`: how many threads work; all that the host offers when unset.
+    /// Makes a backend with `threads` threads; all that the host offers when unset.
     pub fn new(threads: Option<usize>) -> Result<CpuBackend, BackendError> {
         let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, NonZero::get));
         Ok(CpuBackend { pool: pool(threads)?, check_finite: false, nodes: None })
@@ -47,19 +47,19 @@ impl CpuBackend {
         self
     }
 
-    /// Programs have ranks in several processes, in each as many.
+    /// Makes programs run with ranks in several processes, the same number in each.
     pub fn among(mut self, nodes: Option<Arc<Nodes>>) -> CpuBackend {
         self.nodes = nodes;
         self
     }
 
-    /// Seats of the ranks that are of this process.
+    /// Returns the handles of the ranks of this process.
     fn seats(&self, ranks: usize) -> Vec<Seat> {
         let Some(nodes) = &self.nodes else { return Fabric::seats(ranks, PATIENCE) };
         let here = ranks_of(nodes, ranks);
         let local = here.len();
         let wire = Arc::new(NodeWire::new(nodes.clone(), local));
-        // Nodes are waited for by the wire: its time is over before that of the ranks that wait for it.
+        // The wire waits for other nodes: its timeout ends before that of the ranks that wait for it.
         let seats = Fabric::seats_of(here, ranks, nodes.patience + PATIENCE, Some(wire));
         let fabric = seats[0].fabric();
         nodes.on_failure(move |failure| {

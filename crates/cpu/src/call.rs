@@ -10,7 +10,7 @@ use crate::attention::{self, Own, Room};
 use crate::scratch::Scratch;
 use crate::storage::{Buffer, Kind, input_in_place, is_native, output_in_place};
 
-/// A tensor of the call.
+/// An operand of the call.
 struct Operand {
     at: TensorRef,
     in_place: bool,
@@ -19,7 +19,7 @@ struct Operand {
 /// A call that is ready to run.
 pub struct ReferenceCall {
     op: &'static dyn Op,
-    /// Computes it instead of the reference.
+    /// An implementation to use instead of the reference.
     own: Option<Own>,
     room: Room,
     attrs: Attrs,

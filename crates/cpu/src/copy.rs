@@ -12,7 +12,7 @@ use crate::storage::{Kind, round};
 pub struct StridedCopy {
     from: TensorRef,
     to: TensorRef,
-    /// Both dense, of one type, apart from each other.
+    /// True if both are dense, of one type, and do not overlap.
     plain: bool,
 }
 

@@ -5,14 +5,14 @@ use std::collections::{HashSet, VecDeque};
 
 use program::{EventId, StreamId};
 
-/// What is in a stream.
+/// One entry of a stream.
 enum Entry {
     Transfer(usize),
     Record(EventId),
     Wait(EventId),
 }
 
-/// The transfer streams.
+/// The queues of the transfer streams.
 #[derive(Default)]
 pub struct DeferredTransfers {
     queues: [VecDeque<Entry>; StreamId::ALL.len()],
@@ -33,12 +33,12 @@ impl DeferredTransfers {
         self.queues[stream as usize].push_back(Entry::Wait(event));
     }
 
-    /// The computation has come to a mark of its own.
+    /// Notes that the computation has come to a mark of its own.
     pub fn passed(&mut self, event: EventId) {
         self.passed.insert(event);
     }
 
-    /// Does what must be done before an event has passed, and nothing more. Panics where nothing recorded it.
+    /// Does the transfers that an event depends on, and no others. Panics where nothing recorded it.
     pub fn catch_up(&mut self, event: EventId, run: &mut dyn FnMut(usize)) {
         if self.passed.contains(&event) {
             return;

@@ -1,6 +1,6 @@
-//! How ranks that are threads of one process come together: each shows its bytes, all wait for one another, each takes
-//! what is its own. What ranks of other processes show comes through a [`Wire`]. Moves bytes and never adds. A rank that
-//! fails, or does not come in time, ends it for all. Knows neither programs nor what the bytes are.
+//! The collectives of ranks that are threads of one process: each publishes its bytes, all wait for one another, each
+//! reads the bytes meant for it. Bytes of ranks of other processes come through a [`Wire`]. Moves bytes and never adds.
+//! A rank that fails, or does not come in time, ends it for all. Knows neither programs nor what the bytes are.
 
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use program::{Among, BackendError, Movement};
 
-/// What ranks of this process exchange with those of others.
+/// The exchange between the ranks of this process and those of others.
 pub trait Wire: Send + Sync {
-    /// Sends what the ranks of this process show, and writes what those of others do to their places: all that they
-    /// show in a gather; in an exchange, of each the pieces for the ranks of this process. Groups are of all processes:
-    /// all ranks, or one of each process. The error is a rank that failed, and why.
+    /// Sends the bytes that the ranks of this process publish, and writes those of other ranks to their places: all
+    /// their bytes in an all-gather; in an all-to-all, the pieces for the ranks of this process. Groups span all
+    /// processes: all ranks, or one of each process. The error is a rank that failed, and why.
     fn swap(
         &self,
         movement: Movement,
@@ -22,32 +22,32 @@ pub trait Wire: Send + Sync {
     ) -> Result<(), (usize, String)>;
 }
 
-/// What the ranks of a process share.
+/// The state that the ranks of a process share.
 pub struct Fabric {
     state: Mutex<State>,
     changed: Condvar,
-    /// What each rank shows the others.
+    /// The bytes that each rank publishes.
     shown: Vec<RwLock<Vec<u8>>>,
-    /// Ranks of this process.
+    /// The ranks of this process.
     here: Range<usize>,
-    /// To the others.
+    /// The connection to the other processes.
     wire: Option<Arc<dyn Wire>>,
-    /// How long a rank waits for the others.
+    /// The time that a rank waits for the others.
     patience: Duration,
 }
 
 #[derive(Default)]
 struct State {
-    /// Ranks that have come to the present meeting.
+    /// Number of ranks that have come to the present meeting.
     arrived: usize,
-    /// Meetings that are over.
+    /// Number of meetings that are over.
     met: u64,
-    /// What the first rank of the present meeting came for.
+    /// The collective and group size that the first rank of the present meeting came for.
     purpose: Option<(Movement, usize)>,
     failure: Option<(usize, String)>,
 }
 
-/// A rank's place among the others.
+/// One rank's access to the fabric.
 #[derive(Clone)]
 pub struct Seat {
     fabric: Arc<Fabric>,
@@ -55,12 +55,12 @@ pub struct Seat {
 }
 
 impl Fabric {
-    /// Places for so many ranks, all of this process.
+    /// Returns a handle for each of `ranks` ranks, all of this process.
     pub fn seats(ranks: usize, patience: Duration) -> Vec<Seat> {
         Fabric::seats_of(0..ranks, ranks, patience, None)
     }
 
-    /// Places for those of `ranks` ranks that are of this process, with a wire to the others.
+    /// Returns handles for the ranks `here` of `ranks`, with a wire to the others.
     pub fn seats_of(here: Range<usize>, ranks: usize, patience: Duration, wire: Option<Arc<dyn Wire>>) -> Vec<Seat> {
         let fabric = Arc::new(Fabric {
             state: Mutex::default(),
@@ -73,21 +73,22 @@ impl Fabric {
         here.map(|rank| Seat { fabric: fabric.clone(), rank }).collect()
     }
 
-    /// Ends it for all because of a rank, which may be of another process.
+    /// Ends all ranks because of a failed one, which may be of another process.
     pub fn fail_of(&self, rank: usize, why: String) {
         self.state().failure.get_or_insert((rank, why));
         self.changed.notify_all();
     }
 
-    /// A thread that panics says so by [`Seat::fail`]; what it held is still whole.
+    /// Locks the state. A thread that panics reports it with [`Seat::fail`]; the state that it held is still
+    /// consistent.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Seat {
-    /// Shows `own` and gives the bytes that come from each rank of a group to `take`, by its number among them: all that it
-    /// shows, or the piece for this one. Ranks of several processes do it all together.
+    /// Publishes `own` and passes the bytes that come from each rank of a group to `take`, by its number in the group:
+    /// all its bytes, or the piece for this rank. Ranks of several processes all call it together.
     pub fn collective(
         &self,
         movement: Movement,
@@ -115,7 +116,7 @@ impl Seat {
             self.meet((movement, bytes))?;
         }
         let piece = bytes / among.count;
-        // The piece for this rank, and the first one for this process.
+        // The number of this rank in its group, and of the first rank of this process.
         let (own, cut) = (among.number(self.rank), among.number(here.start));
         for number in 0..among.count {
             let rank = among.member(self.rank, number);
@@ -123,7 +124,7 @@ impl Seat {
             match movement {
                 Movement::Gather => take(number, &shown),
                 Movement::ExchangeOthers if rank == self.rank => {}
-                // Others send what is for this process alone.
+                // Other processes send only the bytes for this one.
                 Movement::Exchange | Movement::ExchangeOthers => {
                     let place = if here.contains(&rank) { own } else { own - cut };
                     take(number, &shown[place * piece..][..piece]);
@@ -133,7 +134,7 @@ impl Seat {
         self.meet((movement, bytes))
     }
 
-    /// Returns when all ranks have come for the same thing.
+    /// Returns when all ranks have come for the same purpose.
     fn meet(&self, purpose: (Movement, usize)) -> Result<(), BackendError> {
         let Fabric { here, changed, patience, .. } = &*self.fabric;
         let mut state = self.fabric.state();
@@ -163,17 +164,17 @@ impl Seat {
         Ok(())
     }
 
-    /// Ends it for all.
+    /// Ends all ranks because of this one.
     pub fn fail(&self, why: String) {
         let _ = self.end(self.fabric.state(), why);
     }
 
-    /// What the ranks of this process share, for one that does not keep it.
+    /// Returns the shared state, weakly, for users that must not keep it alive.
     pub fn fabric(&self) -> Weak<Fabric> {
         Arc::downgrade(&self.fabric)
     }
 
-    /// An error once a rank has failed.
+    /// Returns an error if a rank has failed.
     pub fn check(&self) -> Result<(), BackendError> {
         self.fabric.state().check(self.rank)
     }
@@ -184,7 +185,7 @@ impl Seat {
         state.check(self.rank)
     }
 
-    /// Ranks of all processes.
+    /// Number of ranks of all processes.
     pub fn count(&self) -> usize {
         self.fabric.shown.len()
     }
@@ -212,7 +213,7 @@ impl State {
 mod tests {
     use super::*;
 
-    /// What every rank of `ranks` gets from all.
+    /// Returns the bytes that every rank of `ranks` gets from all.
     fn together(ranks: usize, movement: Movement) -> Vec<Vec<Vec<u8>>> {
         let seats = Fabric::seats(ranks, Duration::from_secs(60));
         std::thread::scope(|scope| {

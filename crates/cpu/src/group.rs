@@ -1,5 +1,5 @@
-//! The ranks of a program that are of this process, as threads: a session for each, with memory and a pool of its own, that
-//! come together where the program says so. Knows ranks and where tensors of the whole are; not what an instruction does.
+//! The ranks of a program in this process, as threads: a session for each, with memory and a pool of its own, that meet
+//! in the program's collectives. Knows ranks and where tensors of the whole are; not what an instruction does.
 
 use std::sync::Arc;
 
@@ -9,16 +9,16 @@ use crate::fabric::Seat;
 use crate::session::CpuSession;
 use crate::together::together;
 
-/// A program for several ranks.
+/// The session of a program for several ranks.
 pub struct GroupSession {
     program: Arc<Program>,
-    /// Those of this process.
+    /// The sessions of this process's ranks.
     ranks: Vec<CpuSession>,
     seats: Vec<Seat>,
 }
 
 impl GroupSession {
-    /// One session for each seat, made by `load`.
+    /// Loads one session for each rank handle, made by `load`.
     pub fn load(
         program: Arc<Program>,
         seats: Vec<Seat>,
@@ -34,7 +34,7 @@ impl GroupSession {
         &mut self.ranks[rank - self.seats[0].rank]
     }
 
-    /// Does something on every rank at once.
+    /// Runs something on every rank at the same time.
     fn together<T: Send>(
         &mut self,
         run: impl Fn(&mut CpuSession) -> Result<T, BackendError> + Sync,
@@ -99,12 +99,12 @@ impl Session for GroupSession {
         self.together(|session| session.run_instruction(entry, index)).map(drop)
     }
 
-    /// Of one rank: all have as much.
+    /// Allocations of one rank: all ranks have the same.
     fn allocated(&self) -> Vec<MemoryLine> {
         self.ranks[0].allocated()
     }
 
-    /// Of the first rank, with its waits for the others.
+    /// Profiles the first rank, including its waits for the others.
     fn profile(&mut self, entry: usize) -> Result<Vec<f64>, BackendError> {
         Ok(self.together(|session| session.profile(entry))?.swap_remove(0))
     }
@@ -217,7 +217,7 @@ mod tests {
         group.adopt(Arc::new(other.clone())).unwrap();
         assert_eq!(group.ranks[1].prepared(1), before);
         assert_ne!(group.ranks[1].prepared(0), before);
-        // The same name is not enough.
+        // The same name does not suffice.
         other.entries[1].steps.pop();
         group.adopt(Arc::new(other)).unwrap();
         assert_ne!(group.ranks[1].prepared(1), before);

@@ -5,13 +5,13 @@ use ops::{Loop, vectorised};
 use program::TensorRef;
 use rayon::prelude::*;
 
-/// Elements that one task copies.
+/// Number of elements that one task copies.
 const TASK: usize = 1 << 14;
 
-/// A strided tensor in row-major order as equally long runs of neighbouring elements.
+/// A strided tensor in row-major order as equally long runs of neighboring elements.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Runs {
-    /// Elements of one run.
+    /// Number of elements of one run.
     pub length: usize,
     /// (extent, stride in elements) of the axes above the run, outermost first; merged where they
     /// are evenly spaced.
@@ -34,7 +34,7 @@ impl Runs {
         Runs { length, outer }
     }
 
-    /// Where a run starts, in elements from the first.
+    /// Returns the start of a run, in elements from the first.
     fn start(&self, index: usize) -> usize {
         let mut rest = index;
         let mut offset = 0;
@@ -54,7 +54,7 @@ impl Runs {
     }
 }
 
-/// Neighbouring elements, as many as there are on both sides.
+/// The copy of neighboring elements, to the end of the shorter side.
 struct CopyRun;
 
 impl<'a, S: Copy, D, F: Fn(S) -> D> Loop<(&'a [S], &'a mut [D], &'a F)> for CopyRun {

@@ -28,7 +28,7 @@ mod wire;
 
 pub use backend::CpuBackend;
 
-/// The processor's set of instructions, on which the bits of products depend.
+/// Returns the name of the processor's instruction set, on which the bits of products depend.
 pub fn instructions() -> &'static str {
     simd::Level::here().name()
 }

@@ -1,5 +1,5 @@
-//! The stages of a pipeline as threads: a session for each, with memory and a pool of its own. What crosses goes through
-//! channels. Knows stages and what crosses; not when micro-steps run, or what an instruction does.
+//! The stages of a pipeline as threads: a session for each, with memory and a pool of its own. Tensors cross from stage
+//! to stage through channels. Knows stages and what crosses; not when micro-steps run, or what an instruction does.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -11,7 +11,7 @@ use crate::fabric::Seat;
 use crate::session::CpuSession;
 use crate::together::together;
 
-/// What a stage gets from its neighbours and gives them. A message is what crosses at one pass, tensor by tensor.
+/// The channels from and to a stage's neighbors. A message has the tensors that cross at one pass, in order.
 struct Links {
     from: [Option<Receiver<Vec<Vec<u8>>>>; 2],
     to: [Option<Sender<Vec<Vec<u8>>>>; 2],
@@ -22,12 +22,13 @@ struct Links {
 pub struct CpuStages {
     sessions: Vec<CpuSession>,
     seats: Vec<Seat>,
-    /// How long a stage waits for its neighbours.
+    /// The time that a stage waits for its neighbors.
     patience: Duration,
 }
 
 impl CpuStages {
-    /// One session for each seat, made by `load`. `patience`: how long a stage waits for its neighbours.
+    /// Loads one session for each rank handle, made by `load`. `patience`: the time that a stage waits for its
+    /// neighbors.
     pub fn load(
         program: &Program,
         seats: Vec<Seat>,
@@ -102,7 +103,7 @@ impl Stages for CpuStages {
     }
 }
 
-/// One pass of a stage: takes what comes, runs its entry in the slot of the micro-step, gives what it came to.
+/// Runs one pass of a stage: receives its inputs, runs its entry in the slot of the micro-step, sends its results.
 fn pass(
     program: &Program,
     stage: usize,
@@ -178,8 +179,8 @@ mod tests {
         TensorRef::dense(kind.id(), offset, DType::F32, [1])
     }
 
-    /// A stage that hands on what it was given with nothing added, forward and back; the first one's micro-batch is a number,
-    /// and each stage has what comes back to it last.
+    /// A stage that passes on its inputs unchanged, forward and backward; the first stage's micro-batch is a number,
+    /// and each stage keeps the last value that comes back to it.
     fn part(stage: usize) -> Program {
         let (input, received, gradient) =
             (at(ArenaKind::Batch, 0), at(ArenaKind::Batch, 64), at(ArenaKind::Batch, 128));

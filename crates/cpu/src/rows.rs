@@ -14,7 +14,7 @@ use crate::scratch::Scratch;
 use crate::simd::MatrixMut;
 use crate::storage::{Kind, Stored, is_native};
 
-/// Elements of all operands that one task has at once.
+/// Number of elements of all operands that one task has at once.
 const ELEMENTS: usize = 1 << 16;
 
 thread_local! {
@@ -22,12 +22,12 @@ thread_local! {
     static BLOCKS: RefCell<Vec<Vec<f32>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// How an input reaches the reference.
+/// The way in which an input reaches the reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Source {
-    /// Some rows at a time.
+    /// A few rows at a time.
     Divided,
-    /// All of it, to every task.
+    /// The whole input, for every task.
     Whole,
     /// Divided, and in the memory of the result with this index, which is written later.
     Overwritten(usize),
@@ -40,7 +40,7 @@ struct Operand {
     row_stride: usize,
 }
 
-/// A call that is ready to run.
+/// A row-wise call that is ready to run.
 pub struct RowwiseCall {
     op: &'static dyn Op,
     attrs: Attrs,
@@ -49,7 +49,7 @@ pub struct RowwiseCall {
     rows: usize,
     /// Leading axes that are folded into rows.
     axes: usize,
-    /// Rows of one task.
+    /// Number of rows of one task.
     height: usize,
 }
 
@@ -60,7 +60,7 @@ enum RowsMut<'a> {
 }
 
 impl RowsMut<'_> {
-    /// Reads the rows into dense memory.
+    /// Widens the rows to dense f32 memory.
     fn widen(&mut self, out: &mut [f32]) {
         match self {
             RowsMut::Wide(part) => each_row(part, out, |stored, wide| <f32 as Stored>::widen(stored, wide)),

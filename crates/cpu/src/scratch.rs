@@ -11,7 +11,7 @@ pub struct Scratch {
     pub buffers: Vec<Buffer>,
     /// Packed operands of a product.
     pub packed: Vec<u32>,
-    /// Sums of a product that wait for their rounding.
+    /// Sums of a product before their rounding.
     pub partial: Vec<f32>,
 }
 

@@ -16,7 +16,7 @@ use crate::fabric::Seat;
 use crate::scratch::Scratch;
 use crate::{call, copy, finite, matmul, rows};
 
-/// An instruction whose every decision is taken.
+/// An instruction with all decisions of loading taken.
 enum BoundInstruction {
     Call(call::ReferenceCall),
     Rows(rows::RowwiseCall),
@@ -43,9 +43,9 @@ impl BoundInstruction {
     }
 }
 
-/// Moves the pieces of all ranks to where this one wants them.
+/// Copies the pieces of all ranks to their places on this one.
 fn collective(of: &Collective, seat: &Seat, memory: &mut Memory) -> Result<(), BackendError> {
-    // What is shown is a copy: the own part of a gather may lie in the result.
+    // The bytes are published as a copy: the own part of an all-gather may lie in the result.
     let own = memory.read::<u8>(&of.from).to_vec();
     let to = memory.write::<u8>(&of.to);
     seat.collective(of.movement, of.among, &own, |rank, bytes| {
@@ -62,9 +62,9 @@ pub struct CpuSession {
     entries: Vec<Vec<BoundInstruction>>,
     scratch: Scratch,
     check_finite: bool,
-    /// Among the ranks, where there are others.
+    /// The handle of this rank, where there are others.
     seat: Option<Seat>,
-    /// The instruction behind which a run fails.
+    /// The index of the instruction after which a run fails.
     #[cfg(test)]
     pub fails_at: Option<usize>,
 }
@@ -93,7 +93,7 @@ impl CpuSession {
         Ok(session)
     }
 
-    /// Where the instructions of an entry are, prepared.
+    /// Address of the prepared instructions of an entry.
     #[cfg(test)]
     pub fn prepared(&self, entry: usize) -> usize {
         self.entries[entry].as_ptr().addr()

@@ -10,7 +10,7 @@ use tensor::{DType, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use crate::arena::{Memory, Plain, Span, SpanMut};
 use crate::layout::{Runs, gather, scatter};
 
-/// Which number type of the references a storage type belongs to.
+/// The number type of the references that a storage type is widened to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Real,
@@ -30,12 +30,12 @@ impl Kind {
     }
 }
 
-/// Whether a reference can use the memory as it is.
+/// True if a reference can use the memory as it is.
 pub fn is_native(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::I32 | DType::U8)
 }
 
-/// Reads a floating-point tensor of any layout as dense f32; f64, which only counts, is rounded; codes of eight bits
+/// Reads a floating-point tensor of any layout as dense f32; f64, which only counts, is rounded; eight-bit elements
 /// without their scale.
 pub fn widen(memory: &Memory, at: &TensorRef, out: &mut [f32]) {
     let runs = Runs::of(at);
@@ -52,7 +52,7 @@ pub fn widen(memory: &Memory, at: &TensorRef, out: &mut [f32]) {
     }
 }
 
-/// Writes dense f32 into a floating-point tensor of any layout, rounding to nearest even. Codes of eight bits saturate.
+/// Writes dense f32 into a floating-point tensor of any layout, rounding to nearest even. Eight-bit elements saturate.
 pub fn round(memory: &mut Memory, at: &TensorRef, values: &[f32]) {
     let runs = Runs::of(at);
     match at.dtype {
@@ -70,10 +70,10 @@ pub fn round(memory: &mut Memory, at: &TensorRef, values: &[f32]) {
 
 /// An element type in which rows of a result are stored.
 pub trait Stored: Plain {
-    /// Exact.
+    /// Widens to f32, exactly.
     fn widen(stored: &[Self], wide: &mut [f32]);
 
-    /// To nearest, ties to even.
+    /// Rounds to nearest, ties to even.
     fn round(wide: &[f32], stored: &mut [Self]);
 }
 
@@ -87,7 +87,7 @@ impl Stored for f32 {
     }
 }
 
-/// bf16 by its bits.
+/// Storage of bf16 as its bits.
 impl Stored for u16 {
     fn widen(stored: &[u16], wide: &mut [f32]) {
         vectorised(WidenRow, (stored, wide));
@@ -138,7 +138,7 @@ impl Buffer {
         size_of_val(self.real.as_slice()) + size_of_val(self.int.as_slice()) + self.byte.len()
     }
 
-    /// Makes room for a tensor.
+    /// Makes room for a copy of a tensor.
     pub fn reserve(&mut self, at: &TensorRef) {
         match Kind::of(at.dtype) {
             Some(Kind::Real) => grow(&mut self.real, at.len()),
@@ -148,12 +148,12 @@ impl Buffer {
         }
     }
 
-    /// Makes room for so many numbers.
+    /// Makes room for `len` f32 numbers.
     pub fn reserve_real(&mut self, len: usize) {
         grow(&mut self.real, len);
     }
 
-    /// The numbers of a factor of a product, two codes of four bits in a byte, times the scales of their blocks.
+    /// Loads a factor of a product, two four-bit elements in a byte, times the scales of their blocks.
     pub fn load_operand(&mut self, memory: &Memory, codes: &TensorRef, scales: &TensorRef) {
         let (rows, bytes, stride) = codes.as_matrix().expect("checked when the program is loaded");
         let (codes, scales) = (memory.read::<u8>(codes), memory.read::<u8>(scales));
@@ -161,7 +161,7 @@ impl Buffer {
         lines.enumerate().for_each(|(row, out)| operand::row_values(&codes[row * stride..], scales, row, out));
     }
 
-    /// Copies a tensor in.
+    /// Copies a tensor into the buffer, widened.
     pub fn load(&mut self, memory: &Memory, at: &TensorRef) {
         match Kind::of(at.dtype) {
             Some(Kind::Int) => gather(memory.read(at), &Runs::of(at), &mut self.int[..at.len()], |x: i32| x),

@@ -1,4 +1,4 @@
-//! Work that several seats do at once, a thread for each. Knows who failed first; not what the work is.
+//! Work that several ranks do at the same time, a thread for each. Knows who failed first; not what the work is.
 
 use std::{panic, thread};
 
@@ -6,9 +6,9 @@ use program::BackendError;
 
 use crate::fabric::Seat;
 
-/// Does something on every seat at once, with what `given` gives each. The error is that of the seat that failed first, and
-/// names it as a `member`; the others have stopped. What a seat was given is dropped when its failure is known: links that
-/// end make its neighbours fail too.
+/// Runs `work` for every rank handle at the same time, each with an item of `given`. The error is that of the rank that
+/// failed first, and names it as a `member`; the others have stopped. The items are dropped when a failure is known:
+/// links that end make the neighbors fail too.
 pub(crate) fn together<G: Send, T: Send>(
     member: &str,
     seats: &[Seat],

@@ -1,5 +1,5 @@
-//! Collectives between processes: each sends every other what its ranks show, over the connections that [`net`] keeps.
-//! Knows which ranks are where; not what the bytes are.
+//! Collectives between processes: each sends every other the bytes that its ranks publish, over the connections that
+//! [`net`] keeps. Knows which ranks are where; not what the bytes are.
 
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -9,13 +9,13 @@ use program::{Among, Movement};
 
 use crate::fabric::Wire;
 
-/// The movement, and the bytes that a rank shows, before the bytes.
+/// Length of the header before the bytes: the movement, and the number of bytes that a rank publishes.
 const HEADER: usize = 9;
 
 /// The connections of a process whose ranks follow those of the process before.
 pub struct NodeWire {
     nodes: Arc<Nodes>,
-    /// Ranks of each process.
+    /// Number of ranks of each process.
     local: usize,
 }
 
@@ -28,7 +28,7 @@ impl NodeWire {
         node * self.local..(node + 1) * self.local
     }
 
-    /// A failure of a node as one of its first rank.
+    /// Returns the failure of a node as one of its first rank.
     fn of_rank(&self, failure: &Failure) -> (usize, String) {
         (failure.node * self.local, failure.to_string())
     }
@@ -41,7 +41,7 @@ impl NodeWire {
         shown: &[RwLock<Vec<u8>>],
     ) -> Result<(), Failure> {
         let piece = bytes / among.count;
-        // Pieces for each node: of its ranks, those in the group of a rank of this one.
+        // The pieces for each node, for those of its ranks that are in the group of a rank of this one.
         let each = self.local / among.apart;
         let what = format!("a {} of {bytes} bytes", movement.name());
         let mut header = [0; HEADER];

@@ -13,7 +13,7 @@ use super::block::{Block, QUERIES};
 use super::{Capped, Room, by_column, by_column_units, by_token, by_token_units, head};
 use crate::simd::{MatrixMut, Tiles};
 
-/// What a task keeps from block to block.
+/// The buffers that a task keeps from block to block.
 #[derive(Default)]
 struct Work {
     weights: Vec<f32>,
@@ -28,7 +28,7 @@ thread_local! {
     static WORK: RefCell<Work> = RefCell::default();
 }
 
-/// The query blocks of each task of a head: two stretches of about equal work, one where there is little.
+/// Returns the query blocks of each task of a head: two ranges of about equal work, one where there is little.
 fn stretches(blocks: usize) -> Vec<Range<usize>> {
     if blocks < 4 {
         return std::iter::once(0..blocks).collect();
@@ -50,7 +50,7 @@ pub fn room(inputs: &[TensorRef]) -> Room {
     Room { packed, partial: tasks * e.tokens * (e.head_dim + e.value_dim) }
 }
 
-/// One key head, packed.
+/// The packed panels of one key head.
 struct Keys<'a> {
     k: &'a [u32],
     v: &'a [u32],
@@ -173,8 +173,8 @@ fn stretch(
     });
 }
 
-/// One query: scores become weights p, their gradients (d_o·v) become ds. The mean gradient is taken of the
-/// weights as they are here, that of the sink included: lse is rounded, so that they do not sum to 1.
+/// The step of one query from scores to weights p, and from their gradients (d_o·v) to ds. The mean gradient is taken
+/// over the weights as they are here, including the sink's: lse is rounded, so that they do not sum to 1.
 struct ScoreGradients;
 
 /// Scores, gradients, log-sum-exp, the sink's weight, scale.

@@ -8,14 +8,14 @@ use ops::attention::{MAX_HEAD_DIM, Mask};
 use super::column_panels;
 use crate::simd::{HEIGHT, Matrix, MatrixMut, Tile, Tiles, WIDTH, pack};
 
-/// Queries of one block.
+/// Number of queries of one block.
 pub const QUERIES: usize = 64;
 
-/// One block.
+/// One block of queries with its keys.
 pub struct Block<'a> {
     mask: &'a Mask<'a>,
     pub queries: Range<usize>,
-    /// From a panel's edge on.
+    /// Keys that any of the queries sees, from a panel's edge on.
     pub keys: Range<usize>,
     /// Columns of a row of scores: whole panels.
     pub width: usize,
@@ -41,8 +41,8 @@ impl<'a> Block<'a> {
         self.mask.visible(end - 1).end - self.keys.start
     }
 
-    /// scores = scale · rows of the block · every key, `keys` by token. What is behind the last key of a
-    /// group of rows is left as it is: no query of the group sees it.
+    /// scores = scale · rows of the block · every key, `keys` by token. Columns after the last key of a group of rows
+    /// are left as they are: no query of the group sees them.
     pub fn scores(&self, tiles: Tiles<f32>, rows: Matrix<'_>, keys: &[u32], scale: f32, scores: &mut [f32]) {
         let columns = rows.width();
         let mut left = [0; HEIGHT * MAX_HEAD_DIM];
@@ -64,7 +64,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// out[query] = weights of the query · keys, `keys` by column: all that there are, of heads of `head_dim`.
+    /// out[query] = weights of the query · keys, `keys` by column: all keys, of heads of `head_dim`.
     pub fn sums_by_query(
         &self,
         tiles: Tiles<f32>,

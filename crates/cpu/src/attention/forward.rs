@@ -11,7 +11,7 @@ use super::block::{Block, QUERIES};
 use super::{Capped, Room, by_column, by_column_units, by_token, by_token_units, head};
 use crate::simd::{Matrix, MatrixMut, Tiles};
 
-/// What a task keeps from block to block.
+/// The buffers that a task keeps from block to block.
 #[derive(Default)]
 struct Work {
     scores: Vec<f32>,
@@ -103,7 +103,8 @@ fn attend(
     });
 }
 
-/// Scores become exponentials of their distance to the largest, the sink among them; gives their sum and the largest.
+/// The step from scores to exponentials of their distance to the largest, including the sink; gives their sum and the
+/// largest.
 struct WeightsOf;
 
 impl<'a> Loop<(&'a mut [f32], Option<f32>)> for WeightsOf {

@@ -11,7 +11,7 @@ use program::TensorRef;
 
 use crate::simd::{Matrix, Tiles, WIDTH, pack};
 
-/// Memory that an operation uses while it runs: 32-bit units of packed panels, and f32 numbers.
+/// The memory that an operation uses while it runs: 32-bit units of packed panels, and f32 numbers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Room {
     pub packed: usize,
@@ -21,7 +21,7 @@ pub struct Room {
 /// An operation that is computed here instead of by its reference.
 #[derive(Clone, Copy)]
 pub struct Own {
-    /// What it needs for operands of these shapes.
+    /// The memory that it needs for operands of these shapes.
     pub room: fn(&[TensorRef]) -> Room,
     pub run: fn(&mut Call<'_, f32>, &mut [u32], &mut [f32]),
 }
@@ -77,7 +77,7 @@ fn by_column(head: Matrix<'_>, mut out: &mut [u32]) {
     }
 }
 
-/// Raw scores to capped ones, c·tanh(s/c); gives their slopes, 1 − tanh².
+/// The step from raw scores to capped ones, c·tanh(s/c); gives their slopes, 1 − tanh².
 struct Capped;
 
 impl<'a> Loop<(&'a mut [f32], f32, &'a mut [f32])> for Capped {

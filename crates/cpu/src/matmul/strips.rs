@@ -1,7 +1,7 @@
 //! GEMM by strips: D is split into strips along its longer side, depending only on its shape, and each strip is
 //! computed by one thread. 16-bit operands are widened to f32: the split operand strip by strip, the other one once.
-//! Codes of 8 bits are widened once, and their scales are a factor of the product: they are powers of two, so the sums
-//! have the bits of those of the scaled numbers. Codes of 4 bits are widened once, times the scales of their blocks.
+//! 8-bit operands are widened once, and their scales are a factor of the product: they are powers of two, so the sums
+//! have the bits of those of the scaled numbers. 4-bit operands are widened once, times the scales of their blocks.
 //! Addends are added in f32 before the single rounding.
 
 use std::cell::RefCell;
@@ -16,7 +16,7 @@ use crate::arena::{Memory, Plain, Span, SpanMut, overlap};
 use crate::scratch::Scratch;
 use crate::simd::{Matrix, MatrixMut, product};
 
-/// Rows or columns of one strip.
+/// Number of rows or columns of one strip.
 const STRIP: usize = 128;
 
 thread_local! {
@@ -24,14 +24,14 @@ thread_local! {
     static STRIPS: RefCell<(Vec<f32>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
 }
 
-/// How an operand is read.
+/// The way in which an operand is read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Access {
-    /// f32 where it is.
+    /// f32, read without a copy.
     InPlace,
     /// Widened to a dense copy before the product.
     Copied,
-    /// The same with codes of four bits and the scales of their blocks, by the operand's number.
+    /// Four-bit elements, widened to a dense copy with the scales of their blocks, by the operand's number.
     Blocks(usize),
     /// 16 bits, widened strip by strip.
     Strips,
@@ -50,7 +50,7 @@ pub struct StripGemm {
     gemm: Gemm,
     /// A, B, then T and B of every low-rank addend, then the bias.
     operands: Vec<Operand>,
-    /// Strips are rows of D; columns otherwise.
+    /// True if strips are rows of D; otherwise they are columns.
     by_rows: bool,
 }
 
@@ -61,10 +61,10 @@ enum Source<'a> {
     Narrow { data: &'a [u16], dtype: DType, row_stride: usize },
 }
 
-/// What a running product reads.
+/// The operands of a running product.
 struct Sources<'a> {
     operands: Vec<Source<'a>>,
-    /// What the product of A and B is multiplied with.
+    /// The factor of the product of A and B.
     scale: f32,
 }
 
@@ -85,7 +85,7 @@ impl StripGemm {
         Ok(product)
     }
 
-    /// The extents of the operands against those of the instruction.
+    /// Checks the extents of the operands against those of the instruction.
     fn check(&self) -> Result<(), String> {
         let g = &self.gemm;
         let fits = |o: &Operand, rows: usize, columns: usize, transposed: bool| {
@@ -251,7 +251,7 @@ impl Operand {
         matches!(self.access, Access::Copied | Access::Blocks(_))
     }
 
-    /// Two codes of four bits in a byte, both operands along the sum.
+    /// Reads an operand of two four-bit elements in a byte, adjacent along the sum.
     fn read_blocks(&mut self, gemm: &Gemm, number: usize) -> Result<(), String> {
         let scales = &gemm.scales.as_ref().and_then(|scales| scales.blocks.as_ref()).expect("it has blocks")[number];
         self.columns *= 2;

@@ -21,7 +21,7 @@ use crate::storage::Stored;
 const ROWS: usize = 1024;
 /// Units of k in one chunk: a panel of op(B), 288 KiB at most, stays in the L2 cache.
 const UNITS: usize = 1536;
-/// Tasks for each thread, if there are as many tiles.
+/// Number of tasks for each thread, if there are enough tiles.
 const TASKS: usize = 4;
 
 thread_local! {
@@ -37,9 +37,9 @@ pub struct TiledGemm {
     chunk: usize,
 }
 
-/// What a product reads.
+/// The matrices that a product reads.
 struct Sources<'a, T> {
-    /// op(A) and op(B).
+    /// The factors op(A) and op(B).
     a: Matrix<'a, T>,
     b: Matrix<'a, T>,
     /// T and op(B) of each low-rank addend.
@@ -47,7 +47,7 @@ struct Sources<'a, T> {
     bias: Option<&'a [f32]>,
 }
 
-/// Which part of the work a pass over D is.
+/// The part of the work that one pass over D does.
 #[derive(Clone)]
 struct Pass {
     k: Range<usize>,
@@ -89,7 +89,7 @@ impl TiledGemm {
         }
     }
 
-    /// Whether sums are kept in f32 from chunk to chunk outside of D.
+    /// True if sums are kept in f32 from chunk to chunk outside of D.
     fn waits(&self) -> bool {
         self.gemm.d.dtype != DType::F32 && self.chunk < self.gemm.k
     }
@@ -166,7 +166,7 @@ impl TiledGemm {
         });
     }
 
-    /// Packs the block of op(A), and behind the last chunk those of the addends: [panels][units][HEIGHT] each.
+    /// Packs the block of op(A), and after the last chunk those of the addends: [panels][units][HEIGHT] each.
     fn pack_rows<'p, T: Unit>(
         &self,
         sources: &Sources<'_, T>,
@@ -273,7 +273,7 @@ impl TiledGemm {
     }
 }
 
-/// Packs lines with so many empty lines before them.
+/// Packs lines after `before` empty lines.
 fn pack_behind<T: Unit>(lines: Matrix<'_, T>, before: usize, width: usize, panel: &mut [u32]) {
     if before == 0 {
         return pack(lines, panel);

@@ -5,9 +5,9 @@ use std::sync::LazyLock;
 /// Sets of instructions, each with all before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// What every processor of the architecture has.
+    /// Instructions of every processor of the architecture.
     Base,
-    /// AVX2 and FMA.
+    /// The AVX2 and FMA instructions.
     Avx2,
     /// AVX-512 F, BW, DQ, VL.
     Avx512,
@@ -16,7 +16,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// As it is called where processors are described.
+    /// The name under which processors are described.
     pub fn name(self) -> &'static str {
         match self {
             Level::Base => "the base set of instructions",
@@ -30,7 +30,7 @@ impl Level {
 static LEVEL: LazyLock<Level> = LazyLock::new(Level::ask);
 
 impl Level {
-    /// What this processor has.
+    /// Returns the level of this processor.
     pub fn here() -> Level {
         *LEVEL
     }

@@ -22,7 +22,7 @@ impl<'a, T: Copy> Matrix<'a, T> {
         matrix
     }
 
-    /// Elements from the first to behind the last.
+    /// Number of elements from the first to the end of the last.
     fn extent(&self) -> usize {
         if self.rows == 0 || self.columns == 0 {
             return 0;
@@ -46,17 +46,17 @@ impl<'a, T: Copy> Matrix<'a, T> {
         }
     }
 
-    /// Number of rows.
+    /// Number of rows in the view.
     pub fn height(&self) -> usize {
         self.rows
     }
 
-    /// Number of columns.
+    /// Number of columns in the view.
     pub fn width(&self) -> usize {
         self.columns
     }
 
-    /// The elements behind one another from the first: a vector when there is one row.
+    /// Returns the adjacent elements from the first on: a vector when there is one row.
     pub fn values(&self) -> &'a [T] {
         self.data
     }
@@ -84,7 +84,7 @@ pub struct MatrixMut<'a, T> {
 unsafe impl<T: Send> Send for MatrixMut<'_, T> {}
 
 impl<'a, T> MatrixMut<'a, T> {
-    /// Panics when `data` is too short or rows overlap.
+    /// Wraps row-major data. Panics when `data` is too short or rows overlap.
     pub fn new(data: &'a mut [T], rows: usize, columns: usize, row_stride: usize) -> Self {
         assert!(rows <= 1 || row_stride >= columns, "rows of {columns} elements overlap at a stride of {row_stride}");
         let extent = if rows == 0 || columns == 0 { 0 } else { (rows - 1) * row_stride + columns };
@@ -96,7 +96,7 @@ impl<'a, T> MatrixMut<'a, T> {
         self.rows
     }
 
-    /// Number of columns.
+    /// Number of columns in the view.
     pub fn width(&self) -> usize {
         self.columns
     }

@@ -10,9 +10,9 @@ use ops::{Loop, vectorised};
 use super::level::Level;
 use super::matrix::Matrix;
 
-/// An element that panels hold.
+/// An element type of panels.
 pub trait Unit: Copy + Send + Sync {
-    /// Elements of one unit.
+    /// Number of elements of one unit.
     const DEPTH: usize;
 
     /// A unit of up to `DEPTH` elements; those that are missing are zero.
@@ -28,7 +28,7 @@ impl Unit for f32 {
     }
 }
 
-/// bf16 by its bits.
+/// Elements of bf16, stored as its bits.
 impl Unit for u16 {
     const DEPTH: usize = 2;
 
@@ -38,7 +38,7 @@ impl Unit for u16 {
     }
 }
 
-/// Units of `k` elements.
+/// Number of units of `k` elements.
 pub fn units_of<T: Unit>(k: usize) -> usize {
     k.div_ceil(T::DEPTH)
 }
@@ -62,7 +62,7 @@ pub fn pack<T: Unit>(lines: Matrix<'_, T>, out: &mut [u32]) {
     }
 }
 
-/// Any strides; quick where the lines are side by side.
+/// A copy with any strides; fast where the lines are side by side.
 struct Along;
 
 impl<'a, T: Unit> Loop<(Matrix<'a, T>, usize, &'a mut [u32])> for Along {
@@ -89,7 +89,7 @@ impl<'a, T: Unit> Loop<(Matrix<'a, T>, usize, &'a mut [u32])> for Along {
     }
 }
 
-/// Lines whose elements are behind one another: blocks of 8 lines and 8 units are turned in registers.
+/// Packs lines whose elements are adjacent: blocks of 8 lines and 8 units are transposed in registers.
 fn across<T: Unit>(lines: Matrix<'_, T>, width: usize, out: &mut [u32]) {
     let whole = lines.columns / T::DEPTH / 8 * 8;
     let turned = if Level::here() >= Level::Avx2 { lines.rows / 8 * 8 } else { 0 };

@@ -10,13 +10,13 @@
 use super::level::Level;
 use super::panels::Unit;
 
-/// Rows of a tile.
+/// Number of rows of a tile.
 pub const HEIGHT: usize = 8;
-/// Most columns of a tile: three vectors.
+/// Maximal number of columns of a tile: three vectors.
 pub const WIDTH: usize = 48;
 /// Units of one chain of additions: longer sums are made of several, which keeps the accuracy of short ones.
 const CHAIN: usize = 512;
-/// Elements of one vector.
+/// Number of elements of one vector.
 const LANES: usize = 16;
 
 /// A tile of the result, rows of [`WIDTH`] elements.
@@ -47,8 +47,8 @@ impl<T: Unit> Tiles<T> {
         columns.min(WIDTH).next_multiple_of(LANES)
     }
 
-    /// c += scale·a·b with a a panel of [`HEIGHT`] lines and b one of `width` lines, a multiple of 16 of at
-    /// most [`WIDTH`], of as many units. Panics when they do not fit.
+    /// c += scale·a·b, where a is a panel of [`HEIGHT`] lines and b one of `width` lines, a multiple of 16 of at most
+    /// [`WIDTH`], with the same number of units. Panics when they do not fit.
     pub fn multiply(self, a: &[u32], b: &[u32], width: usize, scale: f32, c: &mut Tile) {
         assert!(a.len() * width == b.len() * HEIGHT, "panels of different lengths");
         for (a, b) in a.chunks(CHAIN * HEIGHT).zip(b.chunks(CHAIN * width)) {

@@ -1,26 +1,26 @@
-//! What all nodes of a run must have in common, by name. Knows texts only.
+//! The facts that all nodes of a run must have in common, by name. Knows texts only.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-/// Names and values.
+/// Pairs of name and value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts(pub BTreeMap<String, String>);
 
 impl Facts {
-    /// As an object of texts.
+    /// Returns the facts as a JSON object of texts.
     pub fn to_json(&self) -> Value {
         Value::Object(self.0.iter().map(|(name, value)| (name.clone(), value.clone().into())).collect::<Map<_, _>>())
     }
 
-    /// What is no object of texts has no facts.
+    /// Reads an object of texts; anything else has no facts.
     pub fn from_json(value: &Value) -> Facts {
         let pair = |(name, value): (&String, &Value)| Some((name.clone(), value.as_str()?.to_owned()));
         Facts(value.as_object().into_iter().flatten().filter_map(pair).collect())
     }
 
-    /// What another node has otherwise, a line each.
+    /// Returns the differences of another node, a line each.
     pub fn differences(&self, node: usize, other: &Facts) -> Vec<String> {
         let none = "nothing".to_owned();
         let names: std::collections::BTreeSet<&String> = self.0.keys().chain(other.0.keys()).collect();

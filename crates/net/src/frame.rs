@@ -2,28 +2,28 @@
 
 use std::io::{self, Read, Write};
 
-/// What a frame is for.
+/// The purpose of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Channel {
-    /// Bytes of a collective.
+    /// The bytes of a collective.
     Collective,
-    /// What node 0 wants done.
+    /// A command of node 0.
     Order,
-    /// What came of an order.
+    /// The result of a command.
     Reply,
-    /// Where nodes introduce themselves.
+    /// The introduction of a node when nodes meet.
     Hello,
-    /// It is over, and why.
+    /// The end of the run, and the reason.
     Abort,
-    /// Somebody requested the end of the run.
+    /// A request to end the run, made on some node.
     Wish,
     /// The sender leaves: nothing comes after it.
     Farewell,
-    /// The sender is alive.
+    /// A sign that the sender is alive.
     Beat,
 }
 
-/// The channels whose frames wait until they are requested.
+/// Number of channels whose frames wait until they are requested.
 pub const BOXES: usize = 3;
 
 const ALL: [Channel; 8] = [
@@ -37,7 +37,7 @@ const ALL: [Channel; 8] = [
     Channel::Beat,
 ];
 
-/// The channel, and the length in eight bytes.
+/// Length of the header: the channel in one byte, and the length in eight.
 const HEADER: usize = 9;
 
 /// Writes one frame, whose bytes are given in parts.
@@ -50,7 +50,7 @@ pub fn write(stream: &mut impl Write, channel: Channel, parts: &[&[u8]]) -> io::
     parts.iter().try_for_each(|part| stream.write_all(part))
 }
 
-/// Reads one frame of at most so many bytes. Memory is taken as bytes come, not as the header says.
+/// Reads one frame of at most `most` bytes. Memory is allocated as bytes come, not as the header says.
 pub fn read(stream: &mut impl Read, most: u64) -> io::Result<(Channel, Vec<u8>)> {
     let mut header = [0; HEADER];
     stream.read_exact(&mut header)?;

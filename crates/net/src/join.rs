@@ -1,5 +1,6 @@
-//! How nodes find each other: node 0 listens at an address that all know, the others come to it and say where they listen,
-//! and when all are there and have the same facts, each connects to those before it. Knows no more of a run than that.
+//! The meeting of the nodes: node 0 listens at an address that all know, the others connect to it and send the address
+//! where they listen, and when all are there and have the same facts, each connects to those before it. Knows no more
+//! of a run than that.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -16,31 +17,31 @@ use crate::frame::{self, Channel};
 use crate::nodes::Nodes;
 use crate::proof::{self, Token, Unproven};
 
-/// What nodes say of themselves, bytes at most.
+/// Maximal length of a node's introduction, bytes.
 const INTRODUCTION: u64 = 1 << 20;
 
-/// Between two attempts to reach node 0.
+/// The pause between two attempts to reach node 0.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// A node's place in a run.
+/// The place of a node in a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// From 0.
+    /// Number of the node, from 0.
     pub node: usize,
     pub nodes: usize,
-    /// `host:port` of node 0.
+    /// The `host:port` of node 0.
     pub rendezvous: String,
-    /// How long nodes wait for each other.
+    /// The time that nodes wait for each other.
     pub patience: Duration,
 }
 
-/// Why the nodes do not come together.
+/// The reason why the nodes do not come together.
 #[derive(Debug, Error)]
 pub enum JoinError {
-    /// Nodes differ in what they must have in common.
+    /// Facts that the nodes must have in common differ.
     #[error("the nodes do not have the same run:\n  {}", .0.join("\n  "))]
     Differ(Vec<String>),
-    /// Somebody requested the end.
+    /// The end of the run was requested.
     #[error("stopped")]
     Stopped,
     /// A node came and is gone again.
@@ -58,14 +59,14 @@ fn lost(what: impl Into<String>) -> JoinError {
     JoinError::Lost(what.into())
 }
 
-/// Whether the other end has closed a connection, even where something of it is still to be read.
+/// True if the other end has closed a connection, even if bytes of it are still to be read.
 fn is_gone(stream: &TcpStream) -> bool {
     let mut polled = [PollFd::new(stream, PollFlags::RDHUP)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     matches!(poll(&mut polled, Some(&now)), Ok(1..)) && !polled[0].revents().is_empty()
 }
 
-/// Comes together with all other nodes. `note` gets who is there; `stop` is asked while it waits.
+/// Connects to all other nodes. `note` gets progress messages; `stop` is polled during the wait.
 pub fn join(
     place: &Place,
     token: &Token,
@@ -136,7 +137,7 @@ fn gather(
                 None => {
                     let text = format!("two processes say that they are node {node}: each needs its own `node_rank`");
                     let _ = say(&stream, &json!({"refused": [text]}));
-                    // What is not read when a connection is closed would take the answer back.
+                    // Bytes that are unread when a connection is closed would discard the answer.
                     let _ = hear(&stream, Duration::from_secs(2));
                     note(text);
                 }
@@ -146,7 +147,7 @@ fn gather(
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Err(failed("no thread can be started for the rendezvous")),
         }
-        // One that is started again comes a second time.
+        // A node that is started again comes a second time.
         for (node, _) in found.extract_if(.., |(_, stream)| is_gone(stream)) {
             note(format!("Node {node} came and is gone again"));
             missing.push(node);
@@ -171,14 +172,14 @@ fn say(mut stream: &TcpStream, what: &Value) -> io::Result<()> {
     frame::write(&mut stream, Channel::Hello, &[what.to_string().as_bytes()])
 }
 
-/// What the other end says of itself, or what it received.
+/// Reads the introduction of the other end, or its acknowledgement.
 fn hear(mut stream: &TcpStream, patience: Duration) -> io::Result<Value> {
     stream.set_read_timeout(Some(patience.max(Duration::from_millis(1))))?;
     let (_, bytes) = frame::read(&mut stream, INTRODUCTION)?;
     serde_json::from_slice(&bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
 }
 
-/// Node 0: waits for all, compares, and tells each where the others are.
+/// Node 0: waits for all, compares, and sends each the addresses of the others.
 fn lead(
     place: &Place,
     token: &Token,
@@ -258,7 +259,7 @@ fn follow(
     Ok(streams)
 }
 
-/// Tries to reach node 0 until it is there.
+/// Tries to reach node 0 until it answers.
 fn reach(
     place: &Place,
     token: &Token,
@@ -289,14 +290,14 @@ fn reach(
     }
 }
 
-/// What node 0 says when all are there, or why not.
+/// Waits for the roster that node 0 sends when all are there, or for its refusal.
 fn await_roster(
     node_0: &TcpStream,
     place: &Place,
     deadline: Instant,
     stop: &mut dyn FnMut() -> bool,
 ) -> Result<Value, JoinError> {
-    // Node 0 gives up first, and says so by ending.
+    // Node 0 gives up first, and signals it by closing.
     let deadline = deadline + Duration::from_secs(15);
     let mut first = [0];
     loop {

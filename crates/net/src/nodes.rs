@@ -1,5 +1,5 @@
-//! The connections of a node to all others while a run goes on. A thread for each reads what comes and puts it by, so two
-//! nodes that send at once never wait for each other, and the end of a node is noticed wherever this one is.
+//! The connections of a node to all others while a run goes on. A thread for each reads the frames and stores them, so
+//! two nodes that send at once never wait for each other, and the end of a node is noticed wherever this one is.
 //!
 //! Knows frames and who sent them; not what they mean.
 
@@ -15,27 +15,28 @@ use rustix::net::sockopt;
 
 use crate::frame::{self, BOXES, Channel};
 
-/// A connection on which nothing comes through is given up after about this long: the systems at both ends ask each other.
+/// The time after which a connection on which nothing comes through is given up: the systems at both ends probe each
+/// other.
 const SILENCE: Duration = Duration::from_secs(20);
 
-/// Between two such questions.
+/// The pause between two such probes.
 const QUESTION: Duration = Duration::from_secs(4);
 
-/// A node says at least so often that it is alive.
+/// Period of the heartbeats that a node sends.
 const BEAT: Duration = Duration::from_secs(5);
 
-/// The longest text with which a node ends a run, bytes.
+/// Maximal length of the reason with which a node ends a run, bytes.
 const REASON: usize = 4000;
 
-/// What a process ends with where another one is gone or does not answer: the run is worth starting again.
+/// The exit code of a process that another node left or does not answer: the run can be started again.
 pub const LOST: u8 = 6;
 
-/// Which node ended the run, and why.
+/// The node that ended the run, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     pub node: usize,
     pub why: String,
-    /// What its process ends with; [`LOST`] where it is gone.
+    /// The exit code of its process; [`LOST`] if it is gone.
     pub code: u8,
 }
 
@@ -47,19 +48,19 @@ impl fmt::Display for Failure {
 
 type Listener = Box<dyn Fn(&Failure) + Send>;
 
-/// What the threads of a node share.
+/// The state that the threads of a node share.
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    /// What is called when the run has failed.
+    /// Callbacks for a failure of the run.
     listeners: Mutex<Vec<Listener>>,
 }
 
 #[derive(Default)]
 struct State {
-    /// What came from each node and was not requested yet.
+    /// Frames that came from each node and were not requested yet.
     boxes: Vec<[VecDeque<Vec<u8>>; BOXES]>,
-    /// When something came from each node.
+    /// Time of the last frame from each node.
     heard: Vec<Instant>,
     /// Nodes that have left in order.
     left: Vec<bool>,
@@ -72,25 +73,25 @@ struct Peer {
     address: SocketAddr,
 }
 
-/// A node among the others.
+/// A node of a run, connected to all others.
 pub struct Nodes {
-    /// Which one this is, from 0.
+    /// Number of this node, from 0.
     pub node: usize,
-    /// How many there are.
+    /// Number of nodes of the run.
     pub count: usize,
-    /// How long a node is waited for.
+    /// The time that a node is waited for.
     pub patience: Duration,
-    /// None for this one.
+    /// The connections by node; `None` for this node.
     peers: Vec<Option<Peer>>,
     shared: Arc<Shared>,
-    /// All nodes do the same by themselves, without an order for each part of it.
+    /// True while all nodes do the same by themselves, without a command for each part of it.
     together: AtomicBool,
-    /// Bytes of collectives that it has sent.
+    /// Number of bytes of collectives that it has sent.
     exchanged: AtomicU64,
 }
 
 impl Nodes {
-    /// Begins to read from all connections, by node; none is this node's own place.
+    /// Begins to read from all connections, by node; this node's own entry is `None`.
     pub(crate) fn new(node: usize, streams: Vec<Option<TcpStream>>, patience: Duration) -> io::Result<Arc<Nodes>> {
         let count = streams.len();
         let boxes = (0..count).map(|_| Default::default()).collect();
@@ -116,12 +117,12 @@ impl Nodes {
         (0..self.count).filter(move |other| *other != node)
     }
 
-    /// Where a node is, for people.
+    /// Returns the address of a node, for people.
     pub fn address(&self, node: usize) -> Option<SocketAddr> {
         self.peers[node].as_ref().map(|peer| peer.address)
     }
 
-    /// Whether all nodes do what this one does without orders.
+    /// True if all nodes do the same as this one without commands.
     pub fn is_together(&self) -> bool {
         self.together.load(Ordering::Acquire)
     }
@@ -146,18 +147,18 @@ impl Nodes {
         let mut writer = peer.writer.lock().unwrap_or_else(PoisonError::into_inner);
         frame::write(&mut *writer, channel, parts).map_err(|error| {
             drop(writer);
-            // What it said last may be under way, and is the better reason.
+            // The last frame of the node may be in flight, and has the better reason.
             self.shared.wait_for_failure();
             self.shared.fail(lost(to, peer.address, &error))
         })
     }
 
-    /// Sends the same to all others.
+    /// Sends the same bytes to all others.
     pub fn tell(&self, channel: Channel, parts: &[&[u8]]) -> Result<(), Failure> {
         self.others().try_for_each(|node| self.send(node, channel, parts))
     }
 
-    /// What a node sent next. `what` is waited for at most so long.
+    /// Returns the next frame of a node. The error of a timeout names `what` was waited for.
     pub fn receive(&self, from: usize, channel: Channel, what: &str) -> Result<Vec<u8>, Failure> {
         let deadline = Instant::now() + self.patience;
         self.next(from, channel, Some(deadline), &mut || {})?.ok_or_else(|| {
@@ -168,12 +169,12 @@ impl Nodes {
         })
     }
 
-    /// The next order of node 0, however long it takes; meanwhile `idle` is called now and then.
+    /// Waits for the next command of node 0 without a timeout; meanwhile `idle` is called now and then.
     pub fn next_order(&self, idle: &mut dyn FnMut()) -> Result<Vec<u8>, Failure> {
         Ok(self.next(0, Channel::Order, None, idle)?.expect("there is no deadline"))
     }
 
-    /// The next answer of a node, however long it takes: of something that takes nodes different times.
+    /// Waits for the next reply of a node without a timeout: for work whose time differs between nodes.
     pub fn next_reply(&self, from: usize) -> Result<Vec<u8>, Failure> {
         Ok(self.next(from, Channel::Reply, None, &mut || {})?.expect("there is no deadline"))
     }
@@ -187,7 +188,7 @@ impl Nodes {
     ) -> Result<Option<Vec<u8>>, Failure> {
         let mut state = self.shared.state();
         loop {
-            // What came before the end counts.
+            // Frames that came before the end count.
             if let Some(bytes) = state.boxes[from][channel as usize].pop_front() {
                 return Ok(Some(bytes));
             }
@@ -216,17 +217,17 @@ impl Nodes {
         }
     }
 
-    /// Ends the run for all nodes, with what this process ends with.
+    /// Ends the run for all nodes, with this reason and the exit code of this process.
     pub fn abort(&self, why: &str, code: u8) {
         self.pass_on(&self.shared.fail(Failure { node: self.node, why: why.to_owned(), code }));
     }
 
-    /// Tells the others of a failure, as far as they can be reached.
+    /// Reports a failure to the others, as far as they can be reached.
     fn pass_on(&self, failure: &Failure) {
         let why: String = failure.why.chars().take(REASON / 4).collect();
         let node = (failure.node as u32).to_le_bytes();
         for peer in self.peers.iter().flatten() {
-            // One that has been written to for long learns of it by the end of the connection.
+            // A node whose connection is being written to for long learns of it by the end of the connection.
             if let Some(mut writer) = peer.writer_within(Duration::from_millis(500)) {
                 let _ = writer.set_write_timeout(Some(Duration::from_secs(1)));
                 let _ = frame::write(&mut *writer, Channel::Abort, &[&node, &[failure.code], why.as_bytes()]);
@@ -234,12 +235,13 @@ impl Nodes {
         }
     }
 
-    /// Why the run has failed, if it has.
+    /// Returns the failure of the run, if it has failed.
     pub fn failure(&self) -> Option<Failure> {
         self.shared.state().failure.clone()
     }
 
-    /// As [`Nodes::failure`]; a node of which nothing was heard for long has failed, too.
+    /// Returns the failure of the run like [`Nodes::failure`]; a node that was silent for longer than the timeout has
+    /// failed, too.
     pub fn ended(&self) -> Option<Failure> {
         let state = self.shared.state();
         let silent = |node: &usize| state.heard[*node].elapsed() > self.patience && !state.left[*node];
@@ -252,7 +254,7 @@ impl Nodes {
         Some(self.silent(found, silence))
     }
 
-    /// A node that says nothing fails for all.
+    /// Fails the run because of a silent node.
     fn silent(&self, node: usize, silence: Duration) -> Failure {
         let why = format!("nothing was heard of it for {} s: it is stopped, or hangs", silence.as_secs());
         let failure = self.shared.fail(Failure { node, why, code: LOST });
@@ -264,7 +266,7 @@ impl Nodes {
         self.failure().map_or(Ok(()), Err)
     }
 
-    /// Has something called once when the run fails, by any thread; at once if it has.
+    /// Registers a callback that runs once when the run fails, on any thread; at once if it has.
     pub fn on_failure(&self, listener: impl Fn(&Failure) + Send + 'static) {
         let mut listeners = self.shared.listeners.lock().unwrap_or_else(PoisonError::into_inner);
         match self.failure() {
@@ -273,7 +275,7 @@ impl Nodes {
         }
     }
 
-    /// Tells node 0 that somebody wants the run to end.
+    /// Reports to node 0 that the end of the run is requested.
     pub fn wish(&self) {
         match self.node {
             0 => self.shared.state().wish = true,
@@ -281,12 +283,12 @@ impl Nodes {
         }
     }
 
-    /// Whether a node was asked to end the run.
+    /// True if a node was asked to end the run.
     pub fn wished(&self) -> bool {
         self.shared.state().wish
     }
 
-    /// Leaves in order: that this process ends is no failure any more, and neither is the end of others.
+    /// Leaves in order: the end of this process is no failure any more, and neither is the end of others.
     pub fn leave(&self) {
         let _ = self.tell(Channel::Farewell, &[]);
         self.shared.state().left.fill(true);
@@ -301,7 +303,7 @@ impl fmt::Debug for Nodes {
 
 impl Drop for Nodes {
     fn drop(&mut self) {
-        // Others may see the end of this connection before they hear of who failed.
+        // Others may see the end of this connection before they receive the failure that caused it.
         if let Some(failure) = self.failure() {
             self.pass_on(&failure);
         }
@@ -335,7 +337,7 @@ impl Peer {
         Ok(Peer { writer: Mutex::new(stream), address })
     }
 
-    /// The connection, as soon as nobody writes to it; none if that takes longer.
+    /// Locks the connection for writing; `None` if that takes longer than `most`.
     fn writer_within(&self, most: Duration) -> Option<MutexGuard<'_, TcpStream>> {
         let deadline = Instant::now() + most;
         loop {
@@ -354,7 +356,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What came from a node.
+    /// Stores or handles a frame that came from a node.
     fn take(&self, from: usize, channel: Channel, bytes: Vec<u8>) {
         let mut state = self.state();
         state.heard[from] = Instant::now();
@@ -376,7 +378,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// A connection has ended.
+    /// Handles the end of a connection.
     fn end(&self, from: usize, address: SocketAddr, error: &io::Error) -> Option<Failure> {
         if self.state().left[from] {
             self.changed.notify_all();
@@ -385,7 +387,7 @@ impl Shared {
         Some(self.fail(lost(from, address, error)))
     }
 
-    /// The failure that counts: the first.
+    /// Records a failure and returns the one that counts: the first.
     fn fail(&self, failure: Failure) -> Failure {
         let mut state = self.state();
         if let Some(first) = &state.failure {
@@ -399,7 +401,7 @@ impl Shared {
         failure
     }
 
-    /// Gives the threads that read a moment.
+    /// Gives the reading threads a moment to report a failure.
     fn wait_for_failure(&self) {
         let deadline = Instant::now() + Duration::from_millis(500);
         let mut state = self.state();
@@ -410,11 +412,11 @@ impl Shared {
     }
 }
 
-/// Says to all others that this node is alive, as long as it is.
+/// Sends heartbeats to all others, as long as this node is alive.
 fn beat(nodes: &Weak<Nodes>, pause: Duration) {
     while let Some(nodes) = nodes.upgrade() {
         for peer in nodes.peers.iter().flatten() {
-            // One that is being written to hears enough.
+            // A connection that is being written to needs no heartbeat.
             if let Ok(mut writer) = peer.writer.try_lock() {
                 let _ = frame::write(&mut *writer, Channel::Beat, &[]);
             }

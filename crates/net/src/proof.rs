@@ -1,6 +1,7 @@
-//! How both ends of a connection prove that they know the run's token, without sending it: each answers a number that the
-//! other drew with a keyed digest of it. The digest covers the address that was reached, so an answer that is passed on to
-//! another address is worth nothing. Knows what a token is; not what is said behind the proof.
+//! The handshake in which both ends of a connection prove that they know the run's token, without sending it: each
+//! answers a number that the other drew with a keyed digest of it. The digest covers the address that was reached, so
+//! an answer that is passed on to another address is worth nothing. Knows what a token is; not what is sent after the
+//! proof.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -11,19 +12,19 @@ use blake3::{Hash, Hasher};
 
 const MAGIC: [u8; 8] = *b"surogate";
 
-/// Version of what nodes say to each other.
+/// Version of the protocol between nodes.
 const PROTOCOL: u32 = 2;
 
-/// A stranger that says nothing is not waited for longer.
+/// The timeout of each read and write with a stranger.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long what a refused one still says is read.
+/// The time for which further bytes of a refused stranger are read.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// The longest reason for a refusal, bytes.
 const REASON: usize = 1000;
 
-/// What nodes of a run know and nobody else: kept as a key that is derived from its text.
+/// The secret that the nodes of a run share: a key that is derived from its text.
 #[derive(Clone)]
 pub struct Token([u8; 32]);
 
@@ -32,12 +33,13 @@ impl Token {
         Token(blake3::derive_key("surogate 2026 token of the nodes of a run", text.as_bytes()))
     }
 
-    /// The token of what follows from a meeting of nodes: connections of other meetings are refused.
+    /// Returns the token of the connections that follow from a meeting of nodes: connections of other meetings are
+    /// refused.
     pub fn of_meeting(&self, number: &[u8]) -> Token {
         Token(*self.digest(&[b"meeting", number]).as_bytes())
     }
 
-    /// Of parts with their lengths, so that no two lists of parts are the same text.
+    /// Returns the digest of parts with their lengths, so that no two lists of parts have the same input.
     fn digest(&self, parts: &[&[u8]]) -> Hash {
         let mut hasher = Hasher::new_keyed(&self.0);
         for part in parts {
@@ -53,12 +55,12 @@ impl Token {
     }
 }
 
-/// Why a connection is not one between nodes of the run.
+/// The reason why a connection is not one between nodes of the run.
 #[derive(Debug)]
 pub enum Unproven {
-    /// One end says no, in words.
+    /// One end refuses, with a reason in words.
     Refused(String),
-    /// It broke off, or nothing came.
+    /// The connection broke off, or nothing came.
     Broken(io::Error),
 }
 
@@ -68,14 +70,14 @@ impl From<io::Error> for Unproven {
     }
 }
 
-/// A number that nobody can guess.
+/// Returns a number that nobody can guess.
 pub fn random() -> io::Result<[u8; 32]> {
     let mut number = [0; 32];
     File::open("/dev/urandom")?.read_exact(&mut number)?;
     Ok(number)
 }
 
-/// The side that was connected to: which node the other proved to be.
+/// Runs the side that was connected to, and returns the number that the other node has proved.
 pub fn accept(stream: &mut TcpStream, token: &Token, nodes: usize) -> Result<usize, Unproven> {
     limited(stream, |stream| {
         let own = random()?;
@@ -91,7 +93,7 @@ pub fn accept(stream: &mut TcpStream, token: &Token, nodes: usize) -> Result<usi
         let node = u32::from_le_bytes(rest[32..36].try_into().expect("four bytes"));
         let answer = Hash::from_bytes(rest[36..].try_into().expect("32 bytes"));
         let reached = stream.local_addr()?;
-        // Comparing digests takes as long for any.
+        // The comparison of digests takes the same time for any input.
         if token.proof("joins", [&own, &number], node, reached) != answer {
             return refuse(
                 stream,
@@ -107,7 +109,7 @@ pub fn accept(stream: &mut TcpStream, token: &Token, nodes: usize) -> Result<usi
     })
 }
 
-/// The side that connects.
+/// Runs the side that connects.
 pub fn introduce(stream: &mut TcpStream, token: &Token, node: usize) -> Result<(), Unproven> {
     limited(stream, |stream| {
         let mut greeting = [0; 44];
@@ -134,7 +136,7 @@ pub fn introduce(stream: &mut TcpStream, token: &Token, node: usize) -> Result<(
     })
 }
 
-/// Runs one side with a limit on every wait.
+/// Runs one side with a timeout on every wait.
 fn limited<T>(stream: &mut TcpStream, side: impl FnOnce(&mut TcpStream) -> Result<T, Unproven>) -> Result<T, Unproven> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
@@ -145,7 +147,7 @@ fn limited<T>(stream: &mut TcpStream, side: impl FnOnce(&mut TcpStream) -> Resul
 }
 
 fn refuse<T>(stream: &mut TcpStream, why: String) -> Result<T, Unproven> {
-    // Whether it is heard does not matter here. What came and was not read would take the reason back.
+    // Its delivery does not matter here. Bytes that came and were not read would discard the reason.
     let _ = stream.write_all(&[&[1], why.as_bytes()].concat());
     let _ = stream.shutdown(std::net::Shutdown::Write);
     let _ = stream.set_read_timeout(Some(LAST_WORDS));
@@ -166,7 +168,7 @@ fn check_greeting(bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// A text of somebody else without what steers a terminal.
+/// Removes the characters that steer a terminal from a stranger's text.
 fn shown(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
@@ -177,7 +179,7 @@ mod tests {
 
     use super::*;
 
-    /// What each side says when one connects to the other.
+    /// Returns the results of both sides when one connects to the other.
     fn meet(server: &Token, client: &Token, node: usize) -> (Result<usize, Unproven>, Result<(), Unproven>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

@@ -7,7 +7,7 @@ use crate::value::{Fault, OptionValue};
 use serde_json::Value;
 use std::fmt;
 
-/// A number of bytes.
+/// An amount of memory in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteSize(pub u64);
 
@@ -26,7 +26,7 @@ const UNITS: &[(&str, u64)] = &[
 ];
 
 impl ByteSize {
-    /// Reads `22GiB`, `1.5 TB`, `1000`. None if it is not an amount, negative, or past 2⁶⁴ bytes.
+    /// Reads `22GiB`, `1.5 TB`, `1000`. `None` if it is not an amount, negative, or past 2⁶⁴ bytes.
     pub fn parse(text: &str) -> Option<ByteSize> {
         let text = text.trim();
         let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -41,7 +41,7 @@ impl ByteSize {
 }
 
 impl fmt::Display for ByteSize {
-    /// Exact: the greatest unit of 1024 that divides the amount.
+    /// Prints it exactly: in the greatest unit of 1024 that divides the amount.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, unit) in [("TiB", 1u64 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)] {
             if self.0 >= unit && self.0.is_multiple_of(unit) {

@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 use rustix::process::geteuid;
 
-/// Rights of others than the owner to write.
+/// The permission bits of a group and of others to write.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// `$XDG_CACHE_HOME/surogate/NAME`, else `~/.cache/surogate/NAME`. Paths that are empty or relative count as not set:
-/// they would mean the working directory. The error says why there is no such place.
+/// Returns `$XDG_CACHE_HOME/surogate/NAME`, else `~/.cache/surogate/NAME`. Paths that are empty or relative count as
+/// not set: they would mean the working directory. The error says why there is no such place.
 pub fn folder_of_user(name: &str) -> Result<PathBuf, String> {
     chosen(std::env::var_os("XDG_CACHE_HOME").as_deref(), std::env::var_os("HOME").as_deref(), name)
 }
@@ -41,7 +41,7 @@ pub fn prepare(folder: &Path) -> Result<(), String> {
     }
 }
 
-/// What [`prepare`] checks, of a folder that is there.
+/// Checks an existing folder for [`prepare`].
 fn checked(folder: &Path) -> Result<(), String> {
     let failed = |error: io::Error| format!("{}: {error}", folder.display());
     if !folder.is_dir() {
@@ -62,8 +62,8 @@ fn checked(folder: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a file or folder of a cache may be believed: it is this user's or the system's owner's, and no one else may
-/// write it.
+/// True if a file or folder of a cache can be trusted: it belongs to this user or to the system's owner, and no one
+/// else may write it.
 pub fn is_trusted(data: &Metadata) -> bool {
     is_ours(data.uid()) && data.mode() & OTHERS_WRITE == 0
 }
@@ -72,9 +72,10 @@ fn is_ours(owner: u32) -> bool {
     owner == 0 || owner == geteuid().as_raw()
 }
 
-/// The bytes of an entry; none where there is no such file, or one that may not be believed. Links are not followed.
+/// Returns the bytes of an entry; `None` where there is no such file, or one that can not be trusted. Links are not
+/// followed.
 pub fn read_trusted(path: &Path) -> Option<Vec<u8>> {
-    // Without O_NONBLOCK a pipe of that name would hold up whoever opens it.
+    // Without O_NONBLOCK a pipe of that name would block whoever opens it.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
     let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
     let data = file.metadata().ok()?;
@@ -86,7 +87,7 @@ pub fn read_trusted(path: &Path) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// A file of this user alone that was not there before: a link in its place is an error.
+/// Creates a file for this user alone that was not there before: a link in its place is an error.
 pub fn create_new(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }

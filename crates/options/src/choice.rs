@@ -38,12 +38,12 @@ macro_rules! choices {
             /// Every value, in the order of the declaration.
             pub const ALL: &'static [$name] = &[$( $name::$variant ),+];
 
-            /// The canonical word.
+            /// Returns the canonical word of a value.
             pub const fn name(self) -> &'static str {
                 match self { $( $name::$variant => $word, )+ }
             }
 
-            /// The value of a word or of one of its other spellings.
+            /// Returns the value of a word or of one of its other spellings.
             pub fn parse(word: &str) -> Option<$name> {
                 match word {
                     $( $word $(| $alias)* => Some($name::$variant), )+

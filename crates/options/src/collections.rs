@@ -70,7 +70,7 @@ impl<T: OptionValue> OptionValue for Vec<T> {
         };
         let read = items.iter().enumerate().map(|(index, item)| {
             let item = reader.inside(&format!("[{index}]"), |reader| reader.read_part::<T>(item));
-            // A placeholder keeps the numbers of the items behind a faulty one.
+            // A placeholder keeps the numbers of the items after a faulty one.
             item.unwrap_or_else(T::placeholder)
         });
         Ok(read.collect())

@@ -1,5 +1,4 @@
-//! What values an option takes, as data: the source of messages, schema and reference page.
-//! Does not read values.
+//! The types of options, as data: the source of messages, schema and reference page. Does not read values.
 
 use crate::row::Row;
 
@@ -10,23 +9,23 @@ pub struct Choice {
     pub name: &'static str,
     /// Other spellings that are read.
     pub aliases: &'static [&'static str],
-    /// Doc comment, by lines.
+    /// The doc comment, line by line.
     pub doc: &'static [&'static str],
 }
 
 /// The type of an option.
 #[derive(Debug)]
 pub enum Kind {
-    /// `true` or `false`.
+    /// A truth value, `true` or `false`.
     Bool,
-    /// A whole number.
+    /// A whole number, positive or negative.
     Integer {
         /// True where the type has no negative values.
         unsigned: bool,
     },
-    /// A finite number.
+    /// A finite floating-point number in decimal digits.
     Number,
-    /// Any text.
+    /// A text of any content.
     Text,
     /// Text of a certain form, which the words describe: "a moment such as ...".
     Form(&'static str),
@@ -34,13 +33,13 @@ pub enum Kind {
     Bytes,
     /// One of a fixed set of words.
     Choice(&'static [Choice]),
-    /// A sequence.
+    /// A sequence of values of one type.
     List(&'static Kind),
-    /// Names with values.
+    /// A map from names to values of one type.
     Map(&'static Kind),
     /// A group of options of its own.
     Table(&'static [Row]),
-    /// The first that fits.
+    /// One of several types; the first that fits counts.
     Either(&'static [Kind]),
     /// May be null, meaning: none.
     Nullable(&'static Kind),
@@ -51,15 +50,15 @@ pub enum Kind {
 /// Bounds of a number. Absent means unbounded.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Limits {
-    /// Least allowed value.
+    /// The least number that is allowed.
     pub min: Option<i64>,
-    /// Greatest allowed value.
+    /// The greatest number that is allowed.
     pub max: Option<i64>,
     /// The value must be greater than this.
     pub above: Option<i64>,
     /// The value must be less than this.
     pub below: Option<i64>,
-    /// If not empty, the only allowed values.
+    /// The only allowed values, unless empty.
     pub one_of: &'static [i64],
 }
 

@@ -1,8 +1,8 @@
-//! Did you mean? Knows names only.
+//! The search for the name that a misspelled one was meant to be. Knows names only.
 
-/// The candidate that looks most like `name`, if one looks alike enough to be worth a hint.
+/// Returns the candidate that looks most like `name`, if one looks alike enough to be worth a hint.
 pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    /// Below this likeness a hint would puzzle more than it helps; `lora_rnk` to `lora_rank` has 0.98.
+    /// The likeness below which a hint would puzzle more than it helps; `lora_rnk` to `lora_rank` has 0.98.
     const ALIKE: f64 = 0.85;
     let folded = name.to_lowercase().replace('-', "_");
     candidates

@@ -31,7 +31,7 @@ pub fn apply_override(reader: &mut Reader, root: &mut Node, key: &str, value: &s
     *place = node;
 }
 
-/// The place of `segment` in `node`; groups are made where there is nothing.
+/// Returns the place of `segment` in `node`; groups are made where there is nothing.
 fn step<'n>(node: &'n mut Node, segment: &str, span: Span) -> Result<&'n mut Node, String> {
     if let Tree::Null = node.tree {
         node.tree = Tree::Map(Vec::new());

@@ -4,14 +4,14 @@ use serde_json::{Value, json};
 use std::fmt;
 use std::ops::Range;
 
-/// Where in which text.
+/// A position in a named text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Location {
     /// Name of the text: a file, or `command line`.
     pub source: String,
-    /// From 1.
+    /// Number of the line, from 1.
     pub line: usize,
-    /// From 1, in characters.
+    /// Number of the column in characters, from 1.
     pub column: usize,
     /// Byte range in the text.
     pub bytes: Range<usize>,
@@ -30,7 +30,7 @@ pub struct OptionPosition {
     pub location: Option<Location>,
 }
 
-/// Whether the input is wrong or only asks for something that is not built yet.
+/// The kind of a problem: wrong input, or a request for something that is not built yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Availability {
     /// The input is wrong and will stay wrong.
@@ -44,11 +44,11 @@ pub enum Availability {
 pub struct Problem {
     /// A mistake, or a request that comes too early.
     pub availability: Availability,
-    /// Where.
+    /// The option and its position.
     pub place: OptionPosition,
-    /// What is wrong, with the value and what was expected, in one sentence without a full stop.
+    /// The fault, with the value and what was expected, in one sentence without a full stop.
     pub message: String,
-    /// What to do about it.
+    /// Advice on how to correct the input.
     pub hint: Option<String>,
 }
 
@@ -80,7 +80,7 @@ impl fmt::Display for Problem {
                 write!(out, "{}:{}:{}: {}", at.source, at.line, at.column, self.message)?;
                 let number = at.line.to_string();
                 let gutter = " ".repeat(number.len());
-                // Tabs are kept in front of the mark, so that it stays below its place.
+                // Tabs are kept before the mark, so that it stays below its place.
                 let before = at.line_text.chars().take(at.column - 1);
                 let indent: String = before.map(|c| if c == '\t' { '\t' } else { ' ' }).collect();
                 write!(out, "\n  {number} | {}", at.line_text)?;

@@ -21,7 +21,7 @@ pub struct Reader {
     path: String,
 }
 
-/// What the user wrote and where, for problems that are found later.
+/// The options that the user wrote, with their positions, for problems that are found later.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Written {
     sources: Vec<Source>,
@@ -55,7 +55,7 @@ impl Reader {
         self.sources.len() - 1
     }
 
-    /// Adds a YAML text and parses it. None if it is not YAML; the problem is recorded then.
+    /// Adds a YAML text and parses it. `None` if it is not YAML; the problem is recorded then.
     pub fn read_yaml(&mut self, name: &str, text: &str) -> Option<Node> {
         let source = self.add_source(name, text);
         self.parse_yaml(source)
@@ -97,7 +97,7 @@ impl Reader {
         self.push(Availability::Mistake, span, path, message.into(), hint);
     }
 
-    /// What was written, and all problems.
+    /// Returns the written options, and all problems.
     pub fn finish(self) -> (Written, Vec<Problem>) {
         (Written { sources: self.sources, spans: self.written }, self.problems)
     }
@@ -225,7 +225,7 @@ fn read_given<T: OptionValue>(reader: &mut Reader, row: &Row, node: &Node) -> T 
         }
     };
     if reader.problems.len() > before {
-        // Its parts have reported what is wrong; nothing is concluded from what is in their place.
+        // The parts of the value have reported their problems; nothing is concluded from the placeholder.
         reader.faulty.insert(path);
         return value;
     }
@@ -249,7 +249,7 @@ fn is_pending<T: OptionValue>(reader: &mut Reader, row: &Row, value: &T, written
     by_word || by_size || (row.is_pending && *value != default_of::<T>(reader, row))
 }
 
-/// What can be had instead.
+/// Returns a hint at the values that are available.
 fn pending_hint(reader: &Reader, row: &Row, path: &str) -> Option<String> {
     if row.is_pending {
         return Some(format!("leave `{path}` at its default, `{}`, for now", reader.default_text(row)));
@@ -263,7 +263,7 @@ fn pending_hint(reader: &Reader, row: &Row, path: &str) -> Option<String> {
     Some(format!("available: {}", available.join(", ")))
 }
 
-/// The numbers of a value that the limits of its row speak of.
+/// Returns the numbers of a value that the limits of its row apply to.
 fn numbers<'v>(kind: &Kind, written: &'v Value) -> Box<dyn Iterator<Item = f64> + 'v> {
     match (kind, written) {
         (_, Value::Number(number)) => Box::new(number.as_f64().into_iter()),

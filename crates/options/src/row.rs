@@ -8,17 +8,17 @@ use crate::reader::Reader;
 pub struct Row {
     /// The key in the YAML.
     pub name: &'static str,
-    /// The type.
+    /// The type of the option's value.
     pub kind: Kind,
     /// The default as one would write it in YAML; `required` if there is none.
     pub default: &'static str,
     /// The doc comment, by lines.
     pub doc: &'static [&'static str],
-    /// Bounds of numbers.
+    /// The bounds of a number's value.
     pub limits: Limits,
-    /// The machinery behind the option is not built yet: only the default is accepted.
+    /// The option is not implemented yet: only the default is accepted.
     pub is_pending: bool,
-    /// Words of a choice whose machinery is not built yet.
+    /// Words of a choice that are not implemented yet.
     pub pending_words: &'static [&'static str],
     /// Numbers above this are not available yet.
     pub pending_over: Option<i64>,
@@ -45,61 +45,61 @@ impl Row {
         }
     }
 
-    /// Least allowed value.
+    /// Sets the least allowed value.
     pub const fn min(mut self, min: i64) -> Row {
         self.limits.min = Some(min);
         self
     }
 
-    /// Greatest allowed value.
+    /// Sets the greatest allowed value.
     pub const fn max(mut self, max: i64) -> Row {
         self.limits.max = Some(max);
         self
     }
 
-    /// The value must be greater.
+    /// Sets a number that the value must exceed.
     pub const fn above(mut self, above: i64) -> Row {
         self.limits.above = Some(above);
         self
     }
 
-    /// The value must be less.
+    /// Sets a number that the value must stay below.
     pub const fn below(mut self, below: i64) -> Row {
         self.limits.below = Some(below);
         self
     }
 
-    /// The only allowed numbers.
+    /// Sets the only allowed numbers.
     pub const fn one_of(mut self, allowed: &'static [i64]) -> Row {
         self.limits.one_of = allowed;
         self
     }
 
-    /// Any value but the default is rejected as not available yet.
+    /// Rejects any value but the default as not available yet.
     pub const fn pending(mut self) -> Row {
         self.is_pending = true;
         self
     }
 
-    /// These words are rejected as not available yet.
+    /// Rejects these words as not available yet.
     pub const fn pending_words(mut self, words: &'static [&'static str]) -> Row {
         self.pending_words = words;
         self
     }
 
-    /// Numbers above this are rejected as not available yet.
+    /// Rejects numbers above this as not available yet.
     pub const fn pending_over(mut self, number: i64) -> Row {
         self.pending_over = Some(number);
         self
     }
 
-    /// The option belongs to one `type` of its group.
+    /// Assigns the option to one `type` of its group.
     pub const fn belongs_to(mut self, owner: &'static str) -> Row {
         self.owner = Some(owner);
         self
     }
 
-    /// A resumed run may set another value.
+    /// Allows a resumed run to set another value.
     pub const fn resumable(mut self) -> Row {
         self.changes_on_resume = true;
         self
@@ -119,7 +119,7 @@ impl Row {
         node.expect("a default is YAML").to_json()
     }
 
-    /// The allowed values in words.
+    /// Returns the allowed values in words.
     pub fn expectation(&self) -> String {
         self.kind.describe(&self.limits)
     }

@@ -78,9 +78,9 @@ fn number_schema(name: &str, limits: &Limits) -> Value {
     schema
 }
 
-/// One object for each option, in order: `name` (with the group in front), `section`, `type`, `default`, `required`,
-/// `help`, `expects`, `choices`, `available`, `resumable`, `of_item`: an option of the items of a list, such as
-/// `datasets[].path`, which the command line sets with a number in place of the brackets.
+/// Returns one object for each option, in order: `name` (with its group as a prefix), `section`, `type`, `default`,
+/// `required`, `help`, `expects`, `choices`, `available`, `resumable`, `of_item`: an option of the items of a list,
+/// such as `datasets[].path`, which the command line sets with a number in place of the brackets.
 pub fn help_rows(sections: &[Section]) -> Value {
     let mut rows = Vec::new();
     for section in sections {

@@ -6,10 +6,10 @@
 /// what the user wrote and is obeyed or rejected, never replaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Setting<T> {
-    /// No one decided yet.
+    /// The choice is still open.
     #[default]
     Auto,
-    /// The user decided.
+    /// The value that the user chose.
     Value(T),
 }
 

@@ -3,12 +3,12 @@
 
 use crate::problem::Location;
 
-/// A named text. The name is shown in front of line and column.
+/// A named text. Messages show the name before line and column.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     /// Shown to the user: a file name, or `command line`.
     pub name: String,
-    /// The whole text.
+    /// The whole text of the source.
     pub text: String,
 }
 
@@ -17,9 +17,9 @@ pub struct Source {
 pub struct Span {
     /// Index of the source in the reader.
     pub source: usize,
-    /// First byte.
+    /// Offset of the first byte.
     pub start: usize,
-    /// One past the last byte.
+    /// Offset after the last byte.
     pub end: usize,
 }
 

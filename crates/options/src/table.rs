@@ -22,10 +22,11 @@ pub trait Table: Sized {
     /// The values in the order of the rows.
     fn values(&self) -> Vec<Value>;
 
-    /// Returns an option its default again; an option of another name is left alone.
+    /// Resets an option to its default; an option of another name is left alone.
     fn reset(&mut self, name: &str);
 
-    /// Leaves to the engine again what it may decide and was set otherwise, as far as `of` says of the value. Names.
+    /// Resets to `auto` each option that may be automatic and was set otherwise, as far as `of` says of the value.
+    /// Returns their names.
     fn leave_open(&mut self, of: impl Fn(&Value) -> bool) -> Vec<&'static str> {
         let open = Self::ROWS
             .iter()
@@ -37,14 +38,14 @@ pub trait Table: Sized {
     }
 }
 
-/// A table without its type.
+/// A table as data, without its Rust type.
 #[derive(Clone, Copy, Debug)]
 pub struct Section {
     /// Heading on the reference page.
     pub title: &'static str,
-    /// Introduction, by lines.
+    /// The introduction, line by line.
     pub about: &'static [&'static str],
-    /// The options.
+    /// The rows of the table.
     pub rows: &'static [Row],
 }
 

@@ -6,7 +6,7 @@ use crate::source::Span;
 /// The name of an entry of a map.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Key {
-    /// As written.
+    /// The name as it is written.
     pub name: String,
     /// Absent for trees that come from no text.
     pub span: Option<Span>,
@@ -15,7 +15,7 @@ pub struct Key {
 /// A value and its place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// The value.
+    /// The scalar, list or map.
     pub tree: Tree,
     /// Absent for trees that come from no text.
     pub span: Option<Span>,
@@ -33,7 +33,7 @@ pub enum Tree {
         /// True for quoted and block scalars: these are texts and nothing else.
         quoted: bool,
     },
-    /// A sequence.
+    /// A sequence of nodes, in order.
     List(Vec<Node>),
     /// A mapping, in the order of the text. Names are unique.
     Map(Vec<(Key, Node)>),
@@ -68,7 +68,7 @@ impl Node {
             Tree::Scalar { text, quoted: false } => match text.as_str() {
                 "true" => Value::Bool(true),
                 "false" => Value::Bool(false),
-                // What JSON does not take as a number (`.5`, `0x10`, a name) stays text.
+                // Text that JSON does not take as a number (`.5`, `0x10`, a name) stays text.
                 text => serde_json::from_str::<serde_json::Number>(text)
                     .map_or_else(|_| Value::String(text.to_string()), Value::Number),
             },
@@ -79,7 +79,7 @@ impl Node {
         }
     }
 
-    /// How the value is named in a message: the text of a scalar, the kind of anything else.
+    /// Returns the words that name the value in a message: the text of a scalar, the kind of anything else.
     pub fn describe(&self) -> String {
         match &self.tree {
             Tree::Null => "empty (null)".into(),

@@ -6,12 +6,12 @@ use crate::reader::Reader;
 use crate::tree::{Node, Tree};
 use serde_json::{Value, json};
 
-/// Why a value could not be read.
+/// The reason why a value could not be read.
 #[derive(Debug)]
 pub enum Fault {
     /// The value is not of this type. The caller knows the row and words the problem.
     Mismatch {
-        /// What to do, if there is something better to say than the expectation.
+        /// Advice, if there is something better to say than the expectation.
         hint: Option<String>,
     },
     /// Problems were recorded where they are, inside the value.
@@ -25,7 +25,7 @@ impl Fault {
 
 /// A type that an option can have.
 pub trait OptionValue: Sized + Clone + PartialEq {
-    /// The type as data.
+    /// The type's description as data.
     const KIND: Kind;
 
     /// Reads the value; problems inside of it are recorded in `reader`.
@@ -51,7 +51,7 @@ impl Node {
         }
     }
 
-    /// The text of any scalar, quoted or not.
+    /// Returns the text of any scalar, quoted or not.
     pub fn word(&self) -> Result<&str, Fault> {
         match &self.tree {
             Tree::Scalar { text, .. } => Ok(text),
@@ -84,7 +84,7 @@ impl OptionValue for bool {
     }
 }
 
-/// A decimal number in YAML's spelling, which is narrower than Rust's: no `inf`, no `nan`.
+/// Parses a decimal number in YAML's spelling, which is narrower than Rust's: no `inf`, no `nan`.
 fn parse_number(text: &str) -> Option<f64> {
     let is_decimal = text.bytes().all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
     if is_decimal { text.parse().ok().filter(|number: &f64| number.is_finite()) } else { None }
@@ -97,7 +97,7 @@ fn parse_integer(text: &str) -> Option<i128> {
     }
 }
 
-/// For `1e3`, `1_000` and `16.0`, where a whole number is asked: the spelling that works.
+/// Returns a hint for `1e3`, `1_000` and `16.0`, where a whole number is expected: the spelling that works.
 fn whole_number_hint(text: &str) -> Option<String> {
     let number = parse_number(&text.replace('_', ""))?;
     (number.fract() == 0.0 && number.abs() < 1e15).then(|| format!("write `{}`", number as i64))
@@ -152,7 +152,7 @@ impl OptionValue for f64 {
 impl OptionValue for String {
     const KIND: Kind = Kind::Text;
 
-    /// Every scalar is a text: `model: no` and `run_name: 7` mean what they say.
+    /// Reads every scalar as a text: `model: no` and `run_name: 7` mean what they say.
     fn read(node: &Node, _: &mut Reader) -> Result<Self, Fault> {
         node.word().map(str::to_string)
     }

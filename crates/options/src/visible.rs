@@ -4,8 +4,8 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// The text with every character that steers a terminal or hides spelled as `\u001b`. Line ends and tabs stay. In JSON,
-/// where such characters only are in strings, the spelling means the character itself.
+/// Returns the text with every character that steers a terminal or hides spelled as `\u001b`. Line ends and tabs stay.
+/// In JSON, where such characters only are in strings, the spelling means the character itself.
 pub fn visible(text: &str) -> Cow<'_, str> {
     if !text.contains(is_hidden) {
         return Cow::Borrowed(text);
@@ -20,7 +20,8 @@ pub fn visible(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Controls but line ends and tabs; marks and overrides of direction; separators of lines that only some programs know.
+/// True for controls except line ends and tabs, for marks and overrides of direction, and for separators of lines that
+/// only some programs know.
 fn is_hidden(c: char) -> bool {
     match c {
         '\n' | '\t' => false,

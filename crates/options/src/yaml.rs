@@ -10,21 +10,21 @@ use granit_parser::{Event, Parser, ScalarStyle, ScanError, Tag};
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-/// Aliases may repeat a part of a document; this many nodes in all is far more than any configuration has.
+/// Maximal number of nodes with the repetitions of aliases: far more than any configuration has.
 const MOST_NODES: usize = 100_000;
 
-/// Bytes that aliases may add to those of the text.
+/// Maximal number of bytes that aliases may add to those of the text.
 const MOST_REPEATED: usize = 16 << 20;
 
-/// How deep values may nest.
+/// Maximal depth of nested values.
 const DEEPEST: usize = 100;
 
-/// Mistakes after which no more are looked for.
+/// Number of mistakes after which no more are looked for.
 const MOST_PROBLEMS: usize = 200;
 
 impl Reader {
-    /// Parses source number `source`. None if the text is not YAML (the problem is recorded); an empty text is an empty
-    /// map.
+    /// Parses source number `source`. `None` if the text is not YAML (the problem is recorded); an empty text is an
+    /// empty map.
     pub(crate) fn parse_yaml(&mut self, source: usize) -> Option<Node> {
         let text = self.sources()[source].text.clone();
         let mut builder = Builder::new(self, source, &text);
@@ -57,17 +57,17 @@ struct Builder<'r, 't> {
     source: usize,
     parser: Parser<'t, granit_parser::StrInput<'t>>,
     anchors: HashMap<usize, (Node, Size)>,
-    /// Of everything so far.
+    /// The size of everything so far.
     size: Size,
     depth: usize,
     problems: usize,
 }
 
-/// What a part of a document takes.
+/// The size of a part of a document.
 #[derive(Clone, Copy, Debug, Default)]
 struct Size {
     nodes: usize,
-    /// Of texts that aliases repeat.
+    /// Bytes of the texts that aliases repeat.
     bytes: usize,
 }
 
@@ -77,7 +77,7 @@ impl<'r, 't> Builder<'r, 't> {
         Builder { reader, source, parser, anchors, size: Size::default(), depth: 0, problems: 0 }
     }
 
-    /// The next event that carries content, with its byte range.
+    /// Returns the next event that carries content, with its byte range.
     fn next(&mut self) -> Result<(Event<'t>, Span), Stop> {
         loop {
             let (event, span) = match self.parser.next_event() {
@@ -145,7 +145,7 @@ impl<'r, 't> Builder<'r, 't> {
         let node = Node { tree, span: Some(Span { end: end.max(span.end), ..span }) };
         if anchor != 0 {
             let own = Size { nodes: self.size.nodes - before.nodes, bytes: self.size.bytes - before.bytes };
-            // The copy that is kept takes as much again.
+            // The copy that is kept takes the same amount again.
             self.count(own, span)?;
             self.anchors.insert(anchor, (node.clone(), own));
         }
@@ -160,7 +160,7 @@ impl<'r, 't> Builder<'r, 't> {
         Ok(Node { span: Some(span), ..self.anchors[&id].0.clone() })
     }
 
-    /// Counts before anything is copied.
+    /// Adds to the counts before anything is copied.
     fn count(&mut self, more: Size, span: Span) -> Result<(), Stop> {
         self.size = Size { nodes: self.size.nodes + more.nodes, bytes: self.size.bytes + more.bytes };
         if self.size.nodes > MOST_NODES {
@@ -256,7 +256,7 @@ impl<'r, 't> Builder<'r, 't> {
 mod tests {
     use super::*;
 
-    /// The problems of a text, whose last says why parsing stopped.
+    /// Returns the problems of a text, whose last says why parsing stopped.
     fn reported(text: &str) -> Vec<String> {
         let mut reader = Reader::new(&[]);
         let node = reader.read_yaml("run.yaml", text);
@@ -281,7 +281,7 @@ mod tests {
     fn depth_and_problems_are_bounded() {
         for (open, close) in [("[", "]"), ("{a: ", "}")] {
             let deep = open.repeat(50_000) + &close.repeat(50_000);
-            // The parser has a bound of its own for what is in brackets.
+            // The parser has a limit of its own for nested brackets.
             let why = reported(&deep).remove(0);
             assert!(why.contains("nested deeper than 100") || why.contains("recursion limit"), "{why}");
         }

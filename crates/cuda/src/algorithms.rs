@@ -1,4 +1,4 @@
-//! Selection of GEMM algorithms: the one in the run's record, the one cached on this machine, the fastest of a few by
+//! The choice of GEMM algorithms: the one in the run's record, the one cached on this machine, the fastest of a few by
 //! timing, or the library's first suggestion.
 //!
 //! Knows products and the layout of their operands, not which product of the model they are.
@@ -11,18 +11,18 @@ use crate::error::{During, Error, Result};
 use crate::sys::cublaslt::Algorithm;
 use std::sync::Arc;
 
-/// Products in words, and the algorithm of each in hexadecimal digits: what a run records, so that its
-/// bits do not depend on timing when it is resumed.
+/// Names of products, and the algorithm of each in hexadecimal digits: the record of a run, so that its bits do not
+/// depend on timing when it is resumed.
 pub type Algorithms = program::Choices;
 
-/// Suggestions that are timed.
+/// Number of suggestions that are timed.
 const CANDIDATES: usize = 8;
-/// Runs of each; the first is not counted, it loads code.
+/// Number of runs of each suggestion; the first is not counted, because it loads code.
 const ROUNDS: usize = 4;
-/// A suggestion must beat the library's favourite by this factor: below it the clock is noise.
+/// A suggestion must beat the library's favorite by this factor: below it the difference is noise of the clock.
 const WORTHWHILE: f32 = 0.98;
 
-/// Where a product's operands are, and all memory around them. Nothing in it is needed yet.
+/// The places of a product's operands, and all memory around them. Nothing in it is needed yet.
 #[derive(Clone, Copy)]
 pub(crate) struct Operands<'a> {
     pub addresses: [u64; 3],
@@ -31,13 +31,13 @@ pub(crate) struct Operands<'a> {
     pub arenas: &'a [&'a DeviceBuffer],
 }
 
-/// A decision between ways to compute one thing, the usual one first.
+/// The candidates for one computation, the usual one first.
 pub(crate) struct Contest<'a> {
     /// Everything that the thing's speed depends on.
     pub name: String,
-    /// What the choice is recorded as.
+    /// The names under which a choice of each candidate is recorded.
     pub ways: Vec<String>,
-    /// Text of what takes part: a choice that is remembered holds as long as it stays the same.
+    /// Source texts of the candidates: a cached choice is valid as long as they stay the same.
     pub texts: &'a [&'static str],
 }
 
@@ -61,22 +61,22 @@ pub(crate) struct Chooser {
 }
 
 impl Chooser {
-    /// `given` wins over the cache, the cache over the clock. Without `time` only `given` is asked.
+    /// Makes a chooser. `given` wins over the cache, the cache over the clock. Without `time` only `given` is used.
     pub fn new(given: Algorithms, cache: DiskCache, time: bool) -> Chooser {
         Chooser { given, chosen: Algorithms::new(), cache, time, workspace: None }
     }
 
-    /// Takes these for what is chosen from now on.
+    /// Prefers these algorithms from now on.
     pub fn prefer(&mut self, algorithms: &Algorithms) {
         self.given.extend(algorithms.iter().map(|(name, choice)| (name.clone(), choice.clone())));
     }
 
-    /// The algorithms that were settled on so far.
+    /// Returns the algorithms that were chosen so far.
     pub fn chosen(&self) -> &Algorithms {
         &self.chosen
     }
 
-    /// A product with its algorithm. May overwrite everything in the arenas.
+    /// Returns a product with its algorithm. May overwrite everything in the arenas.
     pub fn plan(&mut self, lt: &Arc<CublasLt>, stream: &Stream, product: Product, at: Operands) -> Result<ProductPlan> {
         let name = product.description();
         let plan = match self.chosen.get(&name).or_else(|| self.given.get(&name)) {
@@ -88,7 +88,8 @@ impl Chooser {
         Ok(plan)
     }
 
-    /// The way that was chosen before: in this run, in the run's record or on this machine. Without timing the first.
+    /// Returns the candidate that was chosen before: in this run, in the run's record or on this machine. Without
+    /// timing the first.
     pub fn settled(&mut self, stream: &Stream, contest: &Contest) -> Result<Option<usize>> {
         let position = |way: &str| contest.ways.iter().position(|w| w == way);
         let way = match self.chosen.get(&contest.name).or_else(|| self.given.get(&contest.name)) {
@@ -105,7 +106,8 @@ impl Chooser {
         Ok(way)
     }
 
-    /// Makes ready to time; the workspace for it. Overwrites everything in the arenas at its first call.
+    /// Prepares for timing, and returns the address of the workspace. Overwrites everything in the arenas at its first
+    /// call.
     pub fn ready(&mut self, stream: &Stream, limit: usize, arenas: &[&DeviceBuffer]) -> Result<u64> {
         if self.workspace.is_none() {
             self.workspace = Some(DeviceBuffer::new(&stream.device, limit)?);
@@ -114,7 +116,7 @@ impl Chooser {
         Ok(self.workspace.as_ref().expect("allocated above").address())
     }
 
-    /// Records and remembers the way that won by its times.
+    /// Records and caches the candidate that won by its times.
     pub fn settle(&mut self, stream: &Stream, contest: &Contest, times: &[f32]) -> Result<usize> {
         let best = pick(times);
         self.cache.write(&contest.entry(stream)?, contest.ways[best].as_bytes());
@@ -122,7 +124,7 @@ impl Chooser {
         Ok(best)
     }
 
-    /// Frees what timing took.
+    /// Frees the workspace of the timed runs.
     pub fn finish(&mut self) {
         self.workspace = None;
     }
@@ -138,7 +140,7 @@ impl Chooser {
         let (device, version) = (stream.device.properties.to_string(), cublaslt::version(lt.table()));
         let entry = entry_name(&device, stream.device.driver.version()?, &version, name);
         let remembered = self.cache.read(&entry).and_then(|bytes| {
-            // What this library does not take is timed again.
+            // An algorithm that this library rejects is timed again.
             ProductPlan::with_algorithm(lt, product, parse(std::str::from_utf8(&bytes).ok()?)?).ok()
         });
         if let Some(plan) = remembered {
@@ -159,14 +161,14 @@ impl Chooser {
         let workspace = self.ready(stream, lt.workspace_limit, at.arenas)?;
         race(stream, at.arenas, plans.len(), |plan| {
             // SAFETY: the operands are in the arenas as the product describes them, the workspace is as large as any
-            // algorithm may ask, and the stream is waited for behind the run.
+            // algorithm may ask, and the stream is waited for after the run.
             unsafe { plans[plan].run(stream, at.addresses, at.bias, at.scales, workspace) }
         })
     }
 }
 
-/// The least milliseconds of each of `count` ways, which `queue` queues. The L2 cache is swept before every
-/// run, and the ways take turns, so that none profits from its place.
+/// Returns the least milliseconds of each of `count` candidates, which `queue` queues. The L2 cache is swept before
+/// every run, and the candidates alternate, so that none profits from its place.
 pub(crate) fn race(
     stream: &Stream,
     arenas: &[&DeviceBuffer],
@@ -204,21 +206,21 @@ fn unknown_way(contest: &Contest, way: &str) -> Error {
     }
 }
 
-/// What the fastest algorithm of a product depends on: the card, its driver, the library, and the product with its
-/// types, layouts, alignments, bias and accumulation.
+/// Returns the name of a cache entry: the card, its driver, the library, and the product with its types, layouts,
+/// alignments, bias and accumulation, all of which the fastest algorithm depends on.
 fn entry_name(device: &str, driver: (u32, u32), library: &str, product: &str) -> String {
     let driver = format!("{}.{}", driver.0, driver.1);
     let parts = [device, &driver, library, product].map(str::as_bytes);
     format!("{}.algorithm", digest(&parts))
 }
 
-/// The fastest, or the first where the fastest is hardly faster.
+/// Returns the index of the fastest, or of the first if the fastest is hardly faster.
 fn pick(times: &[f32]) -> usize {
     let best = (0..times.len()).min_by(|a, b| times[*a].total_cmp(&times[*b])).expect("at least one plan was timed");
     if times[best] < WORTHWHILE * times[0] { best } else { 0 }
 }
 
-/// A plan with the algorithm of a run's record, which must hold here.
+/// Returns a plan with the algorithm of a run's record; the library must accept it.
 fn recorded(lt: &Arc<CublasLt>, product: Product, digits: &str) -> Result<ProductPlan> {
     let refused = |reason: String| Error::Unsupported {
         what: product.to_string(),
@@ -245,7 +247,7 @@ fn parse(digits: &str) -> Option<Algorithm> {
     Some(Algorithm { data: std::array::from_fn(word) })
 }
 
-/// Words of a pattern that arenas are filled with.
+/// Number of words of the pattern that arenas are filled with.
 const PATTERN: usize = 1 << 18;
 
 /// Fills a buffer with numbers between 2⁻⁷ and 2 of either sign, as f32 and as bf16: zeros would let
@@ -264,7 +266,7 @@ fn fill(stream: &Stream, buffer: &DeviceBuffer) -> Result<()> {
     while filled < buffer.len() {
         let bytes = filled.min(buffer.len() - filled);
         let target = buffer.slice(filled, bytes);
-        // SAFETY: both ranges are in the buffer, the second behind the first.
+        // SAFETY: both ranges are in the buffer, the second after the first.
         unsafe { stream.copy(target, buffer.address(), bytes)? };
         filled += bytes;
     }

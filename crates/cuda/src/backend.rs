@@ -13,13 +13,13 @@ use net::Nodes;
 use program::{Backend, BackendError, Choices, Gauges, NodeSession, PipelineSession, Program, Session};
 use std::sync::{Arc, OnceLock};
 
-/// Loads programs onto one GPU, or onto as many as they have ranks or stages.
+/// Loads programs onto one GPU, or onto one for each rank or stage.
 pub struct CudaBackend {
     options: Options,
-    /// The processes of the other ranks.
+    /// The connections to the processes of the other ranks.
     nodes: Option<Arc<Nodes>>,
     endings: Arc<Endings>,
-    /// Opened when it is first requested.
+    /// The sensors of the GPU, opened when they are first requested.
     instruments: OnceLock<Result<Instruments>>,
 }
 
@@ -29,7 +29,7 @@ impl CudaBackend {
         CudaBackend { options, nodes: None, endings: Arc::default(), instruments: OnceLock::new() }
     }
 
-    /// Programs have ranks in several processes, in each as many.
+    /// Makes programs run with ranks in several processes, the same number in each.
     pub fn among(mut self, nodes: Option<Arc<Nodes>>) -> CudaBackend {
         self.nodes = nodes;
         self
@@ -50,7 +50,7 @@ impl CudaBackend {
         })
     }
 
-    /// As [`Backend::load`], with the profile and the notes within reach.
+    /// Loads a program like [`Backend::load`], and returns the session itself, with its profile and notes.
     pub fn load_session(&self, program: Arc<Program>) -> std::result::Result<CudaSession, BackendError> {
         CudaSession::new(program, &self.options)
     }
@@ -82,7 +82,7 @@ impl Backend for CudaBackend {
     }
 }
 
-/// The instruments of the GPU that programs run on.
+/// Opens the sensors of the GPU that programs run on.
 fn instruments(options: &Options) -> Result<Instruments> {
     let driver = Driver::new(open_driver(&options.search)?.table)?;
     let bus = Device::bus(&driver, options.device)?;

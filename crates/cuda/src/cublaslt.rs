@@ -13,12 +13,12 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use tensor::DType;
 
-/// One matrix operand: how it is in memory.
+/// One matrix operand and its layout in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operand {
-    /// f32, bf16, f16, or of a factor codes of eight bits; u8 for codes of four bits, two in a byte.
+    /// f32, bf16, f16, or an eight-bit type for a factor; u8 for four-bit elements, two in a byte.
     pub dtype: DType,
-    /// Elements from one stored row to the next: of codes of four bits, codes.
+    /// Elements from one stored row to the next, four-bit elements counted singly.
     pub row_stride: usize,
     /// The stored matrix is the transpose of the one in the product.
     pub transposed: bool,
@@ -45,27 +45,27 @@ pub struct Product {
     pub batch: usize,
     pub a: Operand,
     pub b: Operand,
-    /// Never transposed.
+    /// The result, which is never transposed.
     pub d: Operand,
     pub alpha: f32,
     pub beta: f32,
     pub bias: Option<DType>,
-    /// Of codes: sums are not promoted to f32 on the way.
+    /// True if sums of quantized factors are not promoted to f32 during the sum.
     pub fast_sum: bool,
-    /// Factors are numbers or codes of four bits, and alpha and beta are on the device: those here are not read.
+    /// True if factors are numbers or have four bits, and alpha and beta are on the device: those here are not read.
     pub factor: bool,
     /// The largest power of two, up to 256, that divides the addresses of A, B and D.
     pub alignment: [u32; 3],
 }
 
-/// What a run reads of a product's factors besides their elements: addresses of f32 on the device.
+/// The scales that a run reads besides the elements of a product's factors: addresses of f32 on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scales {
-    /// Of A and of B, which are codes of eight bits.
+    /// Scales of A and of B, which have eight bits.
     Each([u64; 2]),
-    /// alpha, and beta behind it.
+    /// The address of alpha, followed by beta.
     Both(u64),
-    /// alpha, and beta behind it; and the tiles of scales of A and of B, which are codes of four bits.
+    /// The address of alpha, followed by beta; and the tiles of scales of A and of B, which have four bits.
     Blocks { both: u64, of: [u64; 2] },
 }
 
@@ -74,7 +74,7 @@ pub fn alignment(address: u64) -> u32 {
     1 << (address | 256).trailing_zeros()
 }
 
-/// `13.1.1`; needs no GPU.
+/// The library's version, such as `13.1.1`; needs no GPU.
 pub fn version(table: &CublasLtTable) -> String {
     // SAFETY: no arguments.
     let version = unsafe { (table.cublasLtGetVersion)() };
@@ -95,7 +95,7 @@ unsafe impl Send for CublasLt {}
 unsafe impl Sync for CublasLt {}
 
 impl CublasLt {
-    /// Needs a current CUDA context.
+    /// Creates a handle. Needs a current CUDA context.
     pub fn new(opened: Opened<CublasLtTable>, workspace_limit: usize) -> Result<Arc<CublasLt>> {
         let mut library = CublasLt { table: opened.table, handle: std::ptr::null_mut(), workspace_limit };
         let mut handle = std::ptr::null_mut();
@@ -143,14 +143,14 @@ pub struct ProductPlan {
 unsafe impl Send for ProductPlan {}
 
 impl ProductPlan {
-    /// Takes the heuristic's first algorithm.
+    /// Plans with the heuristic's first algorithm.
     pub fn new(library: &Arc<CublasLt>, product: Product) -> Result<ProductPlan> {
         let mut plan = Self::candidates(library, product, 1)?;
         Ok(plan.swap_remove(0))
     }
 
-    /// Up to `count` plans of the same product, the heuristic's favourite first: what a choice by
-    /// timing starts from.
+    /// Returns up to `count` plans of the same product, the heuristic's favorite first: the candidates for a choice by
+    /// timing.
     pub fn candidates(library: &Arc<CublasLt>, product: Product, count: usize) -> Result<Vec<ProductPlan>> {
         check_types(&product)?;
         let choices = Self::described_alone(library, product)?.heuristic(count)?;
@@ -160,8 +160,8 @@ impl ProductPlan {
             .collect::<Result<Vec<_>>>()
     }
 
-    /// With an algorithm that an earlier plan of the same product had; an error where the library does
-    /// not take it or it wants more workspace than the limit.
+    /// Plans with an algorithm that an earlier plan of the same product had; an error if the library does not accept it
+    /// or it needs more workspace than the limit.
     pub fn with_algorithm(library: &Arc<CublasLt>, product: Product, algorithm: Algorithm) -> Result<ProductPlan> {
         check_types(&product)?;
         let plan = Self::described_alone(library, product)?;
@@ -259,8 +259,8 @@ impl ProductPlan {
         self.library.check("cublasLtMatmul", status).during(|| self.product.to_string())
     }
 
-    /// For questions before addresses are known: the library answers none on codes of four bits whose scales have no address,
-    /// and reads none.
+    /// Describes a product for queries before addresses are known: for four-bit factors the library answers only if
+    /// their scales have an address, and does not read it.
     fn described_alone(library: &Arc<CublasLt>, product: Product) -> Result<ProductPlan> {
         let plan = Self::describe(library, product)?;
         if product.is_of_blocks() {
@@ -311,7 +311,7 @@ impl ProductPlan {
         preference.set(sys::preference_attribute::MIN_ALIGNMENT_D_BYTES, d)?;
         let mut results = vec![HeuristicResult::default(); count];
         let mut found = 0;
-        // SAFETY: every descriptor is alive; the array holds as many results as are requested.
+        // SAFETY: every descriptor is alive; the array has room for the requested number of results.
         let status = unsafe {
             (library.table.cublasLtMatmulAlgoGetHeuristic)(
                 library.handle,
@@ -337,17 +337,17 @@ impl ProductPlan {
 }
 
 impl Product {
-    /// Whether the factors are codes of eight bits.
+    /// True if the factors have eight bits.
     pub fn is_of_codes(&self) -> bool {
         self.a.dtype.small().is_some()
     }
 
-    /// Whether the factors are codes of four bits with scales of blocks.
+    /// True if the factors have four bits and scales of blocks.
     pub fn is_of_blocks(&self) -> bool {
         self.a.dtype == DType::U8
     }
 
-    /// Everything that decides which algorithms there are and how fast they are.
+    /// Returns everything that decides which algorithms exist and how fast they are.
     pub fn description(&self) -> String {
         let Product { a, b, d, alignment, beta, .. } = self;
         let [rows, batches] = [|o: &Operand| o.row_stride, |o: &Operand| o.batch_stride].map(|f| [f(a), f(b), f(d)]);
@@ -405,7 +405,8 @@ fn check_types(product: &Product) -> Result<()> {
     [product.a.dtype, product.d.dtype].iter().try_for_each(|dtype| data_type(*dtype).map(|_| ()))
 }
 
-/// Both factors along the sum, rows of whole 16 bytes, results and biases of whole 16 bytes too, alpha on the device.
+/// Checks a product of four-bit factors: both along the sum, rows of whole 16 bytes, results and biases of whole 16
+/// bytes too, alpha on the device.
 fn check_blocks(product: &Product) -> Result<()> {
     let Product { a, b, d, n, k, batch, factor, .. } = product;
     let refuse = |reason: &str| Err(unsupported(product, reason));
@@ -427,10 +428,10 @@ fn check_blocks(product: &Product) -> Result<()> {
     }
 }
 
-/// Codes of four bits in a row are multiples of this: 16 bytes.
+/// The number of four-bit elements in a row is a multiple of this: 16 bytes.
 const FOURS: usize = 32;
 
-/// Stands for the address of scales where nothing is read.
+/// A placeholder for the address of scales where nothing is read.
 const UNREAD: u64 = 4096;
 
 /// Extents of products of eight bits are multiples of this.
@@ -518,7 +519,7 @@ impl MatmulDescriptor {
         })
     }
 
-    /// The scales of A and of B. In columns the right operand comes first.
+    /// Sets the scales of A and of B. In columns the right operand comes first.
     fn set_scales(&self, [of_a, of_b]: [u64; 2]) -> Result<()> {
         self.set(sys::descriptor_attribute::A_SCALE_POINTER, of_b)?;
         self.set(sys::descriptor_attribute::B_SCALE_POINTER, of_a)
@@ -526,7 +527,7 @@ impl MatmulDescriptor {
 }
 
 impl Layout {
-    /// The operand [rows, columns] of the product, described in columns as it is stored.
+    /// Describes the operand [rows, columns] of the product in columns, as it is stored.
     fn new(library: &Arc<CublasLt>, operand: Operand, rows: usize, columns: usize, batch: usize) -> Result<Self> {
         let (stored_rows, stored_columns) = if operand.transposed { (columns, rows) } else { (rows, columns) };
         let dtype = data_type(operand.dtype)?;
@@ -586,7 +587,7 @@ mod tests {
         }
     }
 
-    /// What the library is known to refuse is refused by name before it is asked.
+    /// Products that the library is known to refuse are refused by name before it is asked.
     #[test]
     fn factors_of_four_bits_lie_along_the_sum_in_whole_packs() {
         let of = |k: usize, transposed: bool| Operand::new(DType::U8, k, transposed);

@@ -22,12 +22,12 @@ pub struct DiskCache {
 #[derive(Debug, Default)]
 struct Shared {
     notes: Mutex<Vec<String>>,
-    /// A write failed: the next would, too.
+    /// True after a failed write: the next would fail, too.
     is_read_only: AtomicBool,
 }
 
 impl DiskCache {
-    /// Makes the folder, for this user alone. One that is another user's is not used.
+    /// Creates the folder, for this user alone. A folder of another user is not used.
     pub fn new(folder: Option<PathBuf>) -> DiskCache {
         let mut made = DiskCache { folder, shared: Arc::default() };
         if let Some(Err(why)) = made.folder.as_deref().map(cache::prepare) {
@@ -37,7 +37,7 @@ impl DiskCache {
         made
     }
 
-    /// In the user's own folder, if there is a place for it.
+    /// Opens the cache in the user's own folder, if there is a place for it.
     pub fn of_user() -> DiskCache {
         match DiskCache::default_folder() {
             Ok(folder) => DiskCache::new(Some(folder)),
@@ -54,7 +54,7 @@ impl DiskCache {
         cache::folder_of_user("cuda")
     }
 
-    /// The entry, if it is there, whole, and no one else's.
+    /// Returns the entry, if it exists, is whole, and belongs to this user.
     pub fn read(&self, name: &str) -> Option<Vec<u8>> {
         let path = self.folder.as_ref()?.join(name);
         let data = std::fs::symlink_metadata(&path).ok()?;
@@ -69,7 +69,7 @@ impl DiskCache {
         found
     }
 
-    /// What a user should know, each reported once.
+    /// Returns the notes for the user, each once.
     pub fn take_notes(&self) -> Vec<String> {
         std::mem::take(&mut self.notes())
     }
@@ -82,14 +82,14 @@ impl DiskCache {
         self.shared.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// (entries, bytes) of a cache's folder; none where there is no such folder.
+    /// Returns (entries, bytes) of a cache's folder; `None` where there is no such folder.
     pub fn size_of(folder: &Path) -> Option<(usize, u64)> {
         let files = std::fs::read_dir(folder).ok()?.filter_map(|entry| entry.ok()?.metadata().ok());
         Some(files.filter(std::fs::Metadata::is_file).fold((0, 0), |(count, bytes), of| (count + 1, bytes + of.len())))
     }
 
-    /// Replaces the entry. Readers see the old one or the new one, never half of it. After the first that cannot be
-    /// written, which is noted, no more are.
+    /// Replaces the entry. Readers see the old one or the new one, never half of it. After the first failed write,
+    /// which is noted, nothing more is written.
     pub fn write(&self, name: &str, bytes: &[u8]) {
         let Some(folder) = &self.folder else { return };
         if self.shared.is_read_only.load(Ordering::Relaxed) {
@@ -103,7 +103,7 @@ impl DiskCache {
     }
 }
 
-/// 64 hexadecimal digits. Every part counts with its length, so no two lists run together.
+/// Returns 64 hexadecimal digits. Every part counts with its length, so that no two lists of parts have the same input.
 pub fn digest(parts: &[&[u8]]) -> String {
     let mut hasher = blake3::Hasher::new();
     for part in parts {
@@ -129,7 +129,7 @@ fn check(name: &str, bytes: &[u8]) -> [u8; blake3::OUT_LEN] {
     *hasher.finalize().as_bytes()
 }
 
-/// Through a file of its own name in the same folder, of which nothing is left if it fails.
+/// Replaces a file by renaming a temporary one in the same folder, which is removed on failure.
 fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     static WRITES: AtomicU64 = AtomicU64::new(0);
     let (process, write) = (std::process::id(), WRITES.fetch_add(1, Ordering::Relaxed));

@@ -1,5 +1,5 @@
-//! One GPU with everything that instructions need: streams, compiler, libraries, and caches of what was prepared
-//! before. Knows kernels and plans, no instructions.
+//! One GPU with everything that instructions need: streams, compiler, libraries, and caches of plans and kernels. Knows
+//! kernels and plans, no instructions.
 
 use crate::algorithms::{self, Algorithms, Chooser, Contest, Operands};
 use crate::cublaslt::{CublasLt, Product, ProductPlan};
@@ -17,33 +17,34 @@ use program::{Architecture, StreamId};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What the end of what is under way may take once others were told to end it.
+/// The timeout of queued work once the other participants were stopped.
 const SOON: Duration = Duration::from_secs(5);
 
-/// Where libraries and caches are, and how instructions are run.
+/// The locations of libraries and caches, and the way in which instructions are run.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub search: Search,
     /// Index of the GPU among those that are visible.
     pub device: usize,
-    /// Where compiled kernels, cuDNN's plans and chosen algorithms are kept.
+    /// The cache of compiled kernels, cuDNN's plans and chosen algorithms.
     pub cache: DiskCache,
-    /// Whether the algorithm of a product is chosen by timing while loading.
+    /// True if the algorithm of a product is chosen by timing while loading.
     pub time_products: bool,
     /// Algorithms of an earlier session, which win over every other choice.
     pub algorithms: Algorithms,
-    /// Waits after every instruction, so that an error names the one that failed. Slow.
+    /// True to wait after every instruction, so that an error names the one that failed. Slow.
     pub check_each: bool,
-    /// Each entry point is captured at its second run and replayed from then on. Off with `check_each`.
+    /// True to capture each entry point at its second run and replay it from then on. Off with `check_each`.
     pub graphs: bool,
-    /// How bytes come from one GPU to another.
+    /// The transports that were requested for bytes between GPUs.
     pub ways: Ways,
-    /// All ranks or stages are on the one GPU, each with memory of its own: slow, for tests where there is one only.
+    /// True if all ranks or stages are on one GPU, each with memory of its own: slow, for tests where there is one
+    /// only.
     pub one_device: bool,
 }
 
 impl Options {
-    /// Device 0, the user's kernel cache, replay on.
+    /// Returns the defaults: device 0, the user's kernel cache, replay on.
     pub fn new(search: Search) -> Options {
         Options {
             search,
@@ -59,7 +60,7 @@ impl Options {
     }
 }
 
-/// Bytes that one product's algorithm may use: what cuBLAS recommends for Hopper.
+/// Bytes of workspace for one product's algorithm: the recommendation of cuBLAS for Hopper.
 const PRODUCT_WORKSPACE: usize = 32 << 20;
 
 /// A product's plan in the engine.
@@ -72,11 +73,11 @@ pub(crate) struct AttentionId(usize);
 
 /// Fields are dropped in order: the context is released last.
 pub(crate) struct Engine {
-    /// Plans by what they were made for; instructions hold indices.
+    /// Plans by the product that they were made for; instructions hold indices.
     products: Vec<(Product, ProductPlan)>,
     attentions: Vec<(Sdpa, Plan)>,
     own: Vec<(OwnKernel, Arc<Module>)>,
-    /// Or why it is not there: only programs with attention instructions need it.
+    /// The handle, or the reason why it is missing: only programs with attention instructions need it.
     cudnn: std::result::Result<(Arc<Cudnn>, Handle), Error>,
     cublaslt: Arc<CublasLt>,
     compiler: Compiler,
@@ -85,7 +86,7 @@ pub(crate) struct Engine {
     disk_cache: DiskCache,
     /// Decisions that a user should be able to see, each once.
     pub notes: Vec<String>,
-    /// What is computed is queued here.
+    /// The stream of the computation.
     pub stream: Arc<Stream>,
     to_host: Stream,
     to_device: Stream,
@@ -135,7 +136,7 @@ impl Engine {
         })
     }
 
-    /// Where copies from other GPUs are queued.
+    /// The stream of copies from other GPUs.
     pub fn exchange(&self) -> &Stream {
         &self.exchange
     }
@@ -149,14 +150,14 @@ impl Engine {
         }
     }
 
-    /// Whether all that is under way ends soon, whoever has failed.
+    /// True if all queued work ends soon, whichever participant has failed.
     pub fn comes_to_rest(&self) -> bool {
         let soon = Watch { patience: SOON, ended: Box::new(|| None) };
         let mut streams = StreamId::ALL.into_iter().map(|id| self.stream_of(id));
         streams.all(|stream| self.device.bind().and_then(|()| soon.wait(String::new, || stream.has_run())).is_ok())
     }
 
-    /// Waits for every stream.
+    /// Waits for every stream to end.
     pub fn synchronise(&self) -> Result<()> {
         StreamId::ALL.into_iter().try_for_each(|id| self.stream_of(id).synchronise())
     }
@@ -165,37 +166,37 @@ impl Engine {
         self.device.properties.architecture
     }
 
-    /// What kernels are compiled for: the architecture itself, or PTX of an older one that was requested.
+    /// Returns the target of kernels: the architecture itself, or PTX of an older one that was requested.
     fn kernel_target(&self) -> String {
         let Properties { architecture, of_device, .. } = self.device.properties;
         if architecture == of_device { architecture.to_string() } else { architecture.virtual_target() }
     }
 
-    /// Adds to the notes what is not there yet.
+    /// Adds a note unless it is there already.
     pub fn note(&mut self, note: String) {
         if !self.notes.contains(&note) {
             self.notes.push(note);
         }
     }
 
-    /// Reports what could not be used of the disk cache, or kept in it.
+    /// Notes the entries of the disk cache that could not be used or written.
     pub fn note_cache(&mut self) {
         self.disk_cache.take_notes().into_iter().for_each(|note| self.note(note));
     }
 
-    /// A handle to run cuDNN's plans with; only requested where a plan was made.
+    /// Returns a handle to run cuDNN's plans with; only requested where a plan was made.
     pub fn cudnn_handle(&self) -> &Handle {
         let Ok((_, handle)) = &self.cudnn else { panic!("a cuDNN plan was made with a handle") };
         handle
     }
 
-    /// Compiles, or takes from the disk cache, and loads.
+    /// Compiles a kernel, or reads it from the disk cache, and loads it.
     pub fn module(&self, source: &KernelSource) -> Result<Arc<Module>> {
         let fetched = self.kernel_cache.fetch(&self.compiler, source, &self.kernel_target())?;
         self.load(source.name, &fetched.code)
     }
 
-    /// As [`Engine::module`] for many sources: threads compile side by side, loading is in order.
+    /// Loads many sources like [`Engine::module`]: threads compile in parallel, loading is in order.
     pub fn modules(&self, sources: &[KernelSource]) -> Result<Vec<Arc<Module>>> {
         let target = self.kernel_target();
         let (compiler, cache) = (&self.compiler, &self.kernel_cache);
@@ -219,7 +220,7 @@ impl Engine {
         Module::new(&self.device, code).during(|| format!("loading {name} for {}", self.architecture()))
     }
 
-    /// A function of one of the backend's own kernels.
+    /// Returns a function of one of the backend's own kernels.
     pub fn own_function(&mut self, kernel: OwnKernel, entry: &str) -> Result<Function> {
         if let Some((_, module)) = self.own.iter().find(|(k, _)| *k == kernel) {
             return module.function(entry);
@@ -229,7 +230,7 @@ impl Engine {
         module.function(entry)
     }
 
-    /// Compiles side by side and loads those of the backend's own kernels that are not there yet.
+    /// Compiles in parallel and loads those of the backend's own kernels that are not loaded yet.
     pub fn load_own(&mut self, kernels: Vec<OwnKernel>) -> Result<()> {
         let missing: Vec<OwnKernel> =
             kernels.into_iter().filter(|kernel| self.own.iter().all(|(known, _)| known != kernel)).collect();
@@ -239,7 +240,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The fastest of a contest's ways by timing, which `queue` queues with a workspace. May overwrite the arenas.
+    /// Returns the fastest candidate of a contest by timing, which `queue` queues with a workspace. May overwrite the
+    /// arenas.
     pub fn race(
         &mut self,
         contest: &Contest,

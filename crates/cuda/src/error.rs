@@ -20,7 +20,7 @@ pub enum Error {
     #[error("{} cannot be loaded: {reason}", path.display())]
     LibraryBroken { path: PathBuf, reason: String },
 
-    /// The library lacks a function that the backend needs: too old, or not what its name says.
+    /// The library lacks a function that the backend needs: it is too old, or another library.
     #[error("{} has no function `{symbol}` ({reason}); the library is older than this program needs", path.display())]
     SymbolMissing { path: PathBuf, symbol: String, reason: String },
 
@@ -39,11 +39,11 @@ pub enum Error {
     #[error("kernel `{kernel}` does not compile for {architecture}:\n{log}")]
     Compile { kernel: String, architecture: String, log: String },
 
-    /// A wait was given up: for too long, or because somebody else failed.
+    /// A wait was given up after its timeout, or because another participant failed.
     #[error("{what}: {why}{}", separated("\n  while ", context))]
     Waited { what: String, why: String, context: String },
 
-    /// The libraries offer no way to do what is asked on this device.
+    /// The libraries have no implementation of the request on this device.
     #[error("{what}: {reason}{}", separated("\n  while ", context))]
     Unsupported { what: String, reason: String, context: String },
 }
@@ -51,7 +51,7 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// Says during what the error happened; an outer context goes behind an inner one.
+    /// Adds the operation during which the error happened; an outer context goes after an inner one.
     pub fn during(mut self, doing: impl FnOnce() -> String) -> Error {
         if let Error::Call { context, .. }
         | Error::OutOfMemory { context, .. }

@@ -1,7 +1,7 @@
-//! The ranks of a program that are of this process, a session on a GPU for each. One thread queues the work of all: what
-//! they do together is queued on all of them before anything behind it, and an entry is captured as one graph over all
-//! GPUs. So there is no second order of execution that could wait for the first. Ranks of other processes do the same.
-//! Knows ranks and where tensors of the whole are; not what an instruction does, or how bytes come from rank to rank.
+//! The ranks of a program in this process, a session on a GPU for each. One thread queues the work of all: a collective
+//! is queued on all of them before anything after it, and an entry is captured as one graph over all GPUs. So there is
+//! no second order of execution that could wait for the first. Ranks of other processes do the same. Knows ranks and
+//! where tensors of the whole are; not what an instruction does, or how bytes come from rank to rank.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -20,17 +20,18 @@ use crate::nccl::{Communicators, Endings, Nccl, UniqueId};
 use crate::progress::Progress;
 use crate::session::{CudaSession, backend_error};
 
-/// What is told where GPUs have no links.
+/// The note for users of GPUs without links.
 pub(crate) const THROUGH_HOST: &str =
     "the GPUs do not reach the memory of each other: what they exchange goes through host memory";
 
-/// How long a GPU is waited for: far longer than any step takes.
+/// The timeout of a wait for a GPU: far longer than any step takes.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// The ranks of other nodes are waited for longer than these for one another: the node that is silent is named.
+/// The additional timeout for a rank of this process, so that a wait for another node ends first and the silent node is
+/// named.
 const LONGER: Duration = Duration::from_secs(30);
 
-/// An entry as it was captured, and how often it ran.
+/// A captured entry, and the number of its runs.
 #[derive(Default)]
 struct Replay {
     runs: usize,
@@ -42,7 +43,7 @@ pub struct CudaGroup {
     program: Arc<Program>,
     /// The ranks of this process.
     here: Range<usize>,
-    /// The processes of the others.
+    /// The connections to the processes of the others.
     nodes: Option<Arc<Nodes>>,
     replays: HashMap<usize, Replay>,
     /// Marks by which computations wait for one another.
@@ -54,7 +55,7 @@ pub struct CudaGroup {
     ranks: Vec<CudaSession>,
     check_each: bool,
     graphs: bool,
-    /// What is told of the way that bytes take.
+    /// The note for users about the transport.
     way: Option<String>,
 }
 
@@ -62,7 +63,7 @@ fn lost(failure: net::Failure) -> Error {
     Error::Waited { what: "an exchange between nodes".into(), why: failure.to_string(), context: String::new() }
 }
 
-/// What all nodes take from node 0: bytes that only it makes.
+/// Returns bytes that only node 0 makes, and all other nodes receive from it.
 fn of_first(nodes: Option<&Nodes>, what: &str, make: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
     match nodes {
         Some(nodes) if nodes.node != 0 => nodes.receive(0, Channel::Collective, what).map_err(lost),
@@ -75,7 +76,7 @@ fn of_first(nodes: Option<&Nodes>, what: &str, make: impl FnOnce() -> Result<Vec
     }
 }
 
-/// The algorithms that the first of all ranks chose, for the others.
+/// Returns the algorithms that the first rank of all chose, for the others.
 fn shared_choices(nodes: Option<&Nodes>, own: impl FnOnce() -> Result<Choices>) -> Result<Choices> {
     let bytes = of_first(nodes, "the choice of algorithms", || {
         Ok(serde_json::to_vec(&own()?).expect("text is always representable as JSON"))
@@ -88,8 +89,8 @@ fn shared_choices(nodes: Option<&Nodes>, own: impl FnOnce() -> Result<Choices>) 
 }
 
 impl CudaGroup {
-    /// Opens as many GPUs as the program has ranks in this process, from the first visible one on. All take the algorithms
-    /// that the first of all chose.
+    /// Opens one GPU for each rank of this process, from the first visible one on. All use the algorithms that the
+    /// first rank chose.
     pub fn load(
         program: Arc<Program>,
         options: &Options,
@@ -186,14 +187,14 @@ impl CudaGroup {
         })
     }
 
-    /// Makes the memory between GPUs large enough for a program; graphs that have the old one go.
+    /// Enlarges the host memory between GPUs for a program; graphs that have the old addresses are dropped.
     fn make_room(&mut self, program: &Program) -> Result<()> {
         let Some(bytes) = self.fabric.missing(program) else { return Ok(()) };
         self.replays.clear();
         self.fabric.grow(bytes)
     }
 
-    /// A rank of this process.
+    /// Returns the session of a rank of this process.
     fn rank(&mut self, rank: usize) -> &mut CudaSession {
         &mut self.ranks[rank - self.here.start]
     }
@@ -231,7 +232,7 @@ impl CudaGroup {
         queued.during(|| self.ranks[0].place_of(entry, index))
     }
 
-    /// What all ranks do together.
+    /// Queues a collective of all ranks.
     fn meet(&self, movement: Movement, among: Among, entry: usize, index: usize) -> Result<()> {
         let lane = |rank| {
             let session: &CudaSession = rank;
@@ -246,7 +247,8 @@ impl CudaGroup {
         self.fabric.queue(movement, among, &lanes)
     }
 
-    /// An error with where the ranks are, if one of them was waited for in vain, or the reason that others give.
+    /// Adds the places of the ranks to an error if a wait for one of them timed out, or replaces it by the reason that
+    /// other nodes give.
     fn explained(&self, error: Error) -> Error {
         let error = match self.nodes {
             Some(_) if !matches!(error, Error::Waited { .. }) => self.watch.root_of(error),
@@ -269,7 +271,7 @@ impl CudaGroup {
         })
     }
 
-    /// The contract's error.
+    /// Converts to the error of the backend contract.
     fn failed(&self, error: Error) -> BackendError {
         backend_error(self.explained(error))
     }
@@ -282,7 +284,7 @@ impl CudaGroup {
         let name = self.program.entries[entry].kind.name();
         let mut replay = self.replays.remove(&entry).unwrap_or_default();
         if self.graphs && replay.graph.is_none() && replay.runs > 0 {
-            // The first run was eager: every library has done what it does only once.
+            // The first run was eager: every library has done its one-time work.
             let captured =
                 self.capture(entry).during(|| format!("capturing entry {name} of {} GPUs", self.ranks.len()));
             replay.graph = Some(captured?);
@@ -296,14 +298,14 @@ impl CudaGroup {
         ran
     }
 
-    /// Makes the entries of another program ready. A graph is kept where every rank kept its entry: it has addresses of
+    /// Prepares the entries of another program. A graph is kept where every rank kept its entry: it has addresses of
     /// the memory of all.
     fn replace_entries(&mut self, program: Arc<Program>) -> Result<()> {
         self.synchronise()?;
         let programs: Vec<_> = self.here.clone().map(|rank| Arc::new(program.of_rank(rank))).collect();
         let ranks = self.ranks.iter().zip(&programs);
         let known = kept_by_all(ranks.map(|(rank, program)| rank.known_entries(program)));
-        // Graphs go before the memory that they use.
+        // Graphs are dropped before the memory that they use.
         self.replays.retain(|entry, _| known.contains(&Some(*entry)));
         self.make_room(&program)?;
         let mut kept = vec![known];
@@ -339,13 +341,13 @@ impl CudaGroup {
             self.order(true)?;
             self.ranks[0].engine().device.bind()
         })?;
-        // Nothing is under way while the graph comes to the devices.
+        // No work is in flight while the graph is uploaded to the devices.
         graph.upload(&stream)?;
         stream.synchronise()?;
         Ok(graph)
     }
 
-    /// Launches behind what every rank has queued; what ranks queue next waits for it.
+    /// Launches after the queued work of every rank; later work of the ranks waits for it.
     fn launch(&self, graph: &Graph) -> Result<()> {
         self.order(true)?;
         let first = self.ranks[0].engine();
@@ -362,7 +364,7 @@ impl CudaGroup {
         self.fabric.check()
     }
 
-    /// Runs an entry with a time stamp on the first rank behind every instruction.
+    /// Runs an entry with a time stamp on the first rank after every instruction.
     fn profile_steps(&mut self, entry: usize) -> Result<Vec<f64>> {
         self.synchronise()?;
         let mark = |group: &CudaGroup| {
@@ -382,7 +384,7 @@ impl CudaGroup {
     }
 }
 
-/// For each entry the one before, where all ranks say the same.
+/// Returns for each entry the one before, where all ranks agree.
 fn kept_by_all(ranks: impl IntoIterator<Item = Vec<Option<usize>>>) -> Vec<Option<usize>> {
     let same = |all: Vec<Option<usize>>, own: Vec<Option<usize>>| {
         all.into_iter().zip(own).map(|(all, own)| all.filter(|_| all == own)).collect()
@@ -426,7 +428,7 @@ impl Session for CudaGroup {
     }
 
     fn read_rank(&mut self, rank: usize, at: &TensorRef, out: &mut [u8]) -> std::result::Result<(), BackendError> {
-        // The wait that can say which rank is missing.
+        // This wait can name the rank that is missing.
         self.synchronise().map_err(|error| self.failed(error))?;
         let at = at.of_share(self.program.cluster.share(rank));
         self.rank(rank).read(&at, out)
@@ -449,17 +451,17 @@ impl Session for CudaGroup {
         self.queue_step(entry, index).and_then(|()| self.synchronise()).map_err(|error| self.failed(error))
     }
 
-    /// Of one rank: all have as much.
+    /// Allocations of one rank: all ranks have the same.
     fn allocated(&self) -> Vec<MemoryLine> {
         self.ranks[0].allocated()
     }
 
-    /// Of the GPU that has most in use.
+    /// The largest number of bytes in use on any rank's GPU.
     fn memory_in_use(&self) -> std::result::Result<Option<usize>, BackendError> {
         self.ranks.iter().try_fold(None, |most: Option<usize>, rank| Ok(most.max(rank.memory_in_use()?)))
     }
 
-    /// Of the first rank, with its waits for the others.
+    /// Profiles the first rank, including its waits for the others.
     fn profile(&mut self, entry: usize) -> std::result::Result<Vec<f64>, BackendError> {
         self.profile_steps(entry).map_err(|error| self.failed(error))
     }
@@ -490,7 +492,7 @@ impl Session for CudaGroup {
     }
 }
 
-/// What ends a wait for the ranks of this process and of others.
+/// Returns the limits on a wait for the ranks of this process and of others.
 pub(crate) fn watch_over(nodes: Option<Arc<Nodes>>) -> Watch {
     let patience = nodes.as_ref().map_or(PATIENCE, |nodes| nodes.patience + LONGER);
     let ended = move || nodes.as_ref()?.ended().map(|failure| failure.to_string());
@@ -499,19 +501,19 @@ pub(crate) fn watch_over(nodes: Option<Arc<Nodes>>) -> Watch {
 
 impl Drop for CudaGroup {
     fn drop(&mut self) {
-        // Ranks read each other's memory: nothing may be under way when the first one is freed. NCCL ends a communicator when
-        // no graph has it any more; what it has under way it ends at once where that does not come to its end.
+        // Ranks read each other's memory: no work may be in flight when the first one is freed. NCCL ends a
+        // communicator when no graph has it any more; work that it has in flight and that does not end is aborted.
         let idle = self.synchronise().is_ok();
         if idle {
             self.replays.clear();
         }
-        // The other processes come to their ends later, perhaps because of this one.
+        // The other processes end later, perhaps because of this one.
         self.fabric.end(idle).into_iter().for_each(|ending| self.endings.add(ending));
         if idle || self.engines().all(Engine::comes_to_rest) {
             self.replays.clear();
             return;
         }
-        // A GPU that does not come to its end is left to that of the process: freeing its memory would wait for it.
+        // A GPU whose work does not end is left to the end of the process: freeing its memory would wait for it.
         std::mem::forget(std::mem::take(&mut self.ranks));
         std::mem::forget(std::mem::take(&mut self.replays));
     }

@@ -6,7 +6,7 @@ use crate::disk_cache::{DiskCache, digest};
 use crate::error::Result;
 use crate::nvrtc::{Compiler, KernelSource, standard_options};
 
-/// The compiler behind a cache of its results.
+/// A cache of the compiler's results.
 pub struct KernelCache {
     cache: DiskCache,
 }
@@ -22,7 +22,7 @@ impl KernelCache {
         KernelCache { cache }
     }
 
-    /// The machine code of `source`, from disk or from the compiler.
+    /// Returns the machine code of `source`, from disk or from the compiler.
     pub fn fetch(&self, compiler: &Compiler, source: &KernelSource, architecture: &str) -> Result<Fetched> {
         let name = format!("{}.cubin", key(source, compiler.version(), architecture));
         if let Some(code) = self.cache.read(&name) {
@@ -34,7 +34,7 @@ impl KernelCache {
     }
 }
 
-/// 64 hexadecimal digits.
+/// Returns the name of an entry: 64 hexadecimal digits.
 pub fn key(source: &KernelSource, compiler_version: (u32, u32), architecture: &str) -> String {
     let count = (source.headers.len() as u64).to_le_bytes();
     let standard = standard_options(architecture);

@@ -21,10 +21,10 @@ pub const PATH_VARIABLE: &str = "SUROGATE_CUDA_PATH";
 /// Names the architecture that kernels are chosen and compiled for, such as `sm_80`.
 pub const ARCHITECTURE_VARIABLE: &str = "SUROGATE_CUDA_ARCH";
 
-/// The loader's own. It separates with semicolons, too.
+/// The dynamic loader's variable. It separates with semicolons, too.
 const LOADER_VARIABLE: &str = "LD_LIBRARY_PATH";
 
-/// Where distributions, containers and WSL put libraries.
+/// Library folders of distributions, containers and WSL.
 const SYSTEM: [&str; 4] = ["/usr/lib/x86_64-linux-gnu", "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib", "/usr/lib64"];
 
 /// A library that the backend can use.
@@ -41,7 +41,7 @@ pub enum Kind {
 impl Kind {
     pub const ALL: [Kind; 6] = [Kind::Driver, Kind::Nvrtc, Kind::CublasLt, Kind::Cudnn, Kind::Nccl, Kind::Nvml];
 
-    /// One word, for programs.
+    /// The name in one word, for programs.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Driver => "driver",
@@ -53,7 +53,7 @@ impl Kind {
         }
     }
 
-    /// What does not work without it.
+    /// The function that does not work without it.
     pub const fn needed_for(self) -> &'static str {
         match self {
             Kind::Driver | Kind::Nvrtc | Kind::CublasLt => "every run on a GPU",
@@ -63,7 +63,7 @@ impl Kind {
         }
     }
 
-    /// The name that people know it by.
+    /// The library's name for people.
     pub const fn title(self) -> &'static str {
         match self {
             Kind::Driver => "the CUDA driver (libcuda)",
@@ -87,7 +87,7 @@ impl Kind {
         }
     }
 
-    /// Folders below a site-packages root in which pip wheels put it.
+    /// Folders below a site-packages root into which pip wheels install it.
     const fn wheel_folders(self) -> &'static [&'static str] {
         match self {
             Kind::Driver | Kind::Nvml => &[],
@@ -98,7 +98,7 @@ impl Kind {
         }
     }
 
-    /// The pip package that brings it; the driver comes with none.
+    /// The pip package that contains it; `None` for the driver.
     pub const fn package(self) -> Option<&'static str> {
         match self {
             Kind::Driver | Kind::Nvml => None,
@@ -122,7 +122,7 @@ impl Kind {
     }
 }
 
-/// Where a library came from.
+/// The place where a library was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     Variable,
@@ -146,16 +146,16 @@ pub struct Search {
     pub named: Vec<PathBuf>,
     pub site_packages: Vec<PathBuf>,
     pub system: Vec<PathBuf>,
-    /// Whether the dynamic loader's own search (`ldconfig`, `LD_LIBRARY_PATH`) is asked last.
+    /// True if the dynamic loader's own search (`ldconfig`, `LD_LIBRARY_PATH`) is tried last.
     pub ask_loader: bool,
-    /// What is said of the search where something was not found.
+    /// Remarks on the search for messages about missing libraries.
     pub remarks: Vec<String>,
     /// The architecture that kernels are chosen and compiled for in place of the GPU's own.
     pub architecture: Option<String>,
 }
 
 impl Search {
-    /// The environment's places and the site-packages folders of the Python that runs this process.
+    /// Returns the environment's places and the site-packages folders of the Python that runs this process.
     pub fn from_environment(site_packages: Vec<PathBuf>) -> Search {
         Search::from_variables(site_packages, |name| std::env::var_os(name))
     }
@@ -190,8 +190,8 @@ impl Search {
         Search { named, site_packages, system, ask_loader, remarks, architecture }
     }
 
-    /// The folders for one library, best first. Folders that do not exist are kept: they are part
-    /// of the answer to "where did you look".
+    /// Returns the folders for one library, best first. Folders that do not exist are kept: they are part of the answer
+    /// to "where did you look".
     fn folders(&self, kind: Kind) -> Vec<(Origin, PathBuf)> {
         let mut folders = Vec::new();
         for root in &self.named {
@@ -206,7 +206,7 @@ impl Search {
         folders
     }
 
-    /// The file to open, or the list of folders that do not hold it.
+    /// Returns the file to open, or the list of folders that do not have it.
     pub fn locate(&self, kind: Kind) -> std::result::Result<(Origin, PathBuf), Vec<String>> {
         let folders = self.folders(kind);
         for (origin, folder) in &folders {
@@ -221,7 +221,7 @@ impl Search {
     }
 }
 
-/// Where a toolkit keeps its libraries.
+/// The library folders of a toolkit.
 fn toolkit_folders(root: &Path) -> [PathBuf; 2] {
     [root.join("lib64"), root.join("targets/x86_64-linux/lib")]
 }
@@ -238,15 +238,15 @@ fn toolkits(folder: &Path) -> Vec<PathBuf> {
     std::iter::once(folder.join("cuda")).chain(versions.into_iter().map(|(_, path)| path)).collect()
 }
 
-/// An opened library: its functions, and where they came from.
+/// An opened library: its functions, and the place where it was found.
 pub struct Opened<T> {
     pub table: T,
     pub path: PathBuf,
     pub origin: Origin,
 }
 
-/// Opens by absolute path, or by bare name through the loader. The driver belongs to the system, so
-/// there the loader is asked before the system's folders.
+/// Opens by absolute path, or by bare name through the loader. The driver belongs to the system, so there the loader is
+/// tried before the system's folders.
 fn open(search: &Search, kind: Kind) -> Result<(Library, PathBuf, Origin)> {
     let found = search.locate(kind);
     let loader_first = matches!(kind, Kind::Driver | Kind::Nvml) && !matches!(found, Ok((Origin::Variable, _)));
@@ -295,8 +295,8 @@ fn preload_nvrtc_builtins(nvrtc: &Path) -> Result<()> {
 }
 
 fn load(path: &Path) -> Result<Library> {
-    // SAFETY: NVIDIA's libraries have no initialisers with preconditions. RTLD_GLOBAL because they
-    // look for each other by SONAME among what is already in the process.
+    // SAFETY: NVIDIA's libraries have no initializers with preconditions. RTLD_GLOBAL because they look for each other
+    // by SONAME among the libraries of the process.
     unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }
         .map_err(|e| Error::LibraryBroken { path: path.to_owned(), reason: e.to_string() })
 }
@@ -323,7 +323,7 @@ opener!(
     open_nvrtc, Kind::Nvrtc, NvrtcTable
 );
 opener!(
-    /// Opens cuBLASLt.
+    /// Opens cuBLASLt, the library of matrix products.
     open_cublaslt, Kind::CublasLt, CublasLtTable
 );
 opener!(
@@ -331,7 +331,7 @@ opener!(
     open_cudnn, Kind::Cudnn, CudnnTable
 );
 opener!(
-    /// Opens NCCL.
+    /// Opens NCCL, the library of collectives.
     open_nccl, Kind::Nccl, NcclTable
 );
 opener!(

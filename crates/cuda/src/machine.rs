@@ -9,11 +9,11 @@ use program::{Arch, Architecture, Efficiency, FP8, Machine, Origin, PRODUCTS};
 /// Share of the bus rate that copies reach, as measured on an H200 (4.27 of 4.9 TB/s).
 const COPY_SHARE: f64 = 0.87;
 
-/// What a plan needs to know of this GPU; memory is what the driver reports.
+/// Returns the GPU as the machine that plans are made for; memory is the driver's number.
 pub fn machine(properties: &Properties) -> Machine {
     let memory = properties.memory;
     let arch = Arch::Cuda(properties.architecture);
-    // Kernels of another architecture do not change what the GPU can do, nor the libraries' kernels.
+    // Kernels of another architecture do not change the rates of the GPU or of the libraries' kernels.
     let of_device = Arch::Cuda(properties.of_device);
     let own_products = properties.architecture == Architecture::HOPPER;
     if let Some(known) = Machine::of_card(&properties.name).filter(|known| known.arch == of_device) {
@@ -48,7 +48,7 @@ fn bf16_flops_per_cycle(architecture: Architecture) -> f64 {
     }
 }
 
-/// Products of codes of four bits against bf16, by the data sheets.
+/// Returns the rate of four-bit products relative to bf16, by the data sheets.
 fn fp4_share(architecture: Architecture) -> f64 {
     match architecture.major {
         ..10 => 1.0,

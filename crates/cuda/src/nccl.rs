@@ -1,5 +1,5 @@
-//! NCCL as a way to move bytes between ranks of this and of other processes: one communicator over all of them, a handle
-//! for each rank of this process. All calls are given up when a watch says so. Knows ranks, streams and bytes; adds nothing.
+//! NCCL as a transport between ranks of this and of other processes: one communicator over all of them, a handle for
+//! each rank of this process. A watch limits all calls. Knows ranks, streams and bytes; adds nothing.
 #![allow(unsafe_code, reason = "calls of NCCL through its function table")]
 
 use std::ffi::{c_int, c_void};
@@ -15,13 +15,13 @@ use crate::sys::nccl::{self as sys, NcclTable};
 
 pub use sys::UniqueId;
 
-/// How long a communicator that ends in order waits for the other processes to end theirs.
+/// The time that a communicator which ends in order waits for the other processes to end theirs.
 const IN_ORDER: Duration = Duration::from_secs(30);
 
-/// What ending it may take in all: the process goes to its end without.
+/// The time limit for ending all of them: after it the process ends without.
 const ENDING: Duration = Duration::from_secs(40);
 
-/// The opened library.
+/// The opened NCCL library.
 pub struct Nccl {
     table: NcclTable,
 }
@@ -31,7 +31,7 @@ impl Nccl {
         Arc::new(Nccl { table: opened.table })
     }
 
-    /// Such as 2.28.9.
+    /// The version of the library, such as 2.28.9.
     pub fn version(&self) -> Result<String> {
         let mut version = 0;
         // SAFETY: the pointer is to a live local.
@@ -39,7 +39,8 @@ impl Nccl {
         Ok(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
     }
 
-    /// What the ranks of one communicator find each other by. The process that makes it is the one that they ask.
+    /// Returns a new identity of a communicator, by which its ranks find each other: they connect to the process that
+    /// makes it.
     pub fn unique_id(&self) -> Result<UniqueId> {
         let mut id = UniqueId([0; UniqueId::BYTES]);
         // SAFETY: the pointer is to a live local.
@@ -47,7 +48,7 @@ impl Nccl {
         Ok(id)
     }
 
-    /// A call that goes on in the background has not failed.
+    /// Checks the status of a call. A call that goes on in the background has not failed.
     fn check(&self, call: &'static str, status: sys::Status, of: Option<sys::Comm>) -> Result<()> {
         if status == sys::SUCCESS || status == sys::IN_PROGRESS {
             return Ok(());
@@ -64,7 +65,7 @@ impl Nccl {
 /// The handles of the ranks of this process.
 pub struct Communicators {
     nccl: Arc<Nccl>,
-    /// NCCL writes them while it connects: they stay where they are.
+    /// The handles. NCCL writes to them while it connects: they must not move.
     handles: Box<[sys::Comm]>,
     watch: Arc<Watch>,
 }
@@ -72,7 +73,7 @@ pub struct Communicators {
 // SAFETY: handles may be used by any thread, one at a time.
 unsafe impl Send for Communicators {}
 
-/// A handle on its way to a thread that ends it.
+/// A handle that is passed to a thread which ends it.
 struct Last(sys::Comm);
 
 // SAFETY: as above; nobody else uses it any more.
@@ -112,7 +113,7 @@ impl Communicators {
         }
     }
 
-    /// Queues calls of several ranks as one, and waits until the library has: not until bytes have come.
+    /// Queues calls of several ranks as one, and waits until the library has queued them, not until bytes have come.
     pub fn grouped(&self, queue: impl FnOnce() -> Result<()>) -> Result<()> {
         let table = &self.nccl.table;
         // SAFETY: no arguments to get wrong; every start has its end.
@@ -135,12 +136,13 @@ impl Communicators {
         Ok(status != sys::IN_PROGRESS)
     }
 
-    /// An error of the library that came up meanwhile.
+    /// Returns an error of the library that came up in the meantime.
     pub fn check(&self) -> Result<()> {
         self.handles.iter().try_for_each(|handle| self.has_queued(*handle).map(drop))
     }
 
-    /// Gives `bytes` from an address of a rank of this process to all ranks, which lie one behind the other in the end.
+    /// All-gathers `bytes` from an address of a rank of this process; the results are concatenated in the order of the
+    /// ranks.
     pub fn gather(&self, own: usize, stream: &Stream, from: u64, to: u64, bytes: usize) -> Result<()> {
         let (from, to) = (from as *const c_void, to as *mut c_void);
         // SAFETY: the caller's addresses are of arenas, which are freed after all streams have been waited for.
@@ -165,7 +167,7 @@ impl Communicators {
         self.nccl.check("ncclRecv", status, Some(self.handles[own]))
     }
 
-    /// Begins to end the handles: in order, when all that was queued has run, or what runs as well.
+    /// Begins to end the handles: in order, after all queued work has run, or by aborting it.
     pub fn end(mut self, in_order: bool) -> Ending {
         let (sender, ended) = mpsc::channel();
         let handles: Vec<_> = self.handles.iter().filter(|handle| !handle.is_null()).map(|of| Last(*of)).collect();
@@ -182,8 +184,8 @@ impl Communicators {
     }
 }
 
-/// What is being ended, and waited for by whoever lets go of it last: processes do not come to their ends at once, and one
-/// that exits meanwhile would crash.
+/// The communicators that are being ended; whoever drops the last reference waits for them: processes do not end at the
+/// same time, and one that exits earlier would crash.
 #[derive(Default)]
 pub struct Endings(Mutex<Vec<Ending>>);
 
@@ -210,10 +212,10 @@ pub struct Ending {
 unsafe impl Send for Ending {}
 
 impl Ending {
-    /// Waits for the end. A handle that does not come to it is left to that of the process.
+    /// Waits for the end. A handle that does not end is left to the end of the process.
     pub fn wait(self) {
         if !(0..self.count).all(|_| self.ended.recv_timeout(ENDING).is_ok()) {
-            // What still connects writes to them.
+            // A connection in progress writes to the handles.
             std::mem::forget(self.handles);
         }
     }

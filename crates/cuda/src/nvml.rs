@@ -10,12 +10,12 @@ use crate::sys::nvml::{self as sys, NvmlTable};
 use program::Gauges;
 use std::ffi::{CStr, c_char, c_uint};
 
-/// The opened library.
+/// The opened NVML library.
 pub struct Nvml {
     table: NvmlTable,
 }
 
-/// One GPU of it.
+/// The sensors of one GPU.
 pub struct Instruments {
     nvml: Nvml,
     device: sys::Device,
@@ -46,7 +46,7 @@ impl Nvml {
         }
     }
 
-    /// The GPU at a place on the bus: the numbers of CUDA and of this library need not be the same.
+    /// Returns the GPU at a bus address: the numbers of CUDA and of this library need not be the same.
     pub fn instruments(self, bus: &CStr) -> Result<Instruments> {
         let mut device = std::ptr::null_mut();
         // SAFETY: the text ends with NUL and the pointer is to a live local.
@@ -66,7 +66,7 @@ impl Nvml {
 }
 
 impl Instruments {
-    /// What they say now. An instrument that this kind of GPU does not have is none; that none answers is an error.
+    /// Reads the sensors. A sensor that this kind of GPU lacks is `None`; it is an error if none answers.
     pub fn gauges(&self) -> Result<Gauges> {
         let (t, device) = (&self.nvml.table, self.device);
         let mut memory = sys::Memory::default();
@@ -110,7 +110,7 @@ mod tests {
     use crate::library::{Search, open_nvml};
     use std::process::Command;
 
-    /// A library with the calls of the real one: GPU 0000:01:00.0, which has no clock of its memory.
+    /// The source of a library with the calls of the real one: GPU 0000:01:00.0, which has no clock of its memory.
     const STANDING_IN: &str = r#"
 #include <string.h>
 typedef struct { unsigned gpu, memory; } load_t;

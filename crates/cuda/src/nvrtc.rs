@@ -11,7 +11,7 @@ use crate::library::Opened;
 use crate::sys::nvrtc::{self as sys, NvrtcTable};
 use std::ffi::{CString, c_char, c_int};
 
-/// The text of one translation unit and everything that decides what it compiles to.
+/// The text of one translation unit and all inputs of its compilation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelSource<'a> {
     /// Shown as the file name in messages.
@@ -30,7 +30,7 @@ pub struct Compiled {
     pub log: String,
 }
 
-/// The runtime compiler.
+/// The runtime compiler NVRTC.
 pub struct Compiler {
     table: NvrtcTable,
     version: (u32, u32),
@@ -47,7 +47,7 @@ impl Compiler {
         Ok(compiler)
     }
 
-    /// (major, minor).
+    /// The version as (major, minor).
     pub fn version(&self) -> (u32, u32) {
         self.version
     }
@@ -67,7 +67,7 @@ impl Compiler {
             let architecture = architecture.to_owned();
             return Err(Error::Compile { kernel: source.name.to_owned(), architecture, log });
         }
-        // Other failures (a bad option, missing builtins) say why in the log as well.
+        // Other failures (a bad option, missing builtins) have their reason in the log as well.
         self.check("nvrtcCompileProgram", status).map_err(|e| with_log(e, &log))?;
         Ok(Compiled { code: program.code(is_virtual(architecture))?, log })
     }
@@ -110,7 +110,7 @@ pub fn standard_options(architecture: &str) -> Vec<String> {
     vec![format!("--gpu-architecture={architecture}"), "--std=c++17".into()]
 }
 
-/// Whether no GPU runs code for this architecture as it is.
+/// True if the architecture is virtual: no GPU runs code for it as it is.
 fn is_virtual(architecture: &str) -> bool {
     architecture.starts_with("compute_")
 }
@@ -150,7 +150,7 @@ impl Program<'_> {
         }
     }
 
-    /// Empty when NVRTC has nothing to say or cannot say it.
+    /// Returns the log; empty when NVRTC has none or cannot give it.
     fn log(&self) -> String {
         let t = &self.compiler.table;
         let mut size = 0;

@@ -1,6 +1,6 @@
-//! The stages of a pipeline on a GPU each. One thread queues the passes of all, each behind what it needs, so nothing that is
-//! queued waits for what is not. What a stage gives on is copied into the slot of the next one by the giver's GPU. Knows stages,
-//! slots and what crosses; not when micro-steps run, or what an instruction does.
+//! The stages of a pipeline on a GPU each. One thread queues the passes of all, each after those that it depends on, so
+//! nothing that is queued waits for what is not. The sender's GPU copies a stage's result into a slot of the receiver.
+//! Knows stages, slots and what crosses; not when micro-steps run, or what an instruction does.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use crate::fabric::{Fabric, Lane, Transport, all_reach, transports};
 use crate::group::{THROUGH_HOST, watch_over};
 use crate::session::{CudaSession, backend_error};
 
-/// What others wait for of a stage. Marks are of the GPU that sets them.
+/// The events of a stage that others wait for. An event belongs to the GPU that records it.
 struct Marks {
     /// By slot: the micro-step that had it has ended.
     free: Vec<Event>,
-    /// By hand and slot: what the neighbour on that side gives has come.
+    /// By direction and slot: the bytes of the neighbor on that side have come.
     come: [Vec<Event>; 2],
-    /// All that was queued so far.
+    /// The end of all queued work.
     now: Event,
 }
 
@@ -28,14 +28,14 @@ pub struct CudaStages {
     program: Arc<Program>,
     fabric: Fabric,
     marks: Vec<Marks>,
-    /// Whether all GPUs reach the memory of each other.
+    /// True if all GPUs have peer access to each other.
     peers: bool,
     check_each: bool,
     sessions: Vec<CudaSession>,
 }
 
 impl CudaStages {
-    /// Opens as many GPUs as the program has stages, from the first visible one on. Later stages take the algorithms that
+    /// Opens one GPU for each stage of the program, from the first visible one on. Later stages use the algorithms that
     /// earlier ones chose for the same products.
     pub fn load(program: &Arc<Program>, options: &Options) -> std::result::Result<CudaStages, BackendError> {
         Self::opened(program, options).map_err(backend_error)
@@ -71,8 +71,8 @@ impl CudaStages {
         self.fabric.missing(program).map_or(Ok(()), |bytes| self.fabric.grow(bytes))
     }
 
-    /// Queues one pass of a stage: it waits for what comes, runs its entry in the slot of the micro-step, and gives what that
-    /// comes to.
+    /// Queues one pass of a stage: it waits for its inputs, runs its entry in the slot of the micro-step, and sends its
+    /// results.
     fn pass(&mut self, micro_steps: &[MicroStep], stage: usize, turn: Turn) -> std::result::Result<(), BackendError> {
         let program = self.program.clone();
         let (Turn::Forward(number) | Turn::Backward(number)) = turn;
@@ -106,7 +106,7 @@ impl CudaStages {
         Ok(())
     }
 
-    /// A stage waits for what an entry receives.
+    /// Makes a stage wait for the tensors that an entry receives.
     fn wait_for(&self, stage: usize, slot: usize, received: [(Hand, &[TensorRef]); 2]) -> Result<()> {
         let engine = self.sessions[stage].engine();
         engine.device.bind()?;
@@ -114,8 +114,8 @@ impl CudaStages {
         hands.try_for_each(|(hand, _)| engine.stream.wait(&self.marks[stage].come[hand as usize][slot]))
     }
 
-    /// Copies what a pass came to into a slot of a neighbour. Forward passes wait until nobody has the slot; on the way back
-    /// it is that of the micro-step itself.
+    /// Copies the results of a pass into a slot of a neighbor. Forward passes wait until the slot is free; in the
+    /// backward direction it is that of the micro-step itself.
     fn give(
         &self,
         hand: Hand,
@@ -131,7 +131,7 @@ impl CudaStages {
         self.marks[taker].come[hand as usize][slot].record(&engine.stream)
     }
 
-    /// Queues a copy on the giver's GPU, whose context is bound.
+    /// Queues a copy on the sender's GPU, whose context is bound.
     fn copy(&self, from: (usize, &TensorRef), to: (usize, &TensorRef)) -> Result<()> {
         let (giver, taker) = (&self.sessions[from.0], &self.sessions[to.0]);
         let (source, target, bytes) = (giver.address(from.1), taker.address(to.1), from.1.bytes());
@@ -170,7 +170,7 @@ impl CudaStages {
         }
     }
 
-    /// What all stages do together: each at its own instruction.
+    /// Queues a collective of all stages, each at its own instruction.
     fn meet(&self, entries: &[usize], steps: &[usize]) -> Result<()> {
         let at = |stage: usize| (&self.sessions[stage], entries[stage], steps[stage]);
         let joints: Vec<_> = (0..entries.len())
@@ -189,7 +189,7 @@ impl CudaStages {
         self.fabric.queue(joints[0].0, joints[0].1, &lanes)
     }
 
-    /// Waits for a stage where every instruction is looked at.
+    /// Waits for a stage if every instruction is checked.
     fn checked(&self, stage: usize) -> Result<()> {
         if self.check_each { self.sessions[stage].engine().synchronise() } else { Ok(()) }
     }
@@ -204,7 +204,7 @@ impl CudaStages {
 }
 
 impl Marks {
-    /// Those of a stage: neighbours set that something has come.
+    /// Makes the events of a stage; neighbors record that their bytes have come.
     fn new(program: &Program, devices: &[Arc<Device>], stage: usize) -> Result<Marks> {
         let slots = |device: &Arc<Device>| {
             device.bind()?;
@@ -278,7 +278,7 @@ impl Stages for CudaStages {
         profile().map_err(backend_error)
     }
 
-    /// On the giver's GPU, behind what both have queued; what the taker queues next is behind it.
+    /// Copies on the sender's GPU, after the queued work of both; later work of the receiver is queued after it.
     fn hand(&mut self, from: (usize, &TensorRef), to: (usize, &TensorRef)) -> std::result::Result<(), BackendError> {
         let hand = || {
             let (giver, taker) = (self.sessions[from.0].engine(), self.sessions[to.0].engine());
@@ -301,9 +301,9 @@ impl Stages for CudaStages {
 
 impl Drop for CudaStages {
     fn drop(&mut self) {
-        // Stages write to each other's memory: nothing may be under way when the first one is freed.
+        // Stages write to each other's memory: no work may be in flight when the first one is freed.
         if self.synchronise().is_err() && !self.sessions.iter().all(|session| session.engine().comes_to_rest()) {
-            // A GPU that does not come to its end is left to that of the process: freeing its memory would wait for it.
+            // A GPU whose work does not end is left to the end of the process: freeing its memory would wait for it.
             std::mem::forget(std::mem::take(&mut self.sessions));
         }
     }

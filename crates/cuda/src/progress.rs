@@ -1,5 +1,5 @@
-//! How far each rank has come, for the message when one of them does not answer: a word in its memory, which its own stream
-//! writes at every instruction that ranks do together. Knows numbers, not what they stand for.
+//! The progress of each rank, for the message when one of them does not answer: a word in its memory, which its own
+//! stream writes at every collective. Knows numbers, not what they stand for.
 #![allow(unsafe_code, reason = "a fill and a copy of one word, whose memory outlives them")]
 
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::driver::{Device, DeviceBuffer, PinnedBuffer, Stream, Watch};
 use crate::error::Result;
 
-/// What a GPU may take to say where it is.
+/// The timeout of a GPU's answer about its progress.
 const ANSWER: Duration = Duration::from_secs(2);
 
 /// One rank's word, and a stream that nothing else waits in.
@@ -26,7 +26,7 @@ pub(crate) struct Progress {
 /// A rank's place: an entry, and an instruction of it.
 type Place = (usize, usize);
 
-/// Entries and instructions in a word.
+/// Maximal number of instructions of an entry, so that both fit in a word.
 const INSTRUCTIONS: u32 = 1 << 20;
 
 impl Progress {
@@ -49,7 +49,8 @@ impl Progress {
         unsafe { stream.fill(self.words[rank].on_device.address(), 4, word, 1) }
     }
 
-    /// Where a rank came last: the place, none where it has come to nothing yet; or that its GPU does not answer.
+    /// Returns the place where a rank came last, `None` if it has come to nothing yet; an error if its GPU does not
+    /// answer.
     pub fn of(&self, rank: usize) -> std::result::Result<Option<Place>, ()> {
         let Word { on_device, on_host, stream } = &self.words[rank];
         let watch = Watch { patience: ANSWER, ended: Box::new(|| None) };

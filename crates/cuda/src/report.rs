@@ -1,5 +1,5 @@
-//! What this machine provides for running programs, what is missing, and the command that installs it: for `surogate
-//! doctor` and the choice of a device. Never fails: missing parts are reported. Loads no program.
+//! The parts that this machine provides for running programs, those that are missing, and the command that installs
+//! them: for `surogate doctor` and the choice of a device. Never fails: missing parts are reported. Loads no program.
 
 use crate::driver::{Device, Driver, Properties};
 use crate::error::{Error, Result};
@@ -21,21 +21,21 @@ pub struct UsableLibrary {
     pub path: PathBuf,
     pub origin: Origin,
     pub version: String,
-    /// (major, minor) of the CUDA that it is made for; none where it does not depend on one.
+    /// The (major, minor) version of CUDA that it is made for; `None` where it does not depend on one.
     cuda: Option<(u32, u32)>,
 }
 
-/// Why something cannot be used, and what to do.
+/// The reason why something cannot be used, and its remedy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Missing {
     pub reason: String,
-    /// Where it was looked for, if it is not there at all.
+    /// The places where it was looked for, if it is not there at all.
     pub looked_for: Vec<String>,
-    /// A command, or what to do where no command does it.
+    /// The remedy: a command, or words where no command does it.
     pub mend: String,
 }
 
-/// One library.
+/// The state of one library.
 #[derive(Clone, Debug)]
 pub struct LibraryReport {
     pub kind: Kind,
@@ -46,15 +46,15 @@ pub struct LibraryReport {
 #[derive(Clone, Debug)]
 pub struct Report {
     pub libraries: Vec<LibraryReport>,
-    /// The visible GPUs, or why there are none.
+    /// The visible GPUs, or the reason why there are none.
     pub devices: std::result::Result<Vec<Properties>, Missing>,
-    /// Libraries that are there and do not go together: no program runs with them.
+    /// Conflicts between installed libraries: no program runs with them.
     pub conflicts: Vec<Missing>,
     /// Release of the installed driver, such as 580.65.06, where the system reports it.
     pub driver_release: Option<String>,
 }
 
-/// The GPUs that programs can run on, in their order. An error says what of the driver is missing.
+/// Returns the GPUs that programs can run on, in their order. An error names the missing part of the driver.
 pub fn devices(search: &Search) -> Result<Vec<Properties>> {
     let driver = Driver::new(open_driver(search)?.table)?;
     (0..driver.device_count()?)
@@ -98,8 +98,7 @@ impl Report {
         }
     }
 
-    /// Whether programs can run here. Those with bf16 attention also need cuDNN: loading one without it
-    /// is rejected.
+    /// True if programs can run here. Those with bf16 attention also need cuDNN: loading one without it is rejected.
     pub fn usable(&self) -> bool {
         let found = |kind| self.libraries.iter().any(|l| l.kind == kind && l.state.is_ok());
         let needed = [Kind::Driver, Kind::Nvrtc, Kind::CublasLt];
@@ -168,7 +167,7 @@ fn nccl_version(table: &crate::sys::nccl::NcclTable) -> String {
     }
 }
 
-/// Code of CUDA 13 does not load on a driver for CUDA 12; the other way round it does.
+/// Returns the conflicts of versions: code of CUDA 13 does not load on a driver for CUDA 12; the reverse does.
 fn conflicts(libraries: &[LibraryReport]) -> Vec<Missing> {
     let cuda = |kind: Kind| libraries.iter().find(|l| l.kind == kind).and_then(|l| l.state.as_ref().ok()?.cuda);
     let Some(driver) = cuda(Kind::Driver) else { return Vec::new() };
@@ -189,7 +188,7 @@ fn conflicts(libraries: &[LibraryReport]) -> Vec<Missing> {
     newer.collect()
 }
 
-/// An error as a reason without its hint, and the hint as something to do.
+/// Splits an error into its reason and its hint.
 fn missing(kind: Kind, error: Error) -> Missing {
     let reinstall = kind.package().map(|package| format!("pip install --force-reinstall --upgrade {package}"));
     let driver = || {
@@ -216,7 +215,7 @@ fn missing(kind: Kind, error: Error) -> Missing {
     Missing { reason, looked_for, mend }
 }
 
-/// From the loaded kernel module.
+/// Reads the release of the loaded kernel module.
 fn driver_release() -> Option<String> {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
     release_in(&text)
@@ -353,7 +352,7 @@ mod tests {
         assert_eq!(of(Kind::Cudnn).origin, Origin::Wheel);
         assert_eq!(of(Kind::Cudnn).path, root.path().join("nvidia/cudnn/lib/libcudnn.so.9"));
         assert!(report.conflicts.is_empty());
-        // Everything is there but a GPU.
+        // Everything is there except a GPU.
         assert_eq!(report.devices, Ok(vec![]));
         assert!(!report.usable());
         assert!(report.to_string().contains("GPUs: none"));

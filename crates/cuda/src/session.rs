@@ -13,7 +13,7 @@ use program::{
 use std::sync::Arc;
 use std::time::Instant;
 
-/// In addition to the bytes of an arena that is not on the device.
+/// The note of the memory line of an arena that is not on the device.
 const ON_HOST: &str = "on the host";
 
 /// One entry point, ready to run.
@@ -23,7 +23,7 @@ struct BoundEntry {
     graph: Option<Graph>,
 }
 
-/// A program loaded onto a GPU. The fields are dropped in order: what uses memory goes first.
+/// A program loaded onto a GPU. The fields are dropped in order: users of memory are dropped before it.
 pub struct CudaSession {
     program: Arc<Program>,
     entries: Vec<BoundEntry>,
@@ -80,8 +80,8 @@ impl CudaSession {
         })
     }
 
-    /// Makes the entries of another program over the same layout ready. What is there already is kept: kernels, and entries
-    /// with their graphs, unless memory that they use has to grow. Gives for each entry the one before that was kept.
+    /// Prepares the entries of another program over the same layout. Kernels are kept, and so are entries with their
+    /// graphs, unless memory that they use has to grow. Returns for each entry the one before that was kept.
     pub(crate) fn replace_entries(&mut self, program: Arc<Program>) -> Result<Vec<Option<usize>>> {
         assert!(program.has_layout_of(&self.program), "a session goes on over the layout that it was loaded with");
         self.engine.device.bind()?;
@@ -89,7 +89,7 @@ impl CudaSession {
         let mut known = self.known_entries(&program);
         let mut before: Vec<_> = std::mem::take(&mut self.entries).into_iter().map(Some).collect();
         let mut found: Vec<Option<BoundEntry>> = known.iter().map(|index| before[(*index)?].take()).collect();
-        // Graphs of what is gone go before its memory.
+        // Graphs of dropped entries are dropped before their memory.
         drop(before);
         self.memory.adopt(&program.arenas, &self.engine.device)?;
         self.kernels.adopt(&self.engine, &self.program.kernels, &program.kernels)?;
@@ -109,8 +109,8 @@ impl CudaSession {
         Ok(known)
     }
 
-    /// For each entry of another program over the same layout the one that is here; none where memory has to grow, whose
-    /// addresses entries and graphs have.
+    /// Returns for each entry of another program over the same layout the one that is here; none where memory has to
+    /// grow, because entries and graphs hold its addresses.
     pub(crate) fn known_entries(&self, program: &Program) -> Vec<Option<usize>> {
         match self.memory.holds(&program.arenas) {
             true => program.entries_of(&self.program),
@@ -118,7 +118,7 @@ impl CudaSession {
         }
     }
 
-    /// The algorithm of every product: given to [`Options::algorithms`], a later session has the same.
+    /// Returns the algorithm of every product: given to [`Options::algorithms`], a later session has the same.
     pub fn algorithms(&self) -> &Algorithms {
         self.engine.chooser.chosen()
     }
@@ -132,7 +132,7 @@ impl CudaSession {
         &self.engine
     }
 
-    /// How bytes move in an instruction that ranks do together, and among which; none for any other.
+    /// Returns the movement and the process groups of a collective; `None` for any other instruction.
     pub(crate) fn joint(&self, entry: usize, index: usize) -> Option<(Movement, Among)> {
         match &self.program.entries[entry].steps[index].instruction {
             Instruction::Collective(of) => Some((of.movement, of.among)),
@@ -140,7 +140,7 @@ impl CudaSession {
         }
     }
 
-    /// Of such an instruction: where this rank has what it gives and takes, and the bytes that it gives.
+    /// Returns the addresses of a collective's input and result on this rank, and the bytes of the input.
     pub(crate) fn joint_places(&self, entry: usize, index: usize) -> (u64, u64, usize) {
         let Instruction::Collective(of) = &self.program.entries[entry].steps[index].instruction else {
             panic!("ranks have one program");
@@ -148,17 +148,17 @@ impl CudaSession {
         (self.memory.address(&of.from), self.memory.address(&of.to), of.from.bytes())
     }
 
-    /// Where a tensor of the program is now.
+    /// Returns the address of a tensor of the program.
     pub(crate) fn address(&self, at: &TensorRef) -> u64 {
         self.memory.address(at)
     }
 
-    /// Takes these algorithms for products that have none yet.
+    /// Prefers these algorithms for products that have none yet.
     pub(crate) fn prefer(&mut self, algorithms: &Algorithms) {
         self.engine.chooser.prefer(algorithms);
     }
 
-    /// The bytes of a reading, when they have come.
+    /// Waits for the bytes of a reading.
     pub(crate) fn wait_for(&mut self, reading: Reading) -> Result<Vec<u8>> {
         match reading {
             Reading::Done(bytes) => Ok(bytes),
@@ -169,20 +169,20 @@ impl CudaSession {
         }
     }
 
-    /// Queues one instruction.
+    /// Queues one instruction of an entry.
     pub(crate) fn queue_step(&mut self, entry: usize, index: usize) -> Result<()> {
         self.engine.device.bind()?;
         self.entries[entry].steps[index].queue(&self.engine)
     }
 
-    /// An instruction in words.
+    /// Describes an instruction in words.
     pub(crate) fn place_of(&self, entry: usize, index: usize) -> String {
         let of = &self.program.entries[entry];
         place(of.kind.name(), index, &of.steps[index])
     }
 
-    /// Runs an entry point with a time stamp around every instruction. Gaps between launches count
-    /// for the instruction behind them.
+    /// Runs an entry point with a time stamp around every instruction. Gaps between launches count for the instruction
+    /// after them.
     fn profile_steps(&mut self, entry: usize) -> Result<Vec<f64>> {
         let CudaSession { entries, engine, .. } = self;
         engine.device.bind()?;
@@ -206,7 +206,7 @@ impl CudaSession {
         let runs = entry.runs;
         entry.runs += 1;
         if self.graphs && entry.graph.is_none() && runs > 0 {
-            // The first run was eager: every library has done what it does only once.
+            // The first run was eager: every library has done its one-time work.
             let (engine, prepared) = (&self.engine, &mut entry.steps);
             let graph = Graph::capture(&engine.stream, || queue(engine, prepared, steps, name, false));
             entry.graph = Some(graph.during(|| format!("capturing entry {name}"))?);
@@ -337,21 +337,21 @@ impl Drop for CudaSession {
     }
 }
 
-/// The bytes of a dense tensor in host memory, if it is there.
+/// Returns the bytes of a dense tensor in host memory, if it is there.
 fn on_host<'a>(memory: &'a mut Memory, at: &TensorRef, host_bytes: usize) -> Option<&'a mut [u8]> {
     let (buffer, _) = memory.hosts[at.arena.0 as usize].as_mut()?;
     assert!(at.is_dense() && at.bytes() == host_bytes, "the host reads and writes dense tensors as a whole, not {at}");
     Some(&mut buffer.bytes_mut()[at.offset..at.offset + host_bytes])
 }
 
-/// The buffer and byte offset of a dense tensor in device memory, whose size is checked against the host side.
+/// Returns the buffer and byte offset of a dense tensor in device memory, whose size is checked against the host side.
 fn place_of<'a>(memory: &'a Memory, at: &TensorRef, host_bytes: usize) -> (&'a DeviceBuffer, usize) {
     assert!(at.is_dense(), "the host reads and writes dense tensors, not {at}");
     assert_eq!(at.bytes(), host_bytes, "the host side has exactly the size of {at}");
     (&memory.arenas[at.arena.0 as usize], at.offset)
 }
 
-/// Stops the parts of loading.
+/// A stop watch for the parts of loading.
 struct Clock {
     last: Instant,
     times: Vec<(&'static str, f64)>,
@@ -369,8 +369,8 @@ impl Clock {
     }
 }
 
-/// A plan for every instruction of the wanted entries, nothing for the others. May overwrite what [`Memory::free`]
-/// gives.
+/// Returns a plan for every instruction of the wanted entries, nothing for the others. May overwrite the buffers of
+/// [`Memory::free`].
 fn plan_entries(
     program: &Program,
     engine: &mut Engine,
@@ -419,8 +419,8 @@ fn plan(mut p: Preparation, step: &Step) -> Result<PlannedInstruction> {
     PlannedInstruction::new(&mut p, &step.instruction)
 }
 
-/// Whether an entry gains by launching kernels before those in front have ended: one that computes the model alone, as a
-/// token follows the other, in kernels that follow each other on one stream of one GPU.
+/// True if an entry gains by launching kernels before earlier ones have ended: one that computes the model alone, as in
+/// generating token after token, in kernels that follow each other on one stream of one GPU.
 fn launches_early(entry: &Entry, ranks: usize, engine: &Engine) -> bool {
     let is_kernel = |step: &Step| match step.instruction {
         Instruction::Launch(_) | Instruction::Gemm(_) | Instruction::AttentionForward(_) | Instruction::Copy { .. } => {
@@ -447,7 +447,7 @@ fn queue(engine: &Engine, prepared: &mut [BoundInstruction], steps: &[Step], ent
     Ok(())
 }
 
-/// An instruction in words: entry, index, what it is and where it comes from.
+/// Describes an instruction in words: entry, index, kind and origin.
 fn place(entry: &str, index: usize, step: &Step) -> String {
     let origin = &step.provenance;
     let layer = origin.layer.as_ref().map(|layer| format!(", layer {layer}")).unwrap_or_default();
@@ -476,7 +476,7 @@ fn write_constants(program: &Program, engine: &Engine, memory: &Memory) -> Resul
     Ok(())
 }
 
-/// In the words of the backend contract.
+/// Converts to the errors of the backend contract.
 pub(crate) fn backend_error(error: Error) -> BackendError {
     match error {
         Error::OutOfMemory { wanted, free, context, .. } => {

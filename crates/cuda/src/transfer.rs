@@ -8,9 +8,10 @@ use crate::driver::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use crate::error::Result;
 use std::sync::Arc;
 
-/// Bytes of one part of the upload memory. What is larger is copied from where it is, which the host waits for.
+/// Bytes of one part of the upload memory. A larger write is copied from its source directly, and the host waits for
+/// it.
 const PART: usize = 4 << 20;
-/// Parts that are filled in turn.
+/// Number of parts, which are filled alternately.
 const PARTS: usize = 2;
 
 /// Page-locked memory through which small writes go.
@@ -45,7 +46,7 @@ impl Uploads {
         Ok(())
     }
 
-    /// Continues with the next part, once nothing is copied from it any more.
+    /// Continues with the next part, after all copies from it have run.
     fn turn(&mut self, stream: &Stream) -> Result<()> {
         let (_, event, queued) = &mut self.parts[self.current];
         event.record(stream)?;
@@ -57,15 +58,15 @@ impl Uploads {
     }
 }
 
-/// One set of results on its way to the host.
+/// One set of results in transfer to the host.
 struct Slot {
     buffer: PinnedBuffer,
     event: Event,
-    /// The reading that is in it, and its bytes.
+    /// The number of the reading that is in it, and its bytes.
     taken: Option<(u64, usize)>,
 }
 
-/// Results on their way to the host.
+/// Results in transfer to the host.
 #[derive(Default)]
 pub(crate) struct Readings {
     slots: Vec<Slot>,
@@ -73,7 +74,7 @@ pub(crate) struct Readings {
 }
 
 impl Readings {
-    /// Queues copies of (buffer, offset, bytes), one behind the other; returns the reading's number.
+    /// Queues copies of (buffer, offset, bytes), which are concatenated; returns the reading's number.
     pub fn start(&mut self, stream: &Stream, from: &[(&DeviceBuffer, usize, usize)]) -> Result<u64> {
         let bytes: usize = from.iter().map(|(_, _, bytes)| bytes).sum();
         let fits = |slot: &Slot| slot.taken.is_none() && slot.buffer.bytes().len() >= bytes;

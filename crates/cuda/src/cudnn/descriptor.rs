@@ -7,7 +7,7 @@ use crate::sys::cudnn::{self as sys, value_type};
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// One descriptor: attributes are set, then it is finalised and read-only.
+/// One descriptor: attributes are set, then it is finalized and read-only.
 pub(super) struct Descriptor {
     cudnn: Arc<Cudnn>,
     raw: sys::Descriptor,
@@ -87,11 +87,11 @@ impl Descriptor {
         Ok(value)
     }
 
-    /// A text attribute.
+    /// Returns a text attribute as bytes.
     pub fn get_text(&self, attribute: u32) -> Result<Vec<u8>> {
         let get = |room: usize, into: *mut c_void| {
             let mut count = 0i64;
-            // SAFETY: as much room as promised; the length is not queried.
+            // SAFETY: the buffer has the promised room; the length is not queried.
             let status = unsafe {
                 (self.cudnn.table.cudnnBackendGetAttribute)(
                     self.raw,
@@ -115,7 +115,7 @@ impl Descriptor {
     pub fn get_descriptors(&self, attribute: u32, into: &[Descriptor]) -> Result<usize> {
         let mut raw: Vec<sys::Descriptor> = into.iter().map(|d| d.raw).collect();
         let mut count = 0i64;
-        // SAFETY: the array holds as many descriptors as are promised.
+        // SAFETY: the array holds the promised number of descriptors.
         let status = unsafe {
             (self.cudnn.table.cudnnBackendGetAttribute)(
                 self.raw,

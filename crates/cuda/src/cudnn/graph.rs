@@ -9,16 +9,16 @@ use crate::sys::cudnn::{self as sys, attribute as at, data_type, descriptor as k
 use std::fmt::Write;
 use std::sync::Arc;
 
-/// What a plan is compiled for.
+/// The target that a plan is compiled for.
 pub enum Target<'a> {
     /// The GPU of a live handle.
     Device(&'a Handle),
-    /// A GPU that is not there, described as JSON: checks on a machine without one.
+    /// A GPU that is not present, described as JSON: checks on a machine without one.
     Described(&'a str),
 }
 
 impl Target<'_> {
-    /// What distinguishes this GPU from others.
+    /// Returns the text that distinguishes this GPU from others.
     fn device(&self) -> &str {
         match self {
             Target::Device(handle) => &handle.device,
@@ -64,7 +64,7 @@ pub(super) struct Graph {
     /// By-value scalars: id and bits.
     scalars: Vec<(i64, Box<u32>)>,
     next_id: i64,
-    /// Every tensor and operation in words: what a stored plan is known by.
+    /// Every tensor and operation in words: the key of a stored plan.
     description: String,
 }
 
@@ -251,7 +251,7 @@ impl Graph {
         let (version, device) = (self.cudnn.version().to_le_bytes(), target.device());
         let name = format!("{}.plan", digest(&[&version, device.as_bytes(), self.description.as_bytes()]));
         let stored = plans.read(&name).and_then(|text| {
-            // What this library does not take is no plan: it is built again.
+            // A plan that this library rejects is built again.
             let plan = self.empty_plan(target, described.as_ref()).ok()?;
             plan.set(at::EXECUTION_PLAN_JSON_REPRESENTATION, value_type::CHAR, &text).ok()?.finalise("a plan").ok()
         });
@@ -325,7 +325,7 @@ impl Graph {
     }
 }
 
-/// A compiled graph.
+/// A compiled graph with its workspace size.
 pub struct Plan {
     cudnn: Arc<Cudnn>,
     plan: Descriptor,
@@ -335,7 +335,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Whether the plan was stored by an earlier start.
+    /// True if the plan was stored by an earlier start.
     pub fn from_disk(&self) -> bool {
         self.from_disk
     }
@@ -345,7 +345,7 @@ impl Plan {
         self.workspace
     }
 
-    /// Ties addresses to the graph's ids; made once, run many times.
+    /// Binds addresses to the graph's ids; made once, run many times.
     pub fn bind(&self, addresses: &[(i64, u64)], workspace: u64) -> Result<Binding> {
         let mut ids: Vec<i64> = addresses.iter().map(|(id, _)| *id).collect();
         let mut pointers: Vec<u64> = addresses.iter().map(|(_, address)| *address).collect();

@@ -27,7 +27,7 @@ impl Cudnn {
         Arc::new(Cudnn { table: opened.table })
     }
 
-    /// As the library encodes it: 91900 is 9.19.0.
+    /// The version as the library encodes it: 91900 is 9.19.0.
     pub fn version(&self) -> usize {
         // SAFETY: no arguments.
         unsafe { (self.table.cudnnGetVersion)() }
@@ -59,7 +59,7 @@ pub struct Handle {
 unsafe impl Send for Handle {}
 
 impl Handle {
-    /// Needs a current CUDA context; work goes to `stream` from now on.
+    /// Creates a handle, whose work goes to `stream`. Needs a current CUDA context.
     pub fn new(cudnn: &Arc<Cudnn>, stream: &Stream) -> Result<Handle> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the pointer is to a live local.

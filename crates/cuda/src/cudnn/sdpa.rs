@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::sys::cudnn::{data_type, pointwise, reduction};
 use std::sync::Arc;
 
-/// Elements between neighbours of a [B, T, heads, head_dim] tensor; head_dim itself is dense.
+/// Strides in elements of a [B, T, heads, head_dim] tensor; head_dim itself is dense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Strides {
     pub row: i64,
@@ -23,7 +23,7 @@ pub struct Strides {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sdpa {
     pub batch: i64,
-    /// Tokens of a row.
+    /// Number of tokens of a row.
     pub length: i64,
     pub query_heads: i64,
     pub kv_heads: i64,
@@ -79,7 +79,7 @@ impl Sdpa {
         [self.batch, self.kv_heads, self.length, self.head_dim]
     }
 
-    /// [B, heads, T, head_dim] in memory with the given layout.
+    /// Adds [B, heads, T, head_dim] in memory with the given layout.
     fn queries(&self, g: &mut Graph, id: i64, s: Strides) -> Result<Node> {
         let dims = [self.batch, self.query_heads, self.length, self.head_dim];
         g.memory(id, Tensor::new(data_type::BFLOAT16, dims, [s.row, s.head, s.token, 1]))
@@ -92,7 +92,7 @@ impl Sdpa {
     }
 }
 
-/// Scores of later keys become −∞.
+/// Sets the scores of later keys to −∞.
 fn mask_future(g: &mut Graph, x: Node) -> Result<Node> {
     let (row, column) = (g.index(x, 2)?, g.index(x, 3)?);
     let seen = g.compare(pointwise::CMP_GE, row, column)?;

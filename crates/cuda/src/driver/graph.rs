@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::sys::driver as sys;
 use std::sync::Arc;
 
-/// Work that was captured and instantiated. What it reads and writes must stay allocated.
+/// Captured and instantiated work. The memory that it reads and writes must stay allocated.
 pub struct Graph {
     device: Arc<Device>,
     executable: sys::GraphExec,
@@ -37,19 +37,19 @@ impl Graph {
         Ok(graph)
     }
 
-    /// How many kernels, copies and fills one replay runs.
+    /// Number of kernels, copies and fills that one replay runs.
     pub fn nodes(&self) -> usize {
         self.nodes
     }
 
-    /// Brings it to the device ahead of its first replay.
+    /// Uploads the graph to the device before its first replay.
     pub fn upload(&self, stream: &Stream) -> Result<()> {
         // SAFETY: graph and stream are alive.
         self.device
             .check("cuGraphUpload", unsafe { (self.device.table().cuGraphUpload)(self.executable, stream.raw()) })
     }
 
-    /// Queues one replay.
+    /// Queues one replay of the graph.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         // SAFETY: graph and stream are alive.
         self.device
@@ -57,8 +57,8 @@ impl Graph {
     }
 }
 
-/// A stream in capture mode, and then what was captured. However it is left, by an error or a panic too, the stream is
-/// out of that mode and the work is freed.
+/// A stream in capture mode, and then the captured graph. On every exit, by an error or a panic too, the stream leaves
+/// that mode and the graph is freed.
 struct Capture<'a> {
     stream: &'a Stream,
     captured: sys::Graph,
@@ -76,7 +76,7 @@ impl<'a> Capture<'a> {
 
     fn end(&mut self) -> Result<sys::Graph> {
         self.has_ended = true;
-        // SAFETY: the stream is capturing since `begin`. Of a capture that failed nothing is given.
+        // SAFETY: the stream is capturing since `begin`. A failed capture returns no graph.
         let ended = unsafe { (self.stream.device.table().cuStreamEndCapture)(self.stream.raw(), &mut self.captured) };
         self.stream.device.check("cuStreamEndCapture", ended)?;
         Ok(self.captured)
@@ -86,7 +86,7 @@ impl<'a> Capture<'a> {
 impl Drop for Capture<'_> {
     fn drop(&mut self) {
         if !self.has_ended {
-            // What ended the capture is reported by whoever did.
+            // The error that ended the capture is reported by its cause.
             let _ = self.end();
         }
         if !self.captured.is_null() {
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
     use crate::error::Error;
 
-    /// What an imitated driver is asked to refuse, and what it holds.
+    /// The state of an imitated driver, and the call that it is to refuse.
     #[derive(Clone, Copy, Debug, Default, PartialEq)]
     struct State {
         refuses: Option<&'static str>,
@@ -126,7 +126,7 @@ mod tests {
         static STATE: RefCell<State> = const { RefCell::new(State { refuses: None, capturing: false, graphs: 0, executables: 0 }) };
     }
 
-    /// Does what a call does, unless it is to be refused.
+    /// Runs the action of a call, unless it is to be refused.
     fn call(name: &str, act: impl FnOnce(&mut State)) -> sys::Result32 {
         STATE.with_borrow_mut(|state| {
             if state.refuses == Some(name) {
@@ -162,7 +162,7 @@ mod tests {
         })
     }
 
-    /// A capture that failed ends too, and gives nothing.
+    /// Ends the capture; a failed capture ends too, and returns no graph.
     unsafe extern "C" fn end(_: sys::Stream, graph: *mut sys::Graph) -> sys::Result32 {
         STATE.with_borrow_mut(|state| assert!(std::mem::take(&mut state.capturing)));
         call("end", |state| {

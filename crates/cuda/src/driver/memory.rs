@@ -15,7 +15,7 @@ pub struct DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// Contents are undefined. Zero bytes are allowed and give a valid address.
+    /// Allocates memory with undefined contents. Zero bytes are allowed and give a valid address.
     pub fn new(device: &Arc<Device>, bytes: usize) -> Result<DeviceBuffer> {
         let mut address = 0;
         // SAFETY: the pointer is to a live local.
@@ -32,7 +32,7 @@ impl DeviceBuffer {
         self.address
     }
 
-    /// Bytes.
+    /// Size of the buffer in bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
@@ -57,7 +57,7 @@ impl DeviceBuffer {
         unsafe { stream.fill(self.address, 1, 0, self.bytes) }
     }
 
-    /// Copies `source` to byte `offset`. The host memory is pageable: the driver stages it before
+    /// Copies `source` to byte `offset`. The host memory is pageable: the driver copies it to a staging buffer before
     /// it returns, so `source` may be dropped at once.
     pub fn write(&self, stream: &Stream, offset: usize, source: &[u8]) -> Result<()> {
         if source.is_empty() {
@@ -190,12 +190,13 @@ pub struct PinnedBuffer {
 unsafe impl Send for PinnedBuffer {}
 
 impl PinnedBuffer {
-    /// Zeroed. Cached by the CPU (not write-combined), so it may be read back at full speed.
+    /// Allocates zeroed memory. Cached by the CPU (not write-combined), so it may be read back at full speed.
     pub fn new(device: &Arc<Device>, bytes: usize) -> Result<PinnedBuffer> {
         Self::with_flags(device, bytes, sys::HOST_ALLOC_DEVICE_MAP)
     }
 
-    /// Zeroed. The CPU writes it as fast as any, and reads it at a fraction of its speed.
+    /// Allocates zeroed write-combined memory. The CPU writes it as fast as any, and reads it at a fraction of its
+    /// speed.
     pub fn write_combined(device: &Arc<Device>, bytes: usize) -> Result<PinnedBuffer> {
         Self::with_flags(device, bytes, sys::HOST_ALLOC_DEVICE_MAP | sys::HOST_ALLOC_WRITE_COMBINED)
     }
@@ -210,7 +211,7 @@ impl PinnedBuffer {
         Ok(PinnedBuffer { device: device.clone(), pointer: pointer.cast(), bytes })
     }
 
-    /// Where a kernel finds it.
+    /// The address of the buffer for kernels.
     pub fn device_address(&self) -> Result<u64> {
         let mut address = 0;
         // SAFETY: the pointer is to a live local; the memory was allocated for the device to reach.
@@ -220,7 +221,7 @@ impl PinnedBuffer {
         Ok(address)
     }
 
-    /// Where a copy finds byte `offset`; panics when `bytes` from there are not inside.
+    /// The host address of byte `offset`; panics when `bytes` from there are not inside.
     pub fn slice(&self, offset: usize, bytes: usize) -> *mut u8 {
         assert!(
             offset.checked_add(bytes).is_some_and(|end| end <= self.bytes),
@@ -233,13 +234,13 @@ impl PinnedBuffer {
 
     /// The contents. Meaningful only after the copies into it have been waited for.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: allocated with this length and initialised.
+        // SAFETY: allocated with this length and initialized.
         unsafe { std::slice::from_raw_parts(self.pointer, self.bytes) }
     }
 
     /// The contents, to be written before a copy is queued and left alone until it has run.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: allocated with this length, initialised, borrowed uniquely.
+        // SAFETY: allocated with this length, initialized, borrowed uniquely.
         unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) }
     }
 }

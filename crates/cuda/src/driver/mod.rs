@@ -27,13 +27,13 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-/// The opened and initialised driver.
+/// The opened and initialized driver.
 pub struct Driver {
     pub(crate) table: DriverTable,
 }
 
 impl Driver {
-    /// `cuInit`. Fails where there is no GPU or no permission to use it.
+    /// Calls `cuInit`. Fails where there is no GPU or no permission to use it.
     pub fn new(table: DriverTable) -> Result<Arc<Driver>> {
         let driver = Driver { table };
         // SAFETY: no arguments to get wrong.
@@ -82,7 +82,8 @@ pub(crate) unsafe fn text_or(text: *const c_char, otherwise: &str) -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// What `text` names, such as `sm_80`, for a GPU of `own` architecture: none of a later one.
+/// Returns the architecture that `text` names, such as `sm_80`, for a GPU of `own` architecture; an error for a later
+/// one.
 fn in_place(own: Architecture, text: &str) -> Result<Architecture> {
     let refused = |reason: String| Error::Unsupported {
         what: format!("{ARCHITECTURE_VARIABLE}={text}"),
@@ -96,17 +97,17 @@ fn in_place(own: Architecture, text: &str) -> Result<Architecture> {
     }
 }
 
-/// What a device is, for plans and for `surogate doctor`.
+/// The properties of a device, for plans and for `surogate doctor`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Properties {
     pub name: String,
-    /// What kernels are chosen and compiled for: the device's own, or an older one that was requested.
+    /// The architecture that kernels are chosen and compiled for: the device's own, or an older one that was requested.
     pub architecture: Architecture,
     pub of_device: Architecture,
     pub multiprocessors: u32,
-    /// Bytes.
+    /// Size of the device memory, bytes.
     pub memory: usize,
-    /// Bytes.
+    /// Size of the L2 cache, bytes.
     pub l2_cache: usize,
     /// Highest clock of the SMs, Hz; 0 where the driver does not report it.
     pub clock: f64,
@@ -116,7 +117,7 @@ pub struct Properties {
     pub shared_memory_per_block: usize,
 }
 
-/// What distinguishes one kind of GPU from another.
+/// Prints the properties that distinguish one kind of GPU from another.
 impl fmt::Display for Properties {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {}, {} multiprocessors", self.name, self.architecture, self.multiprocessors)
@@ -128,7 +129,7 @@ pub struct Device {
     pub(crate) driver: Arc<Driver>,
     ordinal: c_int,
     context: sys::Context,
-    /// Where waits are given up.
+    /// The limit on waits for the device.
     watch: OnceLock<Arc<Watch>>,
     pub properties: Properties,
 }
@@ -139,8 +140,8 @@ unsafe impl Send for Device {}
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// Retains the primary context of GPU `ordinal` and binds it to this thread. `architecture`: what kernels are made
-    /// for in place of the GPU's own.
+    /// Retains the primary context of GPU `ordinal` and binds it to this thread. `architecture`: the target of kernels
+    /// in place of the GPU's own.
     pub fn open(driver: &Arc<Driver>, ordinal: usize, architecture: Option<&str>) -> Result<Arc<Device>> {
         let count = driver.device_count()?;
         if ordinal >= count {
@@ -162,7 +163,7 @@ impl Device {
         Ok(Arc::new(device))
     }
 
-    /// What GPU `ordinal` is, without opening it.
+    /// Returns the properties of GPU `ordinal` without opening it.
     pub fn properties(driver: &Driver, ordinal: usize, architecture: Option<&str>) -> Result<Properties> {
         let mut raw = 0;
         // SAFETY: the pointer is to a live local.
@@ -171,7 +172,7 @@ impl Device {
         properties(driver, raw, architecture)
     }
 
-    /// Where GPU `ordinal` is on the bus, such as `0000:01:00.0`: the name that other libraries know it by.
+    /// Returns the bus address of GPU `ordinal`, such as `0000:01:00.0`: its name in other libraries.
     pub fn bus(driver: &Driver, ordinal: usize) -> Result<CString> {
         let mut raw = 0;
         let mut text = [0 as c_char; 32];
@@ -194,7 +195,7 @@ impl Device {
         self.context
     }
 
-    /// From now on waits for this GPU are given up when the watch says so.
+    /// Gives waits for this GPU up when the watch says so, from now on.
     pub fn watch_with(&self, watch: &Arc<Watch>) {
         self.watch.get_or_init(|| watch.clone());
     }
@@ -203,12 +204,12 @@ impl Device {
         self.watch.get().map(|watch| &**watch)
     }
 
-    /// For people.
+    /// The name of the device for people.
     pub(crate) fn name(&self) -> String {
         format!("GPU {}", self.ordinal)
     }
 
-    /// Whether what was asked for has passed.
+    /// True if the queried work has passed; an error if the query failed.
     pub(crate) fn has_passed(&self, call: &'static str, status: sys::Result32) -> Result<bool> {
         match status {
             sys::ERROR_NOT_READY => Ok(false),
@@ -216,7 +217,7 @@ impl Device {
         }
     }
 
-    /// Lets this GPU read the memory of another one over the link between them; false where there is none.
+    /// Enables peer access to the memory of another GPU; false where the link does not allow it.
     pub fn reach(&self, other: &Device) -> Result<bool> {
         self.bind()?;
         if self.ordinal == other.ordinal {
@@ -255,7 +256,7 @@ impl Device {
 
 #[cfg(test)]
 impl Device {
-    /// A device whose calls are those of a test.
+    /// Returns a device whose calls are a test's functions.
     pub(crate) fn imitated(table: DriverTable, ordinal: c_int) -> Arc<Device> {
         let architecture = Architecture { major: 9, minor: 0 };
         let properties = Properties {

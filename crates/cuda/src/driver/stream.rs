@@ -32,8 +32,8 @@ impl Stream {
         self.raw
     }
 
-    /// Blocks until everything queued has run, or the device's watch gives up. An error may belong to any earlier work of
-    /// the stream.
+    /// Blocks until everything queued has run, or the device's watch gives up. An error may belong to any earlier work
+    /// of the stream.
     pub fn synchronise(&self) -> Result<()> {
         if let Some(watch) = self.device.watch() {
             return watch.wait(|| self.device.name(), || self.has_run());
@@ -42,13 +42,14 @@ impl Stream {
         self.device.check("cuStreamSynchronize", unsafe { (self.device.table().cuStreamSynchronize)(self.raw) })
     }
 
-    /// Whether everything queued has run.
+    /// True if everything queued has run.
     pub fn has_run(&self) -> Result<bool> {
         // SAFETY: the stream is alive.
         self.device.has_passed("cuStreamQuery", unsafe { (self.device.table().cuStreamQuery)(self.raw) })
     }
 
-    /// Copies device memory to device memory, of this GPU and of those that it reaches; nothing where it is there already.
+    /// Copies device memory to device memory, of this GPU and its peers; does nothing if source and target are the
+    /// same.
     pub fn copy_between(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
         if to == from || bytes == 0 {
             return Ok(());
@@ -58,7 +59,7 @@ impl Stream {
         self.device.check("cuMemcpyDtoDAsync", status)
     }
 
-    /// Copies memory of this GPU to one that does not reach it: through host memory, by the driver.
+    /// Copies memory of this GPU to one that is no peer: through host memory, by the driver.
     pub fn copy_across(&self, to: (&Device, u64), from: u64, bytes: usize) -> Result<()> {
         let (from_context, (to_device, to)) = (self.device.context(), to);
         // SAFETY: both ranges are in arenas of sessions that wait for all streams before they free any.
@@ -99,7 +100,7 @@ impl Event {
         Self::with_flags(device, sys::EVENT_DEFAULT)
     }
 
-    /// Without a time stamp: cheaper, for nothing but order.
+    /// Creates an event without a time stamp: cheaper, for order only.
     pub fn without_time(device: &Arc<Device>) -> Result<Event> {
         Self::with_flags(device, sys::EVENT_DISABLE_TIMING)
     }
@@ -117,7 +118,7 @@ impl Event {
         self.device.check("cuEventRecord", unsafe { (self.device.table().cuEventRecord)(self.raw, stream.raw) })
     }
 
-    /// Blocks until it has passed, or the device's watch gives up.
+    /// Blocks until the event has passed, or the device's watch gives up.
     pub fn synchronise(&self) -> Result<()> {
         if let Some(watch) = self.device.watch() {
             // SAFETY: the event is alive.

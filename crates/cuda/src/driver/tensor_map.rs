@@ -7,13 +7,13 @@ use crate::sys::driver as sys;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// Axes of a described tensor.
+/// Number of axes of a described tensor.
 pub const AXES: usize = 4;
 
 /// A tensor in device memory, outermost axis first; the last axis is dense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Described {
-    /// Bytes of an element: 2 or 4.
+    /// Size of an element in bytes: 2 or 4.
     pub size: usize,
     pub address: u64,
     pub shape: [usize; AXES],
@@ -27,11 +27,11 @@ pub struct Described {
 struct Aligned([u64; sys::TENSOR_MAP_WORDS]);
 
 impl Described {
-    /// The description as a kernel takes it: boxes in the 128-byte swizzle, zeros outside the tensor.
+    /// Encodes the map for a kernel: boxes in the 128-byte swizzle, zeros outside the tensor.
     pub fn encode(&self, device: &Arc<Device>) -> Result<[u64; sys::TENSOR_MAP_WORDS]> {
         let mut map = Aligned([0; sys::TENSOR_MAP_WORDS]);
         // The driver counts axes from the innermost; strides are in bytes, without that of the innermost axis. An axis
-        // of one index is given a stride that keeps the alignment.
+        // of one index gets a stride that keeps the alignment.
         let extents: [u64; AXES] = std::array::from_fn(|i| self.shape[AXES - 1 - i] as u64);
         let strides: [u64; AXES - 1] = std::array::from_fn(|i| {
             let axis = AXES - 2 - i;
@@ -39,8 +39,8 @@ impl Described {
         });
         let boxes: [u32; AXES] = std::array::from_fn(|i| self.boxes[AXES - 1 - i]);
         let steps = [1u32; AXES];
-        // SAFETY: the map is aligned and as large as the driver asks; the arrays have as many entries as there are
-        // axes. The driver reads no device memory.
+        // SAFETY: the map is aligned and as large as the driver asks; the arrays have one entry for each axis. The
+        // driver reads no device memory.
         let status = unsafe {
             (device.table().cuTensorMapEncodeTiled)(
                 std::ptr::from_mut(&mut map).cast::<c_void>(),

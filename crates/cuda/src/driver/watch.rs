@@ -1,25 +1,26 @@
-//! What ends a wait for a GPU that does not answer: a deadline, or that somebody else has failed. Knows neither whom.
+//! The limits on a wait for a GPU that does not answer: a timeout, or the failure of another participant. Knows neither
+//! GPU nor participant.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
-/// Questions without a pause between them: most waits are short.
+/// Number of polls without a pause between them: most waits are short.
 const AT_ONCE: usize = 200;
 
-/// Between questions, later.
+/// The pause between later polls.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// How long is waited, and what makes it pointless.
+/// The timeout of a wait, and the reason that may end it earlier.
 pub struct Watch {
     pub patience: Duration,
-    /// Why nothing will come any more, if so.
+    /// Returns the reason why nothing will come any more, if there is one.
     pub ended: Box<dyn Fn() -> Option<String> + Send + Sync>,
 }
 
 impl Watch {
-    /// Waits until it is `done`. The error says what was waited for.
+    /// Waits until `done` returns true. The error names `what` was waited for.
     pub fn wait(&self, what: impl Fn() -> String, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
         let begin = Instant::now();
         let mut asked = 0;
@@ -39,7 +40,8 @@ impl Watch {
         Ok(())
     }
 
-    /// The reason that somebody else gives within a moment, in place of an error that may follow from it.
+    /// Returns the failure of another participant that is reported within a moment, in place of an error that may
+    /// follow from it.
     pub fn root_of(&self, error: Error) -> Error {
         let moment = Watch { patience: Duration::from_secs(2).min(self.patience), ended: Box::new(|| None) };
         match moment.wait(String::new, || Ok((self.ended)().is_some())) {

@@ -1,4 +1,4 @@
-//! Bytes between GPUs that do not reach each other: each copies down to page-locked memory and up from there, both at once
+//! Copies between GPUs without peer access: each copies down to page-locked memory and up from there, both at once
 //! where there are several parts. Knows addresses and streams.
 #![allow(unsafe_code, reason = "copies between arenas and page-locked memory, which both outlive them")]
 
@@ -11,22 +11,22 @@ use super::Lane;
 use crate::driver::{Device, Event, PinnedBuffer, Stream};
 use crate::error::Result;
 
-/// Parts of what a rank shows all others: while one is copied up, the next one comes down.
+/// Number of parts of the bytes that a rank publishes: while one is copied up, the next one is copied down.
 const PARTS: usize = 8;
 
-/// Where a part begins.
+/// The alignment of parts in bytes.
 const BOUNDARY: usize = 256;
 
-/// What a rank shows the others.
+/// The page-locked memory through which a rank publishes its bytes.
 struct Window {
     memory: PinnedBuffer,
-    /// Copies down.
+    /// The stream of copies to the host.
     stream: Stream,
-    /// That a part has come down.
+    /// Marks that each part has come to the host.
     parts: Vec<Event>,
 }
 
-/// The memory between the ranks of this process.
+/// The page-locked memory between the ranks of this process.
 pub(super) struct Staging {
     windows: Vec<Window>,
 }
@@ -42,7 +42,7 @@ impl Staging {
         Ok(Staging { windows: devices.iter().map(window).collect::<Result<_>>()? })
     }
 
-    /// What a rank can show.
+    /// Number of bytes that a rank can publish.
     pub fn bytes(&self) -> usize {
         self.windows[0].memory.bytes().len()
     }
@@ -55,7 +55,7 @@ impl Staging {
         Ok(())
     }
 
-    /// Queues a movement behind the marks that each rank has come.
+    /// Queues a collective after the marks that each rank has come.
     pub fn queue(&self, movement: Movement, among: Among, lanes: &[Lane<'_>], come: &[Event]) -> Result<()> {
         for (rank, lane) in lanes.iter().enumerate() {
             lane.stream.device.bind()?;
@@ -72,7 +72,7 @@ impl Staging {
         let Window { memory, stream, parts } = &self.windows[rank];
         stream.wait(come)?;
         let cuts = parts_of(movement, among, lane.bytes);
-        // Who reads from this rank first is served first.
+        // The rank that reads from this one first is served first.
         let order: Vec<usize> = match movement {
             Movement::Gather => (0..cuts.len()).collect(),
             Movement::Exchange | Movement::ExchangeOthers => {
@@ -82,11 +82,11 @@ impl Staging {
         };
         for part in order {
             let Range { start, end } = cuts[part].clone();
-            // SAFETY: the rank's tensor is in an arena, the window is as large as what is shown.
+            // SAFETY: the rank's tensor is in an arena, the window is as large as the published bytes.
             unsafe { stream.copy_to_host(memory.slice(start, end - start), lane.from + start as u64, end - start)? };
             parts[part].record(stream)?;
         }
-        // What this rank does next may overwrite what it gives.
+        // Later work of this rank may overwrite the bytes that it sends.
         lane.stream.wait(&parts[last_of(movement, among, rank, cuts.len())])
     }
 
@@ -124,7 +124,7 @@ impl Staging {
     }
 }
 
-/// The part that comes down last.
+/// Returns the part that is copied down last.
 fn last_of(movement: Movement, among: Among, rank: usize, parts: usize) -> usize {
     match movement {
         Movement::Gather => parts - 1,
@@ -132,7 +132,7 @@ fn last_of(movement: Movement, among: Among, rank: usize, parts: usize) -> usize
     }
 }
 
-/// What a rank shows, in parts: in an exchange the pieces for each rank of its group.
+/// Returns the parts of the bytes that a rank publishes: in an all-to-all the pieces for each rank of its group.
 fn parts_of(movement: Movement, among: Among, bytes: usize) -> Vec<Range<usize>> {
     let piece = match movement {
         Movement::Gather => bytes.div_ceil(PARTS).next_multiple_of(BOUNDARY),

@@ -1,5 +1,5 @@
-//! How bytes come from one rank to another: copies between GPUs that reach each other, copies through host memory where
-//! they do not, NCCL to other processes and where that is requested. None of them adds, so results have the same bits by
+//! The transports of bytes from one rank to another: copies between GPUs with peer access, copies through host memory
+//! without it, NCCL to other processes and where that is requested. None of them adds, so results have the same bits by
 //! all. Knows ranks, addresses and streams; not what the bytes are.
 
 mod host;
@@ -16,7 +16,7 @@ use crate::nccl::{Communicators, Ending};
 use host::Staging;
 use std::sync::Arc;
 
-/// A way for bytes.
+/// A transport of bytes between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transport {
     /// A GPU copies from the memory of another.
@@ -26,16 +26,16 @@ pub(crate) enum Transport {
     Nccl,
 }
 
-/// What was requested of the ways: copies, or not; nothing where it was left open.
+/// The requested transports: copies, or not; `None` where it was left open.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ways {
     pub gather: Option<bool>,
     pub exchange: Option<bool>,
-    /// Take no GPU as reaching the memory of another.
+    /// True to treat no two GPUs as peers.
     pub without_peers: bool,
 }
 
-/// The ways of gathers and exchanges. `peers`: whether all GPUs reach each other.
+/// Returns the transports of all-gathers and all-to-alls. `peers`: true if all GPUs have peer access to each other.
 pub(crate) fn transports(ways: Ways, processes: usize, peers: bool) -> [Transport; 2] {
     [ways.gather, ways.exchange].map(|copies| match copies {
         _ if processes > 1 => Transport::Nccl,
@@ -45,7 +45,7 @@ pub(crate) fn transports(ways: Ways, processes: usize, peers: bool) -> [Transpor
     })
 }
 
-/// Whether every GPU reads the memory of every other one, where that is not ruled out.
+/// Returns true if every GPU has peer access to every other one and it is not ruled out.
 pub(crate) fn all_reach(devices: &[Arc<Device>], ways: Ways) -> Result<bool> {
     let mut all = !ways.without_peers;
     for (own, device) in devices.iter().enumerate() {
@@ -56,7 +56,7 @@ pub(crate) fn all_reach(devices: &[Arc<Device>], ways: Ways) -> Result<bool> {
     Ok(all)
 }
 
-/// A rank in something that ranks do together: where it has what it gives and takes, and the bytes that it gives.
+/// A rank in a collective: the addresses of its input and result, and the bytes of its input.
 #[derive(Clone, Copy)]
 pub(crate) struct Lane<'a> {
     pub stream: &'a Stream,
@@ -65,22 +65,22 @@ pub(crate) struct Lane<'a> {
     pub bytes: usize,
 }
 
-/// What the ranks of this process exchange bytes by.
+/// The transports between the ranks of this process and of others.
 pub(crate) struct Fabric {
     here: Range<usize>,
     ranks: usize,
     transports: [Transport; 2],
     devices: Vec<Arc<Device>>,
-    /// Marks of the ranks in what they do together: that a rank has come, that it has its pieces.
+    /// Marks of the ranks in a collective: that a rank has come, that it has its pieces.
     come: Vec<Event>,
     done: Vec<Event>,
     staging: Option<Staging>,
-    /// Present where anything goes by it.
+    /// The NCCL communicators, where a transport uses them.
     nccl: Option<Communicators>,
 }
 
 impl Fabric {
-    /// For the ranks `here` of `ranks`, on a device each.
+    /// Makes the fabric of the ranks `here` of `ranks`, with a device each.
     pub fn new(
         here: Range<usize>,
         ranks: usize,
@@ -112,7 +112,7 @@ impl Fabric {
         }
     }
 
-    /// The bytes that memory between GPUs needs for a program, where it has fewer.
+    /// Returns the bytes that host memory between GPUs needs for a program, if it has fewer.
     pub fn missing(&self, program: &Program) -> Option<usize> {
         let steps = program.entries.iter().flat_map(|entry| &entry.steps);
         let missing = steps.filter_map(|step| match &step.instruction {
@@ -122,25 +122,25 @@ impl Fabric {
         missing.max()
     }
 
-    /// Whether memory between GPUs is too small for a movement of so many bytes of each rank.
+    /// True if host memory between GPUs is too small for a collective with this number of bytes from each rank.
     fn must_grow(&self, movement: Movement, bytes: usize) -> bool {
         self.transport(movement) == Transport::Host
             && self.staging.as_ref().is_some_and(|staging| staging.bytes() < bytes)
     }
 
-    /// Makes it large enough. What was captured before has the old one.
+    /// Enlarges the memory. Graphs that were captured before have the old addresses.
     pub fn grow(&mut self, bytes: usize) -> Result<()> {
         let staging = self.staging.as_mut().expect("only what goes through host memory must grow");
         staging.grow(&self.devices, bytes)
     }
 
-    /// An error that came up in the background.
+    /// Returns an error that came up in the background.
     pub fn check(&self) -> Result<()> {
         self.nccl.as_ref().map_or(Ok(()), Communicators::check)
     }
 
-    /// Queues a movement in groups of ranks, of which `lanes` are those of this process. What each
-    /// rank queues behind it on its stream has all bytes, and may overwrite what it gave.
+    /// Queues a collective in groups of ranks, of which `lanes` are those of this process. Work that a rank queues
+    /// after it on its stream has all bytes, and may overwrite the rank's input.
     pub fn queue(&self, movement: Movement, among: Among, lanes: &[Lane<'_>]) -> Result<()> {
         match self.transport(movement) {
             Transport::Nccl => self.by_nccl(movement, among, lanes),
@@ -152,7 +152,7 @@ impl Fabric {
         }
     }
 
-    /// Does something when all ranks have come, and ends it on all at once.
+    /// Queues work after all ranks have come, and lets all go on when it has ended.
     fn met(&self, lanes: &[Lane<'_>], queue: impl FnOnce() -> Result<()>) -> Result<()> {
         for (lane, come) in lanes.iter().zip(&self.come) {
             lane.stream.device.bind()?;
@@ -208,7 +208,7 @@ impl Fabric {
             Movement::Gather => lane.bytes,
             Movement::Exchange | Movement::ExchangeOthers => lane.bytes / among.count,
         };
-        // Where a rank has what it gives to another one.
+        // The address of a rank's bytes for another one.
         let given = |lane: &Lane<'_>, to: usize| match movement {
             Movement::Gather => lane.from,
             Movement::Exchange | Movement::ExchangeOthers => lane.from + (to * piece(lane)) as u64,
@@ -233,7 +233,7 @@ impl Fabric {
         })
     }
 
-    /// Begins to end what is connected, if anything is: in order where all that was queued has run.
+    /// Begins to end the communicators, if there are any: in order if all queued work has run.
     pub fn end(&mut self, in_order: bool) -> Option<Ending> {
         self.nccl.take().map(|nccl| nccl.end(in_order))
     }

@@ -1,5 +1,5 @@
-//! Every way of the fabric over an imitated driver and an imitated NCCL: device memory is this process's, what is queued on
-//! a stream runs in its order, and streams take turns at random. So a mark or a wait that is missing shows as wrong bytes.
+//! Tests of every transport over an imitated driver and an imitated NCCL: device memory is this process's, queued work
+//! runs in the order of its stream, and streams alternate at random. So a missing mark or wait shows as wrong bytes.
 #![allow(unsafe_code, reason = "the imitated driver copies between addresses that the tests own")]
 
 use std::cell::RefCell;
@@ -32,12 +32,12 @@ enum Queued {
         event: usize,
         time: u64,
     },
-    /// Until an event was recorded as often.
+    /// Waits until an event was recorded `time` times.
     Wait {
         event: usize,
         time: u64,
     },
-    /// Until as many streams have come to this number; then the copies are done.
+    /// Waits until `streams` streams have come to this number; then the copies are done.
     Meet {
         number: usize,
         streams: usize,
@@ -61,14 +61,14 @@ enum Moved {
 #[derive(Default)]
 struct World {
     streams: Vec<VecDeque<Queued>>,
-    /// How often each event was recorded by what was queued, and by what has run.
+    /// Number of records of each event that are queued, and that have run.
     queued: HashMap<usize, u64>,
     passed: HashMap<usize, u64>,
     events: usize,
     calls: Vec<Call>,
     meetings: usize,
     random: u64,
-    /// What the library says of a communicator that is asked.
+    /// The status that the library returns for a communicator.
     status: u32,
     pinned: HashMap<usize, Vec<u8>>,
 }
@@ -129,7 +129,7 @@ impl World {
         }
     }
 
-    /// Until nothing is left. Panics where everything waits.
+    /// Runs until nothing is left. Panics where everything waits.
     fn run(&mut self) {
         while self.streams.iter().any(|queue| !queue.is_empty()) {
             let ready: Vec<usize> = (0..self.streams.len()).filter(|stream| self.is_ready(*stream)).collect();
@@ -296,7 +296,7 @@ unsafe extern "C" fn receive(
     call(comm, stream, Moved::Receive { to: to as u64, bytes, peer: peer as usize })
 }
 
-/// Everything of a group happens when all of its streams have come to it.
+/// Does everything of a group when all of its streams have come to it.
 unsafe extern "C" fn group_end() -> u32 {
     world(|world| {
         let calls = std::mem::take(&mut world.calls);
@@ -367,12 +367,13 @@ fn fabric(ranks: usize, transport: Transport) -> Fabric {
     Fabric::new(0..ranks, ranks, devices.clone(), [transport; 2], nccl).unwrap()
 }
 
-/// The byte that a rank gives at a place.
+/// Returns the byte that a rank sends at a place.
 fn given(rank: usize, place: usize, round: usize) -> u8 {
     (rank * 89 + place / 7 * 5 + place + round * 31) as u8
 }
 
-/// What all ranks get, while streams run in an order by `seed` and each rank overwrites what it gave at once.
+/// Checks the bytes that all ranks get, while streams run in an order by `seed` and each rank overwrites its input at
+/// once.
 fn moved(transport: Transport, movement: Movement, ranks: usize, among: Among, bytes: usize, seed: u64) {
     world(|world| *world = World { random: seed, ..World::default() });
     let mut fabric = fabric(ranks, transport);
@@ -390,7 +391,7 @@ fn moved(transport: Transport, movement: Movement, ranks: usize, among: Among, b
             Lane { stream: &streams[rank], from: from.as_ptr() as u64, to: to.as_ptr() as u64, bytes }
         };
         let lanes: Vec<Lane<'_>> = (0..ranks).map(lane).collect();
-        // What it gives is only there when its stream comes to it, and is gone behind the movement.
+        // The input is only there when the rank's stream comes to it, and is overwritten after the collective.
         for (lane, shown) in lanes.iter().zip(&shown) {
             lane.stream.copy_between(lane.from, shown.as_ptr() as u64, bytes).unwrap();
         }

@@ -1,20 +1,20 @@
-//! The kernel of products of few rows as its text depends on the product: how the work is divided, addends. Does not know
-//! where operands are.
+//! The kernel of products of few rows (skinny GEMM): division of the work, addends, and the definitions of its text.
+//! Does not know where operands are.
 
 use super::{NUMBER, OwnKernel};
 use tensor::DType;
 
-/// Warps of a block: as in `few_rows.cu`.
+/// Number of warps of a block: as in `few_rows.cu`.
 const WARPS: usize = 8;
-/// Lanes of a warp.
+/// Number of lanes of a warp.
 const LANES: usize = 32;
-/// Warps for each multiprocessor that keep its memory busy.
+/// Number of warps for each multiprocessor that keep its memory busy.
 const WARPS_PER_UNIT: usize = 16;
-/// Blocks that are to fit on a multiprocessor where a thread holds few numbers: those of the next product begin to read
-/// while the last of this one end. Four with one pack a column reach 3.8 TB/s at 6144 by 4096 and 4.2 at 24,576 by 4096 on
-/// an H200.
+/// Number of blocks that are to fit on a multiprocessor where a thread holds few numbers, so that the blocks of the
+/// next product begin to read while the last of this one end. Four with one pack a column reach 3.8 TB/s at 6144 by
+/// 4096 and 4.2 at 24,576 by 4096 on an H200.
 const RESIDENT: [usize; 2] = [4, 2];
-/// Bytes of one access.
+/// Bytes of one memory access.
 pub const ACCESS: usize = 16;
 
 /// A product D [rows, n] of A [rows, k] and B [n, k].
@@ -26,9 +26,9 @@ pub struct FewRows {
     /// Types of A, B and D, and elements from one row to the next.
     pub types: [DType; 3],
     pub row: [usize; 3],
-    /// Elements of B, and of A, that are read at once.
+    /// Number of elements of B, and of A, that are read at once.
     pub vector: usize,
-    /// No kernel of an entry writes B.
+    /// True if no kernel of an entry writes B.
     pub weight: bool,
     pub scale: f32,
     pub accumulate: bool,
@@ -56,14 +56,14 @@ pub struct Slice {
     pub rows: [usize; 2],
 }
 
-/// How the work is divided.
+/// The division of the work over warps and blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Division {
-    /// Columns of D that a warp takes.
+    /// Number of columns of D for each warp.
     pub columns: usize,
-    /// Parts of K.
+    /// Number of parts of K.
     pub parts: usize,
-    /// Blocks of a multiprocessor.
+    /// Number of blocks that are resident on a multiprocessor.
     pub resident: usize,
 }
 
@@ -76,8 +76,8 @@ impl Division {
 impl FewRows {
     pub const THREADS: u32 = (WARPS * LANES) as u32;
 
-    /// Short stretches of K, so that many warps read at a time, and as many columns, which share what is read of A, as leave
-    /// enough warps for so many multiprocessors.
+    /// Divides the work: short ranges of K, so that many warps read at a time, and the largest number of columns, which
+    /// share the reads of A, that leaves enough warps for `units` multiprocessors.
     pub fn division(&self, units: usize) -> Division {
         let steps = self.k.div_ceil(LANES * self.vector);
         let parts = steps.next_power_of_two().min(WARPS);
@@ -141,7 +141,7 @@ impl Addends {
     }
 }
 
-/// A type that the kernel computes with, as `number.cuh` names it.
+/// Returns the name in `number.cuh` of a type that the kernel computes with.
 pub const fn name_of(dtype: DType) -> Option<&'static str> {
     match dtype {
         DType::F32 => Some("float"),

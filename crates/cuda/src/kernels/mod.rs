@@ -1,5 +1,5 @@
-//! The backend's own device code: layout changes, factors of products, low-rank addends, products of few rows and Hopper GEMMs. Operations' kernels come with the
-//! program; these implement instructions that carry no kernel.
+//! The backend's own device code: layout changes, factors of products, low-rank addends, products of few rows and
+//! Hopper GEMMs. Operations' kernels come with the program; these implement instructions that carry no kernel.
 
 pub mod few_rows;
 
@@ -38,7 +38,7 @@ pub fn strided(from: &'static str, to: &'static str) -> OwnKernel {
     OwnKernel::new("strided.cu", include_str!("strided.cu"), &[NUMBER], &defines)
 }
 
-/// The factor of a product of numbers that have one each.
+/// Returns the kernel that computes the factor of a product whose operands have one each.
 pub fn factor(scale: f32, beta: f32) -> OwnKernel {
     let defines = [("SCALE", format!("{scale:e}f")), ("BETA", format!("{beta:e}f"))];
     OwnKernel::new("factor.cu", include_str!("factor.cu"), &[], &defines)
@@ -78,7 +78,7 @@ pub fn addends(rows: usize, d_row: usize, rank: usize, scale: f32, across: bool,
     OwnKernel::new("addends.cu", include_str!("addends.cu"), &[], &defines)
 }
 
-/// A product of Hopper's kernel, as far as its code depends on it.
+/// The properties of a product that the code of Hopper's kernel depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HopperProduct {
     /// Columns of a tile: 256, 192 or 128.
@@ -89,11 +89,11 @@ pub struct HopperProduct {
     pub rank: usize,
     /// The addends have a factor.
     pub scaled: bool,
-    /// The first two factors are codes, both along the sum.
+    /// Present if the first two factors are quantized, both along the sum.
     pub codes: Option<HopperCodes>,
 }
 
-/// Factors of eight bits.
+/// Quantized factors of eight bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HopperCodes {
     pub types: [DType; 2],
@@ -103,19 +103,19 @@ pub struct HopperCodes {
 
 impl HopperProduct {
     pub const TALL: usize = 128;
-    /// Terms of bf16 in one step, twice as many codes.
+    /// Number of bf16 terms in one step; eight-bit terms are twice as many.
     pub const DEEP: usize = 64;
-    /// Most addends of one product.
+    /// Maximal number of addends of one product.
     pub const SLICES: usize = 4;
     pub const THREADS: u32 = 384;
 
-    /// Steps whose operands are in flight at once: as many as shared memory holds besides two pieces of the result for
-    /// each warpgroup.
+    /// Number of steps whose operands are in flight at once: the number that fits in shared memory besides two pieces
+    /// of the result for each warpgroup.
     const fn stages(self) -> usize {
         if self.wide > 128 { 4 } else { 6 }
     }
 
-    /// Dynamic shared memory, a kibibyte of alignment included.
+    /// Bytes of dynamic shared memory, including a kibibyte for alignment.
     pub const fn shared_bytes(self) -> usize {
         self.stages() * 2 * Self::DEEP * (Self::TALL + self.wide) + (32 << 10) + 1024
     }
@@ -137,12 +137,12 @@ impl HopperProduct {
         OwnKernel::new("product.cu", PRODUCT, &[device::HANDOFF, device::WGMMA], &defines)
     }
 
-    /// What a choice that was made by timing depends on besides the product.
+    /// Returns the source texts that a timed choice depends on besides the product.
     pub fn text() -> [&'static str; 3] {
         [PRODUCT, device::HANDOFF.1, device::WGMMA.1]
     }
 
-    /// Every variant in use, for a build without a GPU.
+    /// Returns every variant in use, for a build without a GPU.
     pub fn samples() -> Vec<OwnKernel> {
         let of = |codes| move |wide, across, rank, scaled| HopperProduct { wide, across, rank, scaled, codes }.kernel();
         let variant = of(None);
@@ -158,7 +158,8 @@ impl HopperProduct {
 
 const PRODUCT: &str = include_str!("product.cu");
 
-/// Every translation unit for any architecture in a few typical variants: what a build without a GPU compiles.
+/// Returns every translation unit for any architecture in a few typical variants: the kernels that a build without a
+/// GPU compiles.
 pub fn samples() -> Vec<OwnKernel> {
     let mut kernels = vec![];
     for (from, to) in [("float", "bf16"), ("bf16", "float"), ("f16", "float"), ("bf16", "bf16"), ("int", "int")] {

@@ -13,12 +13,12 @@ use tensor::DType;
 const COLUMNS: usize = 32;
 const WARPS: usize = 8;
 const TALL: usize = 64;
-/// Larger factors leave the registers; the library's products are efficient there.
+/// Maximal rank. Larger factors do not fit in the registers; the library's products are efficient there.
 const MOST_RANK: usize = 64;
 /// Bytes of one access to D.
 const ACCESS: usize = 16;
 
-/// The kernel for all addends of a product; `None` where it does not take them.
+/// Returns the kernel for all addends of a product; `None` where it does not support them.
 pub(super) fn plan(p: &mut Preparation, gemm: &Gemm) -> Result<Option<BoundLaunch>> {
     let Some(first) = gemm.low_rank.first() else { return Ok(None) };
     let (Some((_, rank, _)), Some((_, _, d_row))) = (first.t.as_matrix(), gemm.d.as_matrix()) else { return Ok(None) };
@@ -45,7 +45,7 @@ pub(super) fn plan(p: &mut Preparation, gemm: &Gemm) -> Result<Option<BoundLaunc
     Ok(Some(BoundLaunch::new(function, "addends", shape, arguments)))
 }
 
-/// `None` where the kernel does not take it.
+/// Describes an addend; `None` where the kernel does not support it.
 fn addend(a: &LowRank, rank: usize) -> Option<Addend> {
     let ((_, t_rank, t_row), (_, _, b_row)) = (a.t.as_matrix()?, a.b.as_matrix()?);
     let types = a.t.dtype == DType::BF16 && a.b.dtype == DType::BF16;
@@ -54,7 +54,7 @@ fn addend(a: &LowRank, rank: usize) -> Option<Addend> {
     (types && pairs && columns && t_rank == rank).then_some(Addend { columns: a.columns, t_row, b_row })
 }
 
-/// Whether every row begins at a multiple of `bytes`.
+/// True if every row begins at a multiple of `bytes`.
 fn aligned(at: &TensorRef, row: usize, bytes: usize) -> bool {
     at.offset.is_multiple_of(bytes) && (row * at.dtype.size()).is_multiple_of(bytes)
 }

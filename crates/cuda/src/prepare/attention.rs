@@ -19,7 +19,7 @@ pub(crate) struct BoundAttention {
     binding: Binding,
 }
 
-/// The stride of an axis with one element is free; it becomes what a dense tensor has.
+/// Returns the strides; an axis with one element gets the stride of a dense tensor.
 fn strides(at: &TensorRef) -> Strides {
     let ([rows, length, heads, head_dim], [row, token, head, _]) = (&at.shape[..], &at.strides[..]) else {
         panic!("attention works on [B, T, heads, head_dim], not {at}")
@@ -51,7 +51,7 @@ fn describe(a: &AttentionForward) -> Sdpa {
     }
 }
 
-/// What cuDNN cannot read, it may read wrongly instead of rejecting it: types and alignment.
+/// Checks types and alignment: cuDNN may misread operands that it does not support instead of rejecting them.
 fn check(memory: &Memory, tensors: &[(i64, &TensorRef)]) -> Result<()> {
     for (_, at) in tensors {
         let boundary = library::ALIGNMENT;
@@ -67,7 +67,7 @@ fn check(memory: &Memory, tensors: &[(i64, &TensorRef)]) -> Result<()> {
 pub(crate) struct PlannedAttention {
     plan: AttentionId,
     addresses: Vec<(i64, u64)>,
-    /// Scratch of the program that suffices for the plan; none where the session's workspace is taken.
+    /// The program's scratch if it suffices for the plan; `None` where the session's workspace is used.
     scratch: Option<u64>,
     workspace: usize,
 }
@@ -95,7 +95,7 @@ pub(super) fn plan(p: &mut Preparation, a: &AttentionForward) -> Result<PlannedA
 }
 
 impl PlannedAttention {
-    /// Bytes beyond the instruction's scratch.
+    /// Bytes needed beyond the instruction's scratch.
     pub fn workspace(&self) -> usize {
         self.workspace
     }

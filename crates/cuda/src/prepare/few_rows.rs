@@ -1,6 +1,6 @@
-//! Products of few rows with the backend's own kernel: what a model that adds token after token multiplies. Reading the
-//! second factor takes their time, and the library's kernels are made for tiles of many rows. Which products it takes
-//! follows from the product alone.
+//! Products of few rows with the backend's own kernel: the products of a model that generates token after token.
+//! Reading the second factor takes their time, and the library's kernels are made for tiles of many rows. Which
+//! products it supports follows from the product alone.
 
 use super::Preparation;
 use super::launch::{Arguments, BoundLaunch};
@@ -9,11 +9,11 @@ use crate::error::Result;
 use crate::kernels::few_rows::{ACCESS, Addends, FewRows, Slice, name_of};
 use program::{ArenaKind, Gemm, LowRank, TensorRef};
 
-/// Rows up to which every number of B is multiplied before the next comes from memory: the arithmetic is not the tensor
-/// cores'. With 4 rows it reaches 2.4 TB/s on an H200, and the library is faster.
+/// Maximal number of rows. Up to it every number of B is multiplied before the next comes from memory: the arithmetic
+/// is not the tensor cores'. With 4 rows it reaches 2.4 TB/s on an H200, and the library is faster.
 const MOST_ROWS: usize = 2;
 
-/// The call for a product; `None` where the kernel does not take it.
+/// Returns the call for a product; `None` where the kernel does not support it.
 pub(super) fn call(p: &mut Preparation, gemm: &Gemm) -> Result<Option<BoundLaunch>> {
     let weight = matches!(p.memory.kinds[gemm.b.arena.0 as usize], ArenaKind::Weights | ArenaKind::Adapters);
     let Some(product) = product(gemm, weight) else { return Ok(None) };
@@ -33,7 +33,7 @@ pub(super) fn call(p: &mut Preparation, gemm: &Gemm) -> Result<Option<BoundLaunc
     Ok(Some(BoundLaunch::new(function, "few_rows", shape, arguments)))
 }
 
-/// A product as the kernel sees it, or `None`. `weight`: no kernel of an entry writes B.
+/// Returns a product as the kernel sees it, or `None`. `weight`: no kernel of an entry writes B.
 fn product(gemm: &Gemm, weight: bool) -> Option<FewRows> {
     let few = gemm.m <= MOST_ROWS && gemm.n > 1 && gemm.batch == 1 && gemm.scales.is_none();
     if !few || gemm.transpose_a || !gemm.transpose_b {
@@ -72,7 +72,7 @@ fn product(gemm: &Gemm, weight: bool) -> Option<FewRows> {
     })
 }
 
-/// `None` where they differ in more than their sizes.
+/// Returns the addends as one; `None` where they differ in more than their sizes.
 fn addends(all: &[LowRank]) -> Option<Addends> {
     let first = &all[0];
     let kind = |a: &LowRank| (a.t.dtype, a.b.dtype, a.transpose_b, a.scale.to_bits());

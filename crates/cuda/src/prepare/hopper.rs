@@ -9,12 +9,12 @@ use crate::kernels::{HopperCodes, HopperProduct};
 use program::{Architecture, Gemm, LowRank, TensorRef};
 use tensor::DType;
 
-/// What the copy engine asks of addresses and of rows, in bytes.
+/// Alignment in bytes that the copy engine requires of addresses and of rows.
 const ALIGNMENT: usize = 16;
-/// Columns of a box of the copy engine.
+/// Number of columns of a box of the copy engine.
 const BOX: usize = 64;
 
-/// The variants of the kernel that take a product, the likely best first; none where it does not.
+/// Returns the variants of the kernel that support a product, the likely best first; none where it is not supported.
 pub(super) fn variants(p: &Preparation, gemm: &Gemm) -> Vec<HopperProduct> {
     if p.engine.architecture() == Architecture::HOPPER && takes(gemm) { shapes(gemm) } else { vec![] }
 }
@@ -32,7 +32,7 @@ fn shapes(gemm: &Gemm) -> Vec<HopperProduct> {
     widths.iter().map(|wide| HopperProduct { wide: *wide, across, rank, scaled, codes }).collect()
 }
 
-/// Whether the addends' second factors are [rank, columns], and B [k, n] unless it is codes.
+/// True if the addends' second factors are [rank, columns], and B is [k, n] unless it is quantized.
 fn across(gemm: &Gemm) -> bool {
     match gemm.scales {
         Some(_) => gemm.low_rank.first().is_some_and(|a| !a.transpose_b),
@@ -40,15 +40,15 @@ fn across(gemm: &Gemm) -> bool {
     }
 }
 
-/// Whether the kernel takes a product: bf16 or codes, a result of bf16, nothing added to it but addends of one kind and a
-/// bias.
+/// True if the kernel supports a product: bf16 or eight-bit factors, a result of bf16, nothing added to it but addends
+/// of one kind and a bias.
 fn takes(gemm: &Gemm) -> bool {
     let plain = gemm.batch == 1 && !gemm.transpose_a && !gemm.accumulate && gemm.scale == 1.0;
     let across = across(gemm);
     let of_factors = match gemm.scales {
         Some(_) => {
             let codes = [&gemm.a, &gemm.b].iter().all(|at| at.dtype.small().is_some() && evenly_spaced(at));
-            // The sum is divided by the addends' factor before they come.
+            // The sum is divided by the addends' factor before they are added.
             codes && gemm.transpose_b && gemm.low_rank.iter().all(|a| a.scale != 0.0)
         }
         None => described(&gemm.a) && described(&gemm.b),
@@ -75,30 +75,30 @@ fn rank_of(a: &LowRank) -> Option<usize> {
     a.t.as_matrix().map(|(_, rank, _)| rank)
 }
 
-/// Whether the copy engine takes boxes of a matrix of bf16.
+/// True if the copy engine can move boxes of a matrix of bf16.
 fn described(at: &TensorRef) -> bool {
     at.dtype == DType::BF16 && evenly_spaced(at)
 }
 
-/// Whether every row begins where the copy engine can.
+/// True if every row begins where the copy engine can start.
 fn evenly_spaced(at: &TensorRef) -> bool {
     let rows = at.as_matrix().is_some_and(|(_, _, row)| (row * at.dtype.size()).is_multiple_of(ALIGNMENT));
     at.offset.is_multiple_of(ALIGNMENT) && rows
 }
 
-/// Codes as pairs, which have the size of bf16: the copy engine only moves them.
+/// Returns eight-bit elements as pairs, which have the size of bf16: the copy engine only moves them.
 fn as_pairs(at: &TensorRef) -> TensorRef {
     let (rows, columns, row) = at.as_matrix().expect("checked to be a matrix");
     TensorRef { dtype: DType::BF16, shape: vec![rows, columns / 2], strides: vec![row / 2, 1], ..at.clone() }
 }
 
-/// The call of a variant.
+/// Returns the call of a variant.
 pub(super) fn call(p: &mut Preparation, gemm: &Gemm, variant: HopperProduct) -> Result<BoundLaunch> {
     let function = p.engine.own_function(variant.kernel(), "product")?;
     function.allow_shared_memory(variant.shared_bytes())?;
     let maps = Maps { p, variant };
     let (pairs, across) = (gemm.m.div_ceil(2 * HopperProduct::TALL), gemm.n.div_ceil(variant.wide));
-    // A product without addends still has the places of their descriptions: what fills them is not read.
+    // A product without addends still has the places of their descriptions, whose contents are not read.
     let factors = match gemm.scales {
         Some(_) => [maps.left(&as_pairs(&gemm.a))?, maps.along(&as_pairs(&gemm.b))?],
         None => [maps.left(&gemm.a)?, maps.right(&gemm.b)?],

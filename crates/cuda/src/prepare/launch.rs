@@ -13,14 +13,14 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use tensor::DType;
 
-/// Above this a kernel must ask for dynamic shared memory.
+/// Bytes above which a kernel must request its dynamic shared memory.
 const SHARED_BYTES_WITHOUT_ASKING: u32 = 48 << 10;
 
 /// The program's kernels, compiled and loaded.
 pub(crate) struct Kernels {
     entries: Vec<String>,
     modules: Vec<Arc<Module>>,
-    /// Those that wait by themselves for what is in front.
+    /// True for each kernel that waits by itself for earlier work (programmatic dependent launch).
     follow: Vec<bool>,
 }
 
@@ -31,7 +31,7 @@ impl Kernels {
         Ok(new)
     }
 
-    /// Makes the kernels of another program ready in place of those of `before`, which are here. Loads only new ones.
+    /// Loads the kernels of another program in place of those of `before`, which are loaded. Loads only new ones.
     pub fn adopt(&mut self, engine: &Engine, before: &[Kernel], kernels: &[Kernel]) -> Result<()> {
         let known: HashMap<&Kernel, &Arc<Module>> = before.iter().zip(&self.modules).collect();
         let new: Vec<&Kernel> = kernels.iter().filter(|kernel| !known.contains_key(kernel)).collect();
@@ -55,7 +55,7 @@ impl Kernels {
     }
 }
 
-/// What a [`KernelSource`] borrows and a [`Kernel`] does not hold in that form.
+/// The texts that a [`KernelSource`] borrows and a [`Kernel`] does not hold in that form.
 struct Texts<'a> {
     name: String,
     headers: Vec<(&'a str, &'a str)>,
@@ -79,7 +79,7 @@ impl<'a> Texts<'a> {
 /// Values of kernel parameters, each in 8-byte words of its own.
 pub(super) struct Arguments {
     words: Vec<u64>,
-    /// Where each parameter starts, in words.
+    /// Start of each parameter, in words.
     starts: Vec<usize>,
     pointers: Vec<*mut c_void>,
 }
@@ -139,7 +139,7 @@ impl BoundLaunch {
     }
 }
 
-/// One operation's calls.
+/// Prepares the kernel calls of one operation.
 pub(super) fn prepare(p: &mut Preparation, launch: &Launch) -> Result<Vec<BoundLaunch>> {
     assert!(!launch.calls.is_empty(), "operation `{}` was lowered without kernel calls for a GPU", launch.op);
     launch.calls.iter().map(|call| prepare_call(p, launch, call)).collect()
@@ -185,7 +185,8 @@ fn described(
     boxes: [u32; 4],
     matrices: Option<usize>,
 ) -> Result<[u64; TENSOR_MAP_WORDS]> {
-    // The engine moves 16 bits an element, and adds f32; what 16 bits stand for is the kernel's: codes are moved in pairs.
+    // The engine moves 16 bits an element, and adds f32; the meaning of 16 bits is the kernel's: eight-bit elements are
+    // moved in pairs.
     let pairs = tensor.dtype.small().is_some();
     let (size, address) = (if pairs { 2 } else { tensor.dtype.size() }, p.memory.address(tensor));
     assert!(size == 2 || tensor.dtype == DType::F32, "boxes are cut out of tensors of codes, halves or f32: {tensor}");

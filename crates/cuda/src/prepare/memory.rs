@@ -9,16 +9,16 @@ use std::sync::Arc;
 /// The arenas, in the program's order.
 pub(crate) struct Memory {
     pub kinds: Vec<ArenaKind>,
-    /// In device memory; empty for those on the host.
+    /// Arenas in device memory; empty for those on the host.
     pub arenas: Vec<DeviceBuffer>,
-    /// In host memory, each with the address under which kernels reach it.
+    /// Arenas in host memory, each with its address for kernels.
     pub hosts: Vec<Option<(PinnedBuffer, u64)>>,
-    /// Nothing in the arenas is needed yet.
+    /// True while nothing in the arenas is needed.
     is_new: bool,
 }
 
 impl Memory {
-    /// What is in the arenas is undefined.
+    /// Allocates the arenas with undefined contents.
     pub fn allocate(arenas: &[Arena], device: &Arc<Device>) -> Result<Memory> {
         Ok(Memory {
             kinds: arenas.iter().map(|arena| arena.kind).collect(),
@@ -28,8 +28,8 @@ impl Memory {
         })
     }
 
-    /// Arenas of other sizes. Those that live from entry to entry stay as they are; the others are reallocated where
-    /// they are too small. Nothing may be using these any more.
+    /// Takes arenas of other sizes. Those that live from entry to entry stay as they are; the others are reallocated
+    /// where they are too small. Nothing may be using these any more.
     pub fn adopt(&mut self, arenas: &[Arena], device: &Arc<Device>) -> Result<()> {
         self.is_new = false;
         for index in arenas.len()..self.kinds.len() {
@@ -48,7 +48,7 @@ impl Memory {
                 Some(_) if self.bytes(index) >= arena.bytes => {}
                 Some(kind) => {
                     assert!(*kind == arena.kind && !kind.is_persistent(), "one layout has one size");
-                    // The old memory goes first: there may be no room for both.
+                    // The old memory is freed first: there may be no room for both.
                     let nothing = Arena { bytes: 0, ..arena.clone() };
                     (self.arenas[index], self.hosts[index]) = (on_device(&nothing, device)?, None);
                     (self.arenas[index], self.hosts[index]) = (on_device(arena, device)?, on_host(arena, device)?);
@@ -58,7 +58,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether arenas of these sizes need no new memory.
+    /// True if arenas of these sizes need no new memory.
     pub fn holds(&self, arenas: &[Arena]) -> bool {
         let fits = |(index, arena): (usize, &Arena)| {
             index < self.kinds.len() && self.bytes(index) >= arena.bytes && !self.changes(index, arena)
@@ -66,7 +66,7 @@ impl Memory {
         arenas.iter().enumerate().all(fits)
     }
 
-    /// Pages are as many as the program says: they are much of the memory.
+    /// True for a cache of another size: pages take much of the memory, so their number is exactly the program's.
     fn changes(&self, index: usize, arena: &Arena) -> bool {
         self.kinds.get(index) == Some(&ArenaKind::Cache) && self.bytes(index) != arena.bytes
     }
@@ -82,7 +82,7 @@ impl Memory {
         self.hosts[index].as_ref().map_or(self.arenas[index].len(), |(host, _)| host.bytes().len())
     }
 
-    /// Zeros in the arenas of some kinds in device memory.
+    /// Zeros the arenas of some kinds in device memory.
     pub fn zero(&self, stream: &Stream, of: impl Fn(ArenaKind) -> bool) -> Result<()> {
         for (buffer, kind) in self.arenas.iter().zip(&self.kinds).filter(|(_, kind)| of(**kind)) {
             buffer.zero(stream).during(|| format!("zeroing the arena of {}", kind.name()))?;
@@ -90,13 +90,13 @@ impl Memory {
         Ok(())
     }
 
-    /// What measurements may overwrite: everything before a session runs, afterwards what belongs to single entries.
+    /// The buffers that measurements may overwrite: all before a session runs, afterwards those of single entries.
     pub fn free(&self) -> Vec<&DeviceBuffer> {
         let arenas = self.arenas.iter().zip(&self.kinds);
         arenas.filter(|(_, kind)| self.is_new || !kind.is_persistent()).map(|(buffer, _)| buffer).collect()
     }
 
-    /// The page-locked memory that a tensor is in, if it is in any.
+    /// Returns the page-locked memory that a tensor is in, if it is in any.
     pub fn host(&self, at: &TensorRef) -> Option<&PinnedBuffer> {
         self.hosts[at.arena.0 as usize].as_ref().map(|(buffer, _)| buffer)
     }

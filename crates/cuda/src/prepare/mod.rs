@@ -19,14 +19,14 @@ use crate::engine::Engine;
 use crate::error::Result;
 use program::Instruction;
 
-/// What preparing works with.
+/// The context in which instructions are prepared.
 pub(crate) struct Preparation<'a> {
     pub engine: &'a mut Engine,
     pub memory: &'a Memory,
     pub kernels: &'a Kernels,
-    /// Of the entry.
+    /// The events of the entry.
     pub events: &'a mut Events,
-    /// Whether kernels of the entry that keep their order themselves (`follow.cuh`) are launched early.
+    /// True if kernels of the entry that wait by themselves for earlier work (`follow.cuh`) are launched early.
     pub early: bool,
 }
 
@@ -37,7 +37,7 @@ pub(crate) enum PlannedInstruction {
     Attention(Box<attention::PlannedAttention>),
     Strided(strided::Strided),
     OnStream(transfer::OnStream),
-    /// What ranks do together: the group of their sessions queues it.
+    /// A collective, which the group of the ranks' sessions queues.
     Joint,
 }
 

@@ -1,7 +1,7 @@
 //! Gemm instructions as cuBLASLt calls. Low-rank addends follow: in one pass over D with the backend's own kernel, or
-//! as further GEMMs onto it. Factors of numbers and of codes of four bits are multiplied on the device, in front. Products of few rows have a kernel
-//! of their own. On Hopper the backend's own GEMM kernel, which needs no second pass, competes with the library, and timing
-//! decides.
+//! as further GEMMs onto it. The factors of numbers and of four-bit elements are multiplied on the device, before the
+//! product. Products of few rows have a kernel of their own. On Hopper the backend's own GEMM kernel, which needs no
+//! second pass, competes with the library, and timing decides.
 #![allow(unsafe_code, reason = "runs products on addresses that the program describes")]
 
 use super::launch::{Arguments, BoundLaunch};
@@ -22,15 +22,16 @@ struct LibraryCall {
     scales: Option<Scales>,
 }
 
-/// What makes alpha and beta of a product of numbers or codes of four bits with a factor each: they lie in front of the library's workspace.
+/// The kernel that computes alpha and beta of a product whose factors are numbers or have four bits, with a scale each:
+/// they lie before the library's workspace.
 enum Factor {
-    /// With the factors of A and B.
+    /// Planned, with the addresses of the scales of A and B.
     Planned(Function, [u64; 2]),
-    /// The workspace is known.
+    /// Bound to a known workspace.
     Bound(BoundLaunch),
 }
 
-/// Bytes in front of the library's workspace, which is aligned.
+/// Bytes before the library's workspace, which is aligned.
 const FACTOR: usize = 256;
 
 /// The library's product and the addends, in order.
@@ -40,13 +41,13 @@ struct Library {
     addends: Option<BoundLaunch>,
 }
 
-/// The way that a product is computed.
+/// The implementation of a product.
 enum Way {
     Library(Library),
     Own(BoundLaunch),
 }
 
-/// A product with its way.
+/// A product with its implementation.
 pub(crate) struct PlannedGemm {
     way: Way,
     workspace: usize,
@@ -58,7 +59,7 @@ pub(crate) struct BoundGemm {
     workspace: u64,
 }
 
-/// The library's way in the record of choices; variants of the own kernel are named by the width of their tiles.
+/// The name of the library in the record of choices; variants of the own kernel are named by the width of their tiles.
 const LIBRARY: &str = "library";
 
 pub(super) fn plan(p: &mut Preparation, gemm: &Gemm) -> Result<PlannedGemm> {
@@ -115,7 +116,7 @@ fn beta(gemm: &Gemm) -> f32 {
     if gemm.accumulate { 1.0 } else { 0.0 }
 }
 
-/// The fastest of all ways.
+/// Returns the fastest of all candidates.
 fn race(p: &mut Preparation, gemm: &Gemm, variants: &[HopperProduct], contest: &Contest) -> Result<Way> {
     p.engine.load_own(variants.iter().map(|variant| variant.kernel()).collect())?;
     let mut ways = vec![Way::Library(library(p, gemm)?)];
@@ -127,7 +128,7 @@ fn race(p: &mut Preparation, gemm: &Gemm, variants: &[HopperProduct], contest: &
     Ok(ways.swap_remove(best))
 }
 
-/// Everything that decides how fast each way is.
+/// Returns everything that decides how fast each candidate is.
 fn description(p: &Preparation, gemm: &Gemm) -> String {
     let addresses = [&gemm.a, &gemm.b, &gemm.d].map(|at| alignment(p.memory.address(at)));
     let product = Product { alignment: addresses, ..main_product(gemm) }.description();
@@ -140,7 +141,7 @@ fn description(p: &Preparation, gemm: &Gemm) -> String {
 
 fn main_part(p: &mut Preparation, gemm: &Gemm) -> Result<LibraryCall> {
     let addresses = |of: &[TensorRef; 2]| of.each_ref().map(|at| p.memory.address(at));
-    // Where alpha will be is not known yet; any number does for timing.
+    // The address of alpha is not known yet; any number does for timing.
     let scales = gemm.scales.as_ref().map(|scales| match (addresses(&scales.of), &scales.blocks) {
         (both, Some(blocks)) => Scales::Blocks { both: both[0], of: addresses(blocks) },
         (of, None) if is_of_codes(gemm) => Scales::Each(of),
@@ -223,7 +224,8 @@ fn batched(what: &str, at: &TensorRef, batch: usize, transposed: bool, extents: 
     Operand { batch_stride: at.strides[0], ..operand(what, &matrix, transposed, extents) }
 }
 
-/// `extents` are those in the product; the stored matrix has them exchanged when transposed. Bytes hold two codes each.
+/// Returns an operand. `extents` are those in the product; the stored matrix has them exchanged when transposed. Bytes
+/// hold two four-bit elements each.
 fn operand(what: &str, at: &TensorRef, transposed: bool, extents: (usize, usize)) -> Operand {
     let (rows, columns, row_stride) = matrix(what, at);
     let each = if at.dtype == DType::U8 { 2 } else { 1 };
@@ -277,12 +279,12 @@ impl Way {
 }
 
 impl Library {
-    /// Bytes in front of what the library works in.
+    /// Bytes before the library's workspace.
     fn own_bytes(&self) -> usize {
         if self.factor.is_some() { FACTOR } else { 0 }
     }
 
-    /// Says where alpha and beta will be.
+    /// Sets the addresses of alpha and beta.
     fn bind(&mut self, workspace: u64) {
         let Some(Factor::Planned(function, [of_a, of_b])) = self.factor.take() else { return };
         let arguments = Arguments::new().word(workspace).word(of_a).word(of_b);
@@ -349,7 +351,7 @@ mod tests {
         assert!(product.b.transposed && product.beta == 1.0);
     }
 
-    /// Two codes in a byte: extents and strides count codes.
+    /// Two elements in a byte: extents and strides count elements.
     #[test]
     fn factors_of_four_bits_are_counted_in_codes() {
         let bytes = |shape: [usize; 2]| TensorRef::dense(ArenaId(0), 0, DType::U8, shape);

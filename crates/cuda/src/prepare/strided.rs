@@ -10,7 +10,7 @@ use program::TensorRef;
 use tensor::DType;
 
 const THREADS: u32 = 256;
-/// As in `strided.cu`: the axes of a layout, and the elements of one thread of a dense copy.
+/// The axes of a layout, and the elements of one thread of a dense copy: as in `strided.cu`.
 const AXES: usize = 6;
 const RUN: usize = 8;
 
@@ -50,7 +50,7 @@ pub(super) fn copy(p: &mut Preparation, from: &TensorRef, to: &TensorRef) -> Res
     Ok(Strided::Kernel(BoundLaunch::new(function, "strided_copy", shape(to.len()), arguments)))
 }
 
-/// Both sides under the shape of one of them.
+/// Returns both sides under the shape of one of them.
 fn one_shape(from: &TensorRef, to: &TensorRef) -> (TensorRef, TensorRef) {
     if let Some(from) = from.reshape(&to.shape) {
         return (from, to.clone());
@@ -59,7 +59,8 @@ fn one_shape(from: &TensorRef, to: &TensorRef) -> (TensorRef, TensorRef) {
     (from.clone(), to.unwrap_or_else(|| panic!("one side of a copy can be seen in the shape of the other: {from}")))
 }
 
-/// Both sides of a copy without conversion as accesses of [`WORD`] bytes, where every run of neighbours is some.
+/// Returns both sides of a copy without conversion as accesses of [`WORD`] bytes, if every contiguous run is a multiple
+/// of that.
 fn in_words(from: &TensorRef, to: &TensorRef) -> Option<(TensorRef, TensorRef)> {
     let size = from.dtype.size();
     let fits = |of: &TensorRef| {

@@ -31,7 +31,7 @@ impl Events {
     }
 }
 
-/// What is queued on a stream.
+/// Work that is queued on a stream.
 pub(crate) struct OnStream {
     stream: StreamId,
     what: What,

@@ -17,17 +17,17 @@ pub const R_16F: u32 = 2;
 pub const R_16BF: u32 = 14;
 pub const R_8F_E4M3: u32 = 28;
 pub const R_8F_E5M2: u32 = 29;
-/// Two codes in a byte, the first in the low half.
+/// Two four-bit elements in a byte, the first in the low half.
 pub const R_4F_E2M1: u32 = 33;
 pub const EPILOGUE_BIAS: u32 = 4;
 /// alpha and beta are each one f32 on the device.
 pub const POINTER_MODE_DEVICE: i32 = 1;
-/// Of a factor: one E4M3 for every 16 elements along the sum, in tiles of 128 rows by 4.
+/// The scales of a factor: one E4M3 for every 16 elements along the sum, in tiles of 128 rows by 4.
 pub const SCALE_VEC16_UE4M3: i32 = 1;
 /// Split-K partial sums meet in the compute type (f32), never in the output type.
 pub const REDUCTION_SCHEME_COMPUTE_TYPE: u32 = 2;
 
-/// Values of `cublasLtMatmulDescAttributes_t`.
+/// Values of the C enumeration `cublasLtMatmulDescAttributes_t`.
 pub mod descriptor_attribute {
     pub const POINTER_MODE: u32 = 2;
     pub const TRANSA: u32 = 3;
@@ -42,13 +42,13 @@ pub mod descriptor_attribute {
     pub const B_SCALE_MODE: u32 = 32;
 }
 
-/// Values of `cublasLtMatrixLayoutAttribute_t`.
+/// Values of the C enumeration `cublasLtMatrixLayoutAttribute_t`.
 pub mod layout_attribute {
     pub const BATCH_COUNT: u32 = 5;
     pub const STRIDED_BATCH_OFFSET: u32 = 6;
 }
 
-/// Values of `cublasLtMatmulPreferenceAttributes_t`.
+/// Values of the C enumeration `cublasLtMatmulPreferenceAttributes_t`.
 pub mod preference_attribute {
     pub const MAX_WORKSPACE_BYTES: u32 = 1;
     pub const REDUCTION_SCHEME_MASK: u32 = 3;
@@ -77,7 +77,7 @@ pub struct HeuristicResult {
 }
 
 function_table! {
-    /// Entry points of `libcublasLt`.
+    /// Entry points of the library `libcublasLt`.
     CublasLtTable:
     cublasLtCreate(*mut Handle) -> Status;
     cublasLtDestroy(Handle) -> Status;

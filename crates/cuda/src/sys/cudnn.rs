@@ -10,7 +10,7 @@ pub type Descriptor = *mut c_void;
 pub const SUCCESS: Status = 0;
 pub const HEURISTIC_MODE_A: u32 = 3;
 
-/// Values of `cudnnBackendDescriptorType_t`.
+/// Values of the C enumeration `cudnnBackendDescriptorType_t`.
 pub mod descriptor {
     pub const POINTWISE: u32 = 0;
     pub const ENGINECFG: u32 = 3;
@@ -27,7 +27,7 @@ pub mod descriptor {
     pub const DEVICEPROP: u32 = 38;
 }
 
-/// Values of `cudnnBackendAttributeName_t`.
+/// Values of the C enumeration `cudnnBackendAttributeName_t`.
 pub mod attribute {
     pub const POINTWISE_MODE: u32 = 0;
     pub const POINTWISE_MATH_PREC: u32 = 1;
@@ -71,7 +71,7 @@ pub mod attribute {
     pub const DEVICEPROP_JSON_REPRESENTATION: u32 = 2702;
 }
 
-/// Values of `cudnnBackendAttributeType_t`.
+/// Values of the C enumeration `cudnnBackendAttributeType_t`.
 pub mod value_type {
     pub const HANDLE: u32 = 0;
     pub const DATA_TYPE: u32 = 1;
@@ -85,7 +85,7 @@ pub mod value_type {
     pub const CHAR: u32 = 24;
 }
 
-/// Values of `cudnnDataType_t`.
+/// Values of the C enumeration `cudnnDataType_t`.
 pub mod data_type {
     pub const FLOAT: u32 = 0;
     pub const INT32: u32 = 4;
@@ -94,7 +94,7 @@ pub mod data_type {
     pub const BOOLEAN: u32 = 11;
 }
 
-/// Values of `cudnnPointwiseMode_t`.
+/// Values of the C enumeration `cudnnPointwiseMode_t`.
 pub mod pointwise {
     pub const ADD: u32 = 0;
     pub const MUL: u32 = 1;
@@ -107,14 +107,14 @@ pub mod pointwise {
     pub const BINARY_SELECT: u32 = 601;
 }
 
-/// Values of `cudnnReduceTensorOp_t`.
+/// Values of the C enumeration `cudnnReduceTensorOp_t`.
 pub mod reduction {
     pub const ADD: u32 = 0;
     pub const MAX: u32 = 3;
 }
 
 function_table! {
-    /// Entry points of `libcudnn`.
+    /// Entry points of the library `libcudnn`.
     CudnnTable:
     cudnnGetVersion() -> usize;
     cudnnGetErrorString(Status) -> *const c_char;

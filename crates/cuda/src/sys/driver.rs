@@ -24,7 +24,7 @@ pub const HOST_ALLOC_DEVICE_MAP: c_uint = 2;
 pub const HOST_ALLOC_WRITE_COMBINED: c_uint = 4;
 pub const CAPTURE_MODE_THREAD_LOCAL: c_uint = 1;
 
-/// Values of `CUdevice_attribute`.
+/// Values of the C enumeration `CUdevice_attribute`.
 pub mod attribute {
     pub const MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: u32 = 97;
     pub const CLOCK_RATE_KHZ: u32 = 13;
@@ -36,7 +36,7 @@ pub mod attribute {
     pub const L2_CACHE_SIZE: u32 = 38;
 }
 
-/// Values of `CUfunction_attribute`.
+/// Values of the C enumeration `CUfunction_attribute`.
 pub mod function_attribute {
     pub const MAX_DYNAMIC_SHARED_SIZE_BYTES: u32 = 8;
 }
@@ -54,7 +54,7 @@ pub mod tensor_map {
     pub const ZEROS_OUTSIDE: u32 = 0;
 }
 
-/// `CUlaunchConfig`.
+/// The C struct `CUlaunchConfig`, with the fields in its order.
 #[repr(C)]
 pub struct LaunchConfig {
     pub grid: [c_uint; 3],
@@ -74,7 +74,7 @@ pub struct LaunchAttribute {
 }
 
 impl LaunchAttribute {
-    /// The kernel may be launched before the one in front of it has ended.
+    /// Allows the launch of the kernel before the one it follows has ended.
     pub const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
 }
 

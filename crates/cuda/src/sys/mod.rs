@@ -2,7 +2,7 @@
 //!
 //! A table is filled by `dlsym` when its library is opened, so a missing symbol is an error with the
 //! library's path in it and never a crash at the first call. Everything that C calls an enum is a
-//! `u32` here: a value that this crate has never heard of is a number, not undefined behaviour.
+//! `u32` here: a value that this crate has never heard of is a number, not undefined behavior.
 //! This module knows signatures and constants; it does not know what the calls are for.
 #![allow(unsafe_code, reason = "foreign functions are looked up by name and cast to their C signatures")]
 
@@ -25,7 +25,7 @@ macro_rules! function_table {
         pub struct $table { $(pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)* }
 
         impl $table {
-            /// Names of all functions.
+            /// Names of all functions of the table.
             pub const SYMBOLS: &[&str] = &[$(stringify!($name)),*];
 
             /// Looks every symbol up. The library is never closed: CUDA keeps threads and exit handlers.

@@ -10,7 +10,7 @@ pub type Stream = *mut c_void;
 pub const SUCCESS: Status = 0;
 pub const IN_PROGRESS: Status = 7;
 
-/// `ncclUint8`.
+/// The data type `ncclUint8` of all collectives.
 pub const BYTES: u32 = 1;
 
 /// `ncclUniqueId`, which is passed by value.
@@ -39,7 +39,7 @@ pub struct Config {
 impl Config {
     const MAGIC: c_uint = 0xcafe_beef;
     const VERSION: c_uint = 21_800;
-    /// The library decides.
+    /// The value that leaves a setting to the library.
     const UNSET: c_int = c_int::MIN;
 
     /// Calls return before they are done, so that each can be given up.
@@ -59,7 +59,7 @@ impl Config {
 }
 
 function_table! {
-    /// Entry points of `libnccl`.
+    /// Entry points of the library `libnccl`.
     NcclTable:
     ncclGetVersion(*mut c_int) -> Status;
     ncclGetUniqueId(*mut UniqueId) -> Status;

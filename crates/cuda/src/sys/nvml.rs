@@ -8,13 +8,13 @@ pub type Device = *mut c_void;
 
 pub const SUCCESS: Status = 0;
 
-/// Values of `nvmlClockType_t`.
+/// Values of the C enumeration `nvmlClockType_t`.
 pub mod clock {
     pub const MULTIPROCESSOR: u32 = 1;
     pub const MEMORY: u32 = 2;
 }
 
-/// `NVML_TEMPERATURE_GPU`.
+/// The sensor `NVML_TEMPERATURE_GPU`, on the GPU's die.
 pub const TEMPERATURE_GPU: u32 = 0;
 
 /// `nvmlUtilization_t`: percent of the time of the last sampling period.
@@ -25,7 +25,7 @@ pub struct Utilization {
     pub memory: c_uint,
 }
 
-/// `nvmlMemory_t`, bytes.
+/// The C struct `nvmlMemory_t`, all in bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Memory {

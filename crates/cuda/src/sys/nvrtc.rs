@@ -10,7 +10,7 @@ pub const SUCCESS: Status = 0;
 pub const ERROR_COMPILATION: Status = 6;
 
 function_table! {
-    /// Entry points of `libnvrtc`.
+    /// Entry points of the library `libnvrtc`.
     NvrtcTable:
     nvrtcVersion(*mut c_int, *mut c_int) -> Status;
     nvrtcGetErrorString(Status) -> *const c_char;

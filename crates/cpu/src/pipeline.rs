@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use program::{BackendError, Hand, MicroStep, Program, Session, Stages, TensorRef, Turn, schedule};
+use program::{BackendError, MicroStep, Program, SendDirection, Session, Stages, TensorRef, Turn, schedule};
 
 use crate::fabric::Seat;
 use crate::session::CpuSession;
@@ -45,11 +45,12 @@ impl CpuStages {
         let none = || Links { from: [None, None], to: [None, None], patience: self.patience };
         let mut links: Vec<Links> = self.sessions.iter().map(|_| none()).collect();
         for stage in 1..links.len() {
-            let (on, taken) = channel();
-            (links[stage - 1].to[Hand::On as usize], links[stage].from[Hand::On as usize]) = (Some(on), Some(taken));
-            let (back, taken) = channel();
-            (links[stage].to[Hand::Back as usize], links[stage - 1].from[Hand::Back as usize]) =
-                (Some(back), Some(taken));
+            let (sender, receiver) = channel();
+            links[stage - 1].to[SendDirection::Forward as usize] = Some(sender);
+            links[stage].from[SendDirection::Forward as usize] = Some(receiver);
+            let (sender, receiver) = channel();
+            links[stage].to[SendDirection::Backward as usize] = Some(sender);
+            links[stage - 1].from[SendDirection::Backward as usize] = Some(receiver);
         }
         links
     }
@@ -92,7 +93,7 @@ impl Stages for CpuStages {
         Ok(profiles.into_iter().nth(stage).expect("every stage has a profile"))
     }
 
-    fn hand(&mut self, from: (usize, &TensorRef), to: (usize, &TensorRef)) -> Result<(), BackendError> {
+    fn send(&mut self, from: (usize, &TensorRef), to: (usize, &TensorRef)) -> Result<(), BackendError> {
         let mut bytes = vec![0; from.1.bytes()];
         self.sessions[from.0].read(from.1, &mut bytes)?;
         self.sessions[to.0].write(to.1, &bytes)
@@ -121,35 +122,35 @@ fn pass(
         session.write(&in_slot(at), bytes)?;
     }
     let of = &program.entries[entry].stage;
-    for (hand, to) in of.received().into_iter().filter(|(_, to)| !to.is_empty()) {
-        for (at, bytes) in to.iter().zip(links.take(hand)?) {
+    for (direction, to) in of.received().into_iter().filter(|(_, to)| !to.is_empty()) {
+        for (at, bytes) in to.iter().zip(links.receive(direction)?) {
             session.write(&in_slot(at), &bytes)?;
         }
     }
     session.run(program.entry_in_stage(entry, slot))?;
-    for (hand, from) in of.sent().into_iter().filter(|(_, from)| !from.is_empty()) {
+    for (direction, from) in of.sent().into_iter().filter(|(_, from)| !from.is_empty()) {
         let mut message = Vec::new();
         for at in from {
             let mut bytes = vec![0; at.bytes()];
             session.read(&in_slot(at), &mut bytes)?;
             message.push(bytes);
         }
-        links.give(hand, message)?;
+        links.send(direction, message)?;
     }
     Ok(())
 }
 
 impl Links {
-    fn take(&self, hand: Hand) -> Result<Vec<Vec<u8>>, BackendError> {
-        let from = self.from[hand as usize].as_ref().expect("there is a stage on that side");
+    fn receive(&self, direction: SendDirection) -> Result<Vec<Vec<u8>>, BackendError> {
+        let from = self.from[direction as usize].as_ref().expect("there is a stage on that side");
         from.recv_timeout(self.patience).map_err(|error| match error {
             RecvTimeoutError::Timeout => ended(format!("it waited {} s for its neighbour", self.patience.as_secs())),
             RecvTimeoutError::Disconnected => ended("its neighbour has ended".to_owned()),
         })
     }
 
-    fn give(&self, hand: Hand, message: Vec<Vec<u8>>) -> Result<(), BackendError> {
-        let to = self.to[hand as usize].as_ref().expect("there is a stage on that side");
+    fn send(&self, direction: SendDirection, message: Vec<Vec<u8>>) -> Result<(), BackendError> {
+        let to = self.to[direction as usize].as_ref().expect("there is a stage on that side");
         to.send(message).map_err(|_| ended("its neighbour has ended".to_owned()))
     }
 }
@@ -313,7 +314,7 @@ mod tests {
         let mut pipeline = pipeline();
         pipeline.stages_mut().patience = Duration::from_millis(50);
         let links = pipeline.stages_mut().links();
-        let message = links[1].take(Hand::On).unwrap_err().to_string();
+        let message = links[1].receive(SendDirection::Forward).unwrap_err().to_string();
         assert!(message.contains("it waited 0 s for its neighbour"), "{message}");
         drop(links);
     }

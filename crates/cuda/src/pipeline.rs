@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use program::{BackendError, Hand, MicroStep, Program, Session, Stages, TensorRef, Turn, turns};
+use program::{BackendError, MicroStep, Program, SendDirection, Session, Stages, TensorRef, Turn, turns};
 
 use crate::driver::{Device, Event};
 use crate::engine::Options;
@@ -86,17 +86,17 @@ impl CudaStages {
         let crossing = &program.entries[entry].stage;
         self.wait_for(stage, slot, crossing.received()).map_err(backend_error)?;
         self.sessions[stage].run(program.entry_in_stage(entry, slot))?;
-        for (hand, from) in crossing.sent().into_iter().filter(|(_, from)| !from.is_empty()) {
-            let taker = hand.taker(stage);
-            let slot_there = number % program.slots(taker);
-            let taken = match (hand, taker + 1 == program.cluster.stages) {
-                (Hand::On, false) => program.pass(micro_step.entry, taker, Turn::Forward(number)),
-                _ => program.pass(micro_step.entry, taker, Turn::Backward(number)),
+        for (direction, from) in crossing.sent().into_iter().filter(|(_, from)| !from.is_empty()) {
+            let receiver = direction.receiver(stage);
+            let slot_there = number % program.slots(receiver);
+            let taken = match (direction, receiver + 1 == program.cluster.stages) {
+                (SendDirection::Forward, false) => program.pass(micro_step.entry, receiver, Turn::Forward(number)),
+                _ => program.pass(micro_step.entry, receiver, Turn::Backward(number)),
             };
-            let to = program.entries[taken].stage.received()[hand as usize].1;
+            let to = program.entries[taken].stage.received()[direction as usize].1;
             let from = from.iter().map(|at| program.in_slot(stage, slot, at));
-            let to = to.iter().map(|at| program.in_slot(taker, slot_there, at));
-            self.give(hand, (stage, from), (taker, slot_there, to)).map_err(backend_error)?;
+            let to = to.iter().map(|at| program.in_slot(receiver, slot_there, at));
+            self.send_results(direction, (stage, from), (receiver, slot_there, to)).map_err(backend_error)?;
         }
         if let Turn::Backward(_) = turn {
             let engine = self.sessions[stage].engine();
@@ -107,37 +107,37 @@ impl CudaStages {
     }
 
     /// Makes a stage wait for the tensors that an entry receives.
-    fn wait_for(&self, stage: usize, slot: usize, received: [(Hand, &[TensorRef]); 2]) -> Result<()> {
+    fn wait_for(&self, stage: usize, slot: usize, received: [(SendDirection, &[TensorRef]); 2]) -> Result<()> {
         let engine = self.sessions[stage].engine();
         engine.device.bind()?;
-        let mut hands = received.into_iter().filter(|(_, to)| !to.is_empty());
-        hands.try_for_each(|(hand, _)| engine.stream.wait(&self.marks[stage].come[hand as usize][slot]))
+        let mut received = received.into_iter().filter(|(_, to)| !to.is_empty());
+        received.try_for_each(|(direction, _)| engine.stream.wait(&self.marks[stage].come[direction as usize][slot]))
     }
 
     /// Copies the results of a pass into a slot of a neighbor. Forward passes wait until the slot is free; in the
     /// backward direction it is that of the micro-step itself.
-    fn give(
+    fn send_results(
         &self,
-        hand: Hand,
+        direction: SendDirection,
         (stage, from): (usize, impl Iterator<Item = TensorRef>),
-        (taker, slot, to): (usize, usize, impl Iterator<Item = TensorRef>),
+        (receiver, slot, to): (usize, usize, impl Iterator<Item = TensorRef>),
     ) -> Result<()> {
         let engine = self.sessions[stage].engine();
         engine.device.bind()?;
-        if hand == Hand::On {
-            engine.stream.wait(&self.marks[taker].free[slot])?;
+        if direction == SendDirection::Forward {
+            engine.stream.wait(&self.marks[receiver].free[slot])?;
         }
-        from.zip(to).try_for_each(|(from, to)| self.copy((stage, &from), (taker, &to)))?;
-        self.marks[taker].come[hand as usize][slot].record(&engine.stream)
+        from.zip(to).try_for_each(|(from, to)| self.copy((stage, &from), (receiver, &to)))?;
+        self.marks[receiver].come[direction as usize][slot].record(&engine.stream)
     }
 
     /// Queues a copy on the sender's GPU, whose context is bound.
     fn copy(&self, from: (usize, &TensorRef), to: (usize, &TensorRef)) -> Result<()> {
-        let (giver, taker) = (&self.sessions[from.0], &self.sessions[to.0]);
-        let (source, target, bytes) = (giver.address(from.1), taker.address(to.1), from.1.bytes());
+        let (sender, receiver) = (&self.sessions[from.0], &self.sessions[to.0]);
+        let (source, target, bytes) = (sender.address(from.1), receiver.address(to.1), from.1.bytes());
         match self.peers {
-            true => giver.engine().stream.copy_between(target, source, bytes),
-            false => giver.engine().stream.copy_across((&taker.engine().device, target), source, bytes),
+            true => sender.engine().stream.copy_between(target, source, bytes),
+            false => sender.engine().stream.copy_across((&receiver.engine().device, target), source, bytes),
         }
     }
 
@@ -210,7 +210,7 @@ impl Marks {
             device.bind()?;
             (0..program.slots(stage)).map(|_| Event::without_time(device)).collect::<Result<Vec<_>>>()
         };
-        let of = |giver: Option<usize>| giver.and_then(|giver| devices.get(giver)).map_or(Ok(Vec::new()), slots);
+        let of = |neighbor: Option<usize>| neighbor.and_then(|stage| devices.get(stage)).map_or(Ok(Vec::new()), slots);
         let come = [of(stage.checked_sub(1))?, of(Some(stage + 1))?];
         let free = slots(&devices[stage])?;
         Ok(Marks { free, come, now: Event::without_time(&devices[stage])? })
@@ -279,19 +279,19 @@ impl Stages for CudaStages {
     }
 
     /// Copies on the sender's GPU, after the queued work of both; later work of the receiver is queued after it.
-    fn hand(&mut self, from: (usize, &TensorRef), to: (usize, &TensorRef)) -> std::result::Result<(), BackendError> {
-        let hand = || {
-            let (giver, taker) = (self.sessions[from.0].engine(), self.sessions[to.0].engine());
-            taker.device.bind()?;
-            self.marks[to.0].now.record(&taker.stream)?;
-            giver.device.bind()?;
-            giver.stream.wait(&self.marks[to.0].now)?;
+    fn send(&mut self, from: (usize, &TensorRef), to: (usize, &TensorRef)) -> std::result::Result<(), BackendError> {
+        let send = || {
+            let (sender, receiver) = (self.sessions[from.0].engine(), self.sessions[to.0].engine());
+            receiver.device.bind()?;
+            self.marks[to.0].now.record(&receiver.stream)?;
+            sender.device.bind()?;
+            sender.stream.wait(&self.marks[to.0].now)?;
             self.copy(from, to)?;
-            self.marks[from.0].now.record(&giver.stream)?;
-            taker.device.bind()?;
-            taker.stream.wait(&self.marks[from.0].now)
+            self.marks[from.0].now.record(&sender.stream)?;
+            receiver.device.bind()?;
+            receiver.stream.wait(&self.marks[from.0].now)
         };
-        hand().map_err(backend_error)
+        send().map_err(backend_error)
     }
 
     fn notes(&self) -> Vec<String> {

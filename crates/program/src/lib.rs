@@ -49,8 +49,8 @@ pub use order::check_order;
 pub use parameter::{Initializer, OptimizerState, PackedWeight, ParameterSlot};
 pub use program::{COMPRESSED, Constant, Entry, EntryKind, LAST, Program, Variant, generation, scalar};
 pub use stages::{
-    Hand, MicroStep, PipelineSession, STAGE, Stage, Stages, Turn, Writes, check_stages, idle_share, join, schedule,
-    turns,
+    MicroStep, PipelineSession, STAGE, SendDirection, Stage, Stages, Turn, Writes, check_stages, idle_share, join,
+    schedule, turns,
 };
 pub use unite::unite;
 pub use work::{Arithmetic, Cause, Extents, Spread, Times, Work, clock, expected_times, products_ceiling};

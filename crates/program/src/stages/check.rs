@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Hand, STAGE, Turn, schedule};
+use super::{STAGE, SendDirection, Turn, schedule};
 use crate::group::check_group;
 use crate::memory::TensorRef;
 use crate::program::{Entry, EntryKind, Program, Variant};
@@ -42,12 +42,12 @@ pub fn check_stages(program: &Program) -> Result<(), String> {
 
 /// Checks the tensors that stages pass on in an evaluation.
 fn evaluation(parts: &[Entry]) -> Result<(), String> {
-    let mut handed: &[TensorRef] = &[];
+    let mut sent: &[TensorRef] = &[];
     for (stage, part) in parts.iter().enumerate() {
-        alike(handed, &part.stage.from_before).map_err(|error| format!("stage {stage}, evaluation: {error}"))?;
-        handed = &part.stage.to_behind;
+        alike(sent, &part.stage.from_before).map_err(|error| format!("stage {stage}, evaluation: {error}"))?;
+        sent = &part.stage.to_behind;
     }
-    if handed.is_empty() { Ok(()) } else { Err("the last stage hands something on".to_owned()) }
+    if sent.is_empty() { Ok(()) } else { Err("the last stage hands something on".to_owned()) }
 }
 
 /// Checks that sent and received tensors agree one for one, in type and number of bytes.
@@ -68,9 +68,9 @@ struct Pipeline<'a> {
     entries: Vec<[Option<&'a Entry>; 3]>,
     turns: Vec<VecDeque<Turn>>,
     /// Tensors sent from each stage to the next one and not received yet, with the number of the micro-step.
-    on: Vec<VecDeque<(usize, &'a [TensorRef])>>,
+    forward: Vec<VecDeque<(usize, &'a [TensorRef])>>,
     /// Tensors sent from each stage to the one before and not received yet.
-    back: Vec<VecDeque<(usize, &'a [TensorRef])>>,
+    backward: Vec<VecDeque<(usize, &'a [TensorRef])>>,
     /// Micro-steps that each stage has begun and not ended.
     under_way: Vec<Vec<usize>>,
 }
@@ -90,8 +90,8 @@ impl<'a> Pipeline<'a> {
             micro_steps,
             entries: (0..stages).map(|stage| kinds.map(|(kind, name)| of(stage, kind, name))).collect(),
             turns: (0..stages).map(|stage| schedule(stage, stages, micro_steps).into()).collect(),
-            on: vec![VecDeque::new(); stages],
-            back: vec![VecDeque::new(); stages],
+            forward: vec![VecDeque::new(); stages],
+            backward: vec![VecDeque::new(); stages],
             under_way: vec![Vec::new(); stages],
         })
     }
@@ -109,7 +109,7 @@ impl<'a> Pipeline<'a> {
             }
         }
         let waiting = self.turns.iter().enumerate().find_map(|(stage, turns)| Some((stage, turns.front()?)));
-        let left = self.on.iter().chain(&self.back).any(|sent| !sent.is_empty());
+        let left = self.forward.iter().chain(&self.backward).any(|sent| !sent.is_empty());
         match waiting {
             Some((stage, turn)) => Err(format!("stage {stage} waits for ever in {turn:?} of {}", self.micro_steps)),
             None if left => Err("something is sent that no stage takes".to_owned()),
@@ -126,26 +126,26 @@ impl<'a> Pipeline<'a> {
         };
         let failed = |why: String| format!("stage {stage}, {turn:?} of {}: {why}", self.micro_steps);
         let entry = self.entries[stage][which].ok_or_else(|| failed("it has no entry for it".to_owned()))?;
-        let source = |hand: Hand| match hand {
-            Hand::On => stage.checked_sub(1),
-            Hand::Back => Some(stage + 1).filter(|from| *from < self.turns.len()),
+        let source = |direction: SendDirection| match direction {
+            SendDirection::Forward => stage.checked_sub(1),
+            SendDirection::Backward => Some(stage + 1).filter(|from| *from < self.turns.len()),
         };
-        for (hand, expected) in entry.stage.received().into_iter().filter(|(_, expected)| !expected.is_empty()) {
-            let from = source(hand).ok_or_else(|| failed("it waits for a stage that is not there".to_owned()))?;
-            let sent = if hand == Hand::On { &self.on[from] } else { &self.back[from] };
+        for (direction, expected) in entry.stage.received().into_iter().filter(|(_, expected)| !expected.is_empty()) {
+            let from = source(direction).ok_or_else(|| failed("it waits for a stage that is not there".to_owned()))?;
+            let sent = if direction == SendDirection::Forward { &self.forward[from] } else { &self.backward[from] };
             let Some((of, tensors)) = sent.front() else { return Ok(false) };
             if *of != number {
                 return Err(failed(format!("micro-step {of} comes from stage {from}")));
             }
             alike(tensors, expected).map_err(failed)?;
         }
-        for (hand, _) in entry.stage.received().into_iter().filter(|(_, expected)| !expected.is_empty()) {
-            let from = source(hand).expect("it was there");
-            let sent = if hand == Hand::On { &mut self.on } else { &mut self.back };
+        for (direction, _) in entry.stage.received().into_iter().filter(|(_, expected)| !expected.is_empty()) {
+            let from = source(direction).expect("it was there");
+            let sent = if direction == SendDirection::Forward { &mut self.forward } else { &mut self.backward };
             sent[from].pop_front();
         }
-        for (hand, tensors) in entry.stage.sent().into_iter().filter(|(_, tensors)| !tensors.is_empty()) {
-            let sent = if hand == Hand::On { &mut self.on } else { &mut self.back };
+        for (direction, tensors) in entry.stage.sent().into_iter().filter(|(_, tensors)| !tensors.is_empty()) {
+            let sent = if direction == SendDirection::Forward { &mut self.forward } else { &mut self.backward };
             sent[stage].push_back((number, tensors));
         }
         let slots = self.program.slots(stage);

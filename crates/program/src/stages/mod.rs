@@ -39,20 +39,20 @@ pub struct Stage {
 
 /// The direction of a send: to the next stage, or to the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hand {
-    On,
-    Back,
+pub enum SendDirection {
+    Forward,
+    Backward,
 }
 
 impl Stage {
     /// Returns the tensors that are received before the entry begins.
-    pub fn received(&self) -> [(Hand, &[TensorRef]); 2] {
-        [(Hand::On, &self.from_before), (Hand::Back, &self.from_behind)]
+    pub fn received(&self) -> [(SendDirection, &[TensorRef]); 2] {
+        [(SendDirection::Forward, &self.from_before), (SendDirection::Backward, &self.from_behind)]
     }
 
     /// Returns the tensors that are sent when the entry has ended.
-    pub fn sent(&self) -> [(Hand, &[TensorRef]); 2] {
-        [(Hand::On, &self.to_behind), (Hand::Back, &self.to_before)]
+    pub fn sent(&self) -> [(SendDirection, &[TensorRef]); 2] {
+        [(SendDirection::Forward, &self.to_behind), (SendDirection::Backward, &self.to_before)]
     }
 
     pub(crate) fn tensors_mut(&mut self) -> impl Iterator<Item = &mut TensorRef> {

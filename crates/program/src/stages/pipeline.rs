@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{Hand, STAGE, Turn};
+use super::{STAGE, SendDirection, Turn};
 use crate::backend::{BackendError, Reading, Session};
 use crate::memory::{ArenaKind, MemoryLine, TensorRef};
 use crate::program::{EntryKind, Program, scalar};
@@ -45,7 +45,7 @@ pub trait Stages: Send {
     fn profile_together(&mut self, entries: &[usize], stage: usize) -> Result<Vec<f64>, BackendError>;
 
     /// Copies bytes from one stage to another, after all queued work of both.
-    fn hand(&mut self, from: (usize, &TensorRef), to: (usize, &TensorRef)) -> Result<(), BackendError>;
+    fn send(&mut self, from: (usize, &TensorRef), to: (usize, &TensorRef)) -> Result<(), BackendError>;
 
     /// Decisions and findings of loading, a sentence each.
     fn notes(&self) -> Vec<String>;
@@ -92,7 +92,7 @@ impl<D: Stages> PipelineSession<D> {
         self.flush()?;
         self.write_pending()?;
         for pass in self.program.passes(entry) {
-            self.hand(pass)?;
+            self.receive(pass)?;
             let stage = self.program.entries[pass].stage.number;
             let local = self.program.entry_in_stage(pass, 0);
             run(self.stages.of(stage), pass, local).map_err(|error| error.of_stage(&self.program, stage))?;
@@ -106,20 +106,20 @@ impl<D: Stages> PipelineSession<D> {
     }
 
     /// Copies the tensors that an entry receives from where the passes before it left them.
-    fn hand(&mut self, entry: usize) -> Result<(), BackendError> {
+    fn receive(&mut self, entry: usize) -> Result<(), BackendError> {
         let program = self.program.clone();
         let (of, variant) = (&program.entries[entry].stage, program.entries[entry].variant);
         let kind = program.entries[entry].kind;
-        for (hand, to) in of.received().into_iter().filter(|(_, to)| !to.is_empty()) {
-            let from = hand.giver(of.number);
-            let ahead = hand == Hand::On && kind.trains();
+        for (direction, to) in of.received().into_iter().filter(|(_, to)| !to.is_empty()) {
+            let from = direction.sender(of.number);
+            let ahead = direction == SendDirection::Forward && kind.trains();
             let gives = program.entries.iter().find(|other| {
                 let named = if ahead { other.name == STAGE } else { other.kind == kind };
                 (other.stage.number, other.variant) == (from, variant) && named
             });
             let sent = gives.expect("a neighbour has the pass in front").stage.sent();
-            for (from_at, to_at) in sent[hand as usize].1.iter().zip(to) {
-                self.stages.hand((from, &program.in_stage(from_at)), (of.number, &program.in_stage(to_at)))?;
+            for (from_at, to_at) in sent[direction as usize].1.iter().zip(to) {
+                self.stages.send((from, &program.in_stage(from_at)), (of.number, &program.in_stage(to_at)))?;
             }
         }
         Ok(())
@@ -140,20 +140,20 @@ impl<D: Stages> PipelineSession<D> {
     }
 }
 
-impl Hand {
+impl SendDirection {
     /// Returns the stage that sends to `to` in this direction.
-    pub fn giver(self, to: usize) -> usize {
+    pub fn sender(self, to: usize) -> usize {
         match self {
-            Hand::On => to - 1,
-            Hand::Back => to + 1,
+            SendDirection::Forward => to - 1,
+            SendDirection::Backward => to + 1,
         }
     }
 
     /// Returns the stage that `from` sends to in this direction.
-    pub fn taker(self, from: usize) -> usize {
+    pub fn receiver(self, from: usize) -> usize {
         match self {
-            Hand::On => from + 1,
-            Hand::Back => from - 1,
+            SendDirection::Forward => from + 1,
+            SendDirection::Backward => from - 1,
         }
     }
 }
@@ -272,7 +272,7 @@ impl<D: Stages> Session for PipelineSession<D> {
         self.flush()?;
         if index == 0 {
             self.write_pending()?;
-            self.hand(entry)?;
+            self.receive(entry)?;
         }
         let local = self.program.entry_in_stage(entry, 0);
         self.stages.of(self.program.entries[entry].stage.number).run_instruction(local, index)

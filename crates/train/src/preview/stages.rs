@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use options::Setting;
-use program::{EntryKind, Hand, Machine, STAGE, TensorRef, Turn, Variant, idle_share, schedule};
+use program::{EntryKind, Machine, STAGE, SendDirection, TensorRef, Turn, Variant, idle_share, schedule};
 use serde_json::{Value, json};
 
 use super::{Estimate, Expected, Preview};
@@ -200,11 +200,14 @@ impl Expected<'_> {
     fn handed(&self, stage: usize) -> [usize; 2] {
         let bytes = |of: &[TensorRef]| of.iter().map(TensorRef::bytes).sum::<usize>();
         let variant = self.shapes.variants.last().copied();
-        let sent = |kind: EntryKind, name: &str, hand: Hand| {
+        let sent = |kind: EntryKind, name: &str, direction: SendDirection| {
             let entry = self.of_stage(stage, kind, name, variant);
-            entry.map_or(0, |entry| bytes(self.program.entries[entry].stage.sent()[hand as usize].1))
+            entry.map_or(0, |entry| bytes(self.program.entries[entry].stage.sent()[direction as usize].1))
         };
-        [sent(EntryKind::Forward, STAGE, Hand::On), sent(EntryKind::NextMicroStep, "", Hand::Back)]
+        [
+            sent(EntryKind::Forward, STAGE, SendDirection::Forward),
+            sent(EntryKind::NextMicroStep, "", SendDirection::Backward),
+        ]
     }
 
     fn stage(&self, stage: usize) -> Stage {

@@ -8,7 +8,7 @@ use net::Nodes;
 use program::{Backend, BackendError, NodeSession, PipelineSession, Program, Session, ranks_of};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use crate::fabric::{Fabric, Seat};
+use crate::fabric::{Fabric, RankHandle};
 use crate::group::GroupSession;
 use crate::pipeline::CpuStages;
 use crate::session::CpuSession;
@@ -54,20 +54,20 @@ impl CpuBackend {
     }
 
     /// Returns the handles of the ranks of this process.
-    fn seats(&self, ranks: usize) -> Vec<Seat> {
-        let Some(nodes) = &self.nodes else { return Fabric::seats(ranks, PATIENCE) };
+    fn handles(&self, ranks: usize) -> Vec<RankHandle> {
+        let Some(nodes) = &self.nodes else { return Fabric::handles(ranks, PATIENCE) };
         let here = ranks_of(nodes, ranks);
         let local = here.len();
         let wire = Arc::new(NodeWire::new(nodes.clone(), local));
         // The wire waits for other nodes: its timeout ends before that of the ranks that wait for it.
-        let seats = Fabric::seats_of(here, ranks, nodes.patience + PATIENCE, Some(wire));
-        let fabric = seats[0].fabric();
+        let handles = Fabric::handles_of(here, ranks, nodes.patience + PATIENCE, Some(wire));
+        let fabric = handles[0].fabric();
         nodes.on_failure(move |failure| {
             if let Some(fabric) = fabric.upgrade() {
                 fabric.fail_of(failure.node * local, failure.to_string());
             }
         });
-        seats
+        handles
     }
 }
 
@@ -80,23 +80,23 @@ impl Backend for CpuBackend {
         let (ranks, stages) = (program.cluster.ranks, program.cluster.stages);
         if stages > 1 {
             let threads = self.pool.current_num_threads() / stages;
-            let load = |program: Arc<Program>, seat: Seat| {
-                CpuSession::load(program, pool(threads)?, self.check_finite, Some(seat))
+            let load = |program: Arc<Program>, handle: RankHandle| {
+                CpuSession::load(program, pool(threads)?, self.check_finite, Some(handle))
             };
-            let seats = Fabric::seats(stages, PATIENCE);
-            let stages = CpuStages::load(&program, seats, PATIENCE, load)?;
+            let handles = Fabric::handles(stages, PATIENCE);
+            let stages = CpuStages::load(&program, handles, PATIENCE, load)?;
             return Ok(Box::new(PipelineSession::new(program, stages)));
         }
         if ranks == 1 {
             return Ok(Box::new(CpuSession::load(program, self.pool.clone(), self.check_finite, None)?));
         }
-        let seats = self.seats(ranks);
+        let handles = self.handles(ranks);
         // A rank that waits for others holds a worker: ranks have pools of their own.
-        let threads = self.pool.current_num_threads() / seats.len();
-        let load = |program: Arc<Program>, seat: Seat| {
-            CpuSession::load(program, pool(threads)?, self.check_finite, Some(seat))
+        let threads = self.pool.current_num_threads() / handles.len();
+        let load = |program: Arc<Program>, handle: RankHandle| {
+            CpuSession::load(program, pool(threads)?, self.check_finite, Some(handle))
         };
-        let group = Box::new(GroupSession::load(program, seats, load)?);
+        let group = Box::new(GroupSession::load(program, handles, load)?);
         Ok(match &self.nodes {
             Some(nodes) => Box::new(NodeSession::new(group, nodes.clone())),
             None => group,

@@ -49,19 +49,24 @@ struct State {
 
 /// One rank's access to the fabric.
 #[derive(Clone)]
-pub struct Seat {
+pub struct RankHandle {
     fabric: Arc<Fabric>,
     pub rank: usize,
 }
 
 impl Fabric {
     /// Returns a handle for each of `ranks` ranks, all of this process.
-    pub fn seats(ranks: usize, patience: Duration) -> Vec<Seat> {
-        Fabric::seats_of(0..ranks, ranks, patience, None)
+    pub fn handles(ranks: usize, patience: Duration) -> Vec<RankHandle> {
+        Fabric::handles_of(0..ranks, ranks, patience, None)
     }
 
     /// Returns handles for the ranks `here` of `ranks`, with a wire to the others.
-    pub fn seats_of(here: Range<usize>, ranks: usize, patience: Duration, wire: Option<Arc<dyn Wire>>) -> Vec<Seat> {
+    pub fn handles_of(
+        here: Range<usize>,
+        ranks: usize,
+        patience: Duration,
+        wire: Option<Arc<dyn Wire>>,
+    ) -> Vec<RankHandle> {
         let fabric = Arc::new(Fabric {
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -70,7 +75,7 @@ impl Fabric {
             wire,
             patience,
         });
-        here.map(|rank| Seat { fabric: fabric.clone(), rank }).collect()
+        here.map(|rank| RankHandle { fabric: fabric.clone(), rank }).collect()
     }
 
     /// Ends all ranks because of a failed one, which may be of another process.
@@ -79,14 +84,14 @@ impl Fabric {
         self.changed.notify_all();
     }
 
-    /// Locks the state. A thread that panics reports it with [`Seat::fail`]; the state that it held is still
+    /// Locks the state. A thread that panics reports it with [`RankHandle::fail`]; the state that it held is still
     /// consistent.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Seat {
+impl RankHandle {
     /// Publishes `own` and passes the bytes that come from each rank of a group to `take`, by its number in the group:
     /// all its bytes, or the piece for this rank. Ranks of several processes all call it together.
     pub fn collective(
@@ -215,18 +220,18 @@ mod tests {
 
     /// Returns the bytes that every rank of `ranks` gets from all.
     fn together(ranks: usize, movement: Movement) -> Vec<Vec<Vec<u8>>> {
-        let seats = Fabric::seats(ranks, Duration::from_secs(60));
+        let handles = Fabric::handles(ranks, Duration::from_secs(60));
         std::thread::scope(|scope| {
-            let run = |seat: Seat| {
+            let run = |handle: RankHandle| {
                 let mut got = Vec::new();
                 for round in 0..50u8 {
                     got.clear();
-                    let own: Vec<u8> = (0..ranks as u8).flat_map(|piece| [seat.rank as u8, piece, round]).collect();
-                    seat.collective(movement, Among::row(ranks), &own, |_, bytes| got.push(bytes.to_vec())).unwrap();
+                    let own: Vec<u8> = (0..ranks as u8).flat_map(|piece| [handle.rank as u8, piece, round]).collect();
+                    handle.collective(movement, Among::row(ranks), &own, |_, bytes| got.push(bytes.to_vec())).unwrap();
                 }
                 got
             };
-            let threads: Vec<_> = seats.into_iter().map(|seat| scope.spawn(move || run(seat))).collect();
+            let threads: Vec<_> = handles.into_iter().map(|handle| scope.spawn(move || run(handle))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         })
     }
@@ -252,11 +257,11 @@ mod tests {
 
     #[test]
     fn a_rank_that_fails_is_named_by_all_and_no_one_waits_on() {
-        let seats = Fabric::seats(3, Duration::from_secs(600));
-        let [a, b, failing] = &seats[..] else { unreachable!("three were requested") };
+        let handles = Fabric::handles(3, Duration::from_secs(600));
+        let [a, b, failing] = &handles[..] else { unreachable!("three were requested") };
         std::thread::scope(|scope| {
-            let waiting =
-                [a, b].map(|seat| scope.spawn(|| seat.collective(Movement::Gather, Among::row(3), &[1], |_, _| {})));
+            let waiting = [a, b]
+                .map(|handle| scope.spawn(|| handle.collective(Movement::Gather, Among::row(3), &[1], |_, _| {})));
             std::thread::sleep(Duration::from_millis(20));
             failing.fail("no memory".into());
             for waiting in waiting {
@@ -270,16 +275,16 @@ mod tests {
 
     #[test]
     fn who_waits_too_long_or_for_something_else_gives_up() {
-        let seats = Fabric::seats(2, Duration::from_millis(30));
+        let handles = Fabric::handles(2, Duration::from_millis(30));
         let message =
-            seats[1].collective(Movement::Exchange, Among::row(2), &[1, 2], |_, _| {}).unwrap_err().to_string();
+            handles[1].collective(Movement::Exchange, Among::row(2), &[1, 2], |_, _| {}).unwrap_err().to_string();
         assert!(message.contains("rank 1 failed") && message.contains("waited 0 s"), "{message}");
-        let seats = Fabric::seats(2, Duration::from_secs(600));
+        let handles = Fabric::handles(2, Duration::from_secs(600));
         std::thread::scope(|scope| {
-            let first = scope.spawn(|| seats[0].collective(Movement::Gather, Among::row(2), &[1], |_, _| {}));
+            let first = scope.spawn(|| handles[0].collective(Movement::Gather, Among::row(2), &[1], |_, _| {}));
             std::thread::sleep(Duration::from_millis(20));
             let message =
-                seats[1].collective(Movement::Gather, Among::row(2), &[1, 2], |_, _| {}).unwrap_err().to_string();
+                handles[1].collective(Movement::Gather, Among::row(2), &[1, 2], |_, _| {}).unwrap_err().to_string();
             assert!(message.contains("a gather of 2 bytes, others to a gather of 1 bytes"), "{message}");
             assert!(first.join().unwrap().is_err());
         });

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use program::{BackendError, MemoryLine, Program, Session, TensorRef};
 
-use crate::fabric::Seat;
+use crate::fabric::RankHandle;
 use crate::session::CpuSession;
 use crate::together::together;
 
@@ -14,24 +14,24 @@ pub struct GroupSession {
     program: Arc<Program>,
     /// The sessions of this process's ranks.
     ranks: Vec<CpuSession>,
-    seats: Vec<Seat>,
+    handles: Vec<RankHandle>,
 }
 
 impl GroupSession {
     /// Loads one session for each rank handle, made by `load`.
     pub fn load(
         program: Arc<Program>,
-        seats: Vec<Seat>,
-        load: impl Fn(Arc<Program>, Seat) -> Result<CpuSession, BackendError>,
+        handles: Vec<RankHandle>,
+        load: impl Fn(Arc<Program>, RankHandle) -> Result<CpuSession, BackendError>,
     ) -> Result<Self, BackendError> {
-        let of = |seat: &Seat| load(Arc::new(program.of_rank(seat.rank)), seat.clone());
-        let ranks = seats.iter().map(of).collect::<Result<_, _>>()?;
-        Ok(GroupSession { program, ranks, seats })
+        let of = |handle: &RankHandle| load(Arc::new(program.of_rank(handle.rank)), handle.clone());
+        let ranks = handles.iter().map(of).collect::<Result<_, _>>()?;
+        Ok(GroupSession { program, ranks, handles })
     }
 
     /// The session of a rank, which is of this process.
     fn rank(&mut self, rank: usize) -> &mut CpuSession {
-        &mut self.ranks[rank - self.seats[0].rank]
+        &mut self.ranks[rank - self.handles[0].rank]
     }
 
     /// Runs something on every rank at the same time.
@@ -39,7 +39,7 @@ impl GroupSession {
         &mut self,
         run: impl Fn(&mut CpuSession) -> Result<T, BackendError> + Sync,
     ) -> Result<Vec<T>, BackendError> {
-        together("rank", &self.seats, self.ranks.iter_mut(), |session| run(session))
+        together("rank", &self.handles, self.ranks.iter_mut(), |session| run(session))
     }
 }
 
@@ -50,8 +50,8 @@ impl Session for GroupSession {
 
     fn adopt(&mut self, program: Arc<Program>) -> Result<(), BackendError> {
         assert!(program.has_layout_of(&self.program), "a session goes on over the layout that it was loaded with");
-        for (seat, session) in self.seats.iter().zip(&mut self.ranks) {
-            session.adopt(Arc::new(program.of_rank(seat.rank)))?;
+        for (handle, session) in self.handles.iter().zip(&mut self.ranks) {
+            session.adopt(Arc::new(program.of_rank(handle.rank)))?;
         }
         self.program = program;
         Ok(())
@@ -60,10 +60,10 @@ impl Session for GroupSession {
     fn write(&mut self, at: &TensorRef, bytes: &[u8]) -> Result<(), BackendError> {
         match self.program.pieces(at) {
             None => self
-                .seats
+                .handles
                 .iter()
                 .zip(&mut self.ranks)
-                .try_for_each(|(seat, of)| of.write(&at.of_share(self.program.cluster.share(seat.rank)), bytes)),
+                .try_for_each(|(handle, of)| of.write(&at.of_share(self.program.cluster.share(handle.rank)), bytes)),
             Some(pieces) => pieces.into_iter().try_for_each(|(of, place)| {
                 let bytes = &bytes[of.from..of.from + of.bytes];
                 let mut holders = self.program.holders(at, of.rank);
@@ -79,7 +79,7 @@ impl Session for GroupSession {
 
     fn read(&mut self, at: &TensorRef, out: &mut [u8]) -> Result<(), BackendError> {
         match self.program.pieces(at) {
-            None => self.read_rank(self.seats[0].rank, at, out),
+            None => self.read_rank(self.handles[0].rank, at, out),
             Some(pieces) => pieces
                 .into_iter()
                 .try_for_each(|(of, place)| self.rank(of.rank).read(&place, &mut out[of.from..of.from + of.bytes])),
@@ -187,8 +187,8 @@ mod tests {
 
     fn group() -> GroupSession {
         let pool = || Arc::new(ThreadPoolBuilder::new().num_threads(1).build().unwrap());
-        let load = |program: Arc<Program>, seat: Seat| CpuSession::load(program, pool(), false, Some(seat));
-        GroupSession::load(Arc::new(program()), Fabric::seats(RANKS, Duration::from_secs(600)), load).unwrap()
+        let load = |program: Arc<Program>, handle: RankHandle| CpuSession::load(program, pool(), false, Some(handle));
+        GroupSession::load(Arc::new(program()), Fabric::handles(RANKS, Duration::from_secs(600)), load).unwrap()
     }
 
     #[test]

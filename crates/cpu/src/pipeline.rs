@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use program::{BackendError, MicroStep, Program, SendDirection, Session, Stages, TensorRef, Turn, schedule};
 
-use crate::fabric::Seat;
+use crate::fabric::RankHandle;
 use crate::session::CpuSession;
 use crate::together::together;
 
@@ -21,7 +21,7 @@ struct Links {
 /// The stages of a program.
 pub struct CpuStages {
     sessions: Vec<CpuSession>,
-    seats: Vec<Seat>,
+    handles: Vec<RankHandle>,
     /// The time that a stage waits for its neighbors.
     patience: Duration,
 }
@@ -31,13 +31,13 @@ impl CpuStages {
     /// neighbors.
     pub fn load(
         program: &Program,
-        seats: Vec<Seat>,
+        handles: Vec<RankHandle>,
         patience: Duration,
-        load: impl Fn(Arc<Program>, Seat) -> Result<CpuSession, BackendError>,
+        load: impl Fn(Arc<Program>, RankHandle) -> Result<CpuSession, BackendError>,
     ) -> Result<Self, BackendError> {
-        let of = |seat: &Seat| load(Arc::new(program.of_stage(seat.rank)), seat.clone());
-        let sessions = seats.iter().map(of).collect::<Result<_, _>>()?;
-        Ok(CpuStages { sessions, seats, patience })
+        let of = |handle: &RankHandle| load(Arc::new(program.of_stage(handle.rank)), handle.clone());
+        let sessions = handles.iter().map(of).collect::<Result<_, _>>()?;
+        Ok(CpuStages { sessions, handles, patience })
     }
 
     /// Channels from each stage to the next and back.
@@ -79,17 +79,17 @@ impl Stages for CpuStages {
             let mut turns = schedule(*stage, program.cluster.stages, micro_steps.len()).into_iter();
             turns.try_for_each(|turn| pass(program, *stage, session, links, micro_steps, turn))
         };
-        together("stage", &self.seats, given, run).map(drop)
+        together("stage", &self.handles, given, run).map(drop)
     }
 
     fn run_together(&mut self, entries: &[usize]) -> Result<(), BackendError> {
         let given = self.sessions.iter_mut().zip(entries);
-        together("stage", &self.seats, given, |(session, entry)| session.run(**entry)).map(drop)
+        together("stage", &self.handles, given, |(session, entry)| session.run(**entry)).map(drop)
     }
 
     fn profile_together(&mut self, entries: &[usize], stage: usize) -> Result<Vec<f64>, BackendError> {
         let given = self.sessions.iter_mut().zip(entries);
-        let profiles = together("stage", &self.seats, given, |(session, entry)| session.profile(**entry))?;
+        let profiles = together("stage", &self.handles, given, |(session, entry)| session.profile(**entry))?;
         Ok(profiles.into_iter().nth(stage).expect("every stage has a profile"))
     }
 
@@ -248,9 +248,9 @@ mod tests {
         let program = Arc::new(join((0..STAGES).map(part).collect(), &[]));
         assert_eq!(check_stages(&program), Ok(()));
         let pool = || Arc::new(ThreadPoolBuilder::new().num_threads(1).build().unwrap());
-        let load = |program: Arc<Program>, seat: Seat| CpuSession::load(program, pool(), false, Some(seat));
+        let load = |program: Arc<Program>, handle: RankHandle| CpuSession::load(program, pool(), false, Some(handle));
         let patience = Duration::from_secs(600);
-        let stages = CpuStages::load(&program, Fabric::seats(STAGES, patience), patience, load).unwrap();
+        let stages = CpuStages::load(&program, Fabric::handles(STAGES, patience), patience, load).unwrap();
         PipelineSession::new(program, stages)
     }
 

@@ -12,7 +12,7 @@ use rayon::ThreadPool;
 
 use crate::arena::Memory;
 use crate::deferred::DeferredTransfers;
-use crate::fabric::Seat;
+use crate::fabric::RankHandle;
 use crate::scratch::Scratch;
 use crate::{call, copy, finite, matmul, rows};
 
@@ -23,7 +23,7 @@ enum BoundInstruction {
     Gemm(Box<matmul::GemmPlan>),
     Copy(copy::StridedCopy),
     Zero(TensorRef),
-    Collective(Collective, Seat),
+    Collective(Collective, RankHandle),
     Record(EventId, StreamId),
     Wait(EventId, StreamId),
 }
@@ -36,7 +36,7 @@ impl BoundInstruction {
             BoundInstruction::Gemm(gemm) => gemm.run(memory, scratch),
             BoundInstruction::Copy(copy) => copy.run(memory, scratch),
             BoundInstruction::Zero(at) => copy::zero(memory, at),
-            BoundInstruction::Collective(of, seat) => return collective(of, seat, memory),
+            BoundInstruction::Collective(of, handle) => return collective(of, handle, memory),
             BoundInstruction::Record(..) | BoundInstruction::Wait(..) => {}
         }
         Ok(())
@@ -44,11 +44,11 @@ impl BoundInstruction {
 }
 
 /// Copies the pieces of all ranks to their places on this one.
-fn collective(of: &Collective, seat: &Seat, memory: &mut Memory) -> Result<(), BackendError> {
+fn collective(of: &Collective, handle: &RankHandle, memory: &mut Memory) -> Result<(), BackendError> {
     // The bytes are published as a copy: the own part of an all-gather may lie in the result.
     let own = memory.read::<u8>(&of.from).to_vec();
     let to = memory.write::<u8>(&of.to);
-    seat.collective(of.movement, of.among, &own, |rank, bytes| {
+    handle.collective(of.movement, of.among, &own, |rank, bytes| {
         to[rank * bytes.len()..][..bytes.len()].copy_from_slice(bytes)
     })
 }
@@ -63,7 +63,7 @@ pub struct CpuSession {
     scratch: Scratch,
     check_finite: bool,
     /// The handle of this rank, where there are others.
-    seat: Option<Seat>,
+    handle: Option<RankHandle>,
     /// The index of the instruction after which a run fails.
     #[cfg(test)]
     pub fails_at: Option<usize>,
@@ -74,7 +74,7 @@ impl CpuSession {
         program: Arc<Program>,
         pool: Arc<ThreadPool>,
         check_finite: bool,
-        seat: Option<Seat>,
+        handle: Option<RankHandle>,
     ) -> Result<Self, BackendError> {
         let memory = Memory::allocate(&program.arenas)?;
         let (entries, scratch) = (Vec::new(), Scratch::default());
@@ -85,7 +85,7 @@ impl CpuSession {
             entries,
             scratch,
             check_finite,
-            seat,
+            handle,
             #[cfg(test)]
             fails_at: None,
         };
@@ -101,7 +101,7 @@ impl CpuSession {
 
     /// Writes the constants and prepares the instructions of the entries that are not among those before, by `known`.
     fn make_ready(&mut self, known: &[Option<usize>]) -> Result<(), BackendError> {
-        let CpuSession { program, memory, scratch, seat, .. } = self;
+        let CpuSession { program, memory, scratch, handle, .. } = self;
         for constant in &program.constants {
             assert!(constant.at.is_dense(), "a constant is dense: {}", constant.at);
             memory.write::<u8>(&constant.at).copy_from_slice(&constant.value.bytes);
@@ -109,7 +109,7 @@ impl CpuSession {
         let mut before: Vec<_> = std::mem::take(&mut self.entries).into_iter().map(Some).collect();
         for (index, entry) in program.entries.iter().enumerate() {
             let known = known.get(index).copied().flatten().and_then(|known| before[known].take());
-            let new = || entry.steps.iter().map(|step| prepare(step, memory, scratch, seat)).collect();
+            let new = || entry.steps.iter().map(|step| prepare(step, memory, scratch, handle)).collect();
             self.entries.push(known.map_or_else(new, Ok)?);
         }
         Ok(())
@@ -120,7 +120,7 @@ fn prepare(
     step: &Step,
     memory: &Memory,
     scratch: &mut Scratch,
-    seat: &Option<Seat>,
+    handle: &Option<RankHandle>,
 ) -> Result<BoundInstruction, BackendError> {
     for at in step.instruction.reads().into_iter().chain(step.instruction.writes()) {
         memory.check(at);
@@ -136,8 +136,8 @@ fn prepare(
             copy::StridedCopy::new(from, to).map(BoundInstruction::Copy)
         }
         Instruction::Zero { at } => Ok(BoundInstruction::Zero(at.clone())),
-        Instruction::Collective(of) => match seat {
-            Some(seat) => Ok(BoundInstruction::Collective(of.clone(), seat.clone())),
+        Instruction::Collective(of) => match handle {
+            Some(handle) => Ok(BoundInstruction::Collective(of.clone(), handle.clone())),
             None => Err("a single rank has nobody to exchange with".into()),
         },
         Instruction::Record { event, stream } => Ok(BoundInstruction::Record(*event, *stream)),
@@ -244,7 +244,7 @@ impl Session for CpuSession {
     fn run(&mut self, entry: usize) -> Result<(), BackendError> {
         #[cfg(test)]
         let fails_at = self.fails_at;
-        let seat = self.seat.clone();
+        let handle = self.handle.clone();
         let done = |_index: usize| {
             #[cfg(test)]
             if fails_at == Some(_index) {
@@ -252,7 +252,7 @@ impl Session for CpuSession {
                 return Err(BackendError::Failed { call, message, context: None });
             }
             // A rank that has failed is not waited for until the next collective.
-            seat.as_ref().map_or(Ok(()), Seat::check)
+            handle.as_ref().map_or(Ok(()), RankHandle::check)
         };
         let CpuSession { program, pool, memory, entries, scratch, check_finite, .. } = self;
         let steps = &program.entries[entry].steps;

@@ -147,7 +147,7 @@ impl<'a> Lowering<'a> {
             Lowered::Exchange { among } => {
                 let (from, to) = (inputs[0].clone(), outputs[0].clone());
                 let among = Among::row(among);
-                return (Instruction::Collective(Collective { movement: Movement::Exchange, among, from, to }), cost);
+                return (Instruction::Collective(Collective { movement: Movement::AllToAll, among, from, to }), cost);
             }
             Lowered::Kernels(specs) => specs,
         };

@@ -56,7 +56,7 @@ impl<'a> Reduction<'a> {
             streams.follow(StreamId::Exchange, &from);
             let (from_all, to) = (of.rounded.as_ref().unwrap_or(&of.from).clone(), of.staged.clone());
             let among = Among::row(self.parameters.shards);
-            streams.collective(Collective { movement: Movement::ExchangeOthers, among, from: from_all, to }, &from);
+            streams.collective(Collective { movement: Movement::AllToAllOthers, among, from: from_all, to }, &from);
             self.sent.push(streams.record(StreamId::Exchange, &from));
         }
     }

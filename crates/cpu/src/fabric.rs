@@ -127,10 +127,10 @@ impl RankHandle {
             let rank = among.member(self.rank, number);
             let shown = all[rank].read().unwrap_or_else(PoisonError::into_inner);
             match movement {
-                Movement::Gather => take(number, &shown),
-                Movement::ExchangeOthers if rank == self.rank => {}
+                Movement::AllGather => take(number, &shown),
+                Movement::AllToAllOthers if rank == self.rank => {}
                 // Other processes send only the bytes for this one.
-                Movement::Exchange | Movement::ExchangeOthers => {
+                Movement::AllToAll | Movement::AllToAllOthers => {
                     let place = if here.contains(&rank) { own } else { own - cut };
                     take(number, &shown[place * piece..][..piece]);
                 }
@@ -239,9 +239,9 @@ mod tests {
     #[test]
     fn everyone_gets_what_is_meant_for_it() {
         for ranks in [1, 2, 5] {
-            let gathered = together(ranks, Movement::Gather);
-            let exchanged = together(ranks, Movement::Exchange);
-            let of_others = together(ranks, Movement::ExchangeOthers);
+            let gathered = together(ranks, Movement::AllGather);
+            let exchanged = together(ranks, Movement::AllToAll);
+            let of_others = together(ranks, Movement::AllToAllOthers);
             for rank in 0..ranks {
                 for from in 0..ranks {
                     let all: Vec<u8> = (0..ranks as u8).flat_map(|piece| [from as u8, piece, 49]).collect();
@@ -261,7 +261,7 @@ mod tests {
         let [a, b, failing] = &handles[..] else { unreachable!("three were requested") };
         std::thread::scope(|scope| {
             let waiting = [a, b]
-                .map(|handle| scope.spawn(|| handle.collective(Movement::Gather, Among::row(3), &[1], |_, _| {})));
+                .map(|handle| scope.spawn(|| handle.collective(Movement::AllGather, Among::row(3), &[1], |_, _| {})));
             std::thread::sleep(Duration::from_millis(20));
             failing.fail("no memory".into());
             for waiting in waiting {
@@ -270,21 +270,21 @@ mod tests {
             }
         });
         assert_eq!(a.failure(), Some((2, "no memory".to_owned())));
-        assert!(failing.collective(Movement::Gather, Among::row(3), &[1], |_, _| {}).is_err(), "it is over");
+        assert!(failing.collective(Movement::AllGather, Among::row(3), &[1], |_, _| {}).is_err(), "it is over");
     }
 
     #[test]
     fn who_waits_too_long_or_for_something_else_gives_up() {
         let handles = Fabric::handles(2, Duration::from_millis(30));
         let message =
-            handles[1].collective(Movement::Exchange, Among::row(2), &[1, 2], |_, _| {}).unwrap_err().to_string();
+            handles[1].collective(Movement::AllToAll, Among::row(2), &[1, 2], |_, _| {}).unwrap_err().to_string();
         assert!(message.contains("rank 1 failed") && message.contains("waited 0 s"), "{message}");
         let handles = Fabric::handles(2, Duration::from_secs(600));
         std::thread::scope(|scope| {
-            let first = scope.spawn(|| handles[0].collective(Movement::Gather, Among::row(2), &[1], |_, _| {}));
+            let first = scope.spawn(|| handles[0].collective(Movement::AllGather, Among::row(2), &[1], |_, _| {}));
             std::thread::sleep(Duration::from_millis(20));
             let message =
-                handles[1].collective(Movement::Gather, Among::row(2), &[1, 2], |_, _| {}).unwrap_err().to_string();
+                handles[1].collective(Movement::AllGather, Among::row(2), &[1, 2], |_, _| {}).unwrap_err().to_string();
             assert!(message.contains("a gather of 2 bytes, others to a gather of 1 bytes"), "{message}");
             assert!(first.join().unwrap().is_err());
         });

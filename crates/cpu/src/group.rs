@@ -137,9 +137,10 @@ mod tests {
     /// Every rank writes a number of its own, gathers those of all, and exchanges what it gathered.
     fn program() -> Program {
         let own = TensorRef { per_rank: 4, ..at(0, 1) };
-        let gather = Collective { movement: Movement::Gather, among: Among::row(RANKS), from: own, to: at(0, RANKS) };
+        let gather =
+            Collective { movement: Movement::AllGather, among: Among::row(RANKS), from: own, to: at(0, RANKS) };
         let exchange = Collective {
-            movement: Movement::Exchange,
+            movement: Movement::AllToAll,
             among: Among::row(RANKS),
             from: at(0, RANKS),
             to: at(64, RANKS),

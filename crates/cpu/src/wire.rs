@@ -51,16 +51,16 @@ impl NodeWire {
         let own: Vec<_> = own.into_iter().map(|shown| shown.unwrap_or_else(PoisonError::into_inner)).collect();
         for node in self.nodes.others() {
             let meant = match movement {
-                Movement::Gather => 0..bytes,
-                Movement::Exchange | Movement::ExchangeOthers => node * each * piece..(node + 1) * each * piece,
+                Movement::AllGather => 0..bytes,
+                Movement::AllToAll | Movement::AllToAllOthers => node * each * piece..(node + 1) * each * piece,
             };
             let mut parts = vec![&header[..]];
             parts.extend(own.iter().map(|shown| &shown[meant.clone()]));
             self.nodes.send(node, Channel::Collective, &parts)?;
         }
         let of_rank = match movement {
-            Movement::Gather => bytes,
-            Movement::Exchange | Movement::ExchangeOthers => each * piece,
+            Movement::AllGather => bytes,
+            Movement::AllToAll | Movement::AllToAllOthers => each * piece,
         };
         for node in self.nodes.others() {
             let got = self.nodes.receive(node, Channel::Collective, &what)?;

@@ -63,8 +63,8 @@ impl Cluster {
         let far = (0..of.among.count).filter(|number| of.among.member(0, *number) >= local).count();
         let bytes = of.to.bytes() / of.among.count * far;
         match of.movement {
-            Movement::Gather => bytes / (of.among.count - far),
-            Movement::Exchange | Movement::ExchangeOthers => bytes,
+            Movement::AllGather => bytes / (of.among.count - far),
+            Movement::AllToAll | Movement::AllToAllOthers => bytes,
         }
     }
 }

@@ -65,8 +65,8 @@ fn sizes(ranks: &[Entry]) -> Result<(), String> {
     for (index, step) in entry.steps.iter().enumerate() {
         let Instruction::Collective(of) = &step.instruction else { continue };
         let whole = match of.movement {
-            crate::Movement::Gather => of.from.bytes() * of.among.count,
-            crate::Movement::Exchange | crate::Movement::ExchangeOthers => of.from.bytes(),
+            crate::Movement::AllGather => of.from.bytes() * of.among.count,
+            crate::Movement::AllToAll | crate::Movement::AllToAllOthers => of.from.bytes(),
         };
         let fits = of.among.divides(ranks.len()) && whole.is_multiple_of(of.among.count);
         if whole != of.to.bytes() || !fits || !of.from.is_dense() || !of.to.is_dense() {
@@ -165,13 +165,17 @@ mod tests {
     /// Exchanges what was written, and gathers a result.
     fn instructions() -> Vec<Instruction> {
         let exchange = Collective {
-            movement: Movement::Exchange,
+            movement: Movement::AllToAll,
             among: Among::row(RANKS),
             from: at(0, 3 * RANKS),
             to: at(1, 3 * RANKS),
         };
-        let gather =
-            Collective { movement: Movement::Gather, among: Among::row(RANKS), from: at(2, 5), to: at(3, 5 * RANKS) };
+        let gather = Collective {
+            movement: Movement::AllGather,
+            among: Among::row(RANKS),
+            from: at(2, 5),
+            to: at(3, 5 * RANKS),
+        };
         vec![
             Instruction::Zero { at: at(0, 3 * RANKS) },
             record(0, StreamId::Compute),

@@ -231,19 +231,19 @@ pub struct EventId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Movement {
     /// All-gather: every rank gets the bytes of all, concatenated in the order of the ranks.
-    Gather,
+    AllGather,
     /// All-to-all: every rank's bytes are one piece for each rank: each gets from all the piece with its number.
-    Exchange,
+    AllToAll,
     /// All-to-all without the own piece, which stays where it is: its place in the result is not written.
-    ExchangeOthers,
+    AllToAllOthers,
 }
 
 impl Movement {
     pub const fn name(self) -> &'static str {
         match self {
-            Movement::Gather => "gather",
-            Movement::Exchange => "exchange",
-            Movement::ExchangeOthers => "exchange of others",
+            Movement::AllGather => "gather",
+            Movement::AllToAll => "exchange",
+            Movement::AllToAllOthers => "exchange of others",
         }
     }
 }
@@ -304,7 +304,7 @@ impl Collective {
     /// Returns the all-gather over groups of `to.bytes() / from.bytes()` consecutive ranks.
     pub fn gather(from: TensorRef, to: TensorRef) -> Collective {
         let among = Among::row(to.bytes() / from.bytes().max(1));
-        Collective { movement: Movement::Gather, among, from, to }
+        Collective { movement: Movement::AllGather, among, from, to }
     }
 }
 

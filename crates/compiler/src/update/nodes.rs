@@ -215,7 +215,7 @@ pub(super) fn total(
     let all = parameters.gathered_totals();
     streams.follow(StreamId::Exchange, &origin);
     let among = parameters.sharding.rail();
-    let of = Collective { movement: Movement::Gather, among, from: total.clone(), to: all.clone() };
+    let of = Collective { movement: Movement::AllGather, among, from: total.clone(), to: all.clone() };
     streams.collective(of, &origin);
     let gathered = streams.record(StreamId::Exchange, &origin);
     streams.wait(StreamId::Compute, gathered, &origin);
@@ -321,8 +321,8 @@ impl Rail<'_, '_> {
             }
         }
         match &of.part {
-            Some(part) => self.events[number][0] = self.collective(Movement::Exchange, &of.sent, &part.come),
-            None => self.events[number][1] = self.collective(Movement::Gather, &of.sent, &of.whole),
+            Some(part) => self.events[number][0] = self.collective(Movement::AllToAll, &of.sent, &part.come),
+            None => self.events[number][1] = self.collective(Movement::AllGather, &of.sent, &of.whole),
         }
     }
 
@@ -334,7 +334,7 @@ impl Rail<'_, '_> {
             (Some(blocks), Some(error)) => self.compress(blocks, &part.sum, &part.returned, error),
             _ => self.convert(&part.sum, &part.returned),
         }
-        self.events[number][1] = self.collective(Movement::Gather, &part.returned, &of.whole);
+        self.events[number][1] = self.collective(Movement::AllGather, &part.returned, &of.whole);
     }
 
     /// The sum of all is where that of the node was; of whole gradients the squares are summed, too.

@@ -202,7 +202,7 @@ fn what_is_cut_moves_beside_the_computation() {
                 let is_it = |step: &&program::Step| matches!(step.instruction, Instruction::Gemm(_));
                 entry.steps[from..].iter().filter(is_it).count()
             };
-            let (exchanged, gathered) = (of(Movement::ExchangeOthers), of(Movement::Gather));
+            let (exchanged, gathered) = (of(Movement::AllToAllOthers), of(Movement::AllGather));
             assert!(exchanged.len() > 4 && products(exchanged[0]) > 8, "{exchanged:?}");
             match program.arenas[0].shards.is_empty() {
                 true => assert_eq!(gathered, Vec::<usize>::new()),
@@ -226,7 +226,7 @@ fn gradients_in_bf16_are_half_the_bytes() {
         let last = |program: &Program| {
             let entry = &program.entries[program.micro_step(true, true, None).unwrap()];
             let collectives = entry.steps.iter().filter_map(|step| match &step.instruction {
-                Instruction::Collective(of) if of.movement == Movement::ExchangeOthers => {
+                Instruction::Collective(of) if of.movement == Movement::AllToAllOthers => {
                     Some((of.from.dtype, of.to.bytes()))
                 }
                 _ => None,
@@ -362,7 +362,7 @@ fn departing(ranks: &[Entry]) -> usize {
                 let Instruction::Collective(of) = &mut entry.steps[*place].instruction else {
                     unreachable!("it is one")
                 };
-                of.movement = if of.movement == Movement::Gather { Movement::Exchange } else { Movement::Gather };
+                of.movement = if of.movement == Movement::AllGather { Movement::AllToAll } else { Movement::AllGather };
             },
             &|entry| {
                 let Instruction::Collective(of) = &mut entry.steps[*place].instruction else {

@@ -74,8 +74,8 @@ impl Staging {
         let cuts = parts_of(movement, among, lane.bytes);
         // The rank that reads from this one first is served first.
         let order: Vec<usize> = match movement {
-            Movement::Gather => (0..cuts.len()).collect(),
-            Movement::Exchange | Movement::ExchangeOthers => {
+            Movement::AllGather => (0..cuts.len()).collect(),
+            Movement::AllToAll | Movement::AllToAllOthers => {
                 let (own, count) = (among.number(rank), among.count);
                 (1..count).map(|far| (own + count - far) % count).collect()
             }
@@ -102,7 +102,7 @@ impl Staging {
         };
         let cuts = parts_of(movement, among, lane.bytes);
         match movement {
-            Movement::Gather => {
+            Movement::AllGather => {
                 lane.stream.copy_between(lane.to + (own * lane.bytes) as u64, lane.from, lane.bytes)?;
                 for (part, cut) in cuts.into_iter().enumerate() {
                     for peer in peers() {
@@ -112,10 +112,10 @@ impl Staging {
                 }
                 Ok(())
             }
-            Movement::Exchange | Movement::ExchangeOthers => {
+            Movement::AllToAll | Movement::AllToAllOthers => {
                 let piece = lane.bytes / among.count;
                 let place = (own * piece) as u64;
-                if movement == Movement::Exchange {
+                if movement == Movement::AllToAll {
                     lane.stream.copy_between(lane.to + place, lane.from + place, piece)?;
                 }
                 peers().try_for_each(|peer| fetch(peer, own, lane.to + (peer * piece) as u64, cuts[own].clone()))
@@ -127,20 +127,20 @@ impl Staging {
 /// Returns the part that is copied down last.
 fn last_of(movement: Movement, among: Among, rank: usize, parts: usize) -> usize {
     match movement {
-        Movement::Gather => parts - 1,
-        Movement::Exchange | Movement::ExchangeOthers => (among.number(rank) + 1) % among.count,
+        Movement::AllGather => parts - 1,
+        Movement::AllToAll | Movement::AllToAllOthers => (among.number(rank) + 1) % among.count,
     }
 }
 
 /// Returns the parts of the bytes that a rank publishes: in an all-to-all the pieces for each rank of its group.
 fn parts_of(movement: Movement, among: Among, bytes: usize) -> Vec<Range<usize>> {
     let piece = match movement {
-        Movement::Gather => bytes.div_ceil(PARTS).next_multiple_of(BOUNDARY),
-        Movement::Exchange | Movement::ExchangeOthers => bytes / among.count,
+        Movement::AllGather => bytes.div_ceil(PARTS).next_multiple_of(BOUNDARY),
+        Movement::AllToAll | Movement::AllToAllOthers => bytes / among.count,
     };
     let count = match movement {
-        Movement::Gather => bytes.div_ceil(piece.max(1)).max(1),
-        Movement::Exchange | Movement::ExchangeOthers => among.count,
+        Movement::AllGather => bytes.div_ceil(piece.max(1)).max(1),
+        Movement::AllToAll | Movement::AllToAllOthers => among.count,
     };
     (0..count).map(|part| part * piece..((part + 1) * piece).min(bytes)).collect()
 }
@@ -152,12 +152,12 @@ mod tests {
     #[test]
     fn parts_cover_what_is_shown() {
         for (movement, among, bytes) in [
-            (Movement::Gather, 2, 1 << 20),
-            (Movement::Gather, 3, 1000),
-            (Movement::Gather, 3, 4),
-            (Movement::Gather, 2, 0),
-            (Movement::Exchange, 3, 768),
-            (Movement::Exchange, 9, 36),
+            (Movement::AllGather, 2, 1 << 20),
+            (Movement::AllGather, 3, 1000),
+            (Movement::AllGather, 3, 4),
+            (Movement::AllGather, 2, 0),
+            (Movement::AllToAll, 3, 768),
+            (Movement::AllToAll, 9, 36),
         ] {
             let parts = parts_of(movement, Among::row(among), bytes);
             assert_eq!((parts[0].start, parts.last().unwrap().end), (0, bytes));
@@ -173,7 +173,7 @@ mod tests {
         {
             let (own, count) = (among.number(rank), among.count);
             let order: Vec<usize> = (1..count).map(|far| (own + count - far) % count).collect();
-            assert_eq!(*order.last().unwrap(), last_of(Movement::Exchange, among, rank, count));
+            assert_eq!(*order.last().unwrap(), last_of(Movement::AllToAll, among, rank, count));
         }
     }
 }

@@ -107,8 +107,8 @@ impl Fabric {
     fn transport(&self, movement: Movement) -> Transport {
         let [gather, exchange] = self.transports;
         match movement {
-            Movement::Gather => gather,
-            Movement::Exchange | Movement::ExchangeOthers => exchange,
+            Movement::AllGather => gather,
+            Movement::AllToAll | Movement::AllToAllOthers => exchange,
         }
     }
 
@@ -177,12 +177,12 @@ impl Fabric {
             self.come.iter().try_for_each(|come| lane.stream.wait(come))?;
             // Every rank begins with another peer, so that all links are in use.
             let own = among.number(rank);
-            let first = usize::from(movement == Movement::ExchangeOthers);
+            let first = usize::from(movement == Movement::AllToAllOthers);
             for peer in (first..among.count).map(|far| (own + far) % among.count) {
                 let from = lanes[among.member(rank, peer)].from;
                 let (from, piece) = match movement {
-                    Movement::Gather => (from, lane.bytes),
-                    Movement::Exchange | Movement::ExchangeOthers => {
+                    Movement::AllGather => (from, lane.bytes),
+                    Movement::AllToAll | Movement::AllToAllOthers => {
                         let piece = lane.bytes / among.count;
                         (from + (own * piece) as u64, piece)
                     }
@@ -198,22 +198,22 @@ impl Fabric {
         if lanes[0].bytes == 0 {
             return Ok(());
         }
-        if movement == Movement::Gather && among.count == self.ranks {
+        if movement == Movement::AllGather && among.count == self.ranks {
             return nccl.grouped(|| {
                 let mut of = lanes.iter().enumerate();
                 of.try_for_each(|(own, lane)| nccl.gather(own, lane.stream, lane.from, lane.to, lane.bytes))
             });
         }
         let piece = |lane: &Lane<'_>| match movement {
-            Movement::Gather => lane.bytes,
-            Movement::Exchange | Movement::ExchangeOthers => lane.bytes / among.count,
+            Movement::AllGather => lane.bytes,
+            Movement::AllToAll | Movement::AllToAllOthers => lane.bytes / among.count,
         };
         // The address of a rank's bytes for another one.
         let given = |lane: &Lane<'_>, to: usize| match movement {
-            Movement::Gather => lane.from,
-            Movement::Exchange | Movement::ExchangeOthers => lane.from + (to * piece(lane)) as u64,
+            Movement::AllGather => lane.from,
+            Movement::AllToAll | Movement::AllToAllOthers => lane.from + (to * piece(lane)) as u64,
         };
-        let moves_own = movement != Movement::ExchangeOthers;
+        let moves_own = movement != Movement::AllToAllOthers;
         for (rank, lane) in self.here.clone().zip(lanes).filter(|_| moves_own) {
             lane.stream.device.bind()?;
             let own = among.number(rank);

@@ -381,7 +381,7 @@ fn moved(transport: Transport, movement: Movement, ranks: usize, among: Among, b
         fabric.grow(bytes).unwrap();
     }
     let streams: Vec<Stream> = fabric.devices.iter().map(|device| Stream::new(device).unwrap()).collect();
-    let whole = if movement == Movement::Gather { bytes * among.count } else { bytes };
+    let whole = if movement == Movement::AllGather { bytes * among.count } else { bytes };
     for round in 0..3 {
         let shown: Vec<Vec<u8>> =
             (0..ranks).map(|rank| (0..bytes).map(|place| given(rank, place, round)).collect()).collect();
@@ -403,9 +403,9 @@ fn moved(transport: Transport, movement: Movement, ranks: usize, among: Among, b
         world(World::run);
         for (rank, got) in to.iter().enumerate() {
             let of = |peer: usize| match movement {
-                Movement::Gather => shown[among.member(rank, peer)].clone(),
-                Movement::ExchangeOthers if among.member(rank, peer) == rank => vec![0; bytes / among.count],
-                Movement::Exchange | Movement::ExchangeOthers => {
+                Movement::AllGather => shown[among.member(rank, peer)].clone(),
+                Movement::AllToAllOthers if among.member(rank, peer) == rank => vec![0; bytes / among.count],
+                Movement::AllToAll | Movement::AllToAllOthers => {
                     let piece = bytes / among.count;
                     shown[among.member(rank, peer)][among.number(rank) * piece..][..piece].to_vec()
                 }
@@ -420,7 +420,7 @@ fn moved(transport: Transport, movement: Movement, ranks: usize, among: Among, b
 #[test]
 fn every_way_brings_the_same_bytes_in_whatever_order_streams_run() {
     for transport in [Transport::Peers, Transport::Host, Transport::Nccl] {
-        for movement in [Movement::Gather, Movement::Exchange, Movement::ExchangeOthers] {
+        for movement in [Movement::AllGather, Movement::AllToAll, Movement::AllToAllOthers] {
             let apart = Among { count: 3, apart: 2 };
             let groups = [(2, Among::row(2)), (3, Among::row(3)), (4, Among::row(2)), (9, Among::row(9)), (6, apart)];
             for (ranks, among) in groups {

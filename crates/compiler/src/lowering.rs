@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use graph::{Graph, ParameterId};
 use ops::{LowerCall, Lowered};
 use program::{
-    Among, ArenaKind, Collective, Constant, Cost, Documents, Instruction, Kernel, KernelCall, KernelId, Launch, Layer,
-    Machine, MemoryLine, Movement, TensorRef, scalar,
+    ArenaKind, Collective, Constant, Cost, Documents, Instruction, Kernel, KernelCall, KernelId, Launch, Layer,
+    Machine, MemoryLine, Movement, ProcessGroup, TensorRef, scalar,
 };
 use tensor::{Attrs, DType};
 
@@ -146,8 +146,8 @@ impl<'a> Lowering<'a> {
             Lowered::Copy { from, to } => return (Instruction::Copy { from, to }, cost),
             Lowered::Exchange { among } => {
                 let (from, to) = (inputs[0].clone(), outputs[0].clone());
-                let among = Among::row(among);
-                return (Instruction::Collective(Collective { movement: Movement::AllToAll, among, from, to }), cost);
+                let group = ProcessGroup::row(among);
+                return (Instruction::Collective(Collective { movement: Movement::AllToAll, group, from, to }), cost);
             }
             Lowered::Kernels(specs) => specs,
         };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ops::optimizer::Blocks;
-use program::{Among, Cluster, EntryKind, Variant};
+use program::{Cluster, EntryKind, ProcessGroup, Variant};
 use tensor::DType;
 use tensor::packed::Quantisation;
 use tensor::storage::Packing;
@@ -154,8 +154,8 @@ impl Sharding {
     }
 
     /// Ranks that have the same pieces, one of each node: they add up the sums of their nodes.
-    pub(crate) fn rail(&self) -> Among {
-        Among { count: self.ranks / self.shards(), apart: self.shards() }
+    pub(crate) fn rail(&self) -> ProcessGroup {
+        ProcessGroup { size: self.ranks / self.shards(), stride: self.shards() }
     }
 
     /// Returns the choices of the ranks that share pieces, in the order in which they are tried.
@@ -183,7 +183,7 @@ impl Sharding {
     /// Returns the compressed form of gradients between nodes, if they are compressed there.
     pub(crate) fn blocks(&self) -> Option<Blocks> {
         match self.compression {
-            Compression::Blocks(blocks) if self.rail().count > 1 => Some(blocks),
+            Compression::Blocks(blocks) if self.rail().size > 1 => Some(blocks),
             Compression::Blocks(_) | Compression::None | Compression::Bf16 => None,
         }
     }

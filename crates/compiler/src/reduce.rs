@@ -5,7 +5,8 @@
 use ops::id;
 use ops::optimizer::{block_count, blocks_of};
 use program::{
-    Among, Collective, Documents, EntryKind, EventId, Instruction, Movement, Provenance, Step, StreamId, TensorRef,
+    Collective, Documents, EntryKind, EventId, Instruction, Movement, ProcessGroup, Provenance, Step, StreamId,
+    TensorRef,
 };
 use tensor::{Attrs, DType};
 
@@ -55,8 +56,8 @@ impl<'a> Reduction<'a> {
             }
             streams.follow(StreamId::Exchange, &from);
             let (from_all, to) = (of.rounded.as_ref().unwrap_or(&of.from).clone(), of.staged.clone());
-            let among = Among::row(self.parameters.shards);
-            streams.collective(Collective { movement: Movement::AllToAllOthers, among, from: from_all, to }, &from);
+            let group = ProcessGroup::row(self.parameters.shards);
+            streams.collective(Collective { movement: Movement::AllToAllOthers, group, from: from_all, to }, &from);
             self.sent.push(streams.record(StreamId::Exchange, &from));
         }
     }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
-use program::{Among, BackendError, Movement};
+use program::{BackendError, Movement, ProcessGroup};
 
 /// The exchange between the ranks of this process and those of others.
 pub trait Wire: Send + Sync {
@@ -16,7 +16,7 @@ pub trait Wire: Send + Sync {
     fn swap(
         &self,
         movement: Movement,
-        among: Among,
+        group: ProcessGroup,
         bytes: usize,
         shown: &[RwLock<Vec<u8>>],
     ) -> Result<(), (usize, String)>;
@@ -97,14 +97,14 @@ impl RankHandle {
     pub fn collective(
         &self,
         movement: Movement,
-        among: Among,
+        group: ProcessGroup,
         own: &[u8],
         mut take: impl FnMut(usize, &[u8]),
     ) -> Result<(), BackendError> {
         let Fabric { shown: all, here, wire, .. } = &*self.fabric;
         let bytes = own.len();
-        let far = (0..among.count).any(|number| !here.contains(&among.member(self.rank, number)));
-        let of_all = among.count * among.apart == all.len() && [1, here.len()].contains(&among.apart);
+        let far = (0..group.size).any(|number| !here.contains(&group.member(self.rank, number)));
+        let of_all = group.size * group.stride == all.len() && [1, here.len()].contains(&group.stride);
         assert!(!far || of_all, "a group is of one process, or of all");
         {
             let mut shown = self.fabric.shown[self.rank].write().unwrap_or_else(PoisonError::into_inner);
@@ -114,17 +114,17 @@ impl RankHandle {
         self.meet((movement, bytes))?;
         if let Some(wire) = wire.as_ref().filter(|_| far) {
             if self.rank == here.start
-                && let Err((rank, why)) = wire.swap(movement, among, bytes, all)
+                && let Err((rank, why)) = wire.swap(movement, group, bytes, all)
             {
                 self.fabric.fail_of(rank, why);
             }
             self.meet((movement, bytes))?;
         }
-        let piece = bytes / among.count;
+        let piece = bytes / group.size;
         // The number of this rank in its group, and of the first rank of this process.
-        let (own, cut) = (among.number(self.rank), among.number(here.start));
-        for number in 0..among.count {
-            let rank = among.member(self.rank, number);
+        let (own, cut) = (group.number(self.rank), group.number(here.start));
+        for number in 0..group.size {
+            let rank = group.member(self.rank, number);
             let shown = all[rank].read().unwrap_or_else(PoisonError::into_inner);
             match movement {
                 Movement::AllGather => take(number, &shown),
@@ -227,7 +227,9 @@ mod tests {
                 for round in 0..50u8 {
                     got.clear();
                     let own: Vec<u8> = (0..ranks as u8).flat_map(|piece| [handle.rank as u8, piece, round]).collect();
-                    handle.collective(movement, Among::row(ranks), &own, |_, bytes| got.push(bytes.to_vec())).unwrap();
+                    handle
+                        .collective(movement, ProcessGroup::row(ranks), &own, |_, bytes| got.push(bytes.to_vec()))
+                        .unwrap();
                 }
                 got
             };
@@ -260,8 +262,9 @@ mod tests {
         let handles = Fabric::handles(3, Duration::from_secs(600));
         let [a, b, failing] = &handles[..] else { unreachable!("three were requested") };
         std::thread::scope(|scope| {
-            let waiting = [a, b]
-                .map(|handle| scope.spawn(|| handle.collective(Movement::AllGather, Among::row(3), &[1], |_, _| {})));
+            let waiting = [a, b].map(|handle| {
+                scope.spawn(|| handle.collective(Movement::AllGather, ProcessGroup::row(3), &[1], |_, _| {}))
+            });
             std::thread::sleep(Duration::from_millis(20));
             failing.fail("no memory".into());
             for waiting in waiting {
@@ -270,21 +273,26 @@ mod tests {
             }
         });
         assert_eq!(a.failure(), Some((2, "no memory".to_owned())));
-        assert!(failing.collective(Movement::AllGather, Among::row(3), &[1], |_, _| {}).is_err(), "it is over");
+        assert!(failing.collective(Movement::AllGather, ProcessGroup::row(3), &[1], |_, _| {}).is_err(), "it is over");
     }
 
     #[test]
     fn who_waits_too_long_or_for_something_else_gives_up() {
         let handles = Fabric::handles(2, Duration::from_millis(30));
-        let message =
-            handles[1].collective(Movement::AllToAll, Among::row(2), &[1, 2], |_, _| {}).unwrap_err().to_string();
+        let message = handles[1]
+            .collective(Movement::AllToAll, ProcessGroup::row(2), &[1, 2], |_, _| {})
+            .unwrap_err()
+            .to_string();
         assert!(message.contains("rank 1 failed") && message.contains("waited 0 s"), "{message}");
         let handles = Fabric::handles(2, Duration::from_secs(600));
         std::thread::scope(|scope| {
-            let first = scope.spawn(|| handles[0].collective(Movement::AllGather, Among::row(2), &[1], |_, _| {}));
+            let first =
+                scope.spawn(|| handles[0].collective(Movement::AllGather, ProcessGroup::row(2), &[1], |_, _| {}));
             std::thread::sleep(Duration::from_millis(20));
-            let message =
-                handles[1].collective(Movement::AllGather, Among::row(2), &[1, 2], |_, _| {}).unwrap_err().to_string();
+            let message = handles[1]
+                .collective(Movement::AllGather, ProcessGroup::row(2), &[1, 2], |_, _| {})
+                .unwrap_err()
+                .to_string();
             assert!(message.contains("a gather of 2 bytes, others to a gather of 1 bytes"), "{message}");
             assert!(first.join().unwrap().is_err());
         });

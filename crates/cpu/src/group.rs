@@ -119,8 +119,8 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use program::{
-        Among, Arena, ArenaId, ArenaKind, Cluster, Collective, Cost, Entry, EntryKind, EventId, Instruction, Layout,
-        Machine, Movement, Provenance, Step, StreamId,
+        Arena, ArenaId, ArenaKind, Cluster, Collective, Cost, Entry, EntryKind, EventId, Instruction, Layout, Machine,
+        Movement, ProcessGroup, Provenance, Step, StreamId,
     };
     use rayon::ThreadPoolBuilder;
     use tensor::DType;
@@ -138,10 +138,10 @@ mod tests {
     fn program() -> Program {
         let own = TensorRef { per_rank: 4, ..at(0, 1) };
         let gather =
-            Collective { movement: Movement::AllGather, among: Among::row(RANKS), from: own, to: at(0, RANKS) };
+            Collective { movement: Movement::AllGather, group: ProcessGroup::row(RANKS), from: own, to: at(0, RANKS) };
         let exchange = Collective {
             movement: Movement::AllToAll,
-            among: Among::row(RANKS),
+            group: ProcessGroup::row(RANKS),
             from: at(0, RANKS),
             to: at(64, RANKS),
         };

@@ -48,7 +48,7 @@ fn collective(of: &Collective, handle: &RankHandle, memory: &mut Memory) -> Resu
     // The bytes are published as a copy: the own part of an all-gather may lie in the result.
     let own = memory.read::<u8>(&of.from).to_vec();
     let to = memory.write::<u8>(&of.to);
-    handle.collective(of.movement, of.among, &own, |rank, bytes| {
+    handle.collective(of.movement, of.group, &own, |rank, bytes| {
         to[rank * bytes.len()..][..bytes.len()].copy_from_slice(bytes)
     })
 }

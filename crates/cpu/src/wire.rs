@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use net::{Channel, Failure, Nodes};
-use program::{Among, Movement};
+use program::{Movement, ProcessGroup};
 
 use crate::fabric::Wire;
 
@@ -36,13 +36,13 @@ impl NodeWire {
     fn exchange(
         &self,
         movement: Movement,
-        among: Among,
+        group: ProcessGroup,
         bytes: usize,
         shown: &[RwLock<Vec<u8>>],
     ) -> Result<(), Failure> {
-        let piece = bytes / among.count;
+        let piece = bytes / group.size;
         // The pieces for each node, for those of its ranks that are in the group of a rank of this one.
-        let each = self.local / among.apart;
+        let each = self.local / group.stride;
         let what = format!("a {} of {bytes} bytes", movement.name());
         let mut header = [0; HEADER];
         header[0] = movement as u8;
@@ -83,10 +83,10 @@ impl Wire for NodeWire {
     fn swap(
         &self,
         movement: Movement,
-        among: Among,
+        group: ProcessGroup,
         bytes: usize,
         shown: &[RwLock<Vec<u8>>],
     ) -> Result<(), (usize, String)> {
-        self.exchange(movement, among, bytes, shown).map_err(|failure| self.of_rank(&failure))
+        self.exchange(movement, group, bytes, shown).map_err(|failure| self.of_rank(&failure))
     }
 }

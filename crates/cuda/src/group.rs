@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use net::{Channel, Nodes};
-use program::{Among, BackendError, Choices, MemoryLine, Movement, Program, Reading, Session, TensorRef, ranks_of};
+use program::{
+    BackendError, Choices, MemoryLine, Movement, ProcessGroup, Program, Reading, Session, TensorRef, ranks_of,
+};
 
 use crate::driver::{Event, Graph, Watch};
 use crate::engine::{Engine, Options};
@@ -222,7 +224,7 @@ impl CudaGroup {
     /// Queues an instruction on all ranks.
     fn queue_step(&mut self, entry: usize, index: usize) -> Result<()> {
         let queued = match self.ranks[0].joint(entry, index) {
-            Some((movement, among)) => self.meet(movement, among, entry, index),
+            Some((movement, group)) => self.meet(movement, group, entry, index),
             None => self.ranks.iter_mut().try_for_each(|rank| rank.queue_step(entry, index)),
         };
         let queued = match self.check_each {
@@ -233,7 +235,7 @@ impl CudaGroup {
     }
 
     /// Queues a collective of all ranks.
-    fn meet(&self, movement: Movement, among: Among, entry: usize, index: usize) -> Result<()> {
+    fn meet(&self, movement: Movement, group: ProcessGroup, entry: usize, index: usize) -> Result<()> {
         let lane = |rank| {
             let session: &CudaSession = rank;
             let (from, to, bytes) = session.joint_places(entry, index);
@@ -244,7 +246,7 @@ impl CudaGroup {
             lane.stream.device.bind()?;
             self.progress.mark(rank, lane.stream, (entry, index))?;
         }
-        self.fabric.queue(movement, among, &lanes)
+        self.fabric.queue(movement, group, &lanes)
     }
 
     /// Adds the places of the ranks to an error if a wait for one of them timed out, or replaces it by the reason that

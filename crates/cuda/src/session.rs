@@ -7,8 +7,8 @@ use crate::error::{During, Error, Result};
 use crate::prepare::{BoundInstruction, Events, Kernels, Memory, PlannedInstruction, Preparation};
 use crate::transfer::{Readings, Uploads};
 use program::{
-    Among, Arch, Architecture, BackendError, Choices, Entry, EntryKind, Instruction, MemoryClass, MemoryLine, Movement,
-    Program, Reading, Session, Step, TensorRef,
+    Arch, Architecture, BackendError, Choices, Entry, EntryKind, Instruction, MemoryClass, MemoryLine, Movement,
+    ProcessGroup, Program, Reading, Session, Step, TensorRef,
 };
 use std::sync::Arc;
 use std::time::Instant;
@@ -133,9 +133,9 @@ impl CudaSession {
     }
 
     /// Returns the movement and the process groups of a collective; `None` for any other instruction.
-    pub(crate) fn joint(&self, entry: usize, index: usize) -> Option<(Movement, Among)> {
+    pub(crate) fn joint(&self, entry: usize, index: usize) -> Option<(Movement, ProcessGroup)> {
         match &self.program.entries[entry].steps[index].instruction {
-            Instruction::Collective(of) => Some((of.movement, of.among)),
+            Instruction::Collective(of) => Some((of.movement, of.group)),
             _ => None,
         }
     }

@@ -60,10 +60,10 @@ impl Cluster {
             return 0;
         }
         let local = self.ranks / self.nodes;
-        let far = (0..of.among.count).filter(|number| of.among.member(0, *number) >= local).count();
-        let bytes = of.to.bytes() / of.among.count * far;
+        let far = (0..of.group.size).filter(|number| of.group.member(0, *number) >= local).count();
+        let bytes = of.to.bytes() / of.group.size * far;
         match of.movement {
-            Movement::AllGather => bytes / (of.among.count - far),
+            Movement::AllGather => bytes / (of.group.size - far),
             Movement::AllToAll | Movement::AllToAllOthers => bytes,
         }
     }

@@ -53,7 +53,7 @@ impl Default for Seen {
 /// Bytes that a rank gets from others in a collective; none for any other instruction.
 fn received(step: &Step) -> f64 {
     match &step.instruction {
-        Instruction::Collective(of) => of.to.bytes() as f64 * (1.0 - 1.0 / of.among.count as f64),
+        Instruction::Collective(of) => of.to.bytes() as f64 * (1.0 - 1.0 / of.group.size as f64),
         Instruction::Launch(_)
         | Instruction::Gemm(_)
         | Instruction::AttentionForward(_)

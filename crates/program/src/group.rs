@@ -52,7 +52,7 @@ pub fn check_group(ranks: &[Entry]) -> Result<(), String> {
 fn alike(a: &Entry, of_a: usize, b: &Entry, of_b: usize) -> bool {
     match (&a.steps[of_a].instruction, &b.steps[of_b].instruction) {
         (Instruction::Collective(a), Instruction::Collective(b)) => {
-            let form = |of: &Collective| (of.movement, of.among, of.from.bytes(), of.to.bytes(), of.from.dtype);
+            let form = |of: &Collective| (of.movement, of.group, of.from.bytes(), of.to.bytes(), of.from.dtype);
             form(a) == form(b)
         }
         _ => false,
@@ -65,10 +65,10 @@ fn sizes(ranks: &[Entry]) -> Result<(), String> {
     for (index, step) in entry.steps.iter().enumerate() {
         let Instruction::Collective(of) = &step.instruction else { continue };
         let whole = match of.movement {
-            crate::Movement::AllGather => of.from.bytes() * of.among.count,
+            crate::Movement::AllGather => of.from.bytes() * of.group.size,
             crate::Movement::AllToAll | crate::Movement::AllToAllOthers => of.from.bytes(),
         };
-        let fits = of.among.divides(ranks.len()) && whole.is_multiple_of(of.among.count);
+        let fits = of.group.divides(ranks.len()) && whole.is_multiple_of(of.group.size);
         if whole != of.to.bytes() || !fits || !of.from.is_dense() || !of.to.is_dense() {
             return Err(format!("instruction {index} ({step}) does not fit {} ranks", ranks.len()));
         }
@@ -144,7 +144,7 @@ mod tests {
     use tensor::DType;
 
     use super::*;
-    use crate::instruction::{Among, Cost, Movement, Provenance, Step};
+    use crate::instruction::{Cost, Movement, ProcessGroup, Provenance, Step};
     use crate::memory::{ArenaId, TensorRef};
     use crate::program::EntryKind;
 
@@ -166,13 +166,13 @@ mod tests {
     fn instructions() -> Vec<Instruction> {
         let exchange = Collective {
             movement: Movement::AllToAll,
-            among: Among::row(RANKS),
+            group: ProcessGroup::row(RANKS),
             from: at(0, 3 * RANKS),
             to: at(1, 3 * RANKS),
         };
         let gather = Collective {
             movement: Movement::AllGather,
-            among: Among::row(RANKS),
+            group: ProcessGroup::row(RANKS),
             from: at(2, 5),
             to: at(3, 5 * RANKS),
         };
@@ -225,7 +225,7 @@ mod tests {
             });
             let others = check(rank, |all| {
                 let Instruction::Collective(of) = &mut all[5] else { unreachable!("a gather is there") };
-                of.among.apart = 2;
+                of.group.stride = 2;
             });
             let twice = check(rank, |all| all.insert(5, all[5].clone()));
             for found in [dropped, swapped, resized, others, twice] {

@@ -250,40 +250,41 @@ impl Movement {
 
 /// The process groups of a collective: all ranks fall into groups of this shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Among {
-    pub count: usize,
-    /// Stride from each rank of a group to its next one: 1 where they are consecutive.
-    pub apart: usize,
+pub struct ProcessGroup {
+    /// Number of ranks in a group.
+    pub size: usize,
+    /// Distance from each rank of a group to its next one: 1 where they are consecutive.
+    pub stride: usize,
 }
 
-impl Among {
-    /// Returns the groups of `count` consecutive ranks.
-    pub const fn row(count: usize) -> Among {
-        Among { count, apart: 1 }
+impl ProcessGroup {
+    /// Returns the groups of `size` consecutive ranks.
+    pub const fn row(size: usize) -> ProcessGroup {
+        ProcessGroup { size, stride: 1 }
     }
 
     /// Returns the number of a rank in its group.
     pub const fn number(self, rank: usize) -> usize {
-        rank / self.apart % self.count
+        rank / self.stride % self.size
     }
 
     /// Returns the rank with a number in the group of a rank.
     pub const fn member(self, rank: usize, number: usize) -> usize {
-        let extent = self.count * self.apart;
-        rank / extent * extent + rank % self.apart + number * self.apart
+        let extent = self.size * self.stride;
+        rank / extent * extent + rank % self.stride + number * self.stride
     }
 
     /// True if `ranks` is a multiple of the size that groups of this shape cover.
     pub fn divides(self, ranks: usize) -> bool {
-        ranks.is_multiple_of(self.count * self.apart)
+        ranks.is_multiple_of(self.size * self.stride)
     }
 }
 
-impl fmt::Display for Among {
+impl fmt::Display for ProcessGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.apart {
-            1 => self.count.fmt(f),
-            apart => write!(f, "{}, {apart} apart", self.count),
+        match self.stride {
+            1 => self.size.fmt(f),
+            stride => write!(f, "{}, {stride} apart", self.size),
         }
     }
 }
@@ -293,7 +294,7 @@ impl fmt::Display for Among {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Collective {
     pub movement: Movement,
-    pub among: Among,
+    pub group: ProcessGroup,
     /// The own part of an all-gather, else the pieces for all ranks.
     pub from: TensorRef,
     /// The pieces of all ranks. An all-gather may leave the own part where it is.
@@ -303,8 +304,8 @@ pub struct Collective {
 impl Collective {
     /// Returns the all-gather over groups of `to.bytes() / from.bytes()` consecutive ranks.
     pub fn gather(from: TensorRef, to: TensorRef) -> Collective {
-        let among = Among::row(to.bytes() / from.bytes().max(1));
-        Collective { movement: Movement::AllGather, among, from, to }
+        let group = ProcessGroup::row(to.bytes() / from.bytes().max(1));
+        Collective { movement: Movement::AllGather, group, from, to }
     }
 }
 
@@ -482,7 +483,7 @@ impl Instruction {
             }
             Instruction::Copy { from, to }
             | Instruction::Transfer { from, to, stream: _ }
-            | Instruction::Collective(Collective { movement: _, among: _, from, to }) => vec![from, to],
+            | Instruction::Collective(Collective { movement: _, group: _, from, to }) => vec![from, to],
             Instruction::Zero { at } => vec![at],
             Instruction::Record { .. } | Instruction::Wait { .. } => vec![],
         }

@@ -37,8 +37,8 @@ pub use estimate::{Estimate, Seen, ceiling, estimate, kind_of, seconds};
 pub use gauges::Gauges;
 pub use group::check_group;
 pub use instruction::{
-    Among, Arg, AttentionForward, Collective, Cost, Documents, EventId, Gemm, Instruction, Kernel, KernelCall,
-    KernelId, Launch, Layer, LowRank, Movement, Phase, Provenance, Scales, Step, StreamId,
+    Arg, AttentionForward, Collective, Cost, Documents, EventId, Gemm, Instruction, Kernel, KernelCall, KernelId,
+    Launch, Layer, LowRank, Movement, Phase, ProcessGroup, Provenance, Scales, Step, StreamId,
 };
 pub use known::{PRODUCTS, names as machine_names, peak};
 pub use layout::{Layout, Quantiser, Scaling};

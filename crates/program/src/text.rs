@@ -45,7 +45,7 @@ impl fmt::Display for Step {
             Instruction::Copy { .. } => ("copy".into(), String::new()),
             Instruction::Zero { .. } => ("zero".into(), String::new()),
             Instruction::Transfer { stream, .. } => (format!("transfer {}", stream.name()), String::new()),
-            Instruction::Collective(of) => (format!("{} of {}", of.movement.name(), of.among), String::new()),
+            Instruction::Collective(of) => (format!("{} of {}", of.movement.name(), of.group), String::new()),
             Instruction::Record { event, stream } => return write!(f, "record e{} on {}", event.0, stream.name()),
             Instruction::Wait { event, stream } => return write!(f, "wait for e{} on {}", event.0, stream.name()),
         };

@@ -9,7 +9,7 @@
 use ops::id;
 use ops::optimizer::{Blocks, COMPRESSED_BLOCK, block_count, blocks_of};
 use program::{
-    Among, Collective, Cost, EventId, Instruction, Movement, OptimizerState, Step, StreamId, TensorRef, scalar,
+    Collective, Cost, EventId, Instruction, Movement, OptimizerState, ProcessGroup, Step, StreamId, TensorRef, scalar,
 };
 use tensor::{Attrs, DType};
 
@@ -73,7 +73,7 @@ impl Bucket {
     /// Places its tensors from an offset of the activation arena on.
     fn new(of: &Sent, sharding: &Sharding, blocks: Option<Blocks>, offset: usize) -> Bucket {
         let Sent { gradient, moments, squares, errors } = of.clone();
-        let (nodes, dtype) = (sharding.rail().count, sharding.sent());
+        let (nodes, dtype) = (sharding.rail().size, sharding.sent());
         let part = part(gradient.len(), sharding);
         let mut end = offset;
         let mut take = |dtype: DType, shape: &[usize]| {
@@ -158,7 +158,7 @@ pub(super) fn sum(
     let bucket = |(number, of)| Bucket::new(of, sharding, blocks, start + number % AT_ONCE * each);
     let buckets: Vec<Bucket> = sent.iter().enumerate().map(bucket).collect();
     let events = vec![[None; 2]; buckets.len()];
-    let mut rail = Rail { among: sharding.rail(), summed, blocks, taken: end, streams, lowering, events };
+    let mut rail = Rail { group: sharding.rail(), summed, blocks, taken: end, streams, lowering, events };
     for round in 0..buckets.len() + AT_ONCE - 1 {
         let of = |behind: usize| round.checked_sub(behind).filter(|number| *number < buckets.len());
         if let Some(number) = of(0) {
@@ -214,8 +214,8 @@ pub(super) fn total(
     let origin = provenance("exchange");
     let all = parameters.gathered_totals();
     streams.follow(StreamId::Exchange, &origin);
-    let among = parameters.sharding.rail();
-    let of = Collective { movement: Movement::AllGather, among, from: total.clone(), to: all.clone() };
+    let group = parameters.sharding.rail();
+    let of = Collective { movement: Movement::AllGather, group, from: total.clone(), to: all.clone() };
     streams.collective(of, &origin);
     let gathered = streams.record(StreamId::Exchange, &origin);
     streams.wait(StreamId::Compute, gathered, &origin);
@@ -240,7 +240,7 @@ fn push_squares(
 }
 
 struct Rail<'r, 'l> {
-    among: Among,
+    group: ProcessGroup,
     summed: Summed,
     blocks: Option<Blocks>,
     taken: usize,
@@ -287,7 +287,7 @@ impl Rail<'_, '_> {
     fn collective(&mut self, movement: Movement, from: &TensorRef, to: &TensorRef) -> Option<EventId> {
         let origin = provenance("exchange");
         self.streams.follow(StreamId::Exchange, &origin);
-        let of = Collective { movement, among: self.among, from: from.clone(), to: to.clone() };
+        let of = Collective { movement, group: self.group, from: from.clone(), to: to.clone() };
         self.streams.collective(of, &origin);
         Some(self.streams.record(StreamId::Exchange, &origin))
     }
@@ -299,7 +299,7 @@ impl Rail<'_, '_> {
 
     /// Makes a node's part of the first moment where its gradient is.
     fn add_momentum(&mut self, beta1: f64, [first, second]: &[TensorRef; 2], gradient: &TensorRef) {
-        let attrs = Attrs::new().with("beta1", beta1).with("nodes", self.among.count as u64);
+        let attrs = Attrs::new().with("beta1", beta1).with("nodes", self.group.size as u64);
         let scalars = [scalar::GRADIENT_SCALE, scalar::UPDATE_APPLIED].map(scalar_ref);
         let inputs = [first.clone(), second.clone()].into_iter().chain(scalars).collect();
         let steps = &mut self.streams.steps;

@@ -10,8 +10,8 @@ use compiler::{
     compile,
 };
 use program::{
-    Among, ArenaKind, Backend, Choice, EntryKind, Instruction, Machine, Program, Reason, Session, Subject, TensorRef,
-    scalar,
+    ArenaKind, Backend, Choice, EntryKind, Instruction, Machine, ProcessGroup, Program, Reason, Session, Subject,
+    TensorRef, scalar,
 };
 
 /// Ranks and nodes: parts of a bucket fill it, and do not.
@@ -143,12 +143,12 @@ fn sums_are_those_of_a_rail() {
     let (_, options) = cases().swap_remove(0);
     let program = compiled(&on((6, 3), LEVELS[1], &options));
     let groups = program.entries.iter().flat_map(|entry| &entry.steps).filter_map(|step| match &step.instruction {
-        Instruction::Collective(of) => Some(of.among),
+        Instruction::Collective(of) => Some(of.group),
         _ => None,
     });
-    let groups: Vec<Among> = groups.collect();
-    let rail = Among { count: 3, apart: 2 };
-    assert!(groups.contains(&rail) && groups.contains(&Among::row(2)) && groups.contains(&Among::row(6)));
+    let groups: Vec<ProcessGroup> = groups.collect();
+    let rail = ProcessGroup { size: 3, stride: 2 };
+    assert!(groups.contains(&rail) && groups.contains(&ProcessGroup::row(2)) && groups.contains(&ProcessGroup::row(6)));
     assert_eq!([0, 1, 2].map(|number| rail.member(3, number)), [1, 3, 5]);
     assert_eq!([1, 3, 5].map(|rank| rail.number(rank)), [0, 1, 2]);
     assert!(rail.divides(6) && !rail.divides(9));

@@ -2,7 +2,9 @@
 
 use crate::support::training::{cases, model};
 use compiler::{CompileError, CompileOptions, Sharding, compile};
-use program::{Among, ArenaKind, Documents, Entry, EntryKind, Instruction, Machine, Program, Variant, check_group};
+use program::{
+    ArenaKind, Documents, Entry, EntryKind, Instruction, Machine, ProcessGroup, Program, Variant, check_group,
+};
 
 /// Shapes whose tokens divide by 4 and 8: one row, and rows that parts of it cross.
 const SHAPES: [(usize, usize); 3] = [(1, 64), (3, 16), (2, 24)];
@@ -14,7 +16,7 @@ fn shared(ranks: usize, sequence: usize, (batch, seq_len): (usize, usize), optio
 }
 
 fn exchanges(entry: &Entry, among: usize) -> usize {
-    let is_one = |of: &Instruction| matches!(of, Instruction::Collective(of) if of.among == Among::row(among));
+    let is_one = |of: &Instruction| matches!(of, Instruction::Collective(of) if of.group == ProcessGroup::row(among));
     entry.steps.iter().filter(|step| is_one(&step.instruction)).count()
 }
 
@@ -51,7 +53,7 @@ fn a_rank_that_exchanges_among_others_is_refused() {
         for index in 0..entry.steps.len() {
             let mut changed = ranks.clone();
             let Instruction::Collective(of) = &mut changed[index % 8].steps[index].instruction else { continue };
-            of.among = Among::row(if of.among.count == 2 { 4 } else { 2 });
+            of.group = ProcessGroup::row(if of.group.size == 2 { 4 } else { 2 });
             assert!(check_group(&changed).is_err(), "{}", entry.steps[index]);
             tried += 1;
         }

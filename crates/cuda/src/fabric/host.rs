@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use program::{Among, Movement};
+use program::{Movement, ProcessGroup};
 
 use super::Lane;
 use crate::driver::{Device, Event, PinnedBuffer, Stream};
@@ -56,27 +56,27 @@ impl Staging {
     }
 
     /// Queues a collective after the marks that each rank has come.
-    pub fn queue(&self, movement: Movement, among: Among, lanes: &[Lane<'_>], come: &[Event]) -> Result<()> {
+    pub fn queue(&self, movement: Movement, group: ProcessGroup, lanes: &[Lane<'_>], come: &[Event]) -> Result<()> {
         for (rank, lane) in lanes.iter().enumerate() {
             lane.stream.device.bind()?;
-            self.down(movement, among, rank, lane, &come[rank])?;
+            self.down(movement, group, rank, lane, &come[rank])?;
         }
         for (rank, lane) in lanes.iter().enumerate() {
             lane.stream.device.bind()?;
-            self.up(movement, among, rank, lane)?;
+            self.up(movement, group, rank, lane)?;
         }
         Ok(())
     }
 
-    fn down(&self, movement: Movement, among: Among, rank: usize, lane: &Lane<'_>, come: &Event) -> Result<()> {
+    fn down(&self, movement: Movement, group: ProcessGroup, rank: usize, lane: &Lane<'_>, come: &Event) -> Result<()> {
         let Window { memory, stream, parts } = &self.windows[rank];
         stream.wait(come)?;
-        let cuts = parts_of(movement, among, lane.bytes);
+        let cuts = parts_of(movement, group, lane.bytes);
         // The rank that reads from this one first is served first.
         let order: Vec<usize> = match movement {
             Movement::AllGather => (0..cuts.len()).collect(),
             Movement::AllToAll | Movement::AllToAllOthers => {
-                let (own, count) = (among.number(rank), among.count);
+                let (own, count) = (group.number(rank), group.size);
                 (1..count).map(|far| (own + count - far) % count).collect()
             }
         };
@@ -87,20 +87,20 @@ impl Staging {
             parts[part].record(stream)?;
         }
         // Later work of this rank may overwrite the bytes that it sends.
-        lane.stream.wait(&parts[last_of(movement, among, rank, cuts.len())])
+        lane.stream.wait(&parts[last_of(movement, group, rank, cuts.len())])
     }
 
-    fn up(&self, movement: Movement, among: Among, rank: usize, lane: &Lane<'_>) -> Result<()> {
-        let own = among.number(rank);
-        let peers = || (1..among.count).map(|far| (own + far) % among.count);
+    fn up(&self, movement: Movement, group: ProcessGroup, rank: usize, lane: &Lane<'_>) -> Result<()> {
+        let own = group.number(rank);
+        let peers = || (1..group.size).map(|far| (own + far) % group.size);
         let fetch = |peer: usize, part: usize, to: u64, range: Range<usize>| {
-            let window = &self.windows[among.member(rank, peer)];
+            let window = &self.windows[group.member(rank, peer)];
             lane.stream.wait(&window.parts[part])?;
             let bytes = range.len();
             // SAFETY: as in `down`; the part has come down.
             unsafe { lane.stream.copy_to_device(to, window.memory.slice(range.start, bytes), bytes) }
         };
-        let cuts = parts_of(movement, among, lane.bytes);
+        let cuts = parts_of(movement, group, lane.bytes);
         match movement {
             Movement::AllGather => {
                 lane.stream.copy_between(lane.to + (own * lane.bytes) as u64, lane.from, lane.bytes)?;
@@ -113,7 +113,7 @@ impl Staging {
                 Ok(())
             }
             Movement::AllToAll | Movement::AllToAllOthers => {
-                let piece = lane.bytes / among.count;
+                let piece = lane.bytes / group.size;
                 let place = (own * piece) as u64;
                 if movement == Movement::AllToAll {
                     lane.stream.copy_between(lane.to + place, lane.from + place, piece)?;
@@ -125,22 +125,22 @@ impl Staging {
 }
 
 /// Returns the part that is copied down last.
-fn last_of(movement: Movement, among: Among, rank: usize, parts: usize) -> usize {
+fn last_of(movement: Movement, group: ProcessGroup, rank: usize, parts: usize) -> usize {
     match movement {
         Movement::AllGather => parts - 1,
-        Movement::AllToAll | Movement::AllToAllOthers => (among.number(rank) + 1) % among.count,
+        Movement::AllToAll | Movement::AllToAllOthers => (group.number(rank) + 1) % group.size,
     }
 }
 
 /// Returns the parts of the bytes that a rank publishes: in an all-to-all the pieces for each rank of its group.
-fn parts_of(movement: Movement, among: Among, bytes: usize) -> Vec<Range<usize>> {
+fn parts_of(movement: Movement, group: ProcessGroup, bytes: usize) -> Vec<Range<usize>> {
     let piece = match movement {
         Movement::AllGather => bytes.div_ceil(PARTS).next_multiple_of(BOUNDARY),
-        Movement::AllToAll | Movement::AllToAllOthers => bytes / among.count,
+        Movement::AllToAll | Movement::AllToAllOthers => bytes / group.size,
     };
     let count = match movement {
         Movement::AllGather => bytes.div_ceil(piece.max(1)).max(1),
-        Movement::AllToAll | Movement::AllToAllOthers => among.count,
+        Movement::AllToAll | Movement::AllToAllOthers => group.size,
     };
     (0..count).map(|part| part * piece..((part + 1) * piece).min(bytes)).collect()
 }
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn parts_cover_what_is_shown() {
-        for (movement, among, bytes) in [
+        for (movement, group, bytes) in [
             (Movement::AllGather, 2, 1 << 20),
             (Movement::AllGather, 3, 1000),
             (Movement::AllGather, 3, 4),
@@ -159,21 +159,21 @@ mod tests {
             (Movement::AllToAll, 3, 768),
             (Movement::AllToAll, 9, 36),
         ] {
-            let parts = parts_of(movement, Among::row(among), bytes);
+            let parts = parts_of(movement, ProcessGroup::row(group), bytes);
             assert_eq!((parts[0].start, parts.last().unwrap().end), (0, bytes));
             assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start), "{parts:?}");
-            assert!(parts.len() <= PARTS.max(among));
+            assert!(parts.len() <= PARTS.max(group));
         }
     }
 
     #[test]
     fn the_last_part_is_that_for_the_next_rank() {
-        let apart = |count: usize, apart: usize| Among { count, apart };
-        for (rank, among) in [(0, apart(2, 1)), (1, apart(2, 1)), (4, apart(3, 1)), (8, apart(9, 1)), (4, apart(2, 3))]
+        let apart = |size: usize, stride: usize| ProcessGroup { size, stride };
+        for (rank, group) in [(0, apart(2, 1)), (1, apart(2, 1)), (4, apart(3, 1)), (8, apart(9, 1)), (4, apart(2, 3))]
         {
-            let (own, count) = (among.number(rank), among.count);
+            let (own, count) = (group.number(rank), group.size);
             let order: Vec<usize> = (1..count).map(|far| (own + count - far) % count).collect();
-            assert_eq!(*order.last().unwrap(), last_of(Movement::AllToAll, among, rank, count));
+            assert_eq!(*order.last().unwrap(), last_of(Movement::AllToAll, group, rank, count));
         }
     }
 }

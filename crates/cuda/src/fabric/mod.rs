@@ -8,7 +8,7 @@ mod tests;
 
 use std::ops::Range;
 
-use program::{Among, Instruction, Movement, Program};
+use program::{Instruction, Movement, ProcessGroup, Program};
 
 use crate::driver::{Device, Event, Stream};
 use crate::error::Result;
@@ -141,13 +141,13 @@ impl Fabric {
 
     /// Queues a collective in groups of ranks, of which `lanes` are those of this process. Work that a rank queues
     /// after it on its stream has all bytes, and may overwrite the rank's input.
-    pub fn queue(&self, movement: Movement, among: Among, lanes: &[Lane<'_>]) -> Result<()> {
+    pub fn queue(&self, movement: Movement, group: ProcessGroup, lanes: &[Lane<'_>]) -> Result<()> {
         match self.transport(movement) {
-            Transport::Nccl => self.by_nccl(movement, among, lanes),
-            Transport::Peers => self.met(lanes, || self.between_peers(movement, among, lanes)),
+            Transport::Nccl => self.by_nccl(movement, group, lanes),
+            Transport::Peers => self.met(lanes, || self.between_peers(movement, group, lanes)),
             Transport::Host => self.met(lanes, || {
                 let staging = self.staging.as_ref().expect("it is there where it is used");
-                staging.queue(movement, among, lanes, &self.come)
+                staging.queue(movement, group, lanes, &self.come)
             }),
         }
     }
@@ -171,19 +171,19 @@ impl Fabric {
     }
 
     /// Each rank copies its pieces from the others when all have come.
-    fn between_peers(&self, movement: Movement, among: Among, lanes: &[Lane<'_>]) -> Result<()> {
+    fn between_peers(&self, movement: Movement, group: ProcessGroup, lanes: &[Lane<'_>]) -> Result<()> {
         for (rank, lane) in lanes.iter().enumerate() {
             lane.stream.device.bind()?;
             self.come.iter().try_for_each(|come| lane.stream.wait(come))?;
             // Every rank begins with another peer, so that all links are in use.
-            let own = among.number(rank);
+            let own = group.number(rank);
             let first = usize::from(movement == Movement::AllToAllOthers);
-            for peer in (first..among.count).map(|far| (own + far) % among.count) {
-                let from = lanes[among.member(rank, peer)].from;
+            for peer in (first..group.size).map(|far| (own + far) % group.size) {
+                let from = lanes[group.member(rank, peer)].from;
                 let (from, piece) = match movement {
                     Movement::AllGather => (from, lane.bytes),
                     Movement::AllToAll | Movement::AllToAllOthers => {
-                        let piece = lane.bytes / among.count;
+                        let piece = lane.bytes / group.size;
                         (from + (own * piece) as u64, piece)
                     }
                 };
@@ -193,12 +193,12 @@ impl Fabric {
         Ok(())
     }
 
-    fn by_nccl(&self, movement: Movement, among: Among, lanes: &[Lane<'_>]) -> Result<()> {
+    fn by_nccl(&self, movement: Movement, group: ProcessGroup, lanes: &[Lane<'_>]) -> Result<()> {
         let nccl = self.nccl.as_ref().expect("it is there where it is used");
         if lanes[0].bytes == 0 {
             return Ok(());
         }
-        if movement == Movement::AllGather && among.count == self.ranks {
+        if movement == Movement::AllGather && group.size == self.ranks {
             return nccl.grouped(|| {
                 let mut of = lanes.iter().enumerate();
                 of.try_for_each(|(own, lane)| nccl.gather(own, lane.stream, lane.from, lane.to, lane.bytes))
@@ -206,7 +206,7 @@ impl Fabric {
         }
         let piece = |lane: &Lane<'_>| match movement {
             Movement::AllGather => lane.bytes,
-            Movement::AllToAll | Movement::AllToAllOthers => lane.bytes / among.count,
+            Movement::AllToAll | Movement::AllToAllOthers => lane.bytes / group.size,
         };
         // The address of a rank's bytes for another one.
         let given = |lane: &Lane<'_>, to: usize| match movement {
@@ -216,14 +216,14 @@ impl Fabric {
         let moves_own = movement != Movement::AllToAllOthers;
         for (rank, lane) in self.here.clone().zip(lanes).filter(|_| moves_own) {
             lane.stream.device.bind()?;
-            let own = among.number(rank);
+            let own = group.number(rank);
             lane.stream.copy_between(lane.to + (own * piece(lane)) as u64, given(lane, own), piece(lane))?;
         }
         nccl.grouped(|| {
             for (local, (rank, lane)) in self.here.clone().zip(lanes).enumerate() {
-                let own = among.number(rank);
-                for peer in (1..among.count).map(|far| (own + far) % among.count) {
-                    let other = among.member(rank, peer);
+                let own = group.number(rank);
+                for peer in (1..group.size).map(|far| (own + far) % group.size) {
+                    let other = group.member(rank, peer);
                     nccl.send(local, lane.stream, given(lane, peer), piece(lane), other)?;
                     let to = lane.to + (peer * piece(lane)) as u64;
                     nccl.receive(local, lane.stream, to, piece(lane), other)?;

@@ -374,14 +374,14 @@ fn given(rank: usize, place: usize, round: usize) -> u8 {
 
 /// Checks the bytes that all ranks get, while streams run in an order by `seed` and each rank overwrites its input at
 /// once.
-fn moved(transport: Transport, movement: Movement, ranks: usize, among: Among, bytes: usize, seed: u64) {
+fn moved(transport: Transport, movement: Movement, ranks: usize, group: ProcessGroup, bytes: usize, seed: u64) {
     world(|world| *world = World { random: seed, ..World::default() });
     let mut fabric = fabric(ranks, transport);
     if fabric.must_grow(movement, bytes) {
         fabric.grow(bytes).unwrap();
     }
     let streams: Vec<Stream> = fabric.devices.iter().map(|device| Stream::new(device).unwrap()).collect();
-    let whole = if movement == Movement::AllGather { bytes * among.count } else { bytes };
+    let whole = if movement == Movement::AllGather { bytes * group.size } else { bytes };
     for round in 0..3 {
         let shown: Vec<Vec<u8>> =
             (0..ranks).map(|rank| (0..bytes).map(|place| given(rank, place, round)).collect()).collect();
@@ -395,7 +395,7 @@ fn moved(transport: Transport, movement: Movement, ranks: usize, among: Among, b
         for (lane, shown) in lanes.iter().zip(&shown) {
             lane.stream.copy_between(lane.from, shown.as_ptr() as u64, bytes).unwrap();
         }
-        fabric.queue(movement, among, &lanes).unwrap();
+        fabric.queue(movement, group, &lanes).unwrap();
         for lane in &lanes {
             // SAFETY: the range is the lane's.
             unsafe { lane.stream.fill(lane.from, 1, 255, bytes).unwrap() };
@@ -403,15 +403,15 @@ fn moved(transport: Transport, movement: Movement, ranks: usize, among: Among, b
         world(World::run);
         for (rank, got) in to.iter().enumerate() {
             let of = |peer: usize| match movement {
-                Movement::AllGather => shown[among.member(rank, peer)].clone(),
-                Movement::AllToAllOthers if among.member(rank, peer) == rank => vec![0; bytes / among.count],
+                Movement::AllGather => shown[group.member(rank, peer)].clone(),
+                Movement::AllToAllOthers if group.member(rank, peer) == rank => vec![0; bytes / group.size],
                 Movement::AllToAll | Movement::AllToAllOthers => {
-                    let piece = bytes / among.count;
-                    shown[among.member(rank, peer)][among.number(rank) * piece..][..piece].to_vec()
+                    let piece = bytes / group.size;
+                    shown[group.member(rank, peer)][group.number(rank) * piece..][..piece].to_vec()
                 }
             };
-            let expected: Vec<u8> = (0..among.count).flat_map(of).collect();
-            assert_eq!(*got, expected, "rank {rank} of {ranks}, among {among:?}, {transport:?}, {movement:?}");
+            let expected: Vec<u8> = (0..group.size).flat_map(of).collect();
+            assert_eq!(*got, expected, "rank {rank} of {ranks}, {group:?}, {transport:?}, {movement:?}");
         }
     }
     fabric.end(true).into_iter().for_each(Ending::wait);
@@ -421,12 +421,18 @@ fn moved(transport: Transport, movement: Movement, ranks: usize, among: Among, b
 fn every_way_brings_the_same_bytes_in_whatever_order_streams_run() {
     for transport in [Transport::Peers, Transport::Host, Transport::Nccl] {
         for movement in [Movement::AllGather, Movement::AllToAll, Movement::AllToAllOthers] {
-            let apart = Among { count: 3, apart: 2 };
-            let groups = [(2, Among::row(2)), (3, Among::row(3)), (4, Among::row(2)), (9, Among::row(9)), (6, apart)];
-            for (ranks, among) in groups {
+            let apart = ProcessGroup { size: 3, stride: 2 };
+            let groups = [
+                (2, ProcessGroup::row(2)),
+                (3, ProcessGroup::row(3)),
+                (4, ProcessGroup::row(2)),
+                (9, ProcessGroup::row(9)),
+                (6, apart),
+            ];
+            for (ranks, group) in groups {
                 for seed in 0..20 {
-                    moved(transport, movement, ranks, among, 252, seed);
-                    moved(transport, movement, ranks, among, 36 * 256, seed);
+                    moved(transport, movement, ranks, group, 252, seed);
+                    moved(transport, movement, ranks, group, 36 * 256, seed);
                 }
             }
         }

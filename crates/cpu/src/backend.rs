@@ -48,7 +48,7 @@ impl CpuBackend {
     }
 
     /// Makes programs run with ranks in several processes, the same number in each.
-    pub fn among(mut self, nodes: Option<Arc<Nodes>>) -> CpuBackend {
+    pub fn with_nodes(mut self, nodes: Option<Arc<Nodes>>) -> CpuBackend {
         self.nodes = nodes;
         self
     }

@@ -30,7 +30,7 @@ impl CudaBackend {
     }
 
     /// Makes programs run with ranks in several processes, the same number in each.
-    pub fn among(mut self, nodes: Option<Arc<Nodes>>) -> CudaBackend {
+    pub fn with_nodes(mut self, nodes: Option<Arc<Nodes>>) -> CudaBackend {
         self.nodes = nodes;
         self
     }

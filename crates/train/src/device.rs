@@ -193,7 +193,7 @@ fn cpu_of_node(request: &DeviceRequest) -> Result<Device> {
     let own = (of_node.machine.memory, of_node.machine.units);
     let (memory, threads) = nodes::least(&nodes, own).map_err(|failure| TrainError::Failed(failure.to_string()))?;
     let threads_here = request.threads.or_else(|| std::thread::available_parallelism().ok().map(|n| n.get()));
-    let backend = CpuBackend::new(threads_here)?.check_finite(request.check_each).among(Some(nodes.clone()));
+    let backend = CpuBackend::new(threads_here)?.check_finite(request.check_each).with_nodes(Some(nodes.clone()));
     Ok(Device {
         backend: Box::new(backend),
         machine: Machine::cpu(memory, threads),
@@ -227,7 +227,7 @@ fn cuda(request: &DeviceRequest, because: &str) -> std::result::Result<Device, S
     let arithmetic = format!("a GPU {}, {}", machine.name, machine.arch);
     let machine = machines::calibrated(&machine, &card.0, &card.1).unwrap_or(machine);
     let machine = if one_device { Machine { memory: machine.memory / gpus, ..machine } } else { machine };
-    let backend = CudaBackend::new(options).among(request.nodes.clone());
+    let backend = CudaBackend::new(options).with_nodes(request.nodes.clone());
     let by_nccl = together > 1 && [request.ways.gather, request.ways.exchange].contains(&Some(false));
     let machine = if by_nccl && request.nodes.is_none() { without_nccl(machine) } else { machine };
     let (backend, because) = (Box::new(backend), because.to_owned());

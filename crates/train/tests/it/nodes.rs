@@ -262,7 +262,7 @@ fn nodes_send_what_the_plan_says() {
             let place = Place { node, nodes: 2, rendezvous: rendezvous.clone(), patience: Duration::from_secs(60) };
             let joined = net::join(&place, &Token::new(""), &Facts::default(), &mut |_| {}, &mut || false);
             let nodes = joined.unwrap_or_else(|error| panic!("node {node}: {error}"));
-            let backend = cpu::CpuBackend::new(Some(2)).unwrap().among(Some(nodes.clone()));
+            let backend = cpu::CpuBackend::new(Some(2)).unwrap().with_nodes(Some(nodes.clone()));
             let mut session = backend.load(program.clone()).unwrap();
             nodes.set_together(true);
             run.iter().for_each(|entry| session.run(*entry).unwrap());

@@ -154,7 +154,7 @@ impl Sharding {
     }
 
     /// Ranks that have the same pieces, one of each node: they add up the sums of their nodes.
-    pub(crate) fn rail(&self) -> ProcessGroup {
+    pub(crate) fn inter_node_group(&self) -> ProcessGroup {
         ProcessGroup { size: self.ranks / self.shards(), stride: self.shards() }
     }
 
@@ -183,7 +183,7 @@ impl Sharding {
     /// Returns the compressed form of gradients between nodes, if they are compressed there.
     pub(crate) fn blocks(&self) -> Option<Blocks> {
         match self.compression {
-            Compression::Blocks(blocks) if self.rail().size > 1 => Some(blocks),
+            Compression::Blocks(blocks) if self.inter_node_group().size > 1 => Some(blocks),
             Compression::Blocks(_) | Compression::None | Compression::Bf16 => None,
         }
     }

@@ -46,7 +46,7 @@ pub(crate) fn entry(
     let summed = if momentum { Summed::Momentum { beta1: optimizer.beta1 } } else { Summed::Gradients };
     if momentum {
         nodes::own_squares(&mut streams.steps, lowering, taken, parameters);
-    } else if parameters.sharding.rail().size > 1 {
+    } else if parameters.sharding.inter_node_group().size > 1 {
         assert!(homes.on_device(arena::GRADIENTS), "sums of nodes are added up on the device");
         nodes::sum(&mut streams, lowering, taken, parameters, summed);
     }
@@ -145,7 +145,7 @@ fn norm(
     let mut attrs = Attrs::new().with("max_norm", optimizer.max_grad_norm);
     if of_nodes {
         nodes::total(streams, lowering, taken, parameters, &total);
-        attrs = attrs.with("parts", parameters.sharding.rail().size as u64);
+        attrs = attrs.with("parts", parameters.sharding.inter_node_group().size as u64);
     }
     if parameters.sharding.stages > 1 {
         exchange::agree_stages(streams, lowering, taken, parameters);

@@ -200,7 +200,7 @@ impl ParameterPlan {
         let scalars = self.gathered_scalars(self.counted_bytes() / DType::F32.size());
         let gathered = self.gathered_magnitudes().unwrap_or(scalars);
         let start = align(gathered.offset + gathered.bytes(), ALIGNMENT_BYTES);
-        TensorRef::dense(arena::SCALARS, start, DType::F32, [self.sharding.rail().size])
+        TensorRef::dense(arena::SCALARS, start, DType::F32, [self.sharding.inter_node_group().size])
     }
 
     /// Bytes of the step scalars and of the sums of squares after them.

@@ -212,7 +212,7 @@ const PART: usize = 64;
 /// Elements that each node adds up of a piece.
 pub(crate) fn part(piece: usize, of: &Sharding) -> usize {
     let unit = if of.blocks().is_some() { COMPRESSED_BLOCK } else { PART };
-    piece.div_ceil(of.rail().size).next_multiple_of(unit)
+    piece.div_ceil(of.inter_node_group().size).next_multiple_of(unit)
 }
 
 impl Run {

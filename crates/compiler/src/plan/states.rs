@@ -67,7 +67,7 @@ pub(crate) fn least_step(
     mut compiled: impl FnMut(&CompileOptions) -> Result<Program, CompileError>,
 ) -> Result<Program, CompileError> {
     let mut options = options.clone();
-    if options.sharding.rail().size > 1 {
+    if options.sharding.inter_node_group().size > 1 {
         // Sums of nodes that have all shards each are added up on the device.
         options.plan.offload.gradients.get_or_insert(false);
     }

@@ -110,7 +110,7 @@ pub(super) fn plan(
     let on_host = !homes.on_device(arena::GRADIENTS);
     // With several nodes, these are not the sums of all yet; what micro-steps add to on the device is squared in the
     // update.
-    let squared = sharding.rail().size == 1 && (on_host || !sharding.gradients);
+    let squared = sharding.inter_node_group().size == 1 && (on_host || !sharding.gradients);
     let mut leaving = leaving(graph, placement, &groups);
     leaving.sort_by_key(|of| of.last);
     let (mut departures, mut stays) = (Departures::default(), Vec::new());

@@ -73,7 +73,7 @@ impl Bucket {
     /// Places its tensors from an offset of the activation arena on.
     fn new(of: &Sent, sharding: &Sharding, blocks: Option<Blocks>, offset: usize) -> Bucket {
         let Sent { gradient, moments, squares, errors } = of.clone();
-        let (nodes, dtype) = (sharding.rail().size, sharding.sent());
+        let (nodes, dtype) = (sharding.inter_node_group().size, sharding.sent());
         let part = part(gradient.len(), sharding);
         let mut end = offset;
         let mut take = |dtype: DType, shape: &[usize]| {
@@ -158,17 +158,18 @@ pub(super) fn sum(
     let bucket = |(number, of)| Bucket::new(of, sharding, blocks, start + number % AT_ONCE * each);
     let buckets: Vec<Bucket> = sent.iter().enumerate().map(bucket).collect();
     let events = vec![[None; 2]; buckets.len()];
-    let mut rail = Rail { group: sharding.rail(), summed, blocks, taken: end, streams, lowering, events };
+    let mut sums =
+        NodeSums { group: sharding.inter_node_group(), summed, blocks, taken: end, streams, lowering, events };
     for round in 0..buckets.len() + AT_ONCE - 1 {
         let of = |behind: usize| round.checked_sub(behind).filter(|number| *number < buckets.len());
         if let Some(number) = of(0) {
-            rail.send(number, &buckets[number]);
+            sums.send(number, &buckets[number]);
         }
         if let Some(number) = of(1) {
-            rail.add(number, &buckets[number]);
+            sums.add(number, &buckets[number]);
         }
         if let Some(number) = of(2) {
-            rail.end(number, &buckets[number], parameters);
+            sums.end(number, &buckets[number], parameters);
         }
     }
 }
@@ -214,7 +215,7 @@ pub(super) fn total(
     let origin = provenance("exchange");
     let all = parameters.gathered_totals();
     streams.follow(StreamId::Exchange, &origin);
-    let group = parameters.sharding.rail();
+    let group = parameters.sharding.inter_node_group();
     let of = Collective { movement: Movement::AllGather, group, from: total.clone(), to: all.clone() };
     streams.collective(of, &origin);
     let gathered = streams.record(StreamId::Exchange, &origin);
@@ -239,7 +240,7 @@ fn push_squares(
     push_behind(steps, lowering, taken, id::BLOCK_SQUARES, Attrs::new(), vec![gradient.clone(), table], vec![sums]);
 }
 
-struct Rail<'r, 'l> {
+struct NodeSums<'r, 'l> {
     group: ProcessGroup,
     summed: Summed,
     blocks: Option<Blocks>,
@@ -250,7 +251,7 @@ struct Rail<'r, 'l> {
     events: Vec<[Option<EventId>; 2]>,
 }
 
-impl Rail<'_, '_> {
+impl NodeSums<'_, '_> {
     fn launch(&mut self, op: ops::OpId, attrs: Attrs, input: &TensorRef, outputs: Vec<TensorRef>) {
         push_behind(&mut self.streams.steps, self.lowering, self.taken, op, attrs, vec![input.clone()], outputs);
     }

@@ -106,8 +106,8 @@ fn bytes(of: Compression, nodes: usize) -> f64 {
     }
 }
 
-/// The share of a rank goes over its rail twice, or those of all nodes once, whatever the level and the number of micro-steps;
-/// of all ranks' pieces far more do.
+/// The share of a rank goes through its inter-node group twice, or those of all nodes once, whatever the level and the
+/// number of micro-steps; of all ranks' pieces far more do.
 #[test]
 fn a_share_goes_between_nodes_once_a_step() {
     let (_, options) = cases().swap_remove(0);
@@ -147,11 +147,13 @@ fn sums_are_those_of_a_rail() {
         _ => None,
     });
     let groups: Vec<ProcessGroup> = groups.collect();
-    let rail = ProcessGroup { size: 3, stride: 2 };
-    assert!(groups.contains(&rail) && groups.contains(&ProcessGroup::row(2)) && groups.contains(&ProcessGroup::row(6)));
-    assert_eq!([0, 1, 2].map(|number| rail.member(3, number)), [1, 3, 5]);
-    assert_eq!([1, 3, 5].map(|rank| rail.number(rank)), [0, 1, 2]);
-    assert!(rail.divides(6) && !rail.divides(9));
+    let between = ProcessGroup { size: 3, stride: 2 };
+    assert!(
+        groups.contains(&between) && groups.contains(&ProcessGroup::row(2)) && groups.contains(&ProcessGroup::row(6))
+    );
+    assert_eq!([0, 1, 2].map(|number| between.member(3, number)), [1, 3, 5]);
+    assert_eq!([1, 3, 5].map(|rank| between.number(rank)), [0, 1, 2]);
+    assert!(between.divides(6) && !between.divides(9));
 }
 
 #[test]

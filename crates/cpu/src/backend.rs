@@ -15,7 +15,7 @@ use crate::session::CpuSession;
 use crate::wire::NodeWire;
 
 /// The time that a rank waits for the others: far longer than any step takes.
-const PATIENCE: Duration = Duration::from_secs(600);
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Runs programs on this host's CPU. Results do not depend on the number of threads.
 pub struct CpuBackend {
@@ -55,12 +55,12 @@ impl CpuBackend {
 
     /// Returns the handles of the ranks of this process.
     fn handles(&self, ranks: usize) -> Vec<RankHandle> {
-        let Some(nodes) = &self.nodes else { return Fabric::handles(ranks, PATIENCE) };
+        let Some(nodes) = &self.nodes else { return Fabric::handles(ranks, TIMEOUT) };
         let here = ranks_of(nodes, ranks);
         let local = here.len();
         let wire = Arc::new(NodeWire::new(nodes.clone(), local));
         // The wire waits for other nodes: its timeout ends before that of the ranks that wait for it.
-        let handles = Fabric::handles_of(here, ranks, nodes.patience + PATIENCE, Some(wire));
+        let handles = Fabric::handles_of(here, ranks, nodes.timeout + TIMEOUT, Some(wire));
         let fabric = handles[0].fabric();
         nodes.on_failure(move |failure| {
             if let Some(fabric) = fabric.upgrade() {
@@ -83,8 +83,8 @@ impl Backend for CpuBackend {
             let load = |program: Arc<Program>, handle: RankHandle| {
                 CpuSession::load(program, pool(threads)?, self.check_finite, Some(handle))
             };
-            let handles = Fabric::handles(stages, PATIENCE);
-            let stages = CpuStages::load(&program, handles, PATIENCE, load)?;
+            let handles = Fabric::handles(stages, TIMEOUT);
+            let stages = CpuStages::load(&program, handles, TIMEOUT, load)?;
             return Ok(Box::new(PipelineSession::new(program, stages)));
         }
         if ranks == 1 {

@@ -33,7 +33,7 @@ pub struct Fabric {
     /// The connection to the other processes.
     wire: Option<Arc<dyn Wire>>,
     /// The time that a rank waits for the others.
-    patience: Duration,
+    timeout: Duration,
 }
 
 #[derive(Default)]
@@ -56,15 +56,15 @@ pub struct RankHandle {
 
 impl Fabric {
     /// Returns a handle for each of `ranks` ranks, all of this process.
-    pub fn handles(ranks: usize, patience: Duration) -> Vec<RankHandle> {
-        Fabric::handles_of(0..ranks, ranks, patience, None)
+    pub fn handles(ranks: usize, timeout: Duration) -> Vec<RankHandle> {
+        Fabric::handles_of(0..ranks, ranks, timeout, None)
     }
 
     /// Returns handles for the ranks `here` of `ranks`, with a wire to the others.
     pub fn handles_of(
         here: Range<usize>,
         ranks: usize,
-        patience: Duration,
+        timeout: Duration,
         wire: Option<Arc<dyn Wire>>,
     ) -> Vec<RankHandle> {
         let fabric = Arc::new(Fabric {
@@ -73,7 +73,7 @@ impl Fabric {
             shown: (0..ranks).map(|_| RwLock::default()).collect(),
             here: here.clone(),
             wire,
-            patience,
+            timeout,
         });
         here.map(|rank| RankHandle { fabric: fabric.clone(), rank }).collect()
     }
@@ -141,7 +141,7 @@ impl RankHandle {
 
     /// Returns when all ranks have come for the same purpose.
     fn meet(&self, purpose: (Movement, usize)) -> Result<(), BackendError> {
-        let Fabric { here, changed, patience, .. } = &*self.fabric;
+        let Fabric { here, changed, timeout, .. } = &*self.fabric;
         let mut state = self.fabric.state();
         state.check(self.rank)?;
         let first = *state.purpose.get_or_insert(purpose);
@@ -157,11 +157,11 @@ impl RankHandle {
             changed.notify_all();
             return Ok(());
         }
-        let deadline = Instant::now() + *patience;
+        let deadline = Instant::now() + *timeout;
         while state.met == number {
             state.check(self.rank)?;
             let Some(left) = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) else {
-                let text = format!("it waited {} s for the others in a {}", patience.as_secs(), purpose.0.name());
+                let text = format!("it waited {} s for the others in a {}", timeout.as_secs(), purpose.0.name());
                 return self.end(state, text);
             };
             state = changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;

@@ -15,7 +15,7 @@ use crate::together::together;
 struct Links {
     from: [Option<Receiver<Vec<Vec<u8>>>>; 2],
     to: [Option<Sender<Vec<Vec<u8>>>>; 2],
-    patience: Duration,
+    timeout: Duration,
 }
 
 /// The stages of a program.
@@ -23,26 +23,26 @@ pub struct CpuStages {
     sessions: Vec<CpuSession>,
     handles: Vec<RankHandle>,
     /// The time that a stage waits for its neighbors.
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl CpuStages {
-    /// Loads one session for each rank handle, made by `load`. `patience`: the time that a stage waits for its
+    /// Loads one session for each rank handle, made by `load`. `timeout`: the time that a stage waits for its
     /// neighbors.
     pub fn load(
         program: &Program,
         handles: Vec<RankHandle>,
-        patience: Duration,
+        timeout: Duration,
         load: impl Fn(Arc<Program>, RankHandle) -> Result<CpuSession, BackendError>,
     ) -> Result<Self, BackendError> {
         let of = |handle: &RankHandle| load(Arc::new(program.of_stage(handle.rank)), handle.clone());
         let sessions = handles.iter().map(of).collect::<Result<_, _>>()?;
-        Ok(CpuStages { sessions, handles, patience })
+        Ok(CpuStages { sessions, handles, timeout })
     }
 
     /// Channels from each stage to the next and back.
     fn links(&self) -> Vec<Links> {
-        let none = || Links { from: [None, None], to: [None, None], patience: self.patience };
+        let none = || Links { from: [None, None], to: [None, None], timeout: self.timeout };
         let mut links: Vec<Links> = self.sessions.iter().map(|_| none()).collect();
         for stage in 1..links.len() {
             let (sender, receiver) = channel();
@@ -143,8 +143,8 @@ fn pass(
 impl Links {
     fn receive(&self, direction: SendDirection) -> Result<Vec<Vec<u8>>, BackendError> {
         let from = self.from[direction as usize].as_ref().expect("there is a stage on that side");
-        from.recv_timeout(self.patience).map_err(|error| match error {
-            RecvTimeoutError::Timeout => ended(format!("it waited {} s for its neighbour", self.patience.as_secs())),
+        from.recv_timeout(self.timeout).map_err(|error| match error {
+            RecvTimeoutError::Timeout => ended(format!("it waited {} s for its neighbour", self.timeout.as_secs())),
             RecvTimeoutError::Disconnected => ended("its neighbour has ended".to_owned()),
         })
     }
@@ -249,8 +249,8 @@ mod tests {
         assert_eq!(check_stages(&program), Ok(()));
         let pool = || Arc::new(ThreadPoolBuilder::new().num_threads(1).build().unwrap());
         let load = |program: Arc<Program>, handle: RankHandle| CpuSession::load(program, pool(), false, Some(handle));
-        let patience = Duration::from_secs(600);
-        let stages = CpuStages::load(&program, Fabric::handles(STAGES, patience), patience, load).unwrap();
+        let timeout = Duration::from_secs(600);
+        let stages = CpuStages::load(&program, Fabric::handles(STAGES, timeout), timeout, load).unwrap();
         PipelineSession::new(program, stages)
     }
 
@@ -312,7 +312,7 @@ mod tests {
     #[test]
     fn a_neighbour_that_does_not_answer_is_not_waited_for_for_ever() {
         let mut pipeline = pipeline();
-        pipeline.stages_mut().patience = Duration::from_millis(50);
+        pipeline.stages_mut().timeout = Duration::from_millis(50);
         let links = pipeline.stages_mut().links();
         let message = links[1].receive(SendDirection::Forward).unwrap_err().to_string();
         assert!(message.contains("it waited 0 s for its neighbour"), "{message}");

@@ -152,7 +152,7 @@ impl Engine {
 
     /// True if all queued work ends soon, whichever participant has failed.
     pub fn comes_to_rest(&self) -> bool {
-        let soon = Watch { patience: SOON, ended: Box::new(|| None) };
+        let soon = Watch { timeout: SOON, ended: Box::new(|| None) };
         let mut streams = StreamId::ALL.into_iter().map(|id| self.stream_of(id));
         streams.all(|stream| self.device.bind().and_then(|()| soon.wait(String::new, || stream.has_run())).is_ok())
     }

@@ -27,11 +27,11 @@ pub(crate) const THROUGH_HOST: &str =
     "the GPUs do not reach the memory of each other: what they exchange goes through host memory";
 
 /// The timeout of a wait for a GPU: far longer than any step takes.
-const PATIENCE: Duration = Duration::from_secs(600);
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The additional timeout for a rank of this process, so that a wait for another node ends first and the silent node is
 /// named.
-const LONGER: Duration = Duration::from_secs(30);
+const EXTRA_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A captured entry, and the number of its runs.
 #[derive(Default)]
@@ -496,9 +496,9 @@ impl Session for CudaGroup {
 
 /// Returns the limits on a wait for the ranks of this process and of others.
 pub(crate) fn watch_over(nodes: Option<Arc<Nodes>>) -> Watch {
-    let patience = nodes.as_ref().map_or(PATIENCE, |nodes| nodes.patience + LONGER);
+    let timeout = nodes.as_ref().map_or(TIMEOUT, |nodes| nodes.timeout + EXTRA_TIMEOUT);
     let ended = move || nodes.as_ref()?.ended().map(|failure| failure.to_string());
-    Watch { patience, ended: Box::new(ended) }
+    Watch { timeout, ended: Box::new(ended) }
 }
 
 impl Drop for CudaGroup {

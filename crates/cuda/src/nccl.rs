@@ -223,7 +223,7 @@ impl Ending {
 
 impl Nccl {
     fn end_one(&self, of: &Last, in_order: bool) {
-        let ending = Watch { patience: IN_ORDER, ended: Box::new(|| None) };
+        let ending = Watch { timeout: IN_ORDER, ended: Box::new(|| None) };
         let finished = || -> Result<bool> {
             let mut status = sys::SUCCESS;
             // SAFETY: the handle is alive.

@@ -53,7 +53,7 @@ impl Progress {
     /// answer.
     pub fn of(&self, rank: usize) -> std::result::Result<Option<Place>, ()> {
         let Word { on_device, on_host, stream } = &self.words[rank];
-        let watch = Watch { patience: ANSWER, ended: Box::new(|| None) };
+        let watch = Watch { timeout: ANSWER, ended: Box::new(|| None) };
         let read = || {
             stream.device.bind()?;
             // SAFETY: both words outlive the wait, or the process ends with them.

@@ -32,7 +32,7 @@ pub struct Place {
     /// The `host:port` of node 0.
     pub rendezvous: String,
     /// The time that nodes wait for each other.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 /// The reason why the nodes do not come together.
@@ -75,12 +75,12 @@ pub fn join(
     stop: &mut dyn FnMut() -> bool,
 ) -> Result<Arc<Nodes>, JoinError> {
     assert!(place.node < place.nodes, "a node is one of those that there are");
-    let deadline = Instant::now() + place.patience;
+    let deadline = Instant::now() + place.timeout;
     let streams = match place.node {
         0 => lead(place, token, facts, deadline, note, stop)?,
         _ => follow(place, token, facts, deadline, stop)?,
     };
-    Nodes::new(place.node, streams, place.patience).map_err(|e| failed(format!("a connection between nodes: {e}")))
+    Nodes::new(place.node, streams, place.timeout).map_err(|e| failed(format!("a connection between nodes: {e}")))
 }
 
 fn resolve(rendezvous: &str) -> Result<Vec<SocketAddr>, JoinError> {
@@ -173,8 +173,8 @@ fn say(mut stream: &TcpStream, what: &Value) -> io::Result<()> {
 }
 
 /// Reads the introduction of the other end, or its acknowledgement.
-fn hear(mut stream: &TcpStream, patience: Duration) -> io::Result<Value> {
-    stream.set_read_timeout(Some(patience.max(Duration::from_millis(1))))?;
+fn hear(mut stream: &TcpStream, timeout: Duration) -> io::Result<Value> {
+    stream.set_read_timeout(Some(timeout.max(Duration::from_millis(1))))?;
     let (_, bytes) = frame::read(&mut stream, INTRODUCTION)?;
     serde_json::from_slice(&bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
 }
@@ -283,7 +283,7 @@ fn reach(
             return Err(JoinError::Stopped);
         }
         if Instant::now() > deadline {
-            let (at, wait) = (&place.rendezvous, place.patience.as_secs());
+            let (at, wait) = (&place.rendezvous, place.timeout.as_secs());
             return Err(failed(format!("node 0 cannot be reached at `rendezvous: {at}` for {wait} s{last}")));
         }
         std::thread::sleep(PAUSE);
@@ -323,8 +323,8 @@ fn await_roster(
 }
 
 fn connect(address: SocketAddr, token: &Token, node: usize, deadline: Instant) -> Result<TcpStream, String> {
-    let patience = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
-    let mut stream = TcpStream::connect_timeout(&address, patience).map_err(|e| e.to_string())?;
+    let timeout = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
+    let mut stream = TcpStream::connect_timeout(&address, timeout).map_err(|e| e.to_string())?;
     match proof::introduce(&mut stream, token, node) {
         Ok(()) => Ok(stream),
         Err(Unproven::Refused(why)) => Err(why),

@@ -80,7 +80,7 @@ pub struct Nodes {
     /// Number of nodes of the run.
     pub count: usize,
     /// The time that a node is waited for.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// The connections by node; `None` for this node.
     peers: Vec<Option<Peer>>,
     shared: Arc<Shared>,
@@ -92,7 +92,7 @@ pub struct Nodes {
 
 impl Nodes {
     /// Begins to read from all connections, by node; this node's own entry is `None`.
-    pub(crate) fn new(node: usize, streams: Vec<Option<TcpStream>>, patience: Duration) -> io::Result<Arc<Nodes>> {
+    pub(crate) fn new(node: usize, streams: Vec<Option<TcpStream>>, timeout: Duration) -> io::Result<Arc<Nodes>> {
         let count = streams.len();
         let boxes = (0..count).map(|_| Default::default()).collect();
         let (heard, left) = (vec![Instant::now(); count], vec![false; count]);
@@ -100,13 +100,13 @@ impl Nodes {
         let shared =
             Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), listeners: Mutex::default() });
         let peer = |(from, stream): (usize, Option<TcpStream>)| {
-            stream.map(|stream| Peer::new(from, stream, patience, shared.clone())).transpose()
+            stream.map(|stream| Peer::new(from, stream, timeout, shared.clone())).transpose()
         };
         let peers = streams.into_iter().enumerate().map(peer).collect::<io::Result<_>>()?;
         let (together, exchanged) = (AtomicBool::new(node != 0), AtomicU64::new(0));
-        let nodes = Arc::new(Nodes { node, count, patience, peers, shared, together, exchanged });
+        let nodes = Arc::new(Nodes { node, count, timeout, peers, shared, together, exchanged });
         let weak = Arc::downgrade(&nodes);
-        let pause = BEAT.min(patience / 4);
+        let pause = BEAT.min(timeout / 4);
         std::thread::Builder::new().name("beat".into()).spawn(move || beat(&weak, pause))?;
         Ok(nodes)
     }
@@ -160,9 +160,9 @@ impl Nodes {
 
     /// Returns the next frame of a node. The error of a timeout names `what` was waited for.
     pub fn receive(&self, from: usize, channel: Channel, what: &str) -> Result<Vec<u8>, Failure> {
-        let deadline = Instant::now() + self.patience;
+        let deadline = Instant::now() + self.timeout;
         self.next(from, channel, Some(deadline), &mut || {})?.ok_or_else(|| {
-            let why = format!("it was waited for {} s in {what}", self.patience.as_secs());
+            let why = format!("it was waited for {} s in {what}", self.timeout.as_secs());
             let failure = self.shared.fail(Failure { node: from, why, code: LOST });
             self.pass_on(&failure);
             failure
@@ -201,7 +201,7 @@ impl Nodes {
                 return Err(self.shared.fail(Failure { node: from, why, code: LOST }));
             }
             let silence = state.heard[from].elapsed();
-            if silence > self.patience {
+            if silence > self.timeout {
                 drop(state);
                 return Err(self.silent(from, silence));
             }
@@ -244,7 +244,7 @@ impl Nodes {
     /// failed, too.
     pub fn ended(&self) -> Option<Failure> {
         let state = self.shared.state();
-        let silent = |node: &usize| state.heard[*node].elapsed() > self.patience && !state.left[*node];
+        let silent = |node: &usize| state.heard[*node].elapsed() > self.timeout && !state.left[*node];
         let found = match &state.failure {
             Some(failure) => return Some(failure.clone()),
             None => self.others().find(silent)?,
@@ -315,10 +315,10 @@ impl Drop for Nodes {
 }
 
 impl Peer {
-    fn new(from: usize, stream: TcpStream, patience: Duration, shared: Arc<Shared>) -> io::Result<Peer> {
+    fn new(from: usize, stream: TcpStream, timeout: Duration, shared: Arc<Shared>) -> io::Result<Peer> {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(None)?;
-        stream.set_write_timeout(Some(patience))?;
+        stream.set_write_timeout(Some(timeout))?;
         sockopt::set_socket_keepalive(&stream, true)?;
         sockopt::set_tcp_keepidle(&stream, QUESTION)?;
         sockopt::set_tcp_keepintvl(&stream, QUESTION)?;

@@ -16,7 +16,7 @@ const MAGIC: [u8; 8] = *b"surogate";
 const PROTOCOL: u32 = 2;
 
 /// The timeout of each read and write with a stranger.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The time for which further bytes of a refused stranger are read.
 const LAST_WORDS: Duration = Duration::from_millis(200);
@@ -138,8 +138,8 @@ pub fn introduce(stream: &mut TcpStream, token: &Token, node: usize) -> Result<(
 
 /// Runs one side with a timeout on every wait.
 fn limited<T>(stream: &mut TcpStream, side: impl FnOnce(&mut TcpStream) -> Result<T, Unproven>) -> Result<T, Unproven> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     let result = side(stream);
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(None)?;

@@ -190,7 +190,7 @@ fn place(config: &Config, environment: Environment<'_>) -> std::result::Result<O
             Some("such as `10.0.0.1:29400`".into()),
         )));
     }
-    Ok(Some(Place { node, nodes, rendezvous, patience: Duration::from_secs(of.timeout.into()) }))
+    Ok(Some(Place { node, nodes, rendezvous, timeout: Duration::from_secs(of.timeout.into()) }))
 }
 
 /// Nodes in a row that are of one host and read the same rows: the processes that torchrun starts on a machine. Those that
@@ -419,7 +419,7 @@ mod tests {
     #[test]
     fn a_secret_is_asked_for_off_this_host() {
         let place =
-            |rendezvous: &str| Place { node: 0, nodes: 2, rendezvous: rendezvous.into(), patience: Duration::ZERO };
+            |rendezvous: &str| Place { node: 0, nodes: 2, rendezvous: rendezvous.into(), timeout: Duration::ZERO };
         let none = |_: &str| None;
         assert!(token(&place("127.0.0.1:1"), &none).is_ok() && token(&place("[::1]:1"), &none).is_ok());
         let refused = token(&place("10.0.0.1:1"), &none).err().unwrap().to_string();

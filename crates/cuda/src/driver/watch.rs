@@ -14,7 +14,7 @@ const PAUSE: Duration = Duration::from_micros(50);
 
 /// The timeout of a wait, and the reason that may end it earlier.
 pub struct Watch {
-    pub patience: Duration,
+    pub timeout: Duration,
     /// Returns the reason why nothing will come any more, if there is one.
     pub ended: Box<dyn Fn() -> Option<String> + Send + Sync>,
 }
@@ -28,8 +28,8 @@ impl Watch {
             if let Some(why) = (self.ended)() {
                 return Err(Error::Waited { what: what(), why, context: String::new() });
             }
-            if begin.elapsed() > self.patience {
-                let why = format!("it did not answer for {} s", self.patience.as_secs());
+            if begin.elapsed() > self.timeout {
+                let why = format!("it did not answer for {} s", self.timeout.as_secs());
                 return Err(Error::Waited { what: what(), why, context: String::new() });
             }
             asked += 1;
@@ -43,7 +43,7 @@ impl Watch {
     /// Returns the failure of another participant that is reported within a moment, in place of an error that may
     /// follow from it.
     pub fn root_of(&self, error: Error) -> Error {
-        let moment = Watch { patience: Duration::from_secs(2).min(self.patience), ended: Box::new(|| None) };
+        let moment = Watch { timeout: Duration::from_secs(2).min(self.timeout), ended: Box::new(|| None) };
         match moment.wait(String::new, || Ok((self.ended)().is_some())) {
             Ok(()) => Error::Waited {
                 what: "the other ranks".into(),
@@ -57,7 +57,7 @@ impl Watch {
 
 impl fmt::Debug for Watch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "at most {} s", self.patience.as_secs())
+        write!(f, "at most {} s", self.timeout.as_secs())
     }
 }
 
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn a_wait_ends_when_it_is_done_when_others_fail_and_in_time() {
-        let watch = |patience, ended: fn() -> Option<String>| Watch { patience, ended: Box::new(ended) };
+        let watch = |timeout, ended: fn() -> Option<String>| Watch { timeout, ended: Box::new(ended) };
         let long = Duration::from_secs(600);
         let asked = AtomicUsize::new(0);
         watch(long, || None).wait(String::new, || Ok(asked.fetch_add(1, Ordering::Relaxed) == 300)).unwrap();
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn the_failure_of_another_is_told_in_place_of_what_came_of_it() {
-        let of = |ended: fn() -> Option<String>| Watch { patience: Duration::from_millis(20), ended: Box::new(ended) };
+        let of = |ended: fn() -> Option<String>| Watch { timeout: Duration::from_millis(20), ended: Box::new(ended) };
         let error =
             || Error::Unsupported { what: "a call".into(), reason: "remote error".into(), context: String::new() };
         let told = of(|| Some("node 1 is gone".into())).root_of(error()).to_string();

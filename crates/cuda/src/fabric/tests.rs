@@ -356,7 +356,7 @@ fn nccl() -> Arc<Nccl> {
 }
 
 fn never() -> Arc<Watch> {
-    Arc::new(Watch { patience: Duration::from_secs(600), ended: Box::new(|| None) })
+    Arc::new(Watch { timeout: Duration::from_secs(600), ended: Box::new(|| None) })
 }
 
 fn fabric(ranks: usize, transport: Transport) -> Fabric {
@@ -460,16 +460,16 @@ fn a_communicator_that_fails_or_hangs_ends_the_call() {
     let failed = join(&never());
     assert!(matches!(&failed, Error::Call { code: 6, name, .. } if name == "remote process exited"), "{failed}");
     world(|world| world.status = nccl_sys::IN_PROGRESS);
-    let watch = Watch { patience: Duration::from_millis(20), ended: Box::new(|| None) };
+    let watch = Watch { timeout: Duration::from_millis(20), ended: Box::new(|| None) };
     assert_eq!(join(&Arc::new(watch)).to_string(), "NCCL: it did not answer for 0 s");
-    let gone = Watch { patience: Duration::from_secs(600), ended: Box::new(|| Some("node 1: gone".into())) };
+    let gone = Watch { timeout: Duration::from_secs(600), ended: Box::new(|| Some("node 1: gone".into())) };
     assert_eq!(join(&Arc::new(gone)).to_string(), "NCCL: node 1: gone");
 }
 
 #[test]
 fn a_gpu_that_does_not_answer_is_not_waited_for_for_ever() {
     let device = Device::imitated(driver(), 3);
-    let watch = Watch { patience: Duration::from_millis(20), ended: Box::new(|| None) };
+    let watch = Watch { timeout: Duration::from_millis(20), ended: Box::new(|| None) };
     device.watch_with(&Arc::new(watch));
     let stream = Stream::new(&device).unwrap();
     assert_eq!(stream.synchronise().unwrap_err().to_string(), "GPU 3: it did not answer for 0 s");

@@ -13,8 +13,8 @@ fn rendezvous() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
-fn place(node: usize, nodes: usize, rendezvous: &str, patience: f64) -> Place {
-    Place { node, nodes, rendezvous: rendezvous.into(), patience: Duration::from_secs_f64(patience) }
+fn place(node: usize, nodes: usize, rendezvous: &str, timeout: f64) -> Place {
+    Place { node, nodes, rendezvous: rendezvous.into(), timeout: Duration::from_secs_f64(timeout) }
 }
 
 fn come(place: &Place, token: &str, facts: &[(&str, &str)]) -> (Result<Arc<Nodes>, JoinError>, Vec<String>) {
@@ -25,11 +25,11 @@ fn come(place: &Place, token: &str, facts: &[(&str, &str)]) -> (Result<Arc<Nodes
 }
 
 /// All nodes of a run; node `n` comes `n` times `apart` later than the last one.
-fn all(count: usize, patience: f64, apart: Duration) -> Vec<Arc<Nodes>> {
+fn all(count: usize, timeout: f64, apart: Duration) -> Vec<Arc<Nodes>> {
     let at = rendezvous();
     let node = |node: usize| {
         thread::sleep(apart * (count - 1 - node) as u32);
-        come(&place(node, count, &at, patience), "token", &[("option", "1")]).0.unwrap()
+        come(&place(node, count, &at, timeout), "token", &[("option", "1")]).0.unwrap()
     };
     let node = &node;
     thread::scope(|scope| {

@@ -259,7 +259,7 @@ fn nodes_send_what_the_plan_says() {
         let expected = 2 * planned.iter().sum::<usize>() + HEADER * planned.len();
         let rendezvous = rendezvous();
         let node = |node: usize| {
-            let place = Place { node, nodes: 2, rendezvous: rendezvous.clone(), patience: Duration::from_secs(60) };
+            let place = Place { node, nodes: 2, rendezvous: rendezvous.clone(), timeout: Duration::from_secs(60) };
             let joined = net::join(&place, &Token::new(""), &Facts::default(), &mut |_| {}, &mut || false);
             let nodes = joined.unwrap_or_else(|error| panic!("node {node}: {error}"));
             let backend = cpu::CpuBackend::new(Some(2)).unwrap().with_nodes(Some(nodes.clone()));

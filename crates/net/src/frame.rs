@@ -8,7 +8,7 @@ pub enum Channel {
     /// The bytes of a collective.
     Collective,
     /// A command of node 0.
-    Order,
+    Command,
     /// The result of a command.
     Reply,
     /// The introduction of a node when nodes meet.
@@ -28,7 +28,7 @@ pub const BOXES: usize = 3;
 
 const ALL: [Channel; 8] = [
     Channel::Collective,
-    Channel::Order,
+    Channel::Command,
     Channel::Reply,
     Channel::Hello,
     Channel::Abort,

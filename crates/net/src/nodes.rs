@@ -170,8 +170,8 @@ impl Nodes {
     }
 
     /// Waits for the next command of node 0 without a timeout; meanwhile `idle` is called now and then.
-    pub fn next_order(&self, idle: &mut dyn FnMut()) -> Result<Vec<u8>, Failure> {
-        Ok(self.next(0, Channel::Order, None, idle)?.expect("there is no deadline"))
+    pub fn next_command(&self, idle: &mut dyn FnMut()) -> Result<Vec<u8>, Failure> {
+        Ok(self.next(0, Channel::Command, None, idle)?.expect("there is no deadline"))
     }
 
     /// Waits for the next reply of a node without a timeout: for work whose time differs between nodes.
@@ -361,7 +361,7 @@ impl Shared {
         let mut state = self.state();
         state.heard[from] = Instant::now();
         match channel {
-            Channel::Collective | Channel::Order | Channel::Reply => {
+            Channel::Collective | Channel::Command | Channel::Reply => {
                 state.boxes[from][channel as usize].push_back(bytes);
             }
             Channel::Wish => state.wish = true,

@@ -114,7 +114,7 @@ pub trait Session: Send {
     fn run_instruction(&mut self, entry: usize, index: usize) -> Result<(), BackendError>;
 
     /// Executes a command of the leading process of the run: bytes that its session of the same program made.
-    fn obey(&mut self, _order: &[u8]) -> Result<(), BackendError> {
+    fn serve(&mut self, _command: &[u8]) -> Result<(), BackendError> {
         panic!("this session has no ranks in other processes")
     }
 

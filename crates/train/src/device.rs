@@ -153,11 +153,11 @@ fn of_node(device: Device, request: &DeviceRequest) -> Result<Device> {
     let text = machines::to_json(&device.machine).to_string();
     let machine = match nodes.node {
         0 => {
-            nodes.tell(Channel::Order, &[text.as_bytes()]).map_err(lost)?;
+            nodes.tell(Channel::Command, &[text.as_bytes()]).map_err(lost)?;
             text
         }
         _ => {
-            let bytes = nodes.receive(0, Channel::Order, "the description of the machine").map_err(lost)?;
+            let bytes = nodes.receive(0, Channel::Command, "the description of the machine").map_err(lost)?;
             String::from_utf8_lossy(&bytes).into_owned()
         }
     };

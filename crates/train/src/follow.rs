@@ -94,24 +94,24 @@ pub(crate) fn agree(nodes: &Nodes, what: &str, facts: &Facts) -> Result<()> {
 
 impl Device {
     /// The other nodes, where this one leads.
-    fn led(&self) -> Option<&Arc<Nodes>> {
+    fn followers(&self) -> Option<&Arc<Nodes>> {
         self.nodes.as_ref().filter(|nodes| nodes.node == 0)
     }
 
     /// Tells the nodes that this one leads.
     pub(crate) fn tell(&self, part: &Part) -> Result<()> {
-        let Some(nodes) = self.led() else { return Ok(()) };
-        nodes.tell(Channel::Order, &[&part.to_bytes()]).map_err(failed)
+        let Some(nodes) = self.followers() else { return Ok(()) };
+        nodes.tell(Channel::Command, &[&part.to_bytes()]).map_err(failed)
     }
 
     /// Does a part together with the nodes that this one leads.
     pub(crate) fn together<T>(&self, part: &Part, run: impl FnOnce() -> Result<T>) -> Result<T> {
         self.tell(part)?;
-        if let Some(nodes) = self.led() {
+        if let Some(nodes) = self.followers() {
             nodes.set_together(true);
         }
         let result = run();
-        if let Some(nodes) = self.led() {
+        if let Some(nodes) = self.followers() {
             nodes.set_together(false);
         }
         result
@@ -195,7 +195,7 @@ impl Follower {
             }
         };
         idle();
-        nodes.next_order(&mut idle).map_err(failed)
+        nodes.next_command(&mut idle).map_err(failed)
     }
 
     fn run(&mut self, observer: &mut dyn Observer) -> Result<Outcome> {
@@ -213,7 +213,7 @@ impl Follower {
         loop {
             let order = self.next(observer)?;
             let Some(part) = Part::from_bytes(&order) else {
-                trainer.engine()?.session().obey(&order)?;
+                trainer.engine()?.session().serve(&order)?;
                 continue;
             };
             match part? {

@@ -138,14 +138,14 @@ pub fn least(nodes: &Nodes, own: (usize, usize)) -> std::result::Result<(usize, 
     };
     if nodes.node != 0 {
         nodes.send(0, Channel::Reply, &[&bytes(own)])?;
-        return Ok(numbers(&nodes.receive(0, Channel::Order, "the description of the machines")?));
+        return Ok(numbers(&nodes.receive(0, Channel::Command, "the description of the machines")?));
     }
     let mut least = own;
     for node in nodes.others() {
         let of = numbers(&nodes.receive(node, Channel::Reply, "the description of the machines")?);
         least = (least.0.min(of.0), least.1.min(of.1));
     }
-    nodes.tell(Channel::Order, &[&bytes(least)])?;
+    nodes.tell(Channel::Command, &[&bytes(least)])?;
     Ok(least)
 }
 

@@ -52,7 +52,7 @@ impl<'a> Portion<'a> {
         let Portion { nodes, together } = self;
         if nodes.node != 0 {
             nodes.send(0, Channel::Reply, &[&own]).map_err(failed)?;
-            let order = nodes.next_order(&mut || {}).map_err(failed)?;
+            let order = nodes.next_command(&mut || {}).map_err(failed)?;
             // Anything else is the end of the run.
             return unframed(&order).ok_or(TrainError::Stopped);
         }
@@ -66,7 +66,7 @@ impl<'a> Portion<'a> {
                 return Err(TrainError::Usage(text));
             }
         }
-        nodes.tell(Channel::Order, &[&framed(&parts)]).map_err(failed)?;
+        nodes.tell(Channel::Command, &[&framed(&parts)]).map_err(failed)?;
         Ok(parts)
     }
 }

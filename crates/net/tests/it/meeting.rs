@@ -84,7 +84,7 @@ fn the_first_cause_is_told_to_all() {
     nodes[2].abort("no memory", 3);
     nodes[2].abort("what came of it", 1);
     for node in &nodes {
-        let failure = node.receive((node.node + 1) % 3, Channel::Order, "a test").unwrap_err();
+        let failure = node.receive((node.node + 1) % 3, Channel::Command, "a test").unwrap_err();
         assert_eq!((failure.to_string().as_str(), failure.code), ("node 2: no memory", 3));
     }
 }
@@ -111,16 +111,16 @@ fn who_does_not_answer_is_named_after_the_time_that_is_given() {
     let nodes = all(2, 1.0, Duration::ZERO);
     let failure = nodes[0].receive(1, Channel::Collective, "a gather of 8 bytes").unwrap_err();
     assert_eq!(failure.to_string(), "node 1: it was waited for 1 s in a gather of 8 bytes");
-    assert_eq!(nodes[1].next_order(&mut || {}).unwrap_err(), failure, "it is reported");
+    assert_eq!(nodes[1].next_command(&mut || {}).unwrap_err(), failure, "it is reported");
 }
 
 #[test]
 fn an_order_is_waited_for_as_long_as_node_0_is_alive() {
     let nodes = all(2, 1.0, Duration::ZERO);
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| nodes[1].next_order(&mut || {}));
+        let waiting = scope.spawn(|| nodes[1].next_command(&mut || {}));
         thread::sleep(Duration::from_millis(2500));
-        nodes[0].tell(Channel::Order, &[b"late"]).unwrap();
+        nodes[0].tell(Channel::Command, &[b"late"]).unwrap();
         assert_eq!(waiting.join().unwrap().unwrap(), b"late");
     });
 }
@@ -128,13 +128,13 @@ fn an_order_is_waited_for_as_long_as_node_0_is_alive() {
 #[test]
 fn who_leaves_in_order_is_no_failure_and_what_it_said_counts() {
     let mut nodes = all(2, 20.0, Duration::ZERO);
-    nodes[0].tell(Channel::Order, &[b"last"]).unwrap();
+    nodes[0].tell(Channel::Command, &[b"last"]).unwrap();
     nodes[0].leave();
     drop(nodes.remove(0));
     thread::sleep(Duration::from_millis(100));
-    assert_eq!(nodes[0].next_order(&mut || {}).unwrap(), b"last");
+    assert_eq!(nodes[0].next_command(&mut || {}).unwrap(), b"last");
     assert!(nodes[0].failure().is_none());
-    let failure = nodes[0].next_order(&mut || {}).unwrap_err();
+    let failure = nodes[0].next_command(&mut || {}).unwrap_err();
     assert_eq!(failure.to_string(), "node 0: it has left the run");
 }
 

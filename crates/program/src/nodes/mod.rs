@@ -2,7 +2,7 @@
 //! commands that concern all ranks. Knows ranks, their processes, and the places of tensors of the whole; not how a
 //! rank runs, or how ranks exchange bytes.
 
-mod order;
+mod command;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::backend::{BackendError, Choices, Reading, Session};
 use crate::memory::{MemoryLine, TensorRef};
 use crate::program::Program;
 
-use order::Order;
+use command::Command;
 
 /// A session of some of a program's ranks; other processes have sessions of the others.
 pub struct NodeSession {
@@ -50,13 +50,14 @@ impl NodeSession {
     }
 
     /// Returns the other nodes if this one leads and they wait for commands.
-    fn led(&self) -> Option<&Nodes> {
+    fn followers(&self) -> Option<&Nodes> {
         Some(&*self.nodes).filter(|nodes| nodes.node == 0 && !nodes.is_together())
     }
 
     /// Sends a command to all other nodes, if they wait for commands.
-    fn order(&self, order: &Order, bytes: &[u8]) -> Result<(), BackendError> {
-        self.led().map_or(Ok(()), |nodes| nodes.tell(Channel::Order, &[&order.to_bytes(), bytes]).map_err(lost))
+    fn command(&self, command: &Command, bytes: &[u8]) -> Result<(), BackendError> {
+        self.followers()
+            .map_or(Ok(()), |nodes| nodes.tell(Channel::Command, &[&command.to_bytes(), bytes]).map_err(lost))
     }
 
     /// Runs on the session of this process; an error ends all nodes.
@@ -76,8 +77,8 @@ impl NodeSession {
         }
         let (owner, nodes) = (self.node_of(rank), &self.nodes);
         if !together {
-            let order = Order::Read { rank, at: at.clone() };
-            nodes.send(owner, Channel::Order, &[&order.to_bytes()]).map_err(lost)?;
+            let command = Command::Read { rank, at: at.clone() };
+            nodes.send(owner, Channel::Command, &[&command.to_bytes()]).map_err(lost)?;
         }
         let bytes = nodes.receive(owner, Channel::Reply, "the reading of a tensor").map_err(lost)?;
         if bytes.len() != out.len() {
@@ -93,9 +94,9 @@ impl NodeSession {
         if self.here.contains(&rank) {
             return self.own.write_rank(rank, at, bytes);
         }
-        let Some(nodes) = self.led() else { return Ok(()) };
-        let order = Order::Write { rank: Some(rank), at: at.clone() };
-        nodes.send(self.node_of(rank), Channel::Order, &[&order.to_bytes(), bytes]).map_err(lost)
+        let Some(nodes) = self.followers() else { return Ok(()) };
+        let command = Command::Write { rank: Some(rank), at: at.clone() };
+        nodes.send(self.node_of(rank), Channel::Command, &[&command.to_bytes(), bytes]).map_err(lost)
     }
 }
 
@@ -105,7 +106,7 @@ impl Session for NodeSession {
     }
 
     fn adopt(&mut self, program: Arc<Program>) -> Result<(), BackendError> {
-        assert!(self.led().is_none(), "nodes change their programs together");
+        assert!(self.followers().is_none(), "nodes change their programs together");
         self.own.adopt(program)
     }
 
@@ -115,7 +116,7 @@ impl Session for NodeSession {
             if at.per_rank != 0 {
                 return (0..program.cluster.ranks).try_for_each(|rank| self.write_rank(rank, at, bytes));
             }
-            self.order(&Order::Write { rank: None, at: at.clone() }, bytes)?;
+            self.command(&Command::Write { rank: None, at: at.clone() }, bytes)?;
             return self.own.write(at, bytes);
         };
         pieces.into_iter().try_for_each(|(of, place)| {
@@ -148,30 +149,30 @@ impl Session for NodeSession {
     }
 
     fn run(&mut self, entry: usize) -> Result<(), BackendError> {
-        self.order(&Order::Run { entry }, &[])?;
+        self.command(&Command::Run { entry }, &[])?;
         self.run_here(|own| own.run(entry))
     }
 
     fn run_instruction(&mut self, entry: usize, index: usize) -> Result<(), BackendError> {
-        self.order(&Order::Step { entry, index }, &[])?;
+        self.command(&Command::Step { entry, index }, &[])?;
         self.run_here(|own| own.run_instruction(entry, index))
     }
 
-    fn obey(&mut self, order: &[u8]) -> Result<(), BackendError> {
-        let Some((order, bytes)) = Order::from_bytes(order) else {
+    fn serve(&mut self, command: &[u8]) -> Result<(), BackendError> {
+        let Some((command, bytes)) = Command::from_bytes(command) else {
             return Err(lost(Failure { node: 0, why: "it ordered something that there is not".into(), code: 1 }));
         };
-        match order {
-            Order::Write { rank: Some(rank), at } => self.own.write_rank(rank, &at, bytes),
-            Order::Write { rank: None, at } => self.own.write(&at, bytes),
-            Order::Read { rank, at } => {
+        match command {
+            Command::Write { rank: Some(rank), at } => self.own.write_rank(rank, &at, bytes),
+            Command::Write { rank: None, at } => self.own.write(&at, bytes),
+            Command::Read { rank, at } => {
                 let mut out = vec![0; at.bytes()];
                 self.own.read_rank(rank, &at, &mut out)?;
                 self.nodes.send(0, Channel::Reply, &[&out]).map_err(lost)
             }
-            Order::Run { entry } => self.run(entry),
-            Order::Step { entry, index } => self.run_instruction(entry, index),
-            Order::Profile { entry } => self.profile(entry).map(drop),
+            Command::Run { entry } => self.run(entry),
+            Command::Step { entry, index } => self.run_instruction(entry, index),
+            Command::Profile { entry } => self.profile(entry).map(drop),
         }
     }
 
@@ -184,7 +185,7 @@ impl Session for NodeSession {
     }
 
     fn profile(&mut self, entry: usize) -> Result<Vec<f64>, BackendError> {
-        self.order(&Order::Profile { entry }, &[])?;
+        self.command(&Command::Profile { entry }, &[])?;
         self.run_here(|own| own.profile(entry))
     }
 

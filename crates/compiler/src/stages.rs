@@ -103,10 +103,10 @@ fn cross(entry: &mut Entry) {
         let crossing: Vec<(String, program::TensorRef)> = crossing;
         to.extend(crossing.into_iter().map(|(_, at)| at));
     };
-    take(&mut entry.inputs, RECEIVED, &mut of.from_before);
-    take(&mut entry.inputs, GRADIENT, &mut of.from_behind);
-    take(&mut entry.outputs, SENT, &mut of.to_behind);
-    take(&mut entry.outputs, RETURNED, &mut of.to_before);
+    take(&mut entry.inputs, RECEIVED, &mut of.from_previous);
+    take(&mut entry.inputs, GRADIENT, &mut of.from_next);
+    take(&mut entry.outputs, SENT, &mut of.to_next);
+    take(&mut entry.outputs, RETURNED, &mut of.to_previous);
 }
 
 /// Keeps what a stage before the last received for a forward pass where the backward pass reads it.
@@ -114,9 +114,9 @@ fn keep_received(part: &mut Program) {
     let ahead: Vec<Entry> = part.entries.iter().filter(|entry| entry.name == STAGE).cloned().collect();
     for entry in part.entries.iter_mut().filter(|entry| entry.kind.trains()) {
         let Some(ahead) = ahead.iter().find(|ahead| ahead.variant == entry.variant) else { continue };
-        let same = ahead.stage.from_before == entry.stage.from_before;
+        let same = ahead.stage.from_previous == entry.stage.from_previous;
         assert!(same && ahead.inputs.iter().all(|of| entry.inputs.contains(of)), "both passes read at the same places");
-        entry.stage.from_before.clear();
+        entry.stage.from_previous.clear();
     }
 }
 

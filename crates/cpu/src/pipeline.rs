@@ -207,14 +207,14 @@ mod tests {
         let none = Vec::new;
         let given = if is_first { input.clone() } else { received.clone() };
         let handed = Stage {
-            from_before: if is_first { none() } else { vec![received.clone()] },
-            to_behind: if is_last { none() } else { vec![sent.clone()] },
+            from_previous: if is_first { none() } else { vec![received.clone()] },
+            to_next: if is_last { none() } else { vec![sent.clone()] },
             ..Stage::default()
         };
         let back = Stage {
-            from_before: if is_last { vec![received.clone()] } else { none() },
-            from_behind: if is_last { none() } else { vec![gradient.clone()] },
-            to_before: if is_first { none() } else { vec![returned.clone()] },
+            from_previous: if is_last { vec![received.clone()] } else { none() },
+            from_next: if is_last { none() } else { vec![gradient.clone()] },
+            to_previous: if is_first { none() } else { vec![returned.clone()] },
             ..Stage::default()
         };
         let came = if is_last { received } else { gradient };

@@ -58,7 +58,7 @@ fn only_the_residual_stream_is_handed_on_and_only_what_was_received_is_kept() {
         let program = compile(&model(), &staged(3, &options), &Machine::h200()).unwrap();
         for entry in program.entries.iter().filter(|entry| entry.variant.is_some()) {
             let (of, last) = (&entry.stage, entry.stage.number == 2);
-            let counts = [&of.from_before, &of.to_behind, &of.from_behind, &of.to_before].map(Vec::len);
+            let counts = [&of.from_previous, &of.to_next, &of.from_next, &of.to_previous].map(Vec::len);
             let [before, behind] = [usize::from(of.number > 0), usize::from(!last)];
             let expected = match (entry.kind, entry.name.as_str()) {
                 (EntryKind::Forward, STAGE) | (EntryKind::Evaluate, _) => [before, behind, 0, 0],
@@ -125,7 +125,7 @@ fn a_pipeline_that_would_wait_for_ever_or_take_the_wrong_bytes_is_refused() {
             let change = |change: &dyn Fn(&mut Vec<program::TensorRef>)| {
                 let mut changed = program.clone();
                 let of = &mut changed.entries[index].stage;
-                let side = [&mut of.from_before, &mut of.to_behind, &mut of.from_behind, &mut of.to_before]
+                let side = [&mut of.from_previous, &mut of.to_next, &mut of.from_next, &mut of.to_previous]
                     .into_iter()
                     .nth(side)
                     .expect("one of four");

@@ -44,8 +44,8 @@ pub fn check_stages(program: &Program) -> Result<(), String> {
 fn evaluation(parts: &[Entry]) -> Result<(), String> {
     let mut sent: &[TensorRef] = &[];
     for (stage, part) in parts.iter().enumerate() {
-        alike(sent, &part.stage.from_before).map_err(|error| format!("stage {stage}, evaluation: {error}"))?;
-        sent = &part.stage.to_behind;
+        alike(sent, &part.stage.from_previous).map_err(|error| format!("stage {stage}, evaluation: {error}"))?;
+        sent = &part.stage.to_next;
     }
     if sent.is_empty() { Ok(()) } else { Err("the last stage hands something on".to_owned()) }
 }

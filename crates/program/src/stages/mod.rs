@@ -28,13 +28,13 @@ pub struct Stage {
     /// Number of the stage from 0, in the order of the layers.
     pub number: usize,
     /// Inputs from the stage before.
-    pub from_before: Vec<TensorRef>,
+    pub from_previous: Vec<TensorRef>,
     /// Outputs for the stage after.
-    pub to_behind: Vec<TensorRef>,
-    /// Gradients of `to_behind`, from the stage after.
-    pub from_behind: Vec<TensorRef>,
-    /// Gradients of `from_before`, for the stage before.
-    pub to_before: Vec<TensorRef>,
+    pub to_next: Vec<TensorRef>,
+    /// Gradients of `to_next`, from the stage after.
+    pub from_next: Vec<TensorRef>,
+    /// Gradients of `from_previous`, for the stage before.
+    pub to_previous: Vec<TensorRef>,
 }
 
 /// The direction of a send: to the next stage, or to the one before.
@@ -47,17 +47,17 @@ pub enum SendDirection {
 impl Stage {
     /// Returns the tensors that are received before the entry begins.
     pub fn received(&self) -> [(SendDirection, &[TensorRef]); 2] {
-        [(SendDirection::Forward, &self.from_before), (SendDirection::Backward, &self.from_behind)]
+        [(SendDirection::Forward, &self.from_previous), (SendDirection::Backward, &self.from_next)]
     }
 
     /// Returns the tensors that are sent when the entry has ended.
     pub fn sent(&self) -> [(SendDirection, &[TensorRef]); 2] {
-        [(SendDirection::Forward, &self.to_behind), (SendDirection::Backward, &self.to_before)]
+        [(SendDirection::Forward, &self.to_next), (SendDirection::Backward, &self.to_previous)]
     }
 
     pub(crate) fn tensors_mut(&mut self) -> impl Iterator<Item = &mut TensorRef> {
-        let Stage { number: _, from_before, to_behind, from_behind, to_before } = self;
-        from_before.iter_mut().chain(to_behind).chain(from_behind).chain(to_before)
+        let Stage { number: _, from_previous, to_next, from_next, to_previous } = self;
+        from_previous.iter_mut().chain(to_next).chain(from_next).chain(to_previous)
     }
 }
 

@@ -34,9 +34,10 @@ impl Operand {
 
 /// D[m, n] = alpha · A[m, k] · B[k, n] + beta · D (+ bias[n]), accumulated in f32.
 ///
-/// f32 operands are multiplied as f32: TF32 is never used. Codes of eight bits have a scale each, whose addresses a run
-/// is given; the tensor cores read both along k, and their sums are promoted to f32 unless the caller allows less.
-/// Numbers may have alpha and beta on the device. Codes of four bits always do, and a scale for every 16 of them along k.
+/// f32 operands are multiplied as f32: TF32 is never used. Eight-bit factors have a scale each, whose addresses are
+/// arguments of a run; the tensor cores read both along k, and their sums are promoted to f32 unless the caller allows
+/// less. Unquantized factors may have alpha and beta on the device. Four-bit factors always do, and a scale for every 16
+/// elements along k.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Product {
     pub m: usize,

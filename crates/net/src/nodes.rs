@@ -28,7 +28,7 @@ const BEAT: Duration = Duration::from_secs(5);
 /// Maximal length of the reason with which a node ends a run, bytes.
 const REASON: usize = 4000;
 
-/// The exit code of a process that another node left or does not answer: the run can be started again.
+/// The exit code of a process whose peer is gone or does not answer: the run can be started again.
 pub const LOST: u8 = 6;
 
 /// The node that ended the run, and the reason.

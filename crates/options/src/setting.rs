@@ -3,7 +3,7 @@
 /// An option that may be left to the system.
 ///
 /// `Auto` means that the user wrote nothing, `auto` or `null`; a later stage chooses and gives its reason. A `Value` is
-/// what the user wrote and is obeyed or rejected, never replaced.
+/// what the user wrote and is used or rejected, never replaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Setting<T> {
     /// The choice is still open.

@@ -97,9 +97,9 @@ pub struct Launch {
 /// Operands are matrices by [`TensorRef::as_matrix`]. op(X) is X or its transpose; D is [m, n]. In a batch the first
 /// axis of A, B and D counts products, and there are neither bias nor addends.
 ///
-/// Operands of eight bits are codes with a scale for each tensor, a power of two: the product is that of the numbers
-/// that they stand for. With scales of blocks, operands are bytes of two codes of four bits each, both along the sum: A [m,
-/// k/2], B [n, k/2], `transpose_b`.
+/// Operands of eight bits are quantized with a scale for each tensor, a power of two: the product is that of the
+/// dequantized values. With scales of blocks, operands are bytes of two four-bit elements each, both along the sum:
+/// A [m, k/2], B [n, k/2], `transpose_b`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gemm {
     /// Number of products of these extents: 1, or the first axis of A, B and D.

@@ -14,7 +14,7 @@ struct Kind {
     card: &'static str,
     /// Dense bf16 products without sparsity, f32 accumulation, TFLOP/s.
     bf16: f64,
-    /// The same of codes of four bits with scales of blocks; 0 where it has no units for them.
+    /// The same of four-bit operands with scales of blocks; 0 where it has no units for them.
     fp4: f64,
     /// Bytes that a card receives from others over NVLink, GB/s; 0 where it has none.
     nvlink: f64,
@@ -71,7 +71,7 @@ struct Sheet {
     f32: f64,
     /// Bandwidth of device memory, GB/s.
     bandwidth: f64,
-    /// To host memory, one way, GB/s: what PCIe of that generation carried elsewhere.
+    /// Rate to host memory, one way, GB/s: measured elsewhere on PCIe of that generation.
     link: f64,
 }
 

@@ -98,7 +98,7 @@ pub struct Machine {
     pub bf16_flops: f64,
     /// The same of products of eight-bit operands.
     pub fp8_flops: f64,
-    /// The same of codes of four bits with scales of blocks; bf16's where there are no units for them.
+    /// The same of four-bit operands with scales of blocks; bf16's where there are no units for them.
     pub fp4_flops: f64,
     /// Rate of f32 products, FLOP/s.
     pub f32_flops: f64,

@@ -16,7 +16,7 @@ pub struct Products {
     /// Share of the rate of the largest tiles (128 × 256) that tiles of 128 × 128 reach; tiles of a half and a quarter
     /// of that size reach this share times 0.75 once and twice.
     pub small_tiles: f64,
-    /// Share of the cost of a full wave that the unfilled part of the last wave of tiles still costs: 1 all of it.
+    /// Cost of the idle part of the last wave of tiles, as a share of its cost if it were filled: 1 all of it.
     pub wave: f64,
     /// The cost of filling and emptying a tile's pipeline, in elements of the axis that is summed over.
     pub depth: f64,

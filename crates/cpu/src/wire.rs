@@ -41,7 +41,7 @@ impl NodeWire {
         shown: &[RwLock<Vec<u8>>],
     ) -> Result<(), Failure> {
         let piece = bytes / group.size;
-        // The pieces for each node, for those of its ranks that are in the group of a rank of this one.
+        // Number of pieces for each node: one for each of its ranks in the group of a rank of this node.
         let each = self.local / group.stride;
         let what = format!("a {} of {bytes} bytes", movement.name());
         let mut header = [0; HEADER];

@@ -166,7 +166,7 @@ mod tests {
         let cache = DiskCache::new(Some(folder.path().to_owned()));
         cache.write("a.plan", b"one");
         let path = folder.path().join("a.plan");
-        // As someone writes who may: the rights stay those of the entry.
+        // Written by the owner: the permissions of the entry stay.
         std::fs::write(&path, b"half of on").unwrap();
         let clone = cache.clone();
         assert_eq!(clone.read("a.plan"), None);
@@ -230,7 +230,7 @@ mod tests {
         cache.write("a.cubin", b"code");
         let notes = cache.take_notes();
         assert!(notes.len() == 1 && notes[0].starts_with("compiled kernels are not kept"), "{notes:?}");
-        // No one, not even root, writes where there is no folder any more.
+        // Writing fails for every user, root too, if the folder is gone.
         let cache = DiskCache::new(Some(place.path().join("cuda")));
         std::fs::remove_dir(place.path().join("cuda")).unwrap();
         cache.write("a.cubin", b"code");

@@ -167,7 +167,7 @@ impl Search {
             let parts = value.as_bytes().split(separates).map(|part| PathBuf::from(OsStr::from_bytes(part)));
             if value.is_empty() { Vec::new() } else { parts.collect() }
         };
-        // A path that is not full means the working directory, and in the loader's variable even an empty part does.
+        // Relative paths are dropped: they would mean the working directory, as does an empty part of the loader's variable.
         let absolute = |name: &str| parts(name).into_iter().filter(|path| path.is_absolute());
         let ask_loader = parts(LOADER_VARIABLE).iter().all(|path| path.is_absolute());
         let (mut system, mut remarks) = (Vec::new(), Vec::new());
@@ -182,7 +182,7 @@ impl Search {
         system.extend(absolute("CONDA_PREFIX").map(|root| root.join("lib")));
         system.extend(toolkits(Path::new("/usr/local")).iter().flat_map(|root| toolkit_folders(root)));
         system.extend(SYSTEM.map(PathBuf::from));
-        // No one names a folder of this program's own variable by accident, but an empty part.
+        // A relative path in this program's own variable is intended; an empty part is not.
         let named = parts(PATH_VARIABLE).into_iter().filter(|path| !path.as_os_str().is_empty());
         let named = named.filter_map(|path| std::path::absolute(path).ok()).collect();
         let text = |value: OsString| value.to_string_lossy().into_owned();

@@ -125,7 +125,7 @@ fn describe(search: &Search, kind: Kind) -> Result<UsableLibrary> {
         Kind::CublasLt => {
             let opened = open_cublaslt(search)?;
             let version = crate::cublaslt::version(&opened.table);
-            // cuBLAS 13.1 is that of some CUDA 13, not of 13.1.
+            // cuBLAS 13.1 belongs to a CUDA 13, not necessarily to CUDA 13.1.
             let major = version.split('.').next().and_then(|major| major.parse().ok());
             UsableLibrary { path: opened.path, origin: opened.origin, version, cuda: major.map(|major| (major, 0)) }
         }

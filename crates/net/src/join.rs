@@ -245,7 +245,7 @@ fn follow(
     }
     let later: Vec<usize> = (place.node + 1..place.nodes).collect();
     if !later.is_empty() {
-        // Node 0 notices whoever is lost meanwhile, and ends.
+        // Node 0 notices a node that is lost in the meantime, and ends the meeting.
         let mut ended = || stop() || streams[0].as_ref().is_some_and(is_gone);
         let gathered = gather(listener, &token, place.nodes, later, deadline, &mut |_| {}, &mut ended);
         let gathered = match gathered {

@@ -189,13 +189,13 @@ mod tests {
         let between = of(Realisation::Library, 128, 2048.0);
         assert!(short < between && between < long, "{short} {between} {long}");
         assert_eq!(of(Realisation::Library, 128, 1e6), long);
-        // A quarter of the keys in tiles as large: half the rate.
+        // A quarter of the keys in tiles of the same size: half the rate.
         let first = of(Realisation::Library, 128, 256.5);
         assert!((0.49..0.51).contains(&(of(Realisation::Library, 128, 64.0) / first)));
         // Heads of 96 are padded to 128.
         assert!((of(Realisation::Library, 96, 1024.5) / short - 0.75).abs() < 1e-9);
         assert!(of(Realisation::Scalar, 128, 4096.0) < 25.0);
-        // Documents have a rate of their own, and what was not measured in documents stands in for them.
+        // Documents have points of their own; an implementation without them uses its other points.
         let hidden = |by, hidden| Efficiency::H200.attention_share(true, by, hidden, 128, 1000.0);
         assert!(hidden(Realisation::Hopper, Hidden::Documents) < hidden(Realisation::Hopper, Hidden::None));
         assert_eq!(hidden(Realisation::Portable, Hidden::Documents), hidden(Realisation::Portable, Hidden::None));

@@ -230,7 +230,7 @@ mod tests {
             let twice = check(rank, |all| all.insert(5, all[5].clone()));
             for found in [dropped, swapped, resized, others, twice] {
                 let message = found.unwrap_err();
-                // One that is swapped may race within its rank before it meets another.
+                // A swapped collective may race within its rank before the rank meets another.
                 assert!(
                     message.starts_with("rank 0 waits in") || message.starts_with(&format!("rank {rank}: ")),
                     "{message}"

@@ -53,7 +53,7 @@ const NVLINK: f64 = 380.0 / 450.0;
 /// Returns the bytes per second that a card gets from others over NVLink while it sends them at the same rate; `None`
 /// where it has no NVLink.
 pub(crate) fn nvlink(card: &str) -> Option<f64> {
-    // A card for PCIe has the links of its kind only where a bridge was bought.
+    // A PCIe card has the NVLink of its kind only with a bridge, which is sold separately.
     let boards = !card.to_ascii_uppercase().contains("PCIE");
     kind(card).filter(|kind| boards && kind.nvlink > 0.0).map(|kind| NVLINK * kind.nvlink * 1e9)
 }
@@ -200,7 +200,7 @@ impl Machine {
         if card.contains("H100 80GB HBM3") {
             return Some(Self::h100());
         }
-        // A card for PCIe has another memory and another clock than the one of the same name on a board.
+        // A PCIe card differs in memory and clock from the SXM card of the same name.
         let found = SHEETS.iter().find(|sheet| card.contains(sheet.card) && !card.contains("PCIe"));
         found.map(Sheet::machine)
     }

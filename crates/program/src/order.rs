@@ -20,11 +20,11 @@ struct Access<'a> {
     writes: bool,
 }
 
-/// Checks that every order of execution that the events of an entry allow gives what running it instruction by
-/// instruction gives, and that nothing is left running at its end. The error names the instructions.
+/// Checks that every order of execution that the events of an entry allow has the results of running it instruction by
+/// instruction, and that no stream is still running at its end. The error names the instructions.
 pub fn check_order(entry: &Entry) -> Result<(), String> {
     let mut known: [Clock; STREAMS] = [[0; STREAMS]; STREAMS];
-    // Streams that have waited for one that the entry has begun on.
+    // True for each stream that has waited for the beginning of the entry.
     let mut joined = [false; STREAMS];
     let mut marks: HashMap<EventId, Clock> = HashMap::new();
     let mut accesses: [Vec<Access<'_>>; STREAMS] = Default::default();
@@ -154,7 +154,7 @@ mod tests {
         let fetched = |through: bool| {
             let mut all = stored();
             all.truncate(5);
-            // Fetching back what is being stored needs the store's event, which the computation may pass on.
+            // A load of bytes that are being stored needs the store's event, which the computation may pass on.
             all.extend(through.then(|| wait(1, StreamId::Compute)));
             all.extend([record(2, StreamId::Compute), wait(2, StreamId::ToDevice)]);
             all.extend([

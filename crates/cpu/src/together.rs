@@ -6,7 +6,7 @@ use program::BackendError;
 
 use crate::fabric::RankHandle;
 
-/// Runs `work` for every rank handle at the same time, each with an item of `given`. The error is that of the rank that
+/// Runs `run` for every rank handle at the same time, each with an item of `given`. The error is that of the rank that
 /// failed first, and names it as a `member`; the others have stopped. The items are dropped when a failure is known:
 /// links that end make the neighbors fail too.
 pub(crate) fn together<G: Send, T: Send>(

@@ -139,7 +139,7 @@ fn a_share_goes_between_nodes_once_a_step() {
 
 /// Ranks with the same share are as many apart as a node has.
 #[test]
-fn sums_are_those_of_a_rail() {
+fn sums_are_those_of_an_inter_node_group() {
     let (_, options) = cases().swap_remove(0);
     let program = compiled(&on((6, 3), LEVELS[1], &options));
     let groups = program.entries.iter().flat_map(|entry| &entry.steps).filter_map(|step| match &step.instruction {

@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn parts_cover_what_is_shown() {
-        for (movement, group, bytes) in [
+        for (movement, size, bytes) in [
             (Movement::AllGather, 2, 1 << 20),
             (Movement::AllGather, 3, 1000),
             (Movement::AllGather, 3, 4),
@@ -159,10 +159,10 @@ mod tests {
             (Movement::AllToAll, 3, 768),
             (Movement::AllToAll, 9, 36),
         ] {
-            let parts = parts_of(movement, ProcessGroup::row(group), bytes);
+            let parts = parts_of(movement, ProcessGroup::row(size), bytes);
             assert_eq!((parts[0].start, parts.last().unwrap().end), (0, bytes));
             assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start), "{parts:?}");
-            assert!(parts.len() <= PARTS.max(group));
+            assert!(parts.len() <= PARTS.max(size));
         }
     }
 

@@ -12,7 +12,7 @@ from surogate import _native
 from surogate.models import page
 
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.yaml"))
-PAGES = [REPOSITORY / "README.md", REPOSITORY / "ARCHITECTURE.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "ARCHITECTURE.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 BLOCKS = [
@@ -39,6 +39,56 @@ def test_runs_on_pages_parse(text):
 def test_links_of_pages_lead_to_files(page):
     broken = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
     assert not broken
+
+
+#: Pages about the tree itself: each path that they name exists.
+MAPS = [
+    REPOSITORY / "ARCHITECTURE.md",
+    REPOSITORY / "docs" / "glossary.md",
+    *sorted((REPOSITORY / "docs" / "design").glob("*.md")),
+]
+CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+SOURCE = re.compile(r"[\w*-]+\.(?:rs|py|cu|cuh|sh)")
+
+
+def named_paths(text: str) -> set[str]:
+    """Returns the paths in the code of a page: words with a slash in inline code, names of source files everywhere."""
+    found = set()
+    for code in CODE.findall(text):
+        words = [word.strip("`,;:()").rstrip(".").removeprefix("./") for word in code.split()]
+        inline = not code.startswith("```")
+        found |= {word for word in words if (inline and "/" in word) or SOURCE.fullmatch(word.rpartition("/")[2])}
+    return found
+
+
+def is_in_the_tree(path: str) -> bool:
+    """Returns whether a path exists: from the root, as `train/step.rs` for `crates/train/src/step.rs`, or as a name."""
+    if "/" not in path:
+        tops = ("crates", "python", "tests", "xtask")
+        return (REPOSITORY / path).exists() or any(next((REPOSITORY / top).rglob(path), None) for top in tops)
+    crate, _, rest = path.partition("/")
+    return any(next(REPOSITORY.glob(form.rstrip("/")), None) for form in (path, f"crates/{crate}/src/{rest}"))
+
+
+@pytest.mark.parametrize("page", MAPS, ids=lambda page: page.name)
+def test_paths_on_pages_about_the_tree_exist(page):
+    paths = named_paths(page.read_text())
+    assert paths, "the page names no path"
+    assert sorted(path for path in paths if not is_in_the_tree(path)) == []
+
+
+def test_a_missing_path_is_found():
+    page = "`train/step.rs`, `train/no_step.rs`; `crates/*/tests`, `docs/none/`.\n```text\n step.rs ──▶ (away.rs)\n```"
+    missing = {path for path in named_paths(page) if not is_in_the_tree(path)}
+    assert missing == {"train/no_step.rs", "docs/none/", "away.rs"}
+
+
+def test_the_map_is_short():
+    assert len((REPOSITORY / "ARCHITECTURE.md").read_bytes()) <= 14 * 1024
+    glossary = (REPOSITORY / "docs" / "glossary.md").read_text()
+    headings = re.findall(r"^\| Term \|", glossary, re.MULTILINE)
+    rows = re.findall(r"^\| (?!Term \|)\w", glossary, re.MULTILINE)
+    assert headings and len(rows) <= 40
 
 
 QUOTED = re.compile(r"^```python\n# (surogate/\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -36,6 +36,7 @@ pub mod rows;
 pub mod safetensors;
 mod segment;
 pub mod show;
+pub mod small_file;
 pub mod spans;
 mod spread;
 pub mod summary;

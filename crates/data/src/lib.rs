@@ -32,6 +32,7 @@ mod part_file;
 mod pipeline;
 pub mod prepare;
 pub mod quantised;
+mod row_rendering;
 pub mod rows;
 pub mod safetensors;
 mod segment;

@@ -19,6 +19,12 @@ use crate::proof::{self, Token, Unproven};
 /// What nodes say of themselves, bytes at most.
 const INTRODUCTION: u64 = 1 << 20;
 
+/// Introductions at the same time, at most; further connections are closed at once.
+const AT_ONCE: usize = 256;
+
+/// Strangers that are named one by one; of more, every tenth, hundredth and so on.
+const NAMED: usize = 3;
+
 /// Between two attempts to reach node 0.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -79,7 +85,8 @@ pub fn join(
         0 => lead(place, token, facts, deadline, note, stop)?,
         _ => follow(place, token, facts, deadline, stop)?,
     };
-    Nodes::new(place.node, streams, place.patience).map_err(|e| failed(format!("a connection between nodes: {e}")))
+    // What was connected and is not any more has lost its node.
+    Nodes::new(place.node, streams, place.patience).map_err(|e| lost(format!("a connection between nodes: {e}")))
 }
 
 fn resolve(rendezvous: &str) -> Result<Vec<SocketAddr>, JoinError> {
@@ -90,14 +97,19 @@ fn resolve(rendezvous: &str) -> Result<Vec<SocketAddr>, JoinError> {
 /// Takes connections and proves them, each in a thread of its own, until the receiver is gone.
 fn listen(listener: TcpListener, token: Token, nodes: usize, found: Sender<Result<(usize, TcpStream), String>>) {
     let take = move || {
+        let open = Arc::new(());
         for stream in listener.incoming() {
             let Ok(mut stream) = stream else { continue };
-            let (token, found) = (token.clone(), found.clone());
+            let (token, found, open_one) = (token.clone(), found.clone(), open.clone());
             // Nobody waits any more.
             if found.send(Err(String::new())).is_err() {
                 return;
             }
+            if Arc::strong_count(&open) > AT_ONCE {
+                continue;
+            }
             let prove = move || {
+                let _open = open_one;
                 let from = stream.peer_addr().map_or_else(|_| "somebody".to_owned(), |from| from.to_string());
                 let proved = match proof::accept(&mut stream, &token, nodes) {
                     Ok(node) => Ok((node, stream)),
@@ -126,6 +138,7 @@ fn gather(
     let (sender, receiver) = channel();
     listen(listener, token.clone(), nodes, sender);
     let mut found: Vec<(usize, TcpStream)> = Vec::new();
+    let mut strangers = 0_usize;
     while !missing.is_empty() {
         match receiver.recv_timeout(PAUSE) {
             Ok(Ok((node, stream))) => match missing.iter().position(|of| *of == node) {
@@ -142,7 +155,14 @@ fn gather(
                 }
             },
             Ok(Err(why)) if why.is_empty() => {}
-            Ok(Err(why)) => note(why),
+            Ok(Err(why)) => {
+                strangers += 1;
+                if strangers <= NAMED {
+                    note(why);
+                } else if strangers == 10_usize.pow(strangers.ilog10()) {
+                    note(format!("{strangers} connections were not those of nodes; the last: {why}"));
+                }
+            }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Err(failed("no thread can be started for the rendezvous")),
         }
@@ -172,9 +192,8 @@ fn say(mut stream: &TcpStream, what: &Value) -> io::Result<()> {
 }
 
 /// What the other end says of itself, or what it received.
-fn hear(mut stream: &TcpStream, patience: Duration) -> io::Result<Value> {
-    stream.set_read_timeout(Some(patience.max(Duration::from_millis(1))))?;
-    let (_, bytes) = frame::read(&mut stream, INTRODUCTION)?;
+fn hear(stream: &TcpStream, patience: Duration) -> io::Result<Value> {
+    let (_, bytes) = frame::read(&mut proof::Timed(stream, Instant::now() + patience), INTRODUCTION)?;
     serde_json::from_slice(&bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
 }
 

@@ -62,7 +62,7 @@ def kept(model: Path, tokens: list[str], weights: bool) -> Path:
 
 
 def _is_kept(place: Path) -> bool:
-    """Whether the cache has an entry that can be believed; one that others own or can write is removed, to be made again."""
+    """Tells whether the cache has an entry that can be believed. One that others own or can write is removed."""
     if not os.path.lexists(place):
         return False
     if files.is_trusted_folder(place):

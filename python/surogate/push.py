@@ -22,7 +22,7 @@ from .export import result
 from .report.words import bytes_text
 from .terminal import show
 
-#: Where files say from where something was loaded: of a folder of this machine only the name is published.
+#: Fields that say from where something was loaded: of a folder of this machine only the name is published.
 SOURCES = ("base_model_name_or_path", "_name_or_path", "name_or_path")
 NAMING_SOURCES = ("adapter_config.json", "config.json", "tokenizer_config.json")
 
@@ -102,7 +102,7 @@ def _staged(folder: Path, files: list[Path]) -> Iterator[Path]:
 
 
 def _without_paths(fields: dict[str, Any]) -> bool:
-    """Replaces folders of this machine by their names; whether there were any."""
+    """Replaces folders of this machine by their names. Returns whether there were any."""
     changed = False
     for name in SOURCES:
         value = fields.get(name)

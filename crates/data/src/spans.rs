@@ -128,7 +128,7 @@ pub fn weighted_spans(
     let is_near = |i: usize| wanted(i) || (i > 0 && wanted(i - 1)) || (i + 1 < messages.len() && wanted(i + 1));
     let near: Vec<bool> = (0..messages.len()).map(is_near).collect();
     let together = together::locate_all(&base.text, &plain, &near, render)?;
-    let plain_starts = together.is_some().then(BTreeMap::new);
+    let openings = together.is_some().then(BTreeMap::new);
     let located = match together {
         Some(located) => located,
         None => {
@@ -143,7 +143,7 @@ pub fn weighted_spans(
         sentinels: &sentinels,
         render,
         markers,
-        plain_starts,
+        openings,
     };
     let mut spans: Vec<TrainedSpan> = Vec::new();
     for (i, weight) in weights.iter().enumerate() {
@@ -181,9 +181,9 @@ struct Turns<'a> {
     sentinels: &'a [String; 2],
     render: Render<'a>,
     markers: Markers<'a>,
-    /// Bytes between a message and a plain answer to it, by the message's role and the template's text up to the calls
-    /// in the answer's place. `None`: the template writes messages depending on one another.
-    plain_starts: Option<BTreeMap<(String, String), Option<usize>>>,
+    /// The template's text from where a plain answer would begin to the calls in its place, by the role of the message
+    /// before. `None`: the template writes messages depending on one another.
+    openings: Option<BTreeMap<String, String>>,
 }
 
 impl Turns<'_> {
@@ -213,15 +213,20 @@ impl Turns<'_> {
         Ok(begin..turn_end(text, own, limit, markers))
     }
 
-    /// As [`plain_answer_start`] for message `i`. What follows a message of the same role by the same text is rendered
-    /// once.
+    /// As [`plain_answer_start`] for message `i`. After messages of one role it is rendered once.
     fn plain_answer_start(&mut self, i: usize, before: Option<usize>, start: usize) -> Option<usize> {
         let find = || plain_answer_start(self.text, &self.plain[..i], before, self.sentinels, self.render);
-        let (Some(known), Some(before), true) = (&mut self.plain_starts, before, i > 0) else { return find() };
+        let (Some(openings), Some(before), true) = (&mut self.openings, before, i > 0) else { return find() };
         let role = self.plain[i - 1].get("role").and_then(Value::as_str).unwrap_or_default();
-        let key = (role.to_owned(), self.text[before..start].to_owned());
-        let after = known.entry(key).or_insert_with(|| find().map(|start| start - before));
-        after.map(|after| before + after)
+        let between = &self.text[before..start];
+        if let Some(opening) = openings.get(role).filter(|opening| between.ends_with(opening.as_str())) {
+            return Some(start - opening.len());
+        }
+        let found = find()?;
+        if let Some(opening) = self.text.get(found..start) {
+            openings.insert(role.to_owned(), opening.to_owned());
+        }
+        Some(found)
     }
 }
 

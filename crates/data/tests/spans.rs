@@ -250,10 +250,11 @@ fn long_traces_of_an_agent_need_few_renderings() {
         let renderings = |calls: usize| {
             let mut talk = vec![Message::new("user", "go")];
             for i in 0..calls {
-                let call = json!([{"type": "function", "id": "abc123def", "function":
+                let id = json!(format!("call{i:05}"));
+                let call = json!([{"type": "function", "id": id, "function":
                     {"name": format!("f{}", i % 3), "arguments": {"x": i}}}]);
                 talk.push(with(Message::new("assistant", ""), "tool_calls", call));
-                let result = with(Message::new("tool", &format!("r{i}")), "tool_call_id", json!("abc123def"));
+                let result = with(Message::new("tool", &format!("r{i}")), "tool_call_id", id);
                 talk.push(with(result, "name", json!("f")));
             }
             talk.push(Message::new("assistant", "done"));

@@ -367,7 +367,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many nodes there are.
+    /// Returns the number of nodes.
     fn count(&self) -> usize {
         self.state().left.len()
     }

@@ -82,7 +82,7 @@ def check(folder: Path, model: Path, library: str) -> None:
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     assert settings.get("chat_template", TEMPLATE) == TEMPLATE
     card = (folder / "README.md").read_text()
-    assert card.startswith("---\n") and f"library_name: {library}\n" in card and "license: apache-2.0\n" in card
+    assert card.startswith("---\n") and f"library_name: {library}\n" in card and 'license: "apache-2.0"\n' in card
     assert "tiny with Surogate" in card and "| chats.jsonl | 24 |" in card
     assert "learning_rate: 0.001\n" in card and "template: own.jinja\n" in card
     assert "| steps | 2 |" in card and "| training loss, last step | " in card and "| evaluation loss, last | " in card

@@ -138,9 +138,10 @@ pub fn accept(stream: &mut TcpStream, token: &Token, nodes: usize) -> Result<usi
 /// The side that connects.
 pub fn introduce(stream: &mut TcpStream, token: &Token, node: usize) -> Result<(), Unproven> {
     limited(stream, |stream| {
-        token.check_user(stream.0).map_err(Unproven::Refused)?;
         let mut greeting = [0; 44];
         stream.read_exact(&mut greeting)?;
+        // Before the other end has taken the connection, it seems to be the system's.
+        token.check_user(stream.0).map_err(Unproven::Refused)?;
         check_greeting(&greeting[..12]).map_err(Unproven::Refused)?;
         let number: [u8; 32] = greeting[12..].try_into().expect("32 bytes");
         let (own, reached, node) = (random()?, stream.0.peer_addr()?, node as u32);

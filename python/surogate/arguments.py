@@ -44,7 +44,7 @@ COMMAND_FLAGS = {
     "plan": {"--run": 1},
     "tokenize": {"--debug": 0, "--run": 1},
     "doctor": {"--output": 1, "--only": 1, "--seconds": 1},
-    "push": {"--public": 0},
+    "push": {"--public": 0, "--dry-run": 0},
     "generate": {
         "--prompt": 1, "--prompts": 1, "--chat": 0, "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1,
     },
@@ -246,6 +246,7 @@ def parser() -> argparse.ArgumentParser:
     push.add_argument("run", metavar="RUN", help="output_dir of a run, a checkpoint, a model or an adapter")
     push.add_argument("name", metavar="OWNER/NAME", help="repository, created if it does not exist")
     push.add_argument("--public", action="store_true", help="make a new repository public")
+    push.add_argument("--dry-run", action="store_true", help="print what would be uploaded, and upload nothing")
     report = _command(commands, "report", "write the report of a run, or a comparison of several", False)
     report.add_argument("run", metavar="RUN", nargs="+", help="output_dir of a run, or its log")
     report.add_argument("--output", help="file to write (default: report.html in RUN, or comparison.html for several)")

@@ -16,6 +16,7 @@ import shutil
 import signal
 import sys
 import textwrap
+import traceback
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -58,6 +59,9 @@ def _terminate(*_: object) -> NoReturn:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and gives its exit code."""
     warnings.showwarning = lambda message, *_: warn(f"surogate: {message}")
+    if arguments is None:
+        # Texts of servers and of files may be in what nobody has caught.
+        sys.excepthook = lambda *raised: warn("".join(traceback.format_exception(*raised)).rstrip("\n"))
     try:
         rest, overrides = split_overrides(sys.argv[1:] if arguments is None else arguments)
         options = parser().parse_args(rest)
@@ -156,7 +160,7 @@ def _end(config: _native.Config, is_shown: bool) -> None:
     if config.push_to_hub:
         name, private = config.push_to_hub
         result = output / ("merged" if config.merge_adapter else "adapter" if is_adapter else "model")
-        address = push.upload(result, name, private)
+        address = push.upload(result, name, private, quiet=not is_shown)
         if is_shown:
             show(f"Uploaded: {address}")
     if not is_shown:

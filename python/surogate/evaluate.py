@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import files, generate
+from . import away, files, generate
 from .arguments import UsageError
 from .errors import ConfigError, RunError, SurogateError
 from .terminal import show, warn
@@ -33,11 +33,16 @@ def run(options: Namespace) -> int:
     if output is not None and os.path.lexists(output):
         raise ConfigError(f"{output} already exists: nothing is overwritten")
     _check_extra()
-    generate.places(options.model, options.adapter, options.base)
-    with _quiet():
+    model, adapter = generate.places(options.model, options.adapter, options.base)
+    options.model, options.adapter, options.base = model, str(adapter) if adapter else None, None
+    _check_files(options)
+    folders = away.make_absolute(options)
+    output = Path(options.output) if options.output else None
+    # Metrics and data are loaded by name, and the libraries look into the working directory first.
+    with _quiet(), away.empty_directory():
         from lm_eval.utils import handle_non_serializable, make_table
 
-        results = _evaluated(options)
+        results = _evaluated(options, folders)
     if output is not None:
         text = json.dumps(results, indent=2, ensure_ascii=False, default=handle_non_serializable)
         _write(output, text + "\n")
@@ -61,13 +66,20 @@ def _check_extra() -> None:
         raise ConfigError("evaluate needs lm-evaluation-harness, which is not installed: pip install 'surogate[eval]'")
 
 
-def _evaluated(options: Namespace) -> dict[str, Any]:
-    """What the harness reports."""
+def _evaluated(options: Namespace, folders: list[Path]) -> dict[str, Any]:
+    """What the harness reports. Data files of tasks are looked for in the folders."""
     from lm_eval import evaluator
+    from lm_eval.api.task import ConfigurableTask
 
     # It asks git for the commit of the working directory, and git complains where that is none.
     evaluator.get_git_commit_hash = lambda: None
-    tasks, manager = _tasks(options)
+    download = ConfigurableTask.download
+
+    def download_from_folders(task: Any, dataset_kwargs: dict[str, Any] | None = None, **more: Any) -> None:
+        download(task, away.with_files(dataset_kwargs, folders), **more)
+
+    ConfigurableTask.download = download_from_folders
+    tasks, manager = _tasks(options, folders[-1])
     from .harness import Surogate
 
     model = Surogate(
@@ -98,22 +110,32 @@ def _evaluated(options: Namespace) -> dict[str, Any]:
     return results
 
 
-def _tasks(options: Namespace) -> tuple[list[Any], Any]:
-    """The tasks that are meant, by name or as the contents of their files, and what knows all of them."""
+def _check_files(options: Namespace) -> None:
+    """Raises ConfigError for a file or folder of tasks that is not there."""
+    if options.include_path and not Path(options.include_path).is_dir():
+        raise ConfigError(f"--include-path: {options.include_path} is not a folder")
+    for name in options.tasks.split(","):
+        if away.is_file(name) and "*" not in name and not Path(name).is_file():
+            raise ConfigError(f"--tasks: there is no file {name}")
+
+
+def _tasks(options: Namespace, start: Path) -> tuple[list[Any], Any]:
+    """The tasks that are meant, by name or as the contents of their files, and what knows all of them. Folders are named
+    from where the user started.
+    """
     from lm_eval.config.evaluate_config import EvaluatorConfig
     from lm_eval.tasks import TaskManager
 
     names = [name for name in options.tasks.split(",") if name]
-    if options.include_path and not Path(options.include_path).is_dir():
-        raise ConfigError(f"--include-path: {options.include_path} is not a folder")
     known = TaskManager(include_path=options.include_path)
-    for name in names:
-        if not name.endswith((".yaml", ".yml")) and not Path(name).is_dir() and not known.match_tasks([name]):
+    for index, name in enumerate(names):
+        if away.is_file(name) or known.match_tasks([name]):
+            continue
+        names[index] = str(start / name)
+        if not (start / name).is_dir():
             near = difflib.get_close_matches(name, known.all_tasks, 3)
             meant = f" (did you mean {' or '.join(near)}?)" if near else " (`lm_eval ls tasks` prints all of them)"
             raise ConfigError(f"--tasks: {name} is neither a task nor the file of one{meant}")
-        if name.endswith((".yaml", ".yml")) and "*" not in name and not Path(name).is_file():
-            raise ConfigError(f"--tasks: there is no file {name}")
     if not names:
         raise UsageError("--tasks names no task")
     config = EvaluatorConfig(tasks=names, include_path=options.include_path)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 from argparse import Namespace
 from pathlib import Path
 
-from . import _native, hub
+from . import _native, files, hub
+from .errors import RunError
 from .terminal import show, warn
 
 #: Tables grow to a multiple of this number of rows.
@@ -41,25 +44,40 @@ def kept(model: Path, tokens: list[str], weights: bool) -> Path:
     """
     folder = _native.cache_folder("extended")
     whole = folder / _name(model, tokens)
-    if whole.is_dir():
+    if _is_kept(whole):
         return whole
     output = whole if weights else folder / f"{whole.name}-without-weights"
-    if output.is_dir():
+    if output != whole and _is_kept(output):
         return output
     try:
         first, _, rows, _ = _native.extend(model, tokens, MULTIPLE, output, weights)
     except _native.SurogateError:
-        if output.is_dir():  # another process was faster
+        if output.is_dir() and files.is_trusted_folder(output):  # another process was faster
             return output
         raise
+    output.chmod(0o700)
     if weights:
         warn(f"Note: the model with new_tokens (ids from {first}, {rows} rows) is stored in {output}")
     return output
 
 
+def _is_kept(place: Path) -> bool:
+    """Tells whether the cache has an entry that can be believed. One that others own or can write is removed."""
+    if not os.path.lexists(place):
+        return False
+    if files.is_trusted_folder(place):
+        return True
+    warn(f"Note: {place} was or is in reach of other users, so it is made again")
+    try:
+        place.unlink() if place.is_symlink() else shutil.rmtree(place)
+    except OSError as error:
+        raise RunError(f"{place}: other users can write it, and it cannot be removed: {error}") from error
+    return False
+
+
 def _name(model: Path, tokens: list[str]) -> str:
-    files = sorted(file for file in model.iterdir() if file.is_file())
-    known = [(file.name, _mark(file)) for file in files if not file.name.startswith(".")]
+    parts = sorted(file for file in model.iterdir() if file.is_file())
+    known = [(file.name, _mark(file)) for file in parts if not file.name.startswith(".")]
     text = json.dumps([str(model.resolve()), tokens, known])
     return f"{model.resolve().name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 

@@ -5,6 +5,7 @@ writes to no other existing file, links included.
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -16,6 +17,22 @@ MARKS = (MARK.encode(), " · surogate</title>".encode())
 
 #: Bytes of a page in which its mark stands.
 HEAD = 4096
+
+
+def is_trusted(path: Path) -> bool:
+    """Tells whether an entry of a cache is this user's or the system owner's, and nobody else may write it. Links are not
+    followed.
+    """
+    status = path.lstat()
+    owned = status.st_uid in (0, os.geteuid()) and not stat.S_ISLNK(status.st_mode)
+    return owned and not status.st_mode & 0o022
+
+
+def is_trusted_folder(path: Path) -> bool:
+    """The same of a folder and everything in it, unless the folder is closed to others."""
+    if not is_trusted(path) or not path.is_dir():
+        return False
+    return not path.stat().st_mode & 0o077 or all(map(is_trusted, path.rglob("*")))
 
 
 def write_new(path: Path, text: str) -> None:

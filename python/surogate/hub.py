@@ -188,6 +188,7 @@ def call_hub(what: str, call: Callable[[], Any]) -> Any:
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
+        HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -195,6 +196,8 @@ def call_hub(what: str, call: Callable[[], Any]) -> Any:
 
     try:
         return call()
+    except HFValidationError as error:
+        raise ConfigError(f"{what}: there is no such local path, and it is no name on the Hub: {error}") from error
     except GatedRepoError as error:
         hint = "ask for access on its page, then set HF_TOKEN to a token of yours"
         raise RunError(f"{what}: access to it must be granted ({hint})") from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,12 @@ BYTES = 256 << 20
 def read(path: Path) -> Any:
     """What a file holds. Raises ConfigError, which names the field: nested too deeply, or a number that is none."""
     try:
-        if path.stat().st_size > BYTES:
-            raise ConfigError(f"{path}: has {path.stat().st_size} bytes, expected at most {BYTES}")
+        status = path.stat()
+        # What is no regular file may never end, or wait for somebody who writes.
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{path}: is not a regular file")
+        if status.st_size > BYTES:
+            raise ConfigError(f"{path}: has {status.st_size} bytes, expected at most {BYTES}")
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise

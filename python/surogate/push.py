@@ -1,27 +1,50 @@
 """`surogate push`: the result of a run, or any folder of a model or adapter, to a repository of the Hugging Face Hub.
 
-Knows folders and names; tokens, mirrors and offline mode are huggingface_hub's.
+Knows folders and names; tokens, mirrors and offline mode are huggingface_hub's, and the engine says which files make a
+model or an adapter.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import re
+import tempfile
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from . import hub
+from . import _native, hub, json_file
 from .errors import ConfigError
-from .export import OF_CHECKPOINTS, result
+from .export import result
+from .report.words import bytes_text
 from .terminal import show
+
+#: Fields that say from where something was loaded: of a folder of this machine only the name is published.
+SOURCES = ("base_model_name_or_path", "_name_or_path", "name_or_path")
+NAMING_SOURCES = ("adapter_config.json", "config.json", "tokenizer_config.json")
+
+#: A repository in the cache of the Hub.
+CACHED = re.compile(r"(?:^|/)models--([\w.-]+?)--([\w.-]+)(?:/|$)")
+
+#: Names that are listed of what stays behind.
+LISTED = 6
 
 
 def run(options: Namespace) -> int:
-    """Uploads and says where to."""
+    """Uploads and says what and where to."""
     place = Path(options.run)
     if not place.is_dir():
         raise ConfigError(f"{place}: there is no such folder; give the folder of a run, a model or an adapter")
     source = result(place)
     if options.name.count("/") != 1:
         raise ConfigError(f"{options.name} is not the name of a repository: names on the Hub have the form owner/name")
+    if options.dry_run:
+        describe(source, options.name)
+        show("Nothing was uploaded (--dry-run)")
+        return 0
     prepare(options.name, not options.public)
     show(f"Uploaded {source}: {upload(source, options.name, not options.public)}")
     return 0
@@ -34,16 +57,64 @@ def prepare(name: str, private: bool) -> None:
     hub.call_hub(f"repository `{name}`", lambda: HfApi().create_repo(name, private=private, exist_ok=True))
 
 
-def upload(folder: Path, name: str, private: bool) -> str:
-    """The address of the repository, which then holds the files of the folder."""
+def describe(folder: Path, name: str) -> list[Path]:
+    """Shows the files of a folder that are uploaded, and says what stays behind. Returns them as paths in it."""
+    files = _native.published(folder)
+    if not files:
+        raise ConfigError(f"{folder}: there are no files of a model or an adapter")
+    show(f"Uploading to {name}:")
+    for file in files:
+        show(f"  {file} ({bytes_text((folder / file).stat().st_size)})")
+    others = sorted(set(os.listdir(folder)) - {file.parts[0] for file in files})
+    if others:
+        more = f" and {len(others) - LISTED} more" if len(others) > LISTED else ""
+        show(f"Not part of the model, so not uploaded: {', '.join(others[:LISTED])}{more}")
+    return files
+
+
+def upload(folder: Path, name: str, private: bool, *, quiet: bool = False) -> str:
+    """The address of the repository, which then holds the files of the folder that make a model or an adapter."""
     from huggingface_hub import HfApi
 
-    left_out = [*OF_CHECKPOINTS, ".*"]
+    files = _native.published(folder) if quiet else describe(folder, name)
     text = "Upload of a result by Surogate"
-    hub.call_hub(
-        f"repository `{name}`",
-        lambda: HfApi().upload_folder(
-            repo_id=name, folder_path=folder, commit_message=text, ignore_patterns=left_out
-        ),
-    )
+    with _staged(folder, files) as staged:
+        hub.call_hub(
+            f"repository `{name}`",
+            lambda: HfApi().upload_folder(repo_id=name, folder_path=staged, commit_message=text),
+        )
     return f"{HfApi().endpoint}/{name}"
+
+
+@contextlib.contextmanager
+def _staged(folder: Path, files: list[Path]) -> Iterator[Path]:
+    """A folder with these files alone, without paths of this machine in them."""
+    with tempfile.TemporaryDirectory(prefix="surogate-") as place:
+        for file in files:
+            target = Path(place) / file
+            target.parent.mkdir(exist_ok=True)
+            fields = json_file.read(folder / file) if str(file) in NAMING_SOURCES else None
+            if isinstance(fields, dict) and _without_paths(fields):
+                target.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            else:
+                target.symlink_to((folder / file).resolve())
+        yield Path(place)
+
+
+def _without_paths(fields: dict[str, Any]) -> bool:
+    """Replaces folders of this machine by their names. Returns whether there were any."""
+    changed = False
+    for name in SOURCES:
+        value = fields.get(name)
+        if isinstance(value, str) and (public := public_name(value)) != value:
+            fields[name], changed = public, True
+    return changed
+
+
+def public_name(source: str) -> str:
+    """A name on the Hub as it is, also where it names a folder of the Hub's cache; of any other path only the end."""
+    if cached := CACHED.search(source):
+        return f"{cached[1]}/{cached[2]}"
+    if source.startswith((".", "/", "~")) or source.count("/") > 1 or Path(source).exists():
+        return Path(source).name or source.strip("/")
+    return source

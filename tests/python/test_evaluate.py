@@ -191,3 +191,46 @@ def test_without_the_data_of_a_task(tmp_path):
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "the data of tasks is fetched from the Hub once" in done.stderr, done.stderr
+
+
+PLANTED = 'print("code of the working directory runs")\nraise SystemExit(7)\n'
+
+
+@pytest.fixture
+def planted(tmp_path):
+    """A working directory with files that libraries would load by name, and a task that names a metric."""
+    for name in ("code_eval/code_eval.py", "lm_eval.py", "evaluate.py", "datasets.py", "json.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(PLANTED)
+    task = (TASKS / "choices.yaml").read_text()
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks/mine.yaml").write_text(f"{task}\n  - metric: code_eval\n")
+    (tmp_path / "tasks/choices.jsonl").write_text((TASKS / "choices.jsonl").read_text())
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", ["surogate", "surogate.harness"])
+def test_no_code_of_the_working_directory_runs(planted, command):
+    model = ["evaluate", str(STORIES)]
+    if command != "surogate":
+        model = ["--model", "surogate", "--model_args", f"pretrained={STORIES}"]
+        # Here the harness's own rules hold: files of data are named from the working directory.
+        (planted / "choices.jsonl").write_text((TASKS / "choices.jsonl").read_text())
+    words = [sys.executable, "-m", command, *model, "--device", DEVICE, "--limit", "2"]
+    environment = {**os.environ, "HF_HOME": "kept", "HF_HUB_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1"}
+    done = subprocess.run(
+        [*words, "--tasks", "tasks/mine.yaml"], cwd=planted, env=environment, capture_output=True, text=True
+    )
+    assert "code of the working directory" not in done.stdout + done.stderr
+    assert done.returncode != 7, done.stderr
+
+
+def test_data_lie_beside_their_task(capsys, tmp_path, monkeypatch):
+    (tmp_path / "tasks").mkdir()
+    for name in ("choices.yaml", "choices.jsonl"):
+        (tmp_path / "tasks" / name).write_text((TASKS / name).read_text())
+    monkeypatch.chdir(tmp_path)
+    words = ["evaluate", str(STORIES), "--device", DEVICE, "--limit", "2", "--json"]
+    assert cli.main([*words, "--tasks", "tasks/choices.yaml"]) == 0, capsys.readouterr().err
+    assert cli.main([*words, "--tasks", "tasks", "--output", "there.json"]) == 0, capsys.readouterr().err
+    assert (tmp_path / "there.json").is_file() and Path.cwd() == tmp_path

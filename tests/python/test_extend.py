@@ -90,6 +90,13 @@ def test_a_run_extends_its_model_once(tmp_path, capsys, monkeypatch):
     whole.rmdir()
     assert main(["sft", str(file), "--resume-from-checkpoint", "--max-steps", "34", "--quiet"]) == 0
     assert "ids from 512" in capsys.readouterr().err and whole.is_dir()
+    # What another user could have written is not believed.
+    assert whole.stat().st_mode & 0o077 == 0
+    whole.chmod(0o777)
+    (whole / "tokenizer.json").chmod(0o666)
+    assert main(["sft", str(file), "--resume-from-checkpoint", "--max-steps", "36", "--quiet"]) == 0
+    said = capsys.readouterr().err
+    assert "in reach of other users" in said and "ids from 512" in said and whole.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,17 @@ def test_sizes_within_their_bounds_have_a_bounded_product():
 def test_a_file_that_is_no_configuration_says_why(tmp_path, text, reported):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises((ConfigError, ModelConfigError), match=reported):
+        hub.model_config(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["endless", "waits"])
+def test_a_file_that_never_ends_is_refused(tmp_path, kind):
+    place = tmp_path / "config.json"
+    if kind == "endless":
+        place.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(place)
+    with pytest.raises(ConfigError, match="is not a regular file"):
         hub.model_config(tmp_path)
 
 

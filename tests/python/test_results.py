@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import surogate
 from conftest import REPOSITORY
-from surogate import ConfigError
+from surogate import ConfigError, push
 from surogate.cli import main
 
 pytestmark = pytest.mark.xdist_group("results")
@@ -84,7 +84,7 @@ def check(folder: Path, model: Path, library: str) -> None:
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     assert settings.get("chat_template", TEMPLATE) == TEMPLATE
     card = (folder / "README.md").read_text()
-    assert card.startswith("---\n") and f"library_name: {library}\n" in card and "license: apache-2.0\n" in card
+    assert card.startswith("---\n") and f"library_name: {library}\n" in card and 'license: "apache-2.0"\n' in card
     assert "tiny with Surogate" in card and "| chats.jsonl | 24 |" in card
     assert "learning_rate: 0.001\n" in card and "template: own.jinja\n" in card
     assert "| steps | 2 |" in card and "| training loss, last step | " in card and "| evaluation loss, last | " in card
@@ -127,17 +127,58 @@ def test_a_result_is_uploaded(capfd, monkeypatch, model, options, tmp_path):
 
     asked: list = []
     monkeypatch.setattr(HfApi, "create_repo", lambda self, name, **given: asked.append((name, given)))
-    monkeypatch.setattr(HfApi, "upload_folder", lambda self, **given: asked.append(given))
+
+    def uploaded(_: HfApi, **given: object) -> None:
+        place = Path(given["folder_path"])
+        files = {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+        asked.append({**given, "files": files})
+
+    monkeypatch.setattr(HfApi, "upload_folder", uploaded)
     output = trained(options, tmp_path)
     code, out, err = run(capfd, "push", output, "me/mine")
     assert code == 0, err
     assert asked[0] == ("me/mine", {"private": True, "exist_ok": True})
-    assert Path(asked[1]["folder_path"]) == output / "adapter" and asked[1]["repo_id"] == "me/mine"
-    assert "/me/mine" in out
+    assert asked[1]["repo_id"] == "me/mine" and "/me/mine" in out
+    files = asked[1]["files"]
+    assert set(files) == {path.name for path in (output / "adapter").iterdir()}
+    assert all(f"  {name} (" in out for name in files)
+    # No folder of this machine is named.
+    assert str(tmp_path).encode() not in b"".join(files.values()) and str(model).encode() not in b"".join(files.values())
+    assert json.loads(files["adapter_config.json"])["base_model_name_or_path"] == model.name
+    assert str(model) in (output / "adapter/adapter_config.json").read_text()
     assert run(capfd, "push", output / "checkpoint-2", "me/mine", "--public")[0] == 0
-    assert asked[2][1]["private"] is False and "state.json" in asked[3]["ignore_patterns"]
+    assert asked[2][1]["private"] is False and not {"state.json", "optimizer.safetensors"} & set(asked[3]["files"])
+    for name in (".env", "notes.txt", "sub/.env"):
+        (output / "adapter" / name).parent.mkdir(exist_ok=True)
+        (output / "adapter" / name).write_text("key")
+    code, out, _ = run(capfd, "push", output, "me/mine", "--dry-run")
+    assert code == 0 and len(asked) == 4 and "not uploaded: .env, notes.txt, sub" in out
+    assert run(capfd, "push", output, "me/mine")[0] == 0 and asked[5]["files"] == files
+    (output / "adapter/LICENSE").symlink_to("/etc/passwd")
+    code, _, err = run(capfd, "push", output, "me/mine")
+    assert code == 2 and "LICENSE leads to /etc/passwd" in err
     for words in (["push", tmp_path / "none", "me/mine"], ["push", output, "mine"]):
         assert run(capfd, *words)[0] == 2
+
+
+def test_names_that_are_published():
+    for source, name in {
+        "owner/model": "owner/model",
+        "/home/me/.cache/huggingface/hub/models--owner--a-b.c/snapshots/0123": "owner/a-b.c",
+        "/srv/me/secret/model/": "model",
+        "./a/b": "b",
+        "a/b/c": "c",
+        "~/model": "model",
+    }.items():
+        assert push.public_name(source) == name
+
+
+def test_texts_of_the_options_are_not_in_the_card(options, tmp_path):
+    private = "a secret prompt"
+    prompts = {"sample_prompts": [private], "eval_strategy": "steps", "eval_steps": 2, "run_name": "x"}
+    output = trained({**options, **prompts, "response_prefix": private}, tmp_path)
+    card = (output / "adapter/README.md").read_text()
+    assert private not in card and str(tmp_path) not in card and "max_steps: 2" in card, card
 
 
 def test_a_repository_that_may_not_be_made_ends_the_run_before_it_begins(capfd, monkeypatch, options, tmp_path):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,28 @@ def test_only_one_file_prints():
         calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         prints = [call for call in calls if isinstance(call, ast.Name) and call.id == "print"]
         assert not prints or path.name in reported, path
+
+
+def test_what_nobody_caught_is_made_visible(tmp_path):
+    script = f"""
+import sys
+from surogate import cli
+def fail(*_):
+    raise ValueError({EVIL!r})
+cli.COMMANDS["schema"] = fail
+sys.argv = ["surogate", "schema"]
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 1 and "ValueError" in done.stderr and not steers(done.stderr), done.stderr
+
+
+def test_a_base_model_that_is_no_name(tmp_path, capsys):
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": f"a{EVIL}b/c"}))
+    assert main(["generate", str(tmp_path), "--prompt", "x", "--device", "cpu"]) == 2
+    err = capsys.readouterr().err
+    assert "no name on the Hub" in err and not steers(err), err
 
 
 def test_a_text_is_made_visible():

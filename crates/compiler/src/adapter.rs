@@ -3,7 +3,7 @@
 //!
 //! Knows names and patterns; not what a module computes.
 
-use fancy_regex::Regex;
+use fancy_regex::{Regex, RegexBuilder};
 use graph::{AdapterForm, AdapterPlace};
 use tensor::DType;
 
@@ -85,9 +85,45 @@ enum Target {
     Pattern(Regex),
 }
 
+/// Patterns of an adapter: those that are names with dots, of which mixtures may have one for each expert, and others,
+/// which take long to compile.
+const MOST_NAMES: usize = 1 << 14;
+const MOST_PATTERNS: usize = 512;
+
+/// Bytes of a pattern, and of what it is compiled to.
+const LONGEST_PATTERN: usize = 4096;
+const MOST_COMPILED: usize = 1 << 20;
+
+fn is_plain(text: &str) -> bool {
+    text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
+}
+
+/// Errors: more patterns than can be compiled in a moment. They may come from somebody else's adapter.
+fn check_patterns(options: &AdapterOptions) -> Result<(), CompileError> {
+    let of = &options.exceptions;
+    let by_name = of.rank_pattern.iter().map(|(name, _)| name).chain(of.alpha_pattern.iter().map(|(name, _)| name));
+    let compiled = by_name.chain(&of.layers_pattern);
+    let targets = options.targets.iter().chain(&of.excluded).filter(|text| !is_plain(text));
+    let (mut names, mut patterns) = (0, 0);
+    for text in compiled.chain(targets) {
+        if text.len() > LONGEST_PATTERN {
+            let text = format!("a pattern of the adapter has {} bytes, expected at most {LONGEST_PATTERN}", text.len());
+            return Err(CompileError::Options(text));
+        }
+        *if is_plain(text) { &mut names } else { &mut patterns } += 1;
+    }
+    if names <= MOST_NAMES && patterns <= MOST_PATTERNS {
+        return Ok(());
+    }
+    Err(CompileError::Options(format!(
+        "the adapter has {names} names and {patterns} regular expressions as patterns, expected at most {MOST_NAMES} and \
+         {MOST_PATTERNS}"
+    )))
+}
+
 fn regex(pattern: &str, whole: &str) -> Result<Regex, CompileError> {
     let wrong = |e| CompileError::Options(format!("adapter target `{pattern}` is not a regular expression: {e}"));
-    Regex::new(whole).map_err(wrong)
+    RegexBuilder::new(whole).delegate_size_limit(MOST_COMPILED).build().map_err(wrong)
 }
 
 fn is_match(pattern: &Regex, module: &str) -> Result<bool, CompileError> {
@@ -98,10 +134,9 @@ fn is_match(pattern: &Regex, module: &str) -> Result<bool, CompileError> {
 
 impl Target {
     fn new(text: &str) -> Result<Target, CompileError> {
-        let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'));
         Ok(match text {
             "all-linear" => Target::AllLinear,
-            name if plain => Target::Suffix(name.to_owned()),
+            name if is_plain(name) => Target::Suffix(name.to_owned()),
             pattern => Target::Pattern(regex(pattern, &format!("^(?:{pattern})$"))?),
         })
     }
@@ -153,6 +188,7 @@ pub struct Stacked {
 impl AdapterRules {
     /// Errors: a pattern that is not a regular expression, and targets that PEFT would not take together.
     pub fn new(options: &AdapterOptions) -> Result<AdapterRules, CompileError> {
+        check_patterns(options)?;
         let options = &converted(options)?;
         let of = &options.exceptions;
         let targets = |texts: &[String]| texts.iter().map(|t| Target::new(t)).collect::<Result<Vec<_>, _>>();
@@ -403,6 +439,30 @@ mod tests {
         assert_eq!(of.saves("model.layers.0.input_layernorm.weight"), Some(0), "as PEFT does");
         assert_eq!(of.saves("model.layers.0.mlp.up_proj.weight"), Some(1));
         assert_eq!((of.saves("model.layers.0.self_attn.q_proj.bias"), of.saves("mlp")), (None, None));
+    }
+
+    #[test]
+    fn patterns_are_bounded() {
+        let refused = |change: &dyn Fn(&mut AdapterOptions)| {
+            let mut of = options(&["q_proj"]);
+            change(&mut of);
+            AdapterRules::new(&of).unwrap_err().to_string()
+        };
+        let ranks = |n: usize, name: &dyn Fn(usize) -> String| (0..n).map(|i| (name(i), 4)).collect::<Vec<_>>();
+        let many = refused(&|of| of.exceptions.rank_pattern = ranks(200_000, &|i| format!("q{i}")));
+        assert!(many.contains("200000 names and 0 regular expressions"), "{many}");
+        let many = refused(&|of| of.exceptions.rank_pattern = ranks(3000, &|i| format!("\\w{{5}}x{i}")));
+        assert!(many.contains("3000 regular expressions"), "{many}");
+        let targets = (0..600).map(|i| format!("(q|{i})")).collect::<Vec<_>>();
+        assert!(refused(&|of| of.targets = targets.clone()).contains("600 regular expressions"));
+        assert!(refused(&|of| of.exceptions.excluded = targets.clone()).contains("600 regular expressions"));
+        assert!(refused(&|of| of.targets = vec!["x|".repeat(3000)]).contains("6000 bytes, expected at most 4096"));
+        let large = refused(&|of| of.targets = vec!["(\\w{99}){99}".to_owned()]);
+        assert!(large.contains("not a regular expression"), "{large}");
+        // A name for each expert of the largest mixtures is no attack.
+        let mut of = options(&["q_proj"]);
+        of.exceptions.rank_pattern = ranks(12_000, &|i| format!("layers.{i}.q_proj"));
+        AdapterRules::new(&of).unwrap();
     }
 
     #[test]

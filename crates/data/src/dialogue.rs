@@ -13,6 +13,7 @@ use crate::agent::AgentForm;
 use crate::batch::IGNORE;
 use crate::document::Document;
 use crate::error::{DataError, RowError, RowReason};
+use crate::row_rendering::RowRendering;
 use crate::spans::{Markers, Message, TrainedSpan, system_end, weighted_spans};
 use crate::summary::Expected;
 use crate::template::{ChatTemplate, Conversation, Rendered, clock_now, read_clock};
@@ -146,8 +147,11 @@ impl DialogueEncoder {
         tools: Option<&Value>,
         generation_prompt: bool,
     ) -> Result<Rendered, RowError> {
-        let template = self.tool_template.as_ref().filter(|_| tools.is_some()).unwrap_or(&self.template);
-        template.render(Conversation { messages, tools }, generation_prompt)
+        self.template_for(tools).render(Conversation { messages, tools }, generation_prompt)
+    }
+
+    fn template_for(&self, tools: Option<&Value>) -> &ChatTemplate {
+        self.tool_template.as_ref().filter(|_| tools.is_some()).unwrap_or(&self.template)
     }
 
     /// The tokens that end a turn.
@@ -204,11 +208,19 @@ impl DialogueEncoder {
     /// The text of a conversation and what of it is trained. Spans of weight 0 may be among the trained ones.
     pub fn spans(&self, messages: &[Message], tools: Option<&Value>) -> Result<(String, Vec<TrainedSpan>), RowError> {
         let (messages, tools) = self.written(messages, tools)?;
-        self.spans_of(&messages, tools)
+        self.spans_of(&messages, &self.rendering(tools))
     }
 
-    fn spans_of(&self, messages: &[Message], tools: Option<&Value>) -> Result<(String, Vec<TrainedSpan>), RowError> {
-        let render = |messages: &[Map<String, Value>]| self.render(messages, tools, false);
+    fn rendering<'a>(&'a self, tools: Option<&'a Value>) -> RowRendering<'a> {
+        RowRendering::new(self.template_for(tools), tools)
+    }
+
+    fn spans_of(
+        &self,
+        messages: &[Message],
+        rendering: &RowRendering<'_>,
+    ) -> Result<(String, Vec<TrainedSpan>), RowError> {
+        let render = |messages: &[Map<String, Value>]| rendering.render(messages);
         let rule = &self.options.loss;
         let prefix = self.options.response_prefix.as_deref().unwrap_or_default();
         let of_all = rule.weights(messages);
@@ -234,7 +246,7 @@ impl DialogueEncoder {
                     found.map(|(message, _)| message.is_assistant()).collect()
                 }
             };
-            insert_prefix(&mut text, &mut spans, &answers, prefix);
+            text = insert_prefix(&text, &mut spans, &answers, prefix);
         }
         if matches!(rule, LossRule::Everything) {
             spans = around(&text, spans);
@@ -250,11 +262,12 @@ impl DialogueEncoder {
             return Err(RowError::new(RowReason::Empty, "the conversation has no messages"));
         }
         let (messages, tools) = self.written(messages, tools)?;
-        let (text, spans) = self.spans_of(&messages, tools)?;
+        let rendering = self.rendering(tools);
+        let (text, spans) = self.spans_of(&messages, &rendering)?;
         let encoded = self.tokenizer.encoder().encode_with_offsets(&text, false)?;
         let mut keep = 0;
         if self.options.keeps_system {
-            let render = |messages: &[Map<String, Value>]| self.render(messages, tools, false);
+            let render = |messages: &[Map<String, Value>]| rendering.render(messages);
             let end = system_end(&messages, &render, self.markers())?;
             let begins_with_bos = self.tokenizer.bos().is_some_and(|bos| encoded.ids.first() == Some(&bos.id));
             keep = encoded.offsets.iter().take_while(|offsets| offsets.1 <= end).count();
@@ -264,21 +277,27 @@ impl DialogueEncoder {
     }
 }
 
-/// Puts a text before each answer that does not begin with it; it belongs to what the model is given.
-fn insert_prefix(text: &mut String, spans: &mut [TrainedSpan], answers: &[bool], prefix: &str) {
-    let mut shift = 0;
+/// The text with another before each answer that does not begin with it; it belongs to what the model is given.
+fn insert_prefix(text: &str, spans: &mut [TrainedSpan], answers: &[bool], prefix: &str) -> String {
+    let mut whole = String::with_capacity(text.len());
+    let mut at = 0;
     for (span, is_answer) in spans.iter_mut().zip(answers) {
-        span.range = span.range.start + shift..span.range.end + shift;
-        if !is_answer {
-            continue;
+        whole.push_str(&text[at..span.range.start]);
+        at = span.range.start;
+        let own = &text[span.range.clone()];
+        let mut start = whole.len();
+        let mut end = start + own.len();
+        if *is_answer {
+            if !own.starts_with(prefix) {
+                whole.push_str(prefix);
+                end += prefix.len();
+            }
+            start += prefix.len();
         }
-        if !text[span.range.clone()].starts_with(prefix) {
-            text.insert_str(span.range.start, prefix);
-            shift += prefix.len();
-            span.range.end += prefix.len();
-        }
-        span.range.start += prefix.len();
+        span.range = start..end;
     }
+    whole.push_str(&text[at..]);
+    whole
 }
 
 fn has_system(messages: &[Message]) -> bool {

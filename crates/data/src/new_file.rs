@@ -15,11 +15,38 @@ pub(crate) fn create_beside(path: &Path) -> io::Result<(PathBuf, File)> {
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let temporary = path.with_file_name(format!(".{name}.{}-{number}.tmp", std::process::id()));
         match File::create_new(&temporary) {
-            Ok(file) => return Ok((temporary, file)),
+            Ok(file) => {
+                // Whoever clears up knows by it that somebody writes.
+                let _ = file.try_lock();
+                return Ok((temporary, file));
+            }
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }
     }
+}
+
+/// Removes what processes that were killed left of a file. One that somebody writes is locked and stays; so does an empty
+/// one, which may be about to be locked.
+pub(crate) fn clear_abandoned(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = path.file_name().expect("a file to write has a name").to_string_lossy();
+    let begin = format!(".{name}.");
+    let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let middle = name.to_str().and_then(|name| name.strip_prefix(&begin)?.strip_suffix(".tmp"));
+        let is_ours = middle.and_then(|of| of.split_once('-')).is_some_and(|(a, b)| number(a) && number(b));
+        let data = entry.path().symlink_metadata();
+        if is_ours && data.is_ok_and(|data| data.is_file() && data.len() > 0) {
+            let file = File::open(entry.path())?;
+            if file.try_lock().is_ok() {
+                fs::remove_file(entry.path())?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Gives a file its name, unless something has come there.
@@ -36,6 +63,26 @@ pub(crate) fn name_new(temporary: &Path, path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_killed_process_left_is_removed_and_nothing_else() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("model.gguf");
+        let (written, mut file) = create_beside(&path).unwrap();
+        io::Write::write_all(&mut file, b"half").unwrap();
+        let at = |name: &str| place.path().join(name);
+        let kept = [".model.gguf.7-1.tmp.mine", ".model.gguf.x-1.tmp", ".other.gguf.7-1.tmp", ".model.gguf.8-1.tmp"];
+        for name in kept.iter().chain(&[".model.gguf.7-1.tmp"]) {
+            fs::write(at(name), if *name == kept[3] { "" } else { "half" }).unwrap();
+        }
+        std::os::unix::fs::symlink(at(kept[0]), at(".model.gguf.9-1.tmp")).unwrap();
+        clear_abandoned(&path).unwrap();
+        assert!(!at(".model.gguf.7-1.tmp").exists() && written.exists() && at(".model.gguf.9-1.tmp").exists());
+        assert!(kept.iter().all(|name| at(name).exists()));
+        drop(file);
+        clear_abandoned(&path).unwrap();
+        assert!(!written.exists());
+    }
 
     #[test]
     fn nothing_that_is_there_is_written_to() {

@@ -1,38 +1,61 @@
 //! Processes a stream of items on several threads, with results in order and a limited number of items in flight.
 //!
-//! Does not know what the work is.
+//! Does not know what the work is. Work that takes long on one item asks [`is_over`].
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Mutex;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Items that one thread takes at a time.
 const CHUNK: usize = 128;
 
-/// Applies `work` to every item and gives item and result to `take`, in order. The calling thread reads the items and
-/// takes the results; with up to one worker it works too. Ends at the first error of `take`.
+/// How often a caller is asked whether to go on while one item takes long.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+thread_local! {
+    static OVER: RefCell<Arc<AtomicBool>> = RefCell::default();
+}
+
+/// Tells whether nobody waits for the work of this thread any more.
+pub(crate) fn is_over() -> bool {
+    OVER.with_borrow(|over| over.load(Ordering::Relaxed))
+}
+
+/// Ends the work of all threads when it is dropped.
+struct End(Arc<AtomicBool>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Applies `work` to every item on at least one thread and gives item and result to `take`, in order. The calling
+/// thread reads the items, takes the results and calls `go_on` while it waits. Ends at the first error of either.
 pub(crate) fn in_order<T: Send, R: Send, E>(
     mut items: impl Iterator<Item = T>,
     workers: usize,
+    go_on: &dyn Fn() -> Result<(), E>,
     work: &(dyn Fn(&T) -> R + Sync),
     take: &mut dyn FnMut(T, R) -> Result<(), E>,
 ) -> Result<(), E> {
-    if workers <= 1 {
-        return items.try_for_each(|item| {
-            let result = work(&item);
-            take(item, result)
-        });
-    }
+    let workers = workers.max(1);
+    let over = Arc::<AtomicBool>::default();
     let (to_do, next_to_do) = channel::<(usize, Vec<T>)>();
     let (done, results) = channel();
     let next_to_do = Mutex::new(next_to_do);
     std::thread::scope(|scope| {
         for _ in 0..workers {
             let (next_to_do, done) = (&next_to_do, done.clone());
-            scope.spawn(move || worker(next_to_do, &done, work));
+            let over = over.clone();
+            scope.spawn(move || worker(next_to_do, &done, over, work));
         }
         drop(done);
+        let _end = End(over);
         // Dropped on every way out, so that the workers come to an end.
         let to_do = to_do;
         let (mut sent, mut taken, mut ended) = (0, 0, false);
@@ -49,7 +72,13 @@ pub(crate) fn in_order<T: Send, R: Send, E>(
             if taken == sent {
                 return Ok(());
             }
-            let (number, outcome) = results.recv().expect("every chunk comes back");
+            let (number, outcome) = loop {
+                match results.recv_timeout(PATIENCE) {
+                    Ok(received) => break received,
+                    Err(RecvTimeoutError::Timeout) => go_on()?,
+                    Err(RecvTimeoutError::Disconnected) => panic!("every chunk comes back"),
+                }
+            };
             early.insert(number, outcome);
             while let Some(outcome) = early.remove(&taken) {
                 taken += 1;
@@ -65,12 +94,16 @@ type Outcome<T, R> = (usize, std::thread::Result<Vec<(T, R)>>);
 fn worker<T, R>(
     next: &Mutex<Receiver<(usize, Vec<T>)>>,
     done: &Sender<Outcome<T, R>>,
+    over: Arc<AtomicBool>,
     work: &(dyn Fn(&T) -> R + Sync),
 ) {
+    OVER.set(over);
     loop {
         let received = next.lock().expect("no worker panics with the lock held").recv();
         let Ok((number, chunk)) = received else { return };
-        let pairs = move || chunk.into_iter().map(|item| (work(&item), item)).map(|(r, t)| (t, r)).collect();
+        let left = |_: &T| !is_over();
+        let pairs = move || chunk.into_iter().take_while(left).map(|item| (work(&item), item));
+        let pairs = move || pairs().map(|(r, t)| (t, r)).collect();
         if done.send((number, catch_unwind(AssertUnwindSafe(pairs)))).is_err() {
             return;
         }
@@ -89,7 +122,7 @@ mod tests {
                 std::thread::sleep(std::time::Duration::from_micros(n * 7919 % 50));
                 n * n
             };
-            let taken: Result<(), ()> = in_order(0..1500u64, workers, &work, &mut |n, square| {
+            let taken: Result<(), ()> = in_order(0..1500u64, workers, &|| Ok(()), &work, &mut |n, square| {
                 assert_eq!(square, n * n);
                 seen.push(n);
                 Ok(())
@@ -105,7 +138,7 @@ mod tests {
             count += 1;
             if n == 300 { Err(n) } else { Ok(()) }
         };
-        assert_eq!(in_order(0.., 3, &|_| (), &mut take), Err(300));
+        assert_eq!(in_order(0.., 3, &|| Ok(()), &|_| (), &mut take), Err(300));
         assert_eq!(count, 301);
     }
 
@@ -113,6 +146,20 @@ mod tests {
     #[should_panic(expected = "item 700")]
     fn a_panic_of_the_work_is_the_callers() {
         let work = |n: &usize| assert!(*n != 700, "item {n}");
-        let _ = in_order(0..5000, 2, &work, &mut |_, ()| Ok::<(), ()>(()));
+        let _ = in_order(0..5000, 2, &|| Ok(()), &work, &mut |_, ()| Ok::<(), ()>(()));
+    }
+
+    #[test]
+    fn an_item_that_takes_long_is_given_up() {
+        for workers in [1, 3] {
+            let waits = std::cell::Cell::new(0);
+            let go_on = || {
+                waits.set(waits.get() + 1);
+                if waits.get() == 3 { Err("stop") } else { Ok(()) }
+            };
+            let work = |_: &i32| while !is_over() {};
+            assert_eq!(in_order(0..5, workers, &go_on, &work, &mut |_, ()| Ok(())), Err("stop"));
+        }
+        assert!(!is_over());
     }
 }

@@ -29,7 +29,7 @@ pub struct PrepareOptions {
     pub truncation: Truncation,
     /// Rows of the model's embedding table: a larger token id is an error.
     pub vocab_size: usize,
-    /// Threads that encode; 0 or 1: the calling thread alone.
+    /// Threads that encode; 0 counts as 1.
     pub workers: usize,
     pub dialogue: DialogueOptions,
 }
@@ -292,10 +292,9 @@ fn read_dataset(
         let fields = row.fields.as_ref().map_err(Clone::clone)?;
         encoder.encode(fields)?.truncate(options.max_length, truncation)
     };
-    in_order(rows, options.workers, &encode, &mut |row, outcome| {
-        if stop() {
-            return Err(DataError::Stopped);
-        }
+    let go_on = || if stop() { Err(DataError::Stopped) } else { Ok(()) };
+    in_order(rows, options.workers, &go_on, &encode, &mut |row, outcome| {
+        go_on()?;
         match outcome {
             Ok(documents) => {
                 check_vocabulary(&documents, &row, options.vocab_size)?;

@@ -3,8 +3,13 @@
 //! The sentinel method: the conversation is rendered, then once more per message and field with that field replaced by
 //! each of two sentinels. What all three renderings share before and after the difference comes from the template; the
 //! rest is the message's text. No text of a message is searched for, and no prefix of the conversation is rendered,
-//! because real templates print a message differently when another follows. Knows no tokens and no template language.
+//! because real templates print a message differently when another follows. Where the template writes each message by
+//! its own text alone, seven renderings suffice for all messages ([`together`]). Knows no tokens and no template
+//! language.
 
+mod together;
+
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde_json::{Map, Value, json};
@@ -66,18 +71,23 @@ pub struct Markers<'a> {
 
 /// Two texts without common first or last character, which no template trims or splits and which `base` does not hold.
 fn sentinels(base: &str) -> [String; 2] {
-    let absent = |first: &str, last: &str| {
-        let mut numbered = (0..).map(|n: u32| format!("{first}{n}{last}"));
+    let [first, second] = sentinel_begins(base);
+    [format!("{first}foxJ3b"), format!("{second}wH8k")]
+}
+
+/// The beginnings of sentinels, which `base` does not hold.
+fn sentinel_begins(base: &str) -> [String; 2] {
+    ["Qv7nulla", "Xz4lantern"].map(|first| {
+        let mut numbered = (0..).map(|n: u32| format!("{first}{n}"));
         numbered.find(|text| !base.contains(text)).expect("a finite text lacks some number")
-    };
-    [absent("Qv7nulla", "foxJ3b"), absent("Xz4lantern", "wH8k")]
+    })
 }
 
 /// Pairs between which a template may insert an empty train of thought.
 const THOUGHTS: [(&str, &str); 3] = [("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<thinking>", "</thinking>")];
 
 /// Where one message is: from the first to the last byte that depends on it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 struct Located {
     range: Range<usize>,
     /// Whether tool calls are the last that it shows.
@@ -115,54 +125,102 @@ pub fn weighted_spans(
     }
     // Only trained messages and their neighbours are looked for.
     let sentinels = sentinels(&base.text);
-    let mut located: Vec<Option<Located>> = Vec::with_capacity(messages.len());
-    for i in 0..messages.len() {
-        let near = wanted(i) || (i > 0 && wanted(i - 1)) || (i + 1 < messages.len() && wanted(i + 1));
-        located.push(if near { locate(&base.text, &mut plain, i, &sentinels, render)? } else { None });
-    }
+    let is_near = |i: usize| wanted(i) || (i > 0 && wanted(i - 1)) || (i + 1 < messages.len() && wanted(i + 1));
+    let near: Vec<bool> = (0..messages.len()).map(is_near).collect();
+    let together = together::locate_all(&base.text, &plain, &near, render)?;
+    let openings = together.is_some().then(BTreeMap::new);
+    let located = match together {
+        Some(located) => located,
+        None => {
+            let mut one = |i: usize| locate(&base.text, &mut plain, i, &sentinels, render);
+            near.iter().enumerate().map(|(i, &near)| if near { one(i) } else { Ok(None) }).collect::<Result<_, _>>()?
+        }
+    };
+    let mut turns =
+        Turns { text: &base.text, plain: &plain, located: &located, sentinels: &sentinels, render, markers, openings };
     let mut spans: Vec<TrainedSpan> = Vec::new();
-    for (i, (message, weight)) in messages.iter().zip(weights).enumerate() {
+    for (i, weight) in weights.iter().enumerate() {
         let Some(weight) = *weight else { continue };
-        let disagreement = |what: &str| RowError::new(RowReason::Span, format!("message {}: {what}", i + 1));
         let Some(own) = &located[i] else {
-            return Err(disagreement("the template does not show it"));
+            return Err(disagreement(i, "the template does not show it"));
         };
         if spans.last().is_some_and(|last| own.range.start < last.range.end) {
-            return Err(disagreement("its text depends on an earlier message's place"));
+            return Err(disagreement(i, "its text depends on an earlier message's place"));
         }
-        let marked = base.generation.iter().find(|range| range.start <= own.range.start && own.range.end <= range.end);
+        // The template's own marks ascend and do not overlap.
+        let marks_before = base.generation.partition_point(|range| range.start <= own.range.start);
+        let marked = base.generation[..marks_before].last().filter(|range| own.range.end <= range.end);
         let range = match marked {
             Some(range) => range.clone(),
-            None => {
-                let before = match i {
-                    0 => Some(0),
-                    _ => located[i - 1].as_ref().map(|m| m.range.end).filter(|&end| end <= own.range.start),
-                };
-                let after_user = i > 0 && messages[i - 1].fields.get("role").is_some_and(|role| role == "user");
-                let begin = if !message.is_assistant() {
-                    own.range.start
-                } else if !markers.generation_prompt.is_empty() {
-                    turn_begin(&base.text, before, own.range.start, markers.generation_prompt)
-                } else if after_user && let Some(begin) = after_opening(&base.text, before, own.range.start, markers) {
-                    begin
-                } else if own.calls_tools {
-                    let earlier = &plain[..i];
-                    plain_answer_start(&base.text, earlier, before, &sentinels, render)
-                        .ok_or_else(|| disagreement("where its tool calls begin cannot be determined"))?
-                } else {
-                    own.range.start
-                };
-                let next = located.get(i + 1).and_then(Option::as_ref).map(|m| m.range.start);
-                let limit = next.filter(|&start| start >= own.range.end).unwrap_or(base.text.len());
-                begin..turn_end(&base.text, own, limit, markers)
-            }
+            None => turns.range(i, own)?,
         };
         if spans.last().is_some_and(|last| range.start < last.range.end) || range.start > range.end {
-            return Err(disagreement("it cannot be distinguished from an earlier message"));
+            return Err(disagreement(i, "it cannot be distinguished from an earlier message"));
         }
         spans.push(TrainedSpan { range, weight });
     }
     Ok((base.text, spans))
+}
+
+fn disagreement(i: usize, what: &str) -> RowError {
+    RowError::new(RowReason::Span, format!("message {}: {what}", i + 1))
+}
+
+/// A rendering in which the messages are located.
+struct Turns<'a> {
+    text: &'a str,
+    plain: &'a [Map<String, Value>],
+    located: &'a [Option<Located>],
+    sentinels: &'a [String; 2],
+    render: Render<'a>,
+    markers: Markers<'a>,
+    /// The template's text from where a plain answer would begin to the calls in its place, by the role of the message
+    /// before. `None`: the template writes messages depending on one another.
+    openings: Option<BTreeMap<String, String>>,
+}
+
+impl Turns<'_> {
+    /// What is trained of message `i`, which is at `own`.
+    fn range(&mut self, i: usize, own: &Located) -> Result<Range<usize>, RowError> {
+        let (text, markers, start) = (self.text, self.markers, own.range.start);
+        let before = match i {
+            0 => Some(0),
+            _ => self.located[i - 1].as_ref().map(|message| message.range.end).filter(|&end| end <= start),
+        };
+        let role = |i: usize| self.plain[i].get("role").and_then(Value::as_str).unwrap_or_default();
+        let after_user = i > 0 && role(i - 1) == "user";
+        let begin = if role(i) != "assistant" {
+            start
+        } else if !markers.generation_prompt.is_empty() {
+            turn_begin(text, before, start, markers.generation_prompt)
+        } else if after_user && let Some(begin) = after_opening(text, before, start, markers) {
+            begin
+        } else if own.calls_tools {
+            self.plain_answer_start(i, before, start)
+                .ok_or_else(|| disagreement(i, "where its tool calls begin cannot be determined"))?
+        } else {
+            start
+        };
+        let next = self.located.get(i + 1).and_then(Option::as_ref).map(|message| message.range.start);
+        let limit = next.filter(|&start| start >= own.range.end).unwrap_or(text.len());
+        Ok(begin..turn_end(text, own, limit, markers))
+    }
+
+    /// As [`plain_answer_start`] for message `i`. After messages of one role it is rendered once.
+    fn plain_answer_start(&mut self, i: usize, before: Option<usize>, start: usize) -> Option<usize> {
+        let find = || plain_answer_start(self.text, &self.plain[..i], before, self.sentinels, self.render);
+        let (Some(openings), Some(before), true) = (&mut self.openings, before, i > 0) else { return find() };
+        let role = self.plain[i - 1].get("role").and_then(Value::as_str).unwrap_or_default();
+        let between = &self.text[before..start];
+        if let Some(opening) = openings.get(role).filter(|opening| between.ends_with(opening.as_str())) {
+            return Some(start - opening.len());
+        }
+        let found = find()?;
+        if let Some(opening) = self.text.get(found..start) {
+            openings.insert(role.to_owned(), opening.to_owned());
+        }
+        Some(found)
+    }
 }
 
 /// Where the part of a rendering ends that survives when its beginning is cut off: the system prompt, the template's
@@ -189,20 +247,19 @@ pub fn system_end(messages: &[Message], render: Render<'_>, markers: Markers<'_>
     }
 }
 
-/// The fields of a message that a template may show, as JSON pointers with the values that replace them. Only fields
-/// that are there: what a call lacks, a template shows by text of its own.
-fn shown_fields(message: &Map<String, Value>, sentinels: &[String; 2]) -> Vec<(String, [Value; 2])> {
-    let texts = sentinels.clone().map(Value::from);
+/// The fields of a message that a template may show, as JSON pointers; true: the field is a text. Only fields that are
+/// there: what a call lacks, a template shows by text of its own.
+fn shown_fields(message: &Map<String, Value>) -> Vec<(String, bool)> {
     let mut fields = Vec::new();
     for name in ["reasoning_content", "reasoning", "thinking"] {
         if message.get(name).and_then(Value::as_str).is_some_and(|text| !text.trim().is_empty()) {
-            fields.push((format!("/{name}"), texts.clone()));
+            fields.push((format!("/{name}"), true));
         }
     }
     let calls = message.get("tool_calls").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
     match message.get("content") {
         Some(Value::String(text)) if !text.is_empty() || calls.is_empty() => {
-            fields.push(("/content".to_owned(), texts.clone()));
+            fields.push(("/content".to_owned(), true));
         }
         _ => {}
     }
@@ -212,17 +269,31 @@ fn shown_fields(message: &Map<String, Value>, sentinels: &[String; 2]) -> Vec<(S
             None => (format!("/tool_calls/{i}"), call),
         };
         if function.get("name").is_some() {
-            fields.push((format!("{place}/name"), texts.clone()));
+            fields.push((format!("{place}/name"), true));
         }
         if let Some(arguments) = function.get("arguments") {
-            let replacement = match arguments {
-                Value::String(_) => texts.clone(),
-                _ => [json!({ sentinels[0].as_str(): 0 }), json!({ sentinels[1].as_str(): 1 })],
-            };
-            fields.push((format!("{place}/arguments"), replacement));
+            fields.push((format!("{place}/arguments"), arguments.is_string()));
         }
     }
     fields
+}
+
+/// The value of a field that is replaced by a sentinel of either kind.
+fn replacement(is_text: bool, sentinel: &str, kind: usize) -> Value {
+    if is_text { json!(sentinel) } else { json!({ sentinel: kind }) }
+}
+
+/// The place of a message that is known so far, with that of a further field.
+fn join(before: Option<Located>, field: Located) -> Located {
+    let Some(before) = before else { return field };
+    Located {
+        calls_tools: if field.range.end > before.range.end { field.calls_tools } else { before.calls_tools },
+        range: before.range.start.min(field.range.start)..before.range.end.max(field.range.end),
+    }
+}
+
+fn too_often(i: usize, times: usize) -> RowError {
+    RowError::new(RowReason::Span, format!("message {}: the template shows one field {times} times", i + 1))
 }
 
 /// Finds message `i` of the rendering `base`. `None`: the template shows nothing of it, or the place of what it shows
@@ -236,12 +307,12 @@ fn locate(
 ) -> Result<Option<Located>, RowError> {
     let original = messages[i].clone();
     let mut found: Option<Located> = None;
-    for (pointer, replacements) in shown_fields(&original, sentinels) {
+    for (pointer, is_text) in shown_fields(&original) {
         let mut renderings = Vec::with_capacity(2);
-        for replacement in replacements {
+        for (kind, sentinel) in sentinels.iter().enumerate() {
             let mut changed = Value::Object(original.clone());
             let field = changed.pointer_mut(&pointer).expect("shown_fields names fields that are there");
-            *field = replacement;
+            *field = replacement(is_text, sentinel, kind);
             let Value::Object(changed) = changed else { unreachable!("an object stays an object") };
             messages[i] = changed;
             let rendering = render(messages);
@@ -251,13 +322,7 @@ fn locate(
         let is_name = pointer.ends_with("/name");
         if let Some(range) = difference(base, &renderings, sentinels, is_name, i)? {
             let calls_tools = pointer.starts_with("/tool_calls");
-            found = Some(match found {
-                None => Located { range, calls_tools },
-                Some(before) => Located {
-                    calls_tools: if range.end > before.range.end { calls_tools } else { before.calls_tools },
-                    range: before.range.start.min(range.start)..before.range.end.max(range.end),
-                },
-            });
+            found = Some(join(found, Located { range, calls_tools }));
         }
     }
     Ok(found)
@@ -279,7 +344,7 @@ fn plain_answer_start(
     for sentinel in sentinels {
         *messages.last_mut().expect("just pushed") = Message::new("assistant", sentinel).fields;
         let text = render(&messages).ok()?.text;
-        start = start.min(common_prefix(base, &text));
+        start = start.min(prefix_length(base, &text));
         text.find(sentinel.as_str()).filter(|&at| at == start)?;
     }
     (start >= before?).then_some(start)
@@ -301,13 +366,10 @@ fn difference(
             0 => return Ok(None),
             1 => {}
             _ if is_name => return Ok(None),
-            times => {
-                let problem = format!("message {}: the template shows one field {times} times", i + 1);
-                return Err(RowError::new(RowReason::Span, problem));
-            }
+            times => return Err(too_often(i, times)),
         }
-        start = start.min(common_prefix(base, rendering));
-        tail = tail.min(common_suffix(base, rendering));
+        start = start.min(prefix_length(base, rendering));
+        tail = tail.min(suffix_length(base, rendering));
     }
     if start + tail > base.len() {
         let problem = format!("message {}: what stands before and after it overlaps", i + 1);
@@ -317,7 +379,7 @@ fn difference(
 }
 
 /// Bytes, cut back to a character's border.
-fn common_prefix(a: &str, b: &str) -> usize {
+fn prefix_length(a: &str, b: &str) -> usize {
     let mut n = a.bytes().zip(b.bytes()).take_while(|(x, y)| x == y).count();
     while !a.is_char_boundary(n) {
         n -= 1;
@@ -325,7 +387,7 @@ fn common_prefix(a: &str, b: &str) -> usize {
     n
 }
 
-fn common_suffix(a: &str, b: &str) -> usize {
+fn suffix_length(a: &str, b: &str) -> usize {
     let mut n = a.bytes().rev().zip(b.bytes().rev()).take_while(|(x, y)| x == y).count();
     while !a.is_char_boundary(a.len() - n) {
         n -= 1;

@@ -4,7 +4,8 @@
 
 mod bounds;
 
-use std::fs;
+pub use bounds::MOST_IDS;
+
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -14,6 +15,8 @@ use tokenizers::PostProcessorWrapper;
 use crate::error::{DataError, RowError, RowReason};
 use crate::fast_encoder::FastEncoder;
 use crate::guard::guarded;
+use crate::small_file;
+use crate::tokenizer::bounds::Bounds;
 
 /// Token ids with the bytes of the text that each stands for. Tokens that the tokenizer adds itself have an empty
 /// range.
@@ -155,7 +158,7 @@ fn digest_of(folder: &Path) -> Result<String, DataError> {
     for name in FILES {
         let path = folder.join(name);
         let content = match path.is_file() {
-            true => fs::read(&path).map_err(|e| DataError::io("read", &path, e))?,
+            true => small_file::read(&path).map_err(|e| DataError::io("read", &path, e))?,
             false => continue,
         };
         hasher.update(format!("{name} {}\n", content.len()).as_bytes());
@@ -168,7 +171,7 @@ fn read_object(path: &Path) -> Result<Map<String, Value>, DataError> {
     if !path.is_file() {
         return Ok(Map::new());
     }
-    let bytes = fs::read(path).map_err(|e| DataError::io("read", path, e))?;
+    let bytes = small_file::read(path).map_err(|e| DataError::io("read", path, e))?;
     match serde_json::from_slice(&bytes) {
         Ok(Value::Object(fields)) => Ok(fields),
         Ok(_) => Err(DataError::invalid(path.display(), "expected a JSON object")),
@@ -203,7 +206,7 @@ fn special_tokens(library: &Library, config: &Map<String, Value>, names: &Map<St
 fn template_texts(folder: &Path, config: &Map<String, Value>) -> Result<(Option<String>, Option<String>), DataError> {
     let read = |file: &str| -> Result<Option<String>, DataError> {
         let file = folder.join(file);
-        let text = || fs::read_to_string(&file).map_err(|e| DataError::io("read", &file, e));
+        let text = || small_file::read_text(&file).map_err(|e| DataError::io("read", &file, e));
         file.is_file().then(text).transpose()
     };
     let (own, tools) = (read("chat_template.jinja")?, read(TOOL_TEMPLATE)?);
@@ -231,6 +234,7 @@ const ENCODER: &str = "SUROGATE_ENCODER";
 pub(crate) struct Library {
     tokenizer: tokenizers::Tokenizer,
     path: PathBuf,
+    bounds: Bounds,
     /// Made at the first text, or why there is none.
     fast: OnceLock<Result<FastEncoder, String>>,
 }
@@ -239,16 +243,17 @@ impl Library {
     pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
         let invalid = |e: tokenizers::Error| DataError::invalid(path.display(), e);
         let damaged = |e: String| DataError::invalid(path.display(), format!("no readable tokenizer: {e}"));
+        small_file::open(path).map_err(|e| DataError::io("read", path, e))?;
         let opened = guarded(|| tokenizers::Tokenizer::from_file(path)).map_err(damaged)?;
         let mut tokenizer = opened.map_err(invalid)?;
-        bounds::check(&tokenizer).map_err(damaged)?;
+        let bounds = Bounds::of(&tokenizer).map_err(damaged)?;
         tokenizer.with_truncation(None).map_err(invalid)?;
         tokenizer.with_padding(None);
         if let Some(mut processor) = tokenizer.get_post_processor().cloned() {
             keep_white_space(&mut processor);
             tokenizer.with_post_processor(Some(processor));
         }
-        Ok(Library { tokenizer, path: path.to_owned(), fast: OnceLock::new() })
+        Ok(Library { tokenizer, path: path.to_owned(), bounds, fast: OnceLock::new() })
     }
 
     pub(crate) fn fast(&self) -> &Result<FastEncoder, String> {
@@ -292,6 +297,7 @@ impl Tokenize for Library {
     }
 
     fn encode_with_offsets(&self, text: &str, special: bool) -> Result<Encoded, RowError> {
+        self.bounds.check_text(text)?;
         let fast = self.fast().as_ref().ok().and_then(|fast| fast.encode(text, special));
         fast.map_or_else(|| self.encode_slowly(text, special), Ok)
     }
@@ -302,6 +308,7 @@ impl Tokenize for Library {
 
     fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, RowError> {
         let gave_up = |e: String| RowError::new(RowReason::Tokenizer, format!("the tokenizer gave up: {e}"));
+        self.bounds.check_ids(ids, |id| self.tokenizer.id_to_token(id).map_or(0, |token| token.len()))?;
         guarded(|| self.tokenizer.decode(ids, skip_special)).map_err(gave_up)?.map_err(row_error)
     }
 

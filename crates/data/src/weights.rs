@@ -95,11 +95,18 @@ fn refined(text: &str, span: TrainedSpan, patterns: &[Pattern]) -> Vec<TrainedSp
     borders.extend([span.range.start, span.range.end]);
     borders.sort_unstable();
     borders.dedup();
-    let weight_at = |at: usize| {
-        let own = matches.iter().filter(|(range, _)| range.contains(&at)).map(|(_, weight)| *weight);
-        own.reduce(f32::max).unwrap_or(span.weight)
+    matches.sort_by_key(|(range, _)| range.start);
+    let mut coming = matches.into_iter().peekable();
+    // Matches around the border: one for each pattern at most, besides empty ones.
+    let mut around: Vec<(Range<usize>, f32)> = Vec::new();
+    let mut weight_at = |at: usize| {
+        around.retain(|(range, _)| range.end > at);
+        around.extend(std::iter::from_fn(|| coming.next_if(|(range, _)| range.start <= at)));
+        around.iter().filter(|(range, _)| range.contains(&at)).map(|(_, weight)| *weight).reduce(f32::max)
     };
-    borders.windows(2).map(|pair| TrainedSpan { range: pair[0]..pair[1], weight: weight_at(pair[0]) }).collect()
+    let part =
+        |pair: &[usize]| TrainedSpan { range: pair[0]..pair[1], weight: weight_at(pair[0]).unwrap_or(span.weight) };
+    borders.windows(2).map(part).collect()
 }
 
 /// The whole text with weight 1, but for the given parts, which ascend and do not overlap.
@@ -127,6 +134,16 @@ mod tests {
         assert_eq!(reported, [(2..3, 2.0), (3..4, 2.0), (4..5, 0.5), (5..7, 1.0)]);
         let talk = [Message::new("user", "q"), Message::new("assistant", "a"), Message::new("tool", "t")];
         assert_eq!(rule.weights(&talk), [0.25, 1.0, 0.0]);
+    }
+
+    /// With the square of the matches, this takes a minute.
+    #[test]
+    fn many_matches_take_time_with_their_number() {
+        let rule = LossRule::by_name([("[0-9]+", 2.0), ("1 2", 0.5)]).unwrap();
+        let text = "1 2 ".repeat(200_000);
+        let spans = rule.refine(&text, vec![TrainedSpan { range: 0..text.len(), weight: 1.0 }]);
+        assert_eq!(spans.len(), 800_000);
+        assert_eq!([0, 1, 2, 3].map(|i| spans[i].weight), [2.0, 0.5, 2.0, 1.0]);
     }
 
     #[test]

@@ -37,6 +37,9 @@ const ALL: [Channel; 8] = [
     Channel::Beat,
 ];
 
+/// Maximal length of a frame that reports an event of a node, bytes.
+const MOST_SAID: u64 = 1 << 16;
+
 /// Length of the header: the channel in one byte, and the length in eight.
 const HEADER: usize = 9;
 
@@ -57,6 +60,8 @@ pub fn read(stream: &mut impl Read, most: u64) -> io::Result<(Channel, Vec<u8>)>
     let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidData, text);
     let channel = ALL.get(header[0] as usize).ok_or_else(|| invalid(format!("there is no channel {}", header[0])))?;
     let length = u64::from_le_bytes(header[1..].try_into().expect("eight bytes"));
+    let waits = (*channel as usize) < BOXES || *channel == Channel::Hello;
+    let most = if waits { most } else { most.min(MOST_SAID) };
     if length > most {
         return Err(invalid(format!("a frame of {length} bytes, expected at most {most}")));
     }
@@ -81,6 +86,8 @@ mod tests {
             assert!(read(&mut &bytes[..], 2).unwrap_err().to_string().contains("3 bytes, expected at most 2"));
             assert!(read(&mut &bytes[..bytes.len() - 1], 3).is_err(), "cut off");
         }
+        let long = [&[Channel::Abort as u8][..], &(1u64 << 20).to_le_bytes(), &[0; 1 << 20]].concat();
+        assert!(read(&mut &long[..], u64::MAX).unwrap_err().to_string().contains("expected at most 65536"));
         let huge = [&[0u8][..], &u64::MAX.to_le_bytes()].concat();
         assert!(read(&mut &huge[..], u64::MAX).is_err(), "no memory is taken for what does not come");
         assert!(read(&mut &[9u8; 20][..], 1 << 30).unwrap_err().to_string().contains("no channel 9"));

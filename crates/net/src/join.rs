@@ -20,6 +20,12 @@ use crate::proof::{self, Token, Unproven};
 /// Maximal length of a node's introduction, bytes.
 const INTRODUCTION: u64 = 1 << 20;
 
+/// Maximal number of introductions at the same time; further connections are closed at once.
+const AT_ONCE: usize = 256;
+
+/// Number of strangers that are named one by one; after them every tenth, hundredth and so on is.
+const NAMED: usize = 3;
+
 /// The pause between two attempts to reach node 0.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -80,7 +86,8 @@ pub fn join(
         0 => lead(place, token, facts, deadline, note, stop)?,
         _ => follow(place, token, facts, deadline, stop)?,
     };
-    Nodes::new(place.node, streams, place.timeout).map_err(|e| failed(format!("a connection between nodes: {e}")))
+    // A connection that was lost since has lost its node.
+    Nodes::new(place.node, streams, place.timeout).map_err(|e| lost(format!("a connection between nodes: {e}")))
 }
 
 fn resolve(rendezvous: &str) -> Result<Vec<SocketAddr>, JoinError> {
@@ -91,14 +98,19 @@ fn resolve(rendezvous: &str) -> Result<Vec<SocketAddr>, JoinError> {
 /// Takes connections and proves them, each in a thread of its own, until the receiver is gone.
 fn listen(listener: TcpListener, token: Token, nodes: usize, found: Sender<Result<(usize, TcpStream), String>>) {
     let take = move || {
+        let open = Arc::new(());
         for stream in listener.incoming() {
             let Ok(mut stream) = stream else { continue };
-            let (token, found) = (token.clone(), found.clone());
+            let (token, found, open_one) = (token.clone(), found.clone(), open.clone());
             // Nobody waits any more.
             if found.send(Err(String::new())).is_err() {
                 return;
             }
+            if Arc::strong_count(&open) > AT_ONCE {
+                continue;
+            }
             let prove = move || {
+                let _open = open_one;
                 let from = stream.peer_addr().map_or_else(|_| "somebody".to_owned(), |from| from.to_string());
                 let proved = match proof::accept(&mut stream, &token, nodes) {
                     Ok(node) => Ok((node, stream)),
@@ -127,6 +139,7 @@ fn gather(
     let (sender, receiver) = channel();
     listen(listener, token.clone(), nodes, sender);
     let mut found: Vec<(usize, TcpStream)> = Vec::new();
+    let mut strangers = 0_usize;
     while !missing.is_empty() {
         match receiver.recv_timeout(PAUSE) {
             Ok(Ok((node, stream))) => match missing.iter().position(|of| *of == node) {
@@ -143,7 +156,14 @@ fn gather(
                 }
             },
             Ok(Err(why)) if why.is_empty() => {}
-            Ok(Err(why)) => note(why),
+            Ok(Err(why)) => {
+                strangers += 1;
+                if strangers <= NAMED {
+                    note(why);
+                } else if strangers == 10_usize.pow(strangers.ilog10()) {
+                    note(format!("{strangers} connections were not those of nodes; the last: {why}"));
+                }
+            }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Err(failed("no thread can be started for the rendezvous")),
         }
@@ -173,9 +193,8 @@ fn say(mut stream: &TcpStream, what: &Value) -> io::Result<()> {
 }
 
 /// Reads the introduction of the other end, or its acknowledgement.
-fn hear(mut stream: &TcpStream, timeout: Duration) -> io::Result<Value> {
-    stream.set_read_timeout(Some(timeout.max(Duration::from_millis(1))))?;
-    let (_, bytes) = frame::read(&mut stream, INTRODUCTION)?;
+fn hear(stream: &TcpStream, timeout: Duration) -> io::Result<Value> {
+    let (_, bytes) = frame::read(&mut proof::Timed(stream, Instant::now() + timeout), INTRODUCTION)?;
     serde_json::from_slice(&bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
 }
 

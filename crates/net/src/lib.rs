@@ -8,6 +8,7 @@ mod facts;
 mod frame;
 mod join;
 mod nodes;
+mod owner;
 mod proof;
 
 pub use facts::Facts;

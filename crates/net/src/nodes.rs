@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt;
 
 use crate::frame::{self, BOXES, Channel};
+use crate::proof::shown;
 
 /// The time after which a connection on which nothing comes through is given up: the systems at both ends probe each
 /// other.
@@ -27,6 +28,18 @@ const BEAT: Duration = Duration::from_secs(5);
 
 /// Maximal length of the reason with which a node ends a run, bytes.
 const REASON: usize = 4000;
+
+/// Maximal number of bytes of a frame, and of the frames of a node that wait until they are requested.
+const MOST_WAITING: u64 = 16 << 30;
+
+/// Maximal number of frames of a node that wait until they are requested.
+const MOST_FRAMES: usize = 1 << 14;
+
+/// Number of bytes of a reason that are read.
+const MOST_SAID: usize = 1 << 16;
+
+/// The exit codes of processes of a run that fails.
+const CODES: std::ops::RangeInclusive<u8> = 1..=LOST;
 
 /// The exit code of a process whose peer is gone or does not answer: the run can be started again.
 pub const LOST: u8 = 6;
@@ -328,7 +341,7 @@ impl Peer {
         let mut reader = stream.try_clone()?;
         std::thread::Builder::new().name(format!("node-{from}")).spawn(move || {
             loop {
-                match frame::read(&mut reader, u64::MAX) {
+                match frame::read(&mut reader, MOST_WAITING) {
                     Ok((channel, bytes)) => shared.take(from, channel, bytes),
                     Err(error) => return drop(shared.end(from, address, &error)),
                 }
@@ -356,12 +369,25 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the number of nodes.
+    fn count(&self) -> usize {
+        self.state().left.len()
+    }
+
     /// Stores or handles a frame that came from a node.
     fn take(&self, from: usize, channel: Channel, bytes: Vec<u8>) {
         let mut state = self.state();
         state.heard[from] = Instant::now();
         match channel {
             Channel::Collective | Channel::Command | Channel::Reply => {
+                let waiting = state.boxes[from].iter().map(VecDeque::len).sum::<usize>();
+                let held = state.boxes[from].iter().flatten().map(|bytes| bytes.len() as u64);
+                if waiting >= MOST_FRAMES || held.sum::<u64>() + bytes.len() as u64 > MOST_WAITING {
+                    drop(state);
+                    let why = format!("it sends what nobody waits for: {waiting} frames");
+                    self.fail(Failure { node: from, why, code: LOST });
+                    return;
+                }
                 state.boxes[from][channel as usize].push_back(bytes);
             }
             Channel::Wish => state.wish = true,
@@ -369,9 +395,7 @@ impl Shared {
             Channel::Hello | Channel::Beat => {}
             Channel::Abort => {
                 drop(state);
-                let (head, why) = bytes.split_first_chunk::<5>().unwrap_or((&[0, 0, 0, 0, LOST], &[]));
-                let node = u32::from_le_bytes(head[..4].try_into().expect("four bytes")) as usize;
-                self.fail(Failure { node, why: String::from_utf8_lossy(why).into_owned(), code: head[4] });
+                self.fail(reported(from, self.count(), &bytes));
                 return;
             }
         }
@@ -426,6 +450,18 @@ fn beat(nodes: &Weak<Nodes>, pause: Duration) {
     }
 }
 
+/// The failure that node `from` of so many tells of. Another process may say anything.
+fn reported(from: usize, nodes: usize, bytes: &[u8]) -> Failure {
+    let (head, why) = bytes.split_first_chunk::<5>().unwrap_or((&[u8::MAX, u8::MAX, 0, 0, LOST], &[]));
+    let node = u32::from_le_bytes(head[..4].try_into().expect("four bytes")) as usize;
+    let why: String = String::from_utf8_lossy(&why[..why.len().min(MOST_SAID)]).chars().take(REASON).collect();
+    Failure {
+        node: if node < nodes { node } else { from },
+        why: why.lines().map(shown).collect::<Vec<_>>().join("\n"),
+        code: if CODES.contains(&head[4]) { head[4] } else { 1 },
+    }
+}
+
 fn lost(node: usize, address: SocketAddr, error: &io::Error) -> Failure {
     let why = match error.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
@@ -440,4 +476,22 @@ fn lost(node: usize, address: SocketAddr, error: &io::Error) -> Failure {
         _ => format!("the connection to it ({address}) is broken: {error}"),
     };
     Failure { node, why, code: LOST }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_node_reports_is_bounded() {
+        let bytes = |node: u32, code: u8, why: &[u8]| [&node.to_le_bytes()[..], &[code], why].concat();
+        let found = reported(1, 3, &bytes(2, 4, b"no data"));
+        assert_eq!(found, Failure { node: 2, why: "no data".into(), code: 4 });
+        let found = reported(1, 3, &bytes(u32::MAX, 0, &b"\x1b[2J".repeat(1 << 20)));
+        assert!(
+            found.node == 1 && found.code == 1 && found.why.chars().count() == REASON && !found.why.contains('\x1b')
+        );
+        assert_eq!(reported(1, 3, b"").code, LOST);
+        assert_eq!(reported(1, 3, &bytes(0, 200, b"a\nb")), Failure { node: 0, why: "a\nb".into(), code: 1 });
+    }
 }

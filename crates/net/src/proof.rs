@@ -6,9 +6,11 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use blake3::{Hash, Hasher};
+
+use crate::owner::is_own_user;
 
 const MAGIC: [u8; 8] = *b"surogate";
 
@@ -26,22 +28,45 @@ const REASON: usize = 1000;
 
 /// The secret that the nodes of a run share: a key that is derived from its text.
 #[derive(Clone)]
-pub struct Token([u8; 32]);
+pub struct Token {
+    key: [u8; 32],
+    /// The process at the other end must be this user's.
+    of_user: bool,
+}
 
 impl Token {
     pub fn new(text: &str) -> Token {
-        Token(blake3::derive_key("surogate 2026 token of the nodes of a run", text.as_bytes()))
+        let key = blake3::derive_key("surogate 2026 token of the nodes of a run", text.as_bytes());
+        Token { key, of_user: false }
+    }
+
+    /// No secret: nodes are processes of one user on one machine, as the system says.
+    pub fn of_user() -> Token {
+        Token { of_user: true, ..Token::new("") }
     }
 
     /// Returns the token of the connections that follow from a meeting of nodes: connections of other meetings are
     /// refused.
     pub fn of_meeting(&self, number: &[u8]) -> Token {
-        Token(*self.digest(&[b"meeting", number]).as_bytes())
+        Token { key: *self.digest(&[b"meeting", number]).as_bytes(), of_user: self.of_user }
+    }
+
+    /// Errors: a secret is needed, and the other end is another user's.
+    fn check_user(&self, stream: &TcpStream) -> Result<(), String> {
+        if !self.of_user {
+            return Ok(());
+        }
+        let hint = "to connect processes of several users, give all nodes the same SUROGATE_TOKEN";
+        match is_own_user(stream) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(format!("it is the process of another user; {hint}")),
+            Err(error) => Err(format!("{error}; {hint}")),
+        }
     }
 
     /// Returns the digest of parts with their lengths, so that no two lists of parts have the same input.
     fn digest(&self, parts: &[&[u8]]) -> Hash {
-        let mut hasher = Hasher::new_keyed(&self.0);
+        let mut hasher = Hasher::new_keyed(&self.key);
         for part in parts {
             hasher.update(&(part.len() as u64).to_le_bytes());
             hasher.update(part);
@@ -81,6 +106,9 @@ pub fn random() -> io::Result<[u8; 32]> {
 pub fn accept(stream: &mut TcpStream, token: &Token, nodes: usize) -> Result<usize, Unproven> {
     limited(stream, |stream| {
         let own = random()?;
+        if let Err(why) = token.check_user(stream.0) {
+            return refuse(stream, why);
+        }
         stream.write_all(&[&MAGIC[..], &PROTOCOL.to_le_bytes(), &own].concat())?;
         let mut greeting = [0; 12];
         stream.read_exact(&mut greeting)?;
@@ -92,7 +120,7 @@ pub fn accept(stream: &mut TcpStream, token: &Token, nodes: usize) -> Result<usi
         let number: [u8; 32] = rest[..32].try_into().expect("32 bytes");
         let node = u32::from_le_bytes(rest[32..36].try_into().expect("four bytes"));
         let answer = Hash::from_bytes(rest[36..].try_into().expect("32 bytes"));
-        let reached = stream.local_addr()?;
+        let reached = stream.0.local_addr()?;
         // The comparison of digests takes the same time for any input.
         if token.proof("joins", [&own, &number], node, reached) != answer {
             return refuse(
@@ -114,9 +142,11 @@ pub fn introduce(stream: &mut TcpStream, token: &Token, node: usize) -> Result<(
     limited(stream, |stream| {
         let mut greeting = [0; 44];
         stream.read_exact(&mut greeting)?;
+        // Before the other end has taken the connection, it seems to be the system's.
+        token.check_user(stream.0).map_err(Unproven::Refused)?;
         check_greeting(&greeting[..12]).map_err(Unproven::Refused)?;
         let number: [u8; 32] = greeting[12..].try_into().expect("32 bytes");
-        let (own, reached, node) = (random()?, stream.peer_addr()?, node as u32);
+        let (own, reached, node) = (random()?, stream.0.peer_addr()?, node as u32);
         let proof = token.proof("joins", [&number, &own], node, reached);
         stream
             .write_all(&[&MAGIC[..], &PROTOCOL.to_le_bytes(), &own, &node.to_le_bytes(), proof.as_bytes()].concat())?;
@@ -136,21 +166,44 @@ pub fn introduce(stream: &mut TcpStream, token: &Token, node: usize) -> Result<(
     })
 }
 
-/// Runs one side with a timeout on every wait.
-fn limited<T>(stream: &mut TcpStream, side: impl FnOnce(&mut TcpStream) -> Result<T, Unproven>) -> Result<T, Unproven> {
-    stream.set_read_timeout(Some(TIMEOUT))?;
+/// A connection whose reads end at a moment, however slowly bytes come.
+pub struct Timed<'a>(pub &'a TcpStream, pub Instant);
+
+impl Read for Timed<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let left = self.1.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.0.set_read_timeout(Some(left))?;
+        self.0.read(bytes)
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// Runs one side with a limit on its whole time.
+fn limited<T>(stream: &TcpStream, side: impl FnOnce(&mut Timed<'_>) -> Result<T, Unproven>) -> Result<T, Unproven> {
     stream.set_write_timeout(Some(TIMEOUT))?;
-    let result = side(stream);
+    let result = side(&mut Timed(stream, Instant::now() + TIMEOUT));
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(None)?;
     result
 }
 
-fn refuse<T>(stream: &mut TcpStream, why: String) -> Result<T, Unproven> {
+fn refuse<T>(stream: &mut Timed<'_>, why: String) -> Result<T, Unproven> {
     // Its delivery does not matter here. Bytes that came and were not read would discard the reason.
     let _ = stream.write_all(&[&[1], why.as_bytes()].concat());
-    let _ = stream.shutdown(std::net::Shutdown::Write);
-    let _ = stream.set_read_timeout(Some(LAST_WORDS));
+    let _ = stream.0.shutdown(std::net::Shutdown::Write);
+    stream.1 = Instant::now() + LAST_WORDS;
     let _ = stream.take(REASON as u64).read_to_end(&mut Vec::new());
     Err(Unproven::Refused(why))
 }
@@ -169,7 +222,7 @@ fn check_greeting(bytes: &[u8]) -> Result<(), String> {
 }
 
 /// Removes the characters that steer a terminal from a stranger's text.
-fn shown(text: &str) -> String {
+pub fn shown(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
@@ -234,6 +287,33 @@ mod tests {
         assert_eq!(answers(b"GET / HTTP/1.1\r\n\r\n"), "it is not a node of a run");
         let newer = [&MAGIC[..], &9u32.to_le_bytes()].concat();
         assert!(answers(&newer).contains("it speaks version 9"));
+    }
+
+    #[test]
+    fn a_stranger_that_sends_slowly_is_not_waited_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let stream = listener.accept().unwrap().0;
+        let began = Instant::now();
+        let writer = std::thread::spawn(move || {
+            while began.elapsed() < Duration::from_secs(3) && slow.write_all(b"x").is_ok() {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let mut timed = Timed(&stream, began + Duration::from_millis(500));
+        assert!(timed.read_exact(&mut [0; 1000]).is_err());
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+        drop(stream);
+        writer.join().unwrap();
+    }
+
+    #[test]
+    fn processes_of_one_user_need_no_secret() {
+        let (server, client) = meet(&Token::of_user(), &Token::of_user(), 1);
+        assert_eq!(server.unwrap(), 1);
+        client.unwrap();
+        let (server, _) = meet(&Token::of_user(), &Token::new("other"), 1);
+        assert!(reason(server).contains("the token is not that of the run"));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! reader, the JSON schema, the reference page and the rows of `--help` are generated from the row. All problems of a
 //! text are collected; nothing stops at the first one.
 //!
-//! It also has the default location of caches and the escaping of untrusted text.
+//! It also has the default location of caches, the escaping of untrusted text, and the hiding of passwords.
 //!
 //! Does not know which options exist and what they mean.
 
@@ -20,6 +20,7 @@ mod problem;
 mod reader;
 mod row;
 mod schema;
+mod secret;
 mod setting;
 mod source;
 mod table;
@@ -37,6 +38,7 @@ pub use problem::{Availability, Location, OptionPosition, Problem, render_proble
 pub use reader::{Fields, Reader, Written};
 pub use row::Row;
 pub use schema::{help_rows, object_schema};
+pub use secret::{hide_userinfo, without_userinfo};
 pub use serde_json;
 pub use setting::Setting;
 pub use source::{Source, Span};

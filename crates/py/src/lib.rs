@@ -38,7 +38,7 @@ mod _native {
     #[pymodule_export]
     use crate::generate::{Generation, generation_help};
     #[pymodule_export]
-    use crate::merge::{adapter_base, extend, leads_out, merge, write_gguf};
+    use crate::merge::{adapter_base, extend, leads_out, merge, published, write_gguf};
     #[pymodule_export]
     use crate::model::Model;
     #[pymodule_export]

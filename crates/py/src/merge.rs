@@ -20,6 +20,12 @@ pub fn leads_out(folder: PathBuf, file: PathBuf) -> bool {
     train::leads_out(&folder, &file)
 }
 
+/// Files of a folder that make a model or an adapter, as paths in it.
+#[pyfunction]
+pub fn published(py: Python<'_>, folder: PathBuf) -> PyResult<Vec<PathBuf>> {
+    train::published(&folder).map_err(|error| train_error(py, error))
+}
+
 /// Writes a model folder to one GGUF file: (tensors, bytes, matrices that have another encoding, which).
 #[pyfunction]
 pub fn write_gguf(

@@ -6,6 +6,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use options::{Reader, Tree};
 use serde_json::Value;
 
 use crate::config::{Task, rows};
@@ -21,32 +22,90 @@ const FILE: &str = "README.md";
 /// Bytes of a model's card that are read.
 const MOST: usize = 1 << 20;
 
-/// Options that say where things are and how a run is watched, and texts that may be private.
-const NOT_PUBLISHED: &[&str] = &[
-    "model",
-    "datasets",
-    "validation_datasets",
-    "adapter",
-    "output_dir",
-    "checkpoint_dir",
-    "resume_from_checkpoint",
-    "run_name",
-    "log_file",
-    "data_cache",
-    "report_to",
-    "wandb_project",
-    "wandb_name",
-    "aim_experiment",
-    "aim_repo",
-    "aim_name",
-    "push_to_hub",
-    "hub_private_repo",
-    "save_total_limit",
-    "logging_steps",
-    "log_gpu_util",
-    "distributed",
-    "system",
+/// Options that decide what a result is and hold no texts, addresses or paths of the user's: these are published. Of
+/// `template` only the name is.
+const PUBLISHED: &[&str] = &[
+    "num_epochs",
+    "load_best_model_at_end",
+    "model_type",
+    "sequence_len",
+    "max_model_len",
+    "rope_scaling",
+    "router_aux_loss_coef",
+    "torch_dtype",
+    "init",
+    "init_projections_to_zero",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "max_steps",
+    "neftune_noise_alpha",
+    "eval_strategy",
+    "eval_steps",
+    "early_stopping_patience",
+    "early_stopping_threshold",
+    "optimizer",
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_ratio",
+    "warmup_steps",
+    "cooldown_steps",
+    "final_lr_fraction",
+    "weight_decay",
+    "max_grad_norm",
+    "router_bias_update_rate",
+    "adamw_beta1",
+    "adamw_beta2",
+    "adamw_epsilon",
+    "normuon_momentum",
+    "normuon_beta2",
+    "normuon_cautious_wd",
+    "validation_split_ratio",
+    "train_seed",
+    "eval_seed",
+    "sample_packing",
+    "shuffle",
+    "use_chat_template",
+    "template",
+    "max_length",
+    "truncation_strategy",
+    "padding_side",
+    "padding_free",
+    "lora",
+    "lora_rank",
+    "lora_alpha",
+    "lora_dropout",
+    "lora_dtype",
+    "lora_target_modules",
+    "lora_target_parameters",
+    "train_router",
+    "lora_dora",
+    "modules_to_save",
+    "merge_adapter",
+    "qlora_fp4",
+    "qlora_fp8",
+    "qlora_bnb",
+    "qlora_block_size",
+    "qlora_bnb_block_size",
+    "qlora_bnb_double_quant",
+    "qlora_four_over_six",
+    "recipe",
+    "gradient_dtype",
+    "master_dtype",
+    "grad_accumulation_dtype",
+    "fp8_amax_history",
+    "fp4_stochastic_rounding",
+    "skip_quant_first_layers",
+    "skip_quant_last_layers",
+    "gpus",
+    "sequence_parallel_size",
+    "pipeline_parallel_size",
+    "zero_level",
+    "gradient_compression",
+    "compression_warmup_steps",
 ];
+
+/// Characters of a model's licence, its name or its address.
+const MOST_OF_LICENCE: usize = 300;
 
 /// What a result is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +136,7 @@ pub fn write(trainer: &Trainer, form: Form, folder: &Path) -> Result<()> {
     let mut text = front_matter(trainer, form);
     let version = env!("CARGO_PKG_VERSION");
     let _ = writeln!(text, "\n# {}\n\n{} {made} {base} with Surogate {version}.", trainer.name, form.sentence());
-    for section in [results(trainer), data(trainer), options(trainer)] {
+    for section in [results(trainer), data(trainer), given_options(trainer)] {
         text += &section;
     }
     write_synced(&folder.join(FILE), text.as_bytes())
@@ -99,7 +158,7 @@ fn read(folder: &Path) -> Result<Option<String>> {
     if !path.is_file() || leads_out(folder, &path) {
         return Ok(None);
     }
-    let bytes = std::fs::read(&path).map_err(|e| TrainError::io("read", &path, e))?;
+    let bytes = data::small_file::read(&path).map_err(|e| TrainError::io("read", &path, e))?;
     Ok(Some(String::from_utf8_lossy(&bytes[..bytes.len().min(MOST)]).into_owned()))
 }
 
@@ -146,9 +205,19 @@ fn licence(folder: &Path) -> String {
     let Some((front, _)) = card.strip_prefix("---\n").and_then(|rest| rest.split_once("\n---")) else {
         return String::new();
     };
-    let keys = ["license:", "license_name:", "license_link:"];
-    let lines = front.lines().filter(|line| keys.iter().any(|key| line.starts_with(key)));
-    lines.map(|line| format!("{line}\n")).collect()
+    let root = Reader::new(&[]).read_yaml(FILE, front);
+    let Some(Tree::Map(entries)) = root.map(|root| root.tree) else { return String::new() };
+    let mut lines = String::new();
+    for wanted in ["license", "license_name", "license_link"] {
+        let found = entries.iter().find(|(key, _)| key.name == wanted).map(|(_, value)| &value.tree);
+        let Some(Tree::Scalar { text, .. }) = found else { continue };
+        let is_plain = text.chars().count() <= MOST_OF_LICENCE && options::visible(text) == *text;
+        if is_plain && !text.contains(['\n', '\t']) {
+            // A text of JSON is one of YAML.
+            let _ = writeln!(lines, "{wanted}: {}", Value::from(text.as_str()));
+        }
+    }
+    lines
 }
 
 fn results(trainer: &Trainer) -> String {
@@ -183,10 +252,10 @@ fn data(trainer: &Trainer) -> String {
 }
 
 /// What the user wrote, without what concerns only this machine.
-fn options(trainer: &Trainer) -> String {
+fn given_options(trainer: &Trainer) -> String {
     let values = trainer.config.to_json();
     let given = rows().map(|row| row.name).filter(|name| trainer.config.is_written(name));
-    let shown = given.filter(|name| !NOT_PUBLISHED.contains(name));
+    let shown = given.filter(|name| PUBLISHED.contains(name));
     let lines: String = shown.map(|name| format!("{name}: {}\n", published(&values[name]))).collect();
     if lines.is_empty() { lines } else { format!("\n## Options\n\n```yaml\n{lines}```\n") }
 }
@@ -212,7 +281,7 @@ mod tests {
         assert_eq!(public_name("owner/set@main"), "owner/set");
         assert_eq!(published(&"/srv/me/a.jinja".into()), "a.jinja");
         assert_eq!(published(&"```\n# x".into()), "\"` ` `\\n# x\"");
-        assert!(NOT_PUBLISHED.iter().all(|name| rows().any(|row| row.name == *name)), "each is an option");
+        assert!(PUBLISHED.iter().all(|name| rows().any(|row| row.name == *name)), "each is an option");
     }
 
     #[test]
@@ -221,7 +290,21 @@ mod tests {
         assert_eq!(licence(place.path()), "");
         let text = "---\nlicense: apache-2.0\ntags:\n- x\n---\nlicense: no\n";
         std::fs::write(place.path().join(FILE), text).unwrap();
-        assert_eq!(licence(place.path()), "license: apache-2.0\n");
+        assert_eq!(licence(place.path()), "license: \"apache-2.0\"\n");
+        for (front, expected) in [
+            ("license: mit\rbase_model: evil/model\rtags:\r- injected", "license: \"mit\"\n"),
+            ("license: [\nlicense_link: 'x\u{1b}[2J'", ""),
+            (
+                "license: other\nlicense_link: \"x\\e[2J\"\nlicense_name: 'a: \"b\"'",
+                concat!("license: \"other\"\n", "license_name: \"a: \\\"b\\\"\"\n"),
+            ),
+            ("license: |\n  a\n  ---\n  b", ""),
+            ("license: [mit]\nlicense_name: {a: b}", ""),
+            ("license: &a mit\nlicense_name: *a", "license: \"mit\"\nlicense_name: \"mit\"\n"),
+        ] {
+            std::fs::write(place.path().join(FILE), format!("---\n{front}\n---\n")).unwrap();
+            assert_eq!(licence(place.path()), expected, "{front:?}");
+        }
         let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         hand_on(from.path(), Form::Merged, to.path()).unwrap();
         assert!(!to.path().join(FILE).exists());

@@ -26,7 +26,7 @@ use crate::written::Written;
 
 /// The file that makes a folder a checkpoint.
 pub const STATE: &str = digest::LIST;
-const OPTIMIZER: &str = "optimizer.safetensors";
+pub(crate) const OPTIMIZER: &str = "optimizer.safetensors";
 
 /// Version of the layout.
 const VERSION: u32 = 2;
@@ -211,7 +211,8 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// Opens a folder and checks every file. The error says what is wrong, without the folder's name.
     pub fn open(folder: &Path) -> std::result::Result<Checkpoint, String> {
-        let text = std::fs::read_to_string(folder.join(STATE)).map_err(|e| format!("`{STATE}` cannot be read: {e}"))?;
+        let text =
+            data::small_file::read_text(&folder.join(STATE)).map_err(|e| format!("`{STATE}` cannot be read: {e}"))?;
         let value: Value = serde_json::from_str(&text).map_err(|e| format!("`{STATE}` is not valid JSON: {e}"))?;
         if value["version"] != VERSION {
             return Err(format!("its layout is of version {}, this program reads version {VERSION}", value["version"]));

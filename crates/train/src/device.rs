@@ -147,7 +147,7 @@ fn of_cpu(request: &DeviceRequest, because: &str) -> Result<Device> {
 /// are the same.
 fn of_node(device: Device, request: &DeviceRequest) -> Result<Device> {
     let Some(nodes) = request.nodes.clone() else { return Ok(device) };
-    let lost = |failure: net::Failure| TrainError::Failed(failure.to_string());
+    let lost = crate::follow::failed;
     let own = (device.machine.memory, device.gpus);
     let (memory, gpus) = nodes::least(&nodes, own).map_err(lost)?;
     let text = machines::to_json(&device.machine).to_string();
@@ -191,7 +191,7 @@ fn cpu_of_node(request: &DeviceRequest) -> Result<Device> {
     let nodes = request.nodes.clone().expect("it is one of several");
     let of_node = cpu(&DeviceRequest { nodes: None, ..request.clone() }, "")?;
     let own = (of_node.machine.memory, of_node.machine.units);
-    let (memory, threads) = nodes::least(&nodes, own).map_err(|failure| TrainError::Failed(failure.to_string()))?;
+    let (memory, threads) = nodes::least(&nodes, own).map_err(crate::follow::failed)?;
     let threads_here = request.threads.or_else(|| std::thread::available_parallelism().ok().map(|n| n.get()));
     let backend = CpuBackend::new(threads_here)?.check_finite(request.check_each).with_nodes(Some(nodes.clone()));
     Ok(Device {

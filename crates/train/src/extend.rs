@@ -10,6 +10,7 @@ use std::path::Path;
 
 use data::Stop;
 use data::safetensors::{TensorInfo, TensorView};
+use data::tokenizer::MOST_IDS;
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 use tensor::HostTensor;
@@ -67,7 +68,11 @@ pub fn extend(
     let first_id = add_tokens(&mut tokenizer, tokens)
         .map_err(|problem| TrainError::Usage(format!("{}: {problem}", model.join(TOKENIZER).display())))?;
     let needed = first_id + tokens.len();
-    let grown = if needed <= rows { rows } else { needed.next_multiple_of(multiple.max(1)) };
+    let grown = if needed <= rows { Some(rows) } else { needed.checked_next_multiple_of(multiple.max(1)) };
+    let Some(grown) = grown.filter(|&grown| grown <= MOST_IDS as usize) else {
+        let text = format!("{needed} tokens in tables of a multiple of {multiple} rows, but {MOST_IDS} is the most");
+        return Err(TrainError::Usage(text));
+    };
     let mut written = Written::by("extend");
     Staged::clear_abandoned(&written.owner, output)?;
     let staged = Staged::begin(&written, output)?;
@@ -139,7 +144,7 @@ fn write_tables(model: &Path, to: &Path, rows: usize, new: Rows, stop: Stop<'_>)
 }
 
 fn read_json(path: &Path) -> Result<Value> {
-    let text = fs::read_to_string(path).map_err(|e| TrainError::io("read", path, e))?;
+    let text = data::small_file::read_text(path).map_err(|e| TrainError::io("read", path, e))?;
     serde_json::from_str(&text)
         .map_err(|e| TrainError::Usage(format!("{}: this is not valid JSON: {e}", path.display())))
 }
@@ -232,7 +237,14 @@ fn add_tokens(tokenizer: &mut Value, tokens: &[String]) -> std::result::Result<u
     if tokens.is_empty() {
         return Err("no token is given".into());
     }
+    let most = MOST_IDS as usize;
+    if let Some((token, id)) = known.iter().find(|(_, id)| *id >= most) {
+        return Err(format!("the token {token:?} has the number {id}, more than the {most} that there may be"));
+    }
     let first = known.iter().map(|(_, id)| id + 1).max().unwrap_or(0);
+    if first + tokens.len() > most {
+        return Err(format!("{} tokens behind the {first} there are would be more than {most}", tokens.len()));
+    }
     if !tokenizer["added_tokens"].is_array() {
         tokenizer["added_tokens"] = json!([]);
     }
@@ -293,6 +305,16 @@ mod tests {
         let wrong = |names: &[&str]| add_tokens(&mut tokenizer.clone(), &of(names)).unwrap_err();
         assert!(wrong(&["<x>"]).contains("is a token already, 10") && wrong(&["b"]).contains("already, 1"));
         assert!(wrong(&["<z>", "<z>"]).contains("twice") && wrong(&[]).contains("no token"));
+        for id in [u64::MAX, 1 << 63, 1 << 40, 1_000_000_000, u64::from(MOST_IDS)] {
+            let mut huge = json!({"added_tokens": [{"id": id, "content": "<huge>"}], "model": {"vocab": {"a": 0}}});
+            let error = add_tokens(&mut huge, &of(&["<x>"])).unwrap_err();
+            assert!(error.contains("\"<huge>\" has the number"), "{error}");
+            huge = json!({"model": {"vocab": {"<huge>": id}}});
+            assert!(add_tokens(&mut huge, &of(&["<x>"])).is_err(), "{id}");
+        }
+        let mut last = json!({"model": {"vocab": {"a": MOST_IDS - 2}}});
+        assert!(add_tokens(&mut last.clone(), &of(&["<x>", "<y>"])).unwrap_err().contains("would be more than"));
+        assert_eq!(add_tokens(&mut last, &of(&["<x>"])), Ok(MOST_IDS as usize - 1));
         let mut pieces = json!({"model": {"vocab": [["<unk>", 0.0], ["a", -1.0]]}});
         assert_eq!(add_tokens(&mut pieces, &of(&["<x>"])), Ok(2));
         let mut settings =

@@ -35,7 +35,7 @@ impl HfConfig {
     /// Of a model's folder.
     pub fn read(folder: &Path) -> Result<HfConfig> {
         let path = folder.join(FILE);
-        let text = std::fs::read_to_string(&path).map_err(|e| TrainError::io("read", &path, e))?;
+        let text = data::small_file::read_text(&path).map_err(|e| TrainError::io("read", &path, e))?;
         let value = serde_json::from_str(&text)
             .map_err(|e| TrainError::Usage(format!("{}: this is not valid JSON: {e}", path.display())))?;
         Ok(HfConfig(value))

@@ -90,7 +90,7 @@ pub use journal::Journal;
 pub use merge::{Merged, ModelNames, merge};
 pub use metrics::{EvaluationMetrics, StepMetrics};
 pub use model::{Forward, LossAndGradients, Model};
-pub use model_folder::leads_out;
+pub use model_folder::{leads_out, published};
 pub use net::LOST;
 pub use nodes::{come_together, starts_on_ray};
 pub use peft::base_of as adapter_base;

@@ -91,7 +91,7 @@ pub fn check(path: &Path, is_own: bool) -> std::result::Result<(), String> {
     let file = File::open(path).map_err(failed)?;
     BufReader::new(file).take(LONGEST_OPENING).read_until(b'\n', &mut line).map_err(failed)?;
     // The first line of a process that was killed while it wrote it.
-    let is_torn = is_own && line.last() != Some(&b'\n') && line.starts_with(b"{");
+    let is_torn = is_own && line.last() != Some(&b'\n') && is_beginning(&line);
     if is_torn || is_opening(&line) { Ok(()) } else { refused("is a file that holds something else") }
 }
 
@@ -99,6 +99,12 @@ pub fn check(path: &Path, is_own: bool) -> std::result::Result<(), String> {
 fn is_opening(line: &[u8]) -> bool {
     let event: Value = serde_json::from_slice(line).unwrap_or_default();
     matches!(event["event"].as_str(), Some("start" | "resume")) && event["time"].is_string()
+}
+
+/// Tells whether bytes are the beginning of a log, in which the kind of the event is first.
+fn is_beginning(line: &[u8]) -> bool {
+    let kinds = [&b"{\"event\":\"start\","[..], b"{\"event\":\"resume\","];
+    kinds.iter().any(|kind| line.starts_with(kind) || kind.starts_with(line))
 }
 
 /// Cuts a file after its last line end.
@@ -150,6 +156,11 @@ mod tests {
             let error = Log::open(&path, false).err().expect(text).to_string();
             assert!(error.contains("holds something else, expected nothing, an empty file, or a log"), "{error}");
             assert!(text == torn || Log::open(&path, true).is_err(), "a manifest may name what was replaced since");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        }
+        for text in ["{\"precious\": true}", "{\"event\": 1}", "{\"events\"", "{{"] {
+            std::fs::write(&path, text).unwrap();
+            assert!(Log::open(&path, true).is_err(), "{text}");
             assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
         }
         std::os::unix::fs::symlink(place.path().join("elsewhere"), place.path().join("link")).unwrap();

@@ -111,7 +111,7 @@ fn unknown(text: &str, name: &str) -> TrainError {
 
 /// A machine of a file.
 pub fn read(path: &Path) -> Result<Machine> {
-    let text = std::fs::read(path).map_err(|e| TrainError::io("read", path, e))?;
+    let text = data::small_file::read(path).map_err(|e| TrainError::io("read", path, e))?;
     parse(&text).map_err(|why| TrainError::Usage(format!("{}: this is not a machine: {why}", path.display())))
 }
 

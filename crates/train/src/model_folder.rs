@@ -9,9 +9,11 @@ use data::safetensors::{FolderWriter, TensorInfo};
 use serde_json::Value;
 use tensor::DType;
 
+use crate::checkpoint::OPTIMIZER;
 use crate::error::{Result, TrainError};
 use crate::hf_config::{self, HfConfig};
 use crate::staged::{create_new, write_synced};
+use crate::written::names;
 
 /// Largest file of a model.
 const SHARD_BYTES: usize = 5_000_000_000;
@@ -48,6 +50,9 @@ const TEMPLATE: &str = "chat_template.jinja";
 
 /// The settings of the tokenizer, in which older readers look for the chat template.
 const TOKENIZER: &str = "tokenizer_config.json";
+
+/// What is published of a model or an adapter besides weights and [`HANDED_ON`].
+const PUBLISHED: [&str; 3] = ["README.md", "adapter_config.json", hf_config::FILE];
 
 /// What only a folder with a tokenizer has.
 const OF_TOKENIZERS: [&str; 2] = ["tokenizer.json", "tokenizer.model"];
@@ -95,7 +100,7 @@ pub fn write_companions(from: &Path, template: Option<&str>, to: &Path) -> Resul
     if !path.is_file() {
         return Ok(());
     }
-    let text = std::fs::read_to_string(&path).map_err(|e| TrainError::io("read", &path, e))?;
+    let text = data::small_file::read_text(&path).map_err(|e| TrainError::io("read", &path, e))?;
     let mut settings: Value = serde_json::from_str(&text)
         .map_err(|e| TrainError::Usage(format!("{}: this is not valid JSON: {e}", from.join(TOKENIZER).display())))?;
     if settings.get("chat_template").is_some() {
@@ -150,17 +155,40 @@ pub fn handed_on(folder: &Path) -> Result<Vec<PathBuf>> {
     let templates = templates.map(|entry| Path::new(MORE_TEMPLATES).join(entry.file_name()));
     found.extend(templates.filter(|path| path.extension().is_some_and(|ending| ending == "jinja")));
     found.retain(|file| folder.join(file).is_file());
-    for file in &found {
-        let path = folder.join(file);
-        if leads_out(folder, &path) {
-            return Err(TrainError::Usage(format!(
-                "{} leads to {}, outside of the model's folder: a result would carry what is there\n  hint: put a copy \
-                 in its place",
-                path.display(),
-                path.canonicalize().unwrap_or_default().display()
-            )));
+    stay_inside(folder, &found)?;
+    Ok(found)
+}
+
+fn stay_inside(folder: &Path, files: &[PathBuf]) -> Result<()> {
+    let paths = files.iter().map(|file| folder.join(file));
+    for path in paths.filter(|path| leads_out(folder, path)) {
+        return Err(TrainError::Usage(format!(
+            "{} leads to {}, outside of the model's folder: a result would carry what is there\n  hint: put a copy in \
+             its place",
+            path.display(),
+            path.canonicalize().unwrap_or_default().display()
+        )));
+    }
+    Ok(())
+}
+
+/// Files of a folder that make a model or an adapter, as paths in it: weights, configuration, card, and what is handed
+/// on. Everything else in the folder stays where it is.
+///
+/// Errors: the folder cannot be read, or one of the files is a link out of it.
+pub fn published(folder: &Path) -> Result<Vec<PathBuf>> {
+    let failed = |e| TrainError::io("read", folder, e);
+    let mut found = handed_on(folder)?;
+    for name in names(folder).map_err(failed)? {
+        let text = name.to_string_lossy();
+        let is_weights = [".safetensors", ".safetensors.index.json", ".gguf"].iter().any(|end| text.ends_with(end));
+        let own = is_weights && !text.starts_with('.') && text != OPTIMIZER || PUBLISHED.contains(&&*text);
+        if own && folder.join(&name).is_file() {
+            found.push(name.into());
         }
     }
+    found.sort();
+    stay_inside(folder, &found)?;
     Ok(found)
 }
 
@@ -229,6 +257,32 @@ mod tests {
         symlink(&secret, to.join("vocab.json")).unwrap();
         assert!(write_files(&HfConfig(json!({})), DType::F32, &folder, None, &to).is_err());
         assert_eq!(std::fs::read_to_string(&secret).unwrap(), "words");
+    }
+
+    #[test]
+    fn only_files_of_a_model_are_published() {
+        let place = tempfile::tempdir().unwrap();
+        let (folder, secret) = (place.path().join("model"), place.path().join("secret"));
+        std::fs::create_dir_all(folder.join("sub")).unwrap();
+        std::fs::create_dir(folder.join(MORE_TEMPLATES)).unwrap();
+        std::fs::write(&secret, "key").unwrap();
+        let own =
+            ["README.md", "adapter_model.safetensors", "config.json", "model.safetensors.index.json", "vocab.txt"];
+        let others = ["sub/.env", ".env", "notes.txt", "state.json", OPTIMIZER, ".x.safetensors", "id.json"];
+        let template = "additional_chat_templates/tool_use.jinja";
+        for name in own.iter().chain(&others).chain([&template, &"additional_chat_templates/.env"]) {
+            std::fs::write(folder.join(name), "words").unwrap();
+        }
+        symlink(&secret, folder.join("notes.md")).unwrap();
+        let mut expected: Vec<PathBuf> = own.iter().chain([&template]).map(PathBuf::from).collect();
+        expected.sort();
+        assert_eq!(published(&folder).unwrap(), expected);
+        for name in ["LICENSE", "x.gguf"] {
+            symlink(&secret, folder.join(name)).unwrap();
+            let error = published(&folder).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("outside of the model's folder"), "{error}");
+            std::fs::remove_file(folder.join(name)).unwrap();
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, ToSocketAddrs};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,7 +98,8 @@ fn is_for_ray(config: &Config, environment: Environment<'_>) -> bool {
 
 /// What nodes must have in common before they read anything.
 fn facts(config: &Config, request: &DeviceRequest) -> Facts {
-    let given = config.to_json();
+    let mut given = config.to_json();
+    options::hide_userinfo(&mut given);
     let options = given.as_object().into_iter().flatten().filter(|(name, _)| !OWN.contains(&name.as_str()));
     let mut facts: BTreeMap<String, String> =
         options.map(|(name, value)| (format!("`{name}`"), value.to_string())).collect();
@@ -266,12 +268,23 @@ fn token(place: &Place, environment: Environment<'_>) -> Result<Token> {
     let usage = |text: String| Err(TrainError::Usage(text));
     let text = match (environment(TOKEN), environment(TOKEN_FILE).map(PathBuf::from)) {
         (Some(text), _) => text,
-        (None, Some(file)) => std::fs::read_to_string(&file).map_err(|e| TrainError::io("read", &file, e))?,
+        (None, Some(file)) => {
+            let text = data::small_file::read_text(&file).map_err(|e| TrainError::io("read", &file, e))?;
+            let mode = std::fs::metadata(&file).map_err(|e| TrainError::io("read", &file, e))?.permissions().mode();
+            if mode & 0o077 != 0 {
+                return usage(format!(
+                    "{TOKEN_FILE}: others may read or write {} (mode {:o}), so it is no secret\n  hint: chmod 600 {0}",
+                    file.display(),
+                    mode & 0o777
+                ));
+            }
+            text
+        }
         (None, None) => {
             let found = place.rendezvous.to_socket_addrs().map(Iterator::collect::<Vec<_>>).unwrap_or_default();
             let local = |ip: IpAddr| ip.to_canonical().is_loopback();
             if !found.is_empty() && found.iter().all(|address| local(address.ip())) {
-                return Ok(Token::new(""));
+                return Ok(Token::of_user());
             }
             return usage(format!(
                 "nodes on several machines prove to each other that they belong together, but {TOKEN} is not set\n  \
@@ -429,5 +442,17 @@ mod tests {
         assert!(refused.contains("3 characters, expected at least 16"), "{refused}");
         let long = |name: &str| (name == TOKEN).then(|| "0123456789abcdef".to_owned());
         assert!(token(&place("10.0.0.1:1"), &long).is_ok());
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        std::fs::write(&path, "0123456789abcdef\n").unwrap();
+        let file = |name: &str| (name == TOKEN_FILE).then(|| path.display().to_string());
+        for (mode, is_taken) in [(0o600, true), (0o400, true), (0o640, false), (0o604, false), (0o620, false)] {
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+            let found = token(&place("10.0.0.1:1"), &file).err().map(|error| error.to_string());
+            assert_eq!(found.is_none(), is_taken, "{mode:o}: {found:?}");
+            assert!(
+                found.is_none_or(|error| error.contains("others may read or write") && error.contains("chmod 600"))
+            );
+        }
     }
 }

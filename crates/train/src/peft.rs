@@ -61,6 +61,9 @@ const PLAIN_STARTS: &[&str] = &["true", "false", "null", "\"gaussian\"", "\"orth
 /// The largest rank: no model has wider layers.
 const MOST_RANKS: u64 = 1 << 18;
 
+/// The largest alpha: with a larger one the smallest change of an adapter is all that a model computes.
+const MOST_ALPHA: f64 = 16_777_216.0;
+
 /// True for the values by which PEFT says that a variant is not in use.
 fn is_off(value: &Value) -> bool {
     match value {
@@ -90,6 +93,9 @@ pub fn read_options(folder: &Path, dtype: DType, form: &AdapterForm) -> Result<A
     let expected = format!("expected a whole number from 1 to {MOST_RANKS}");
     let rank = rank.ok_or_else(|| wrong(format!("the rank `r` is {}, {expected}", config["r"])))?;
     let alpha = config["lora_alpha"].as_f64().ok_or_else(|| wrong("there is no `lora_alpha`".into()))?;
+    if !(0.0..=MOST_ALPHA).contains(&alpha) {
+        return Err(wrong(format!("`lora_alpha` is {alpha}, expected a number from 0 to {MOST_ALPHA}")));
+    }
     let targets = names(&config, "target_modules").map_err(&wrong)?;
     let parameters = match &config["target_parameters"] {
         Value::Null => Vec::new(),
@@ -100,6 +106,9 @@ pub fn read_options(folder: &Path, dtype: DType, form: &AdapterForm) -> Result<A
         return Err(wrong("there are no `target_modules` and no `target_parameters`".into()));
     }
     let dropout = config["lora_dropout"].as_f64().unwrap_or(0.0);
+    if !(0.0..=1.0).contains(&dropout) {
+        return Err(wrong(format!("`lora_dropout` is {dropout}, expected a number from 0 to 1")));
+    }
     let rank_stabilised = config["use_rslora"] == true;
     let exceptions = exceptions(&config).map_err(&wrong)?;
     let saved = match &config["modules_to_save"] {
@@ -139,7 +148,7 @@ pub fn says_transposed(folder: &Path) -> Result<bool> {
 /// `adapter_config.json` of a folder, and its path.
 fn read_config(folder: &Path) -> Result<(PathBuf, Value)> {
     let path = folder.join("adapter_config.json");
-    let text = std::fs::read_to_string(&path).map_err(|e| TrainError::io("read", &path, e))?;
+    let text = data::small_file::read_text(&path).map_err(|e| TrainError::io("read", &path, e))?;
     let config = serde_json::from_str(&text)
         .map_err(|e| TrainError::Usage(format!("{}: this is not valid JSON: {e}", path.display())))?;
     Ok((path, config))
@@ -177,13 +186,16 @@ fn exceptions(config: &Value) -> std::result::Result<AdapterExceptions, String> 
         Value::Array(names) => names.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
         _ => Vec::new(),
     };
-    let ranks = pattern("rank_pattern")?;
+    let (ranks, alphas) = (pattern("rank_pattern")?, pattern("alpha_pattern")?);
+    if let Some((name, alpha)) = alphas.iter().find(|(_, alpha)| *alpha > MOST_ALPHA) {
+        return Err(format!("`alpha_pattern` has {alpha} for `{name}`, expected a number up to {MOST_ALPHA}"));
+    }
     if let Some((name, rank)) = ranks.iter().find(|(_, rank)| !(1.0..=MOST_RANKS as f64).contains(rank)) {
         return Err(format!("`rank_pattern` has {rank} for `{name}`, expected a whole number from 1 to {MOST_RANKS}"));
     }
     Ok(AdapterExceptions {
         rank_pattern: ranks.into_iter().map(|(name, rank)| (name, rank as usize)).collect(),
-        alpha_pattern: pattern("alpha_pattern")?,
+        alpha_pattern: alphas,
         excluded: names(config, "exclude_modules")?,
         layers,
         layers_pattern,

@@ -25,7 +25,7 @@ fn json(folder: &Path, name: &str) -> Result<Value> {
     if !path.is_file() {
         return Ok(Value::Null);
     }
-    let text = std::fs::read_to_string(&path).map_err(|e| TrainError::io("read", &path, e))?;
+    let text = data::small_file::read_text(&path).map_err(|e| TrainError::io("read", &path, e))?;
     serde_json::from_str(&text)
         .map_err(|e| TrainError::Usage(format!("{}: this is not valid JSON: {e}", path.display())))
 }

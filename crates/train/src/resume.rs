@@ -15,7 +15,7 @@ use crate::error::{Result, TrainError};
 use crate::quantised_base;
 use crate::run_folder::RunFolder;
 use crate::source::ModelSource;
-use crate::trainer::Trainer;
+use crate::trainer::{Trainer, is_run_id};
 use crate::written::Record;
 
 /// Options that may change as long as their product is the same: rows of a step.
@@ -93,9 +93,11 @@ fn newest(config: &Config, place: &RunFolder) -> Result<Start> {
 fn adopt(config: &Config, place: &RunFolder, start: &mut Start) -> Result<Vec<PathBuf>> {
     let mut found: Vec<(u64, PathBuf, String)> = Vec::new();
     for (step, path) in place.checkpoint_folders()? {
-        let text = fs::read_to_string(path.join(crate::checkpoint::STATE)).unwrap_or_default();
+        let text = data::small_file::read_text(&path.join(crate::checkpoint::STATE)).unwrap_or_default();
         let state: Value = serde_json::from_str(&text).unwrap_or_default();
-        found.extend(state["run_id"].as_str().map(|id| (step, path, id.to_owned())));
+        // What a link leads to is not this run's, and neither is a checkpoint of no run.
+        let own = state["run_id"].as_str().filter(|id| is_run_id(id) && !path.is_symlink());
+        found.extend(own.map(|id| (step, path.clone(), id.to_owned())));
     }
     let Some((_, _, run_id)) = found.first() else { return Ok(Vec::new()) };
     if found.iter().any(|(_, _, id)| id != run_id) {

@@ -19,7 +19,8 @@ use crate::log::{self, Log};
 use crate::record::{MANIFEST, RESOLVED};
 use crate::source::ModelSource;
 use crate::staged::{create_new, free_name};
-use crate::trainer::run_name;
+use crate::trainer::{is_run_id, run_name};
+use crate::words::count;
 use crate::written::{Record, Written, occupant};
 
 /// What the manifest of an earlier process of the run says.
@@ -88,9 +89,11 @@ impl RunFolder {
         };
         let log = match (config.logging.log_file.value(), said("log")) {
             (Some(path), _) => PathBuf::from(path),
-            (None, Some(path)) => PathBuf::from(path),
+            (None, Some(path)) => own_log(config, &output, Path::new(path))?,
             (None, None) => unused_log(&output).unwrap_or_else(|| output.join(log_name(&name))),
         };
+        let mut earlier = earlier;
+        notes.extend(earlier.as_mut().and_then(|earlier| earlier.forget_outside([&output, &checkpoints])));
         let place = RunFolder {
             output,
             checkpoints,
@@ -196,6 +199,42 @@ impl RunFolder {
     }
 }
 
+impl Earlier {
+    /// Keeps the folders that are below one of these: a manifest that someone else wrote may name any folder. Returns a
+    /// sentence on what is forgotten.
+    fn forget_outside(&mut self, places: [&Path; 2]) -> Option<String> {
+        let outside = |record: &Record| !places.iter().any(|place| is_inside(place, &record.path));
+        let forgotten: Vec<Record> = self.written.extract_if(.., |record| outside(record)).collect();
+        let first = forgotten.first()?.path.display();
+        let count = count(forgotten.len() as u64, "folder");
+        Some(format!(
+            "the manifest names {count} outside of `output_dir` and `checkpoint_dir`, such as {first}: left alone"
+        ))
+    }
+}
+
+/// Tells whether a path is below a folder by its own name, not through a link.
+fn is_inside(folder: &Path, path: &Path) -> bool {
+    let parent = path.parent().and_then(|parent| parent.canonicalize().ok());
+    let inside = folder.canonicalize().is_ok_and(|folder| parent.is_some_and(|parent| parent.starts_with(folder)));
+    inside && path.file_name().is_some() && !path.is_symlink()
+}
+
+/// The log that a manifest names, if it is in the run's folder: the path may be that of another machine, or of a stranger.
+fn own_log(config: &Config, output: &Path, named: &Path) -> Result<PathBuf> {
+    if is_inside(output, named) {
+        return Ok(named.to_owned());
+    }
+    if let Some(moved) =
+        named.file_name().map(|name| output.join(name)).filter(|path| path.is_file() && is_inside(output, path))
+    {
+        return Ok(moved);
+    }
+    let message = format!("the manifest names the log `{}`, which is not in `{}`", named.display(), output.display());
+    let hint = "set `log_file` to this path if it is the run's log, or to another one".to_owned();
+    Err(TrainError::Config(vec![config.mistake("log_file", message, Some(hint))]))
+}
+
 /// Folders that were not there before the run. A run that is refused leaves none: those that are still empty in the end
 /// are removed.
 #[derive(Default)]
@@ -267,12 +306,15 @@ fn read_manifest(output: &Path) -> Result<Option<Earlier>> {
         }
         _ => {}
     }
-    let text = fs::read_to_string(&path).map_err(|e| TrainError::io("read", &path, e))?;
+    let text = data::small_file::read_text(&path).map_err(|e| TrainError::io("read", &path, e))?;
     let damaged =
         |why: String| TrainError::Failed(format!("{}: {why}; it is not a manifest of this program", path.display()));
     let mut manifest: Value =
         serde_json::from_str(&text).map_err(|e| damaged(format!("this is not valid JSON: {e}")))?;
     let run_id = manifest["run_id"].as_str().ok_or_else(|| damaged("there is no `run_id`".into()))?.to_owned();
+    if !is_run_id(&run_id) {
+        return Err(damaged(format!("`run_id` is {run_id:?}, expected 16 hexadecimal digits")));
+    }
     let now = output.canonicalize().map_err(|e| TrainError::io("read", output, e))?;
     let then = manifest["output"].as_str().map_or_else(|| now.clone(), PathBuf::from);
     let moved = |path: &Path| path.strip_prefix(&then).map_or_else(|_| path.to_owned(), |inside| now.join(inside));
@@ -375,6 +417,53 @@ mod tests {
         open("d", "d").unwrap();
         drop(first);
         open("b", "checkpoints").unwrap();
+    }
+
+    /// Manifests of a stranger's run: nothing outside of the folder is the run's.
+    #[test]
+    fn a_manifest_gives_nothing_outside_of_the_folder() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().join(name).display().to_string();
+        let output = place.path().join("run");
+        for folder in ["run/checkpoint-1", "run/sub", "mine/checkpoint-2"] {
+            fs::create_dir_all(place.path().join(folder)).unwrap();
+        }
+        std::os::unix::fs::symlink(at("mine/checkpoint-2"), output.join("checkpoint-3")).unwrap();
+        fs::write(at("settings.json"), "{\"precious\": true}").unwrap();
+        std::os::unix::fs::symlink(at("settings.json"), output.join("link.json")).unwrap();
+        let records: Vec<Value> =
+            ["run/checkpoint-1", "mine/checkpoint-2", "run/checkpoint-3", "run/../mine/checkpoint-2"]
+                .map(|name| serde_json::json!({"path": at(name), "digest": "0"}))
+                .to_vec();
+        let open = |log: &str, run_id: &str, option: Option<String>| {
+            let manifest = serde_json::json!({"run_id": run_id, "output": at("run"), "log": log, "written": records});
+            fs::write(output.join(MANIFEST), manifest.to_string()).unwrap();
+            let options = serde_json::json!({
+                "model": "m", "output_dir": at("run"), "log_file": option, "resume_from_checkpoint": true,
+            });
+            let config = Config::load_json(&options.to_string(), crate::config::Task::Sft, &[]).unwrap();
+            RunFolder::open_named(&config, "name".to_owned()).map_err(|error| error.to_string())
+        };
+        let id = "0123456789abcdef";
+        let found = open(&at("run/sub/log.json"), id, None).unwrap();
+        let written: Vec<_> = found.earlier.unwrap().written.into_iter().map(|record| record.path).collect();
+        assert_eq!(written, [output.join("checkpoint-1")]);
+        assert!(found.notes.iter().any(|note| note.contains("3 folders outside of `output_dir`")), "{:?}", found.notes);
+        for log in
+            [at("settings.json"), at("run/../settings.json"), at("run/link.json"), at("new/log.json"), "/".into()]
+        {
+            let error = open(&log, id, None).err().expect(&log);
+            assert!(error.contains("`log_file`") && error.contains("set `log_file` to this path"), "{error}");
+        }
+        // Nor is a file that is no log cut where the option names it.
+        let error = open(&at("settings.json"), id, Some(at("settings.json"))).err().unwrap();
+        assert!(error.contains("holds something else"), "{error}");
+        assert_eq!(fs::read_to_string(at("settings.json")).unwrap(), "{\"precious\": true}");
+        assert!(!place.path().join("new").exists());
+        for id in ["", "0", "../../../../../x", "0123456789ABCDEF", "0123456789abcde\n"] {
+            let error = open(&at("run/log.json"), id, None).err().expect(id);
+            assert!(error.contains("expected 16 hexadecimal digits"), "{error}");
+        }
     }
 
     #[test]

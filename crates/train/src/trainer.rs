@@ -388,7 +388,15 @@ fn load(engine: &mut Engine, source: &ModelSource, part: WeightSet, folder: &Pat
 /// An id that no other run has: the name, the time and the process, hashed.
 fn new_run_id(name: &str) -> String {
     let now = jiff::Timestamp::now().as_nanosecond();
-    crate::digest::of_bytes(format!("{name} {now} {}", std::process::id()).as_bytes())[..16].to_owned()
+    crate::digest::of_bytes(format!("{name} {now} {}", std::process::id()).as_bytes())[..RUN_ID].to_owned()
+}
+
+/// Hexadecimal digits of a run's id.
+const RUN_ID: usize = 16;
+
+/// Tells whether a text can be a run's id. It becomes part of the names of files.
+pub fn is_run_id(text: &str) -> bool {
+    text.len() == RUN_ID && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
 
 /// Bytes of a token in a batch: ids, positions, targets, weights, starts of documents.

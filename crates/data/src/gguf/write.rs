@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::{ALIGNMENT, Encoding, MAGIC, VERSION, kind};
 use crate::error::DataError;
-use crate::new_file::{create_beside, name_new};
+use crate::new_file::{clear_abandoned, create_beside, name_new};
 
 /// A value of the metadata.
 #[derive(Clone, Debug, PartialEq)]
@@ -115,6 +115,7 @@ impl GgufWriter {
     ) -> Result<GgufWriter, DataError> {
         let header = header(metadata, &tensors);
         let failed = |e| DataError::io("write", path, e);
+        clear_abandoned(path).map_err(failed)?;
         let (temporary, file) = create_beside(path).map_err(failed)?;
         let out = Some(BufWriter::new(file));
         let mut writer = GgufWriter { path: path.to_owned(), temporary, out, tensors, written: 0 };

@@ -11,6 +11,7 @@ use tensor::{DType, HostTensor};
 use crate::error::DataError;
 use crate::part_file::PartFile;
 use crate::quantised::{self, Linear, Scheme};
+use crate::small_file;
 
 use super::stacks::{self, Member, Stack};
 
@@ -445,8 +446,13 @@ impl Weights {
     }
 }
 
+/// Tells whether a text can be the name of a file in a folder: the only part of a path, and not the folder itself.
+fn is_file_name(name: &str) -> bool {
+    !name.is_empty() && ![".", ".."].contains(&name) && !name.contains(['/', '\\', '\0'])
+}
+
 fn shard_paths(folder: &Path, index: &Path) -> Result<Vec<PathBuf>, DataError> {
-    let bytes = std::fs::read(index).map_err(|e| DataError::io("read", index, e))?;
+    let bytes = small_file::read(index).map_err(|e| DataError::io("read", index, e))?;
     let value: Value =
         serde_json::from_slice(&bytes).map_err(|e| DataError::invalid(index.display(), format!("no JSON: {e}")))?;
     let map = value
@@ -456,7 +462,7 @@ fn shard_paths(folder: &Path, index: &Path) -> Result<Vec<PathBuf>, DataError> {
     let mut shards = std::collections::BTreeSet::new();
     for (tensor, file) in map {
         match file.as_str() {
-            Some(name) if !name.contains(['/', '\\']) => shards.insert(name),
+            Some(name) if is_file_name(name) => shards.insert(name),
             _ => {
                 let problem = format!("the shard of `{tensor}` is not a plain file name");
                 return Err(DataError::invalid(index.display(), problem));

@@ -9,6 +9,8 @@ use minijinja::value::{Enumerator, Object, ObjectExt, ObjectRepr, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 use std::sync::Arc;
 
+use crate::pipeline::is_over;
+
 /// Levels of values inside of values. JSON has 128 at most.
 pub(super) const DEEPEST: usize = 160;
 
@@ -58,8 +60,14 @@ pub(super) fn refused(problem: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, problem.into())
 }
 
+/// Errors: nobody waits for the text any more.
+pub(super) fn go_on() -> Result<(), Error> {
+    if is_over() { Err(refused("stopped")) } else { Ok(()) }
+}
+
 /// Takes so many bytes of work.
 pub(super) fn charge(bytes: usize) -> Result<(), Error> {
+    go_on()?;
     let left = LEFT.get();
     let work = left.work.checked_sub(bytes).ok_or_else(|| refused("the template takes too much work"))?;
     LEFT.set(Left { work, ..left });

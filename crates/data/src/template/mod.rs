@@ -102,6 +102,7 @@ impl ChatTemplate {
     /// The text of a conversation; with `generation_prompt`, the assistant's turn is opened at its end.
     pub fn render(&self, conversation: Conversation<'_>, generation_prompt: bool) -> Result<Rendered, RowError> {
         let reported = |e: Error| RowError::new(RowReason::Template, describe(&e));
+        allowance::go_on().map_err(reported)?;
         let mut variables: Vec<(&str, Value)> =
             self.variables.iter().map(|(name, value)| (name.as_str(), Value::from(Serde(value)))).collect();
         let messages = reasoning::under_every_name(conversation.messages);

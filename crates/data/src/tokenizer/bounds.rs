@@ -1,46 +1,170 @@
 //! What a tokenizer that someone wrote may ask for: numbers of tokens that tables can have, and texts that do not grow
-//! without end before they are encoded.
+//! without end before they are encoded or when tokens become text.
 //!
 //! Knows the parts of a tokenizer, not what they do to any text.
 
 use serde_json::Value;
+use tokenizers::PostProcessor;
+
+use crate::error::{RowError, RowReason};
 
 /// The largest number of a token: vocabularies have less than a million, and tables are as long as the largest number.
-const MOST_IDS: u32 = 1 << 24;
+pub const MOST_IDS: u32 = 1 << 24;
 
 /// By how much the steps before the encoding may lengthen a text, all together. The known ones write three bytes for
 /// one.
 const MOST_GROWTH: f64 = 4096.0;
 
-/// Errors: what is out of bounds.
-pub(super) fn check(tokenizer: &tokenizers::Tokenizer) -> Result<(), String> {
-    if let Some((token, id)) = tokenizer.get_vocab(true).into_iter().find(|(_, id)| *id >= MOST_IDS) {
-        return Err(format!("the token {token:?} has the number {id}, more than the {MOST_IDS} that there may be"));
+/// Up to this growth, the size of a text decides alone whether it is encoded: steps of published tokenizers write `▁` for
+/// a blank, or two bytes for one.
+const ORDINARY_GROWTH: f64 = 3.0;
+
+/// Bytes of a text with more growth before it is encoded. The library takes about 130 bytes for each.
+const MOST_GROWN: f64 = 8.0 * 1024.0 * 1024.0;
+
+/// Bytes of the text that tokens become.
+const MOST_DECODED: f64 = 256.0 * 1024.0 * 1024.0;
+
+/// Tokens that a tokenizer may add to each text.
+const MOST_ADDED: usize = 4096;
+
+/// Bytes for which a table of characters may write one, without counting as growth: that of NFKC has one of 33.
+const LONGEST_NORMALIZED: usize = 64;
+
+/// How long a text may become, at most: a factor for its bytes, and bytes besides them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Growth {
+    factor: f64,
+    more: f64,
+}
+
+impl Growth {
+    const NONE: Growth = Growth { factor: 1.0, more: 0.0 };
+
+    fn by(factor: f64) -> Growth {
+        Growth { factor: factor.max(1.0), more: 0.0 }
     }
-    let parts = [serde_json::to_value(tokenizer.get_normalizer()), serde_json::to_value(tokenizer.get_pre_tokenizer())];
-    let parts: Vec<Value> = parts.into_iter().collect::<Result<_, _>>().map_err(|e| e.to_string())?;
-    match parts.iter().map(growth).product::<f64>() {
-        most if most <= MOST_GROWTH => Ok(()),
-        most => Err(format!("its normalizers may make a text {most:.0} times as long")),
+
+    fn then(self, next: Growth) -> Growth {
+        Growth { factor: self.factor * next.factor, more: self.more * next.factor + next.more }
+    }
+
+    fn of(self, bytes: usize) -> f64 {
+        bytes as f64 * self.factor + self.more
     }
 }
 
-/// How many bytes one byte may become.
-fn growth(of: &Value) -> f64 {
-    let all = |list: &Value| list.as_array().into_iter().flatten().map(growth).product::<f64>();
-    match of.get("type").and_then(Value::as_str).unwrap_or_default() {
-        "Sequence" => ["normalizers", "pretokenizers"].iter().filter_map(|name| of.get(*name)).map(all).product(),
-        "Replace" => {
-            let content = of.get("content").and_then(Value::as_str).map_or(0, str::len);
-            let pattern = of.pointer("/pattern/String").and_then(Value::as_str).map_or(0, str::len);
-            // An expression may match nothing, before and behind each character.
-            if pattern > 0 { (content as f64 / pattern as f64).max(1.0) } else { content as f64 + 1.0 }
+/// The bounds of one tokenizer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    encoding: Growth,
+    decoding: Growth,
+    longest_token: usize,
+}
+
+impl Bounds {
+    /// Errors: the tokenizer is out of bounds for any text.
+    pub(super) fn of(tokenizer: &tokenizers::Tokenizer) -> Result<Bounds, String> {
+        let vocabulary = tokenizer.get_vocab(true);
+        if let Some((token, id)) = vocabulary.iter().find(|(_, id)| **id >= MOST_IDS) {
+            return Err(format!("the token {token:?} has the number {id}, more than the {MOST_IDS} that there may be"));
         }
-        "Prepend" => of.get("prepend").and_then(Value::as_str).map_or(1.0, |text| text.len() as f64 + 1.0),
-        "ByteLevel" => 2.0,
-        "Metaspace" => 3.0,
-        _ => 1.0,
+        let added = tokenizer.get_post_processor().map_or(0, |processor| processor.added_tokens(false));
+        if added > MOST_ADDED {
+            return Err(format!("it adds {added} tokens to each text, more than the {MOST_ADDED} that there may be"));
+        }
+        let json = |part: serde_json::Result<Value>| part.map_err(|e| e.to_string());
+        let steps = [
+            json(serde_json::to_value(tokenizer.get_normalizer()))?,
+            json(serde_json::to_value(tokenizer.get_pre_tokenizer()))?,
+        ];
+        let encoding = steps.iter().map(growth).fold(Growth::NONE, Growth::then);
+        let decoding = growth(&json(serde_json::to_value(tokenizer.get_decoder()))?);
+        for (what, growth) in [("normalizers", encoding), ("decoders", decoding)] {
+            if growth.of(1) > MOST_GROWTH {
+                return Err(format!("its {what} may make a text {:.0} times as long", growth.of(1)));
+            }
+        }
+        let longest_token = vocabulary.keys().map(String::len).max().unwrap_or(0);
+        Ok(Bounds { encoding, decoding, longest_token })
     }
+
+    /// Errors: the text may become too long before it is encoded.
+    pub(super) fn check_text(self, text: &str) -> Result<(), RowError> {
+        let most = self.encoding.of(text.len());
+        if self.encoding.factor <= ORDINARY_GROWTH || most <= MOST_GROWN {
+            return Ok(());
+        }
+        let problem = format!(
+            "the tokenizer may make {most:.0} bytes of a text of {}, more than the {MOST_GROWN} that are encoded",
+            text.len()
+        );
+        Err(RowError::new(RowReason::TooLarge, problem))
+    }
+
+    /// Errors: the tokens may become too long a text. `length` gives the bytes of a token.
+    pub(super) fn check_ids(self, ids: &[u32], length: impl Fn(u32) -> usize) -> Result<(), RowError> {
+        if self.decoding.of(ids.len().saturating_mul(self.longest_token)) <= MOST_DECODED {
+            return Ok(());
+        }
+        let most = self.decoding.of(ids.iter().map(|&id| length(id)).sum());
+        if most <= MOST_DECODED {
+            return Ok(());
+        }
+        let problem = format!("{} tokens may become {most:.0} bytes, more than {MOST_DECODED}", ids.len());
+        Err(RowError::new(RowReason::TooLarge, problem))
+    }
+}
+
+/// By how much a step of a tokenizer may lengthen a text.
+fn growth(of: &Value) -> Growth {
+    let text = |name: &str| of.get(name).and_then(Value::as_str).unwrap_or_default();
+    match text("type") {
+        "Sequence" => {
+            let lists = ["normalizers", "pretokenizers", "decoders"].iter().filter_map(|name| of.get(*name));
+            lists.filter_map(Value::as_array).flatten().map(growth).fold(Growth::NONE, Growth::then)
+        }
+        "Replace" => {
+            let content = text("content").len();
+            let pattern = of.pointer("/pattern/String").and_then(Value::as_str).map_or(0, str::len);
+            match pattern {
+                // An expression may match nothing, before and behind each character.
+                0 => Growth { factor: content as f64 + 1.0, more: content as f64 },
+                _ => Growth::by(content as f64 / pattern as f64),
+            }
+        }
+        "Prepend" => Growth { factor: 1.0, more: text("prepend").len() as f64 },
+        "Precompiled" => match longest_normalized(text("precompiled_charsmap")) {
+            0..=LONGEST_NORMALIZED => Growth::NONE,
+            longest => Growth::by(longest as f64),
+        },
+        "ByteLevel" => Growth::by(2.0),
+        "Metaspace" => Growth::by(3.0),
+        _ => Growth::NONE,
+    }
+}
+
+/// Bytes of the longest text in a table of characters, given in base 64: behind the tree of characters, whose size is in
+/// the first four bytes, its texts end with zeros.
+fn longest_normalized(table: &str) -> usize {
+    let value = |sign: u8| match sign {
+        b'A'..=b'Z' => Some(sign - b'A'),
+        b'a'..=b'z' => Some(sign - b'a' + 26),
+        b'0'..=b'9' => Some(sign - b'0' + 52),
+        b'+' => Some(62),
+        b'/' => Some(63),
+        _ => None,
+    };
+    let signs: Vec<u8> = table.bytes().filter_map(value).collect();
+    let bytes = signs.chunks(4).flat_map(|four| {
+        let bits = four.iter().fold(0_u32, |bits, &sign| bits << 6 | u32::from(sign)) << (6 * (4 - four.len()));
+        let [_, bytes @ ..] = bits.to_be_bytes();
+        bytes.into_iter().take(four.len() * 3 / 4)
+    });
+    let bytes: Vec<u8> = bytes.collect();
+    let Some((head, rest)) = bytes.split_first_chunk() else { return 0 };
+    let texts = rest.get(u32::from_le_bytes(*head) as usize..).unwrap_or(rest);
+    texts.split(|byte| *byte == 0).map(<[u8]>::len).max().unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -53,10 +177,38 @@ mod tests {
         let replace =
             |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
         let of = |steps: Vec<Value>| growth(&json!({"type": "Sequence", "normalizers": steps}));
-        assert_eq!(growth(&Value::Null), 1.0);
-        assert_eq!(of(vec![json!({"type": "NFC"}), replace(json!({"String": " "}), "\u{2581}")]), 3.0);
-        assert_eq!(of(vec![replace(json!({"String": "aa"}), "a")]), 1.0);
-        assert_eq!(of(vec![replace(json!({"Regex": "x*"}), "abc"); 2]), 16.0);
-        assert!(of(vec![replace(json!({"String": "a"}), "aa"); 40]) > MOST_GROWTH);
+        assert_eq!(growth(&Value::Null), Growth::NONE);
+        assert_eq!(of(vec![json!({"type": "NFC"}), replace(json!({"String": " "}), "\u{2581}")]).of(1), 3.0);
+        assert_eq!(of(vec![replace(json!({"String": "aa"}), "a")]).of(1), 1.0);
+        assert_eq!(of(vec![replace(json!({"Regex": "x*"}), "abc"); 2]), Growth { factor: 16.0, more: 15.0 });
+        assert!(of(vec![replace(json!({"String": "a"}), "aa"); 40]).of(1) > MOST_GROWTH);
+        let prepend = json!({"type": "Prepend", "prepend": "abc"});
+        assert_eq!(of(vec![prepend, replace(json!({"String": "a"}), "xx")]), Growth { factor: 2.0, more: 6.0 });
+        let decoders = json!({"type": "Sequence", "decoders": [replace(json!({"String": "a"}), &"x".repeat(50))]});
+        assert_eq!(growth(&decoders).of(1), 50.0);
+    }
+
+    #[test]
+    fn a_text_is_measured_with_its_growth() {
+        let bounds =
+            |factor: f64| Bounds { encoding: Growth::by(factor), decoding: Growth::by(factor), longest_token: 9 };
+        let text = "a".repeat(1 << 20);
+        bounds(ORDINARY_GROWTH).check_text(&text.repeat(9)).unwrap();
+        bounds(8.0).check_text(&text).unwrap();
+        let error = bounds(9.0).check_text(&text).unwrap_err();
+        assert!(error.reason == RowReason::TooLarge && error.detail.contains("9437184 bytes"), "{error}");
+        let ids = [7; 1000];
+        bounds(4096.0).check_ids(&ids, |_| panic!("few and short")).unwrap();
+        let long = Bounds { longest_token: 1 << 30, ..bounds(1.0) };
+        long.check_ids(&ids, |_| 200).unwrap();
+        assert_eq!(long.check_ids(&ids, |_| 1 << 30).unwrap_err().reason, RowReason::TooLarge);
+    }
+
+    #[test]
+    fn a_table_of_characters_is_measured() {
+        // A tree of two bytes, then `ab`, `abcd` and nothing.
+        assert_eq!(longest_normalized("AgAAAHh4YWIAYWJjZAAA"), 4);
+        assert_eq!(longest_normalized("AgAAAHh4YWI="), 2);
+        assert_eq!((longest_normalized(""), longest_normalized("////")), (0, 0));
     }
 }

@@ -242,6 +242,43 @@ fn tool_calls_are_trained_whole() {
     }
 }
 
+/// Renderings do not become more with the messages, also where tool calls are compared with plain answers.
+#[test]
+fn long_traces_of_an_agent_need_few_renderings() {
+    for name in ["qwen3", "mistral-nemo"] {
+        let family = family(name);
+        let renderings = |calls: usize| {
+            let mut talk = vec![Message::new("user", "go")];
+            for i in 0..calls {
+                let id = json!(format!("call{i:05}"));
+                let call = json!([{"type": "function", "id": id, "function":
+                    {"name": format!("f{}", i % 3), "arguments": {"x": i}}}]);
+                talk.push(with(Message::new("assistant", ""), "tool_calls", call));
+                let result = with(Message::new("tool", &format!("r{i}")), "tool_call_id", id);
+                talk.push(with(result, "name", json!("f")));
+            }
+            talk.push(Message::new("assistant", "done"));
+            let count = std::cell::Cell::new(0);
+            let render = |messages: &[Map<String, Value>]| {
+                count.set(count.get() + 1);
+                family.template.render(Conversation { messages, tools: None }, false)
+            };
+            let markers = Markers {
+                generation_prompt: family.generation_prompt,
+                answer_opening: "[/INST]",
+                end_of_turn: &family.end_of_turn,
+                special: &family.end_of_turn,
+            };
+            let (text, spans) = trained_spans(&talk, &render, markers).unwrap();
+            assert_eq!(spans.len(), calls + 1);
+            let last = &text[spans[calls - 1].range.clone()];
+            assert!(last.contains("_call") || last.contains("[TOOL_CALLS]"), "{last}");
+            count.get()
+        };
+        assert_eq!(renderings(10), renderings(400), "{name}");
+    }
+}
+
 #[test]
 fn arguments_that_hold_an_end_token_do_not_end_the_turn() {
     let call = json!([{"type": "function", "function": {"name": "f", "arguments": {"x": "<|im_end|>", "n": 10}}}]);

@@ -10,9 +10,9 @@ options! {
         /// Train adapters instead of the weights. `surogate pt` has `false` as its default.
         lora: bool = true;
         /// Rank of the adapters.
-        lora_rank: u32 = 16, min = 1;
+        lora_rank: u32 = 16, min = 1, max = 262144;
         /// Scale of the adapters: their output is multiplied by alpha divided by rank.
-        lora_alpha: u32 = 32, min = 1;
+        lora_alpha: u32 = 32, min = 1, max = 16777216;
         /// Dropout probability of the adapters' inputs.
         lora_dropout: f64 = 0.05, min = 0, below = 1;
         /// Element type of the adapters.

@@ -1,7 +1,7 @@
 //! `resolved.yaml`: every option with the value that the run uses, and for each `auto` the reason.
 
 use super::{Config, SECTIONS};
-use options::Row;
+use options::{Row, hide_userinfo};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -25,12 +25,13 @@ impl Config {
         names.zip(self.values().into_iter().flatten()).collect::<Map<_, _>>().into()
     }
 
-    /// As [`Config::to_json`], with the choices for what is left open.
+    /// As [`Config::to_json`], with the choices for what is left open, and without passwords in addresses.
     pub fn resolved_json(&self, reasons: &Reasons) -> Value {
         let mut values = self.to_json();
         for (name, reason) in reasons {
             values[name.as_str()] = reason.value.clone();
         }
+        hide_userinfo(&mut values);
         values
     }
 
@@ -42,7 +43,8 @@ impl Config {
         let mut text = format!("# surogate {}: every option of this run.\n", self.task.name());
         for (section, values) in SECTIONS.iter().zip(self.values()) {
             text.push_str(&format!("\n# {}\n", section.title));
-            for (row, value) in section.rows.iter().zip(values) {
+            for (row, mut value) in section.rows.iter().zip(values) {
+                hide_userinfo(&mut value);
                 let reason = reasons.get(row.name);
                 if reason.is_some() {
                     assert!(value == "auto", "option `{}` is not open, so nothing may be chosen for it", row.name);

@@ -578,6 +578,33 @@ fn a_python_dict_is_read_like_a_file_without_lines() {
 }
 
 #[test]
+fn numbers_that_no_run_has_are_refused() {
+    for (option, most) in [
+        ("lora_rank", 262_144_u64),
+        ("lora_alpha", 16_777_216),
+        ("gradient_accumulation_steps", 1_048_576),
+        ("per_device_train_batch_size", 1_048_576),
+    ] {
+        let load = |value: u64| Config::load(&format!("model: m\n{option}: {value}\n"), "run.yaml", Task::Sft, &[]);
+        assert!(load(most).is_ok(), "{option}");
+        for value in [most + 1, 1 << 31, 1 << 32, u64::MAX] {
+            assert!(load(value).is_err(), "{option}: {value}");
+        }
+    }
+}
+
+#[test]
+fn passwords_of_addresses_are_in_no_record() {
+    let text = "model: m\naim_repo: aim://user:password@host:1/x\n";
+    let config = Config::load(text, "run.yaml", Task::Sft, &[]).unwrap();
+    let reasons = Reasons::new();
+    for record in [config.resolved_yaml(&reasons), config.resolved_json(&reasons).to_string()] {
+        assert!(!record.contains("password") && record.contains("aim://***@host:1/x"), "{record}");
+    }
+    assert_eq!(config.logging.aim_repo.as_deref(), Some("aim://user:password@host:1/x"), "the tracker needs it");
+}
+
+#[test]
 fn resolved_options_load_again_as_the_same_run() {
     let text = "model: m\nlearning_rate: 3e-5\nsystem: 'yes: \"no\" # 1'\nlora_target_modules: [\"q_.*\", a]\n\
                 datasets:\n- {path: ./a b.jsonl, type: conversation, message_property_mappings: {role: from}}\n- {path: 'null', type: tokens}\n";

@@ -27,22 +27,31 @@ impl Defaults {
     /// Of a model's folder, whose configuration is `config`.
     pub fn read(folder: &Path, config: &Value) -> Result<Defaults> {
         let path = folder.join(FILE);
-        let fields: Value = match std::fs::read_to_string(&path) {
+        let fields: Value = match data::small_file::read_text(&path) {
             Ok(text) => serde_json::from_str(&text)
                 .map_err(|e| TrainError::Usage(format!("{}: this is not valid JSON: {e}", path.display())))?,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Value::Null,
             Err(e) => return Err(TrainError::io("read", &path, e)),
         };
-        let number = |name: &str| fields.get(name).and_then(Value::as_f64);
+        let number = |name: &str, allowed: &dyn Fn(f64) -> bool, expected: &str| {
+            let value = fields.get(name).and_then(Value::as_f64);
+            match value.filter(|value| !allowed(*value)) {
+                Some(wrong) => Err(TrainError::Usage(format!(
+                    "{}: `{name}` is {wrong}, expected a number {expected}\n  hint: correct the file, or remove the field",
+                    path.display()
+                ))),
+                None => Ok(value),
+            }
+        };
         let ends = |of: &Value| of.get("eos_token_id").map(ids).filter(|ids| !ids.is_empty());
         let text = config.get("text_config").unwrap_or(config);
         Ok(Defaults {
             draws: fields.get("do_sample").and_then(Value::as_bool).unwrap_or(false),
-            temperature: number("temperature"),
+            temperature: number("temperature", &|x| x >= 0.0, "from 0")?,
             top_k: fields.get("top_k").and_then(Value::as_u64).map(|k| k as usize),
-            top_p: number("top_p"),
-            min_p: number("min_p"),
-            repetition_penalty: number("repetition_penalty"),
+            top_p: number("top_p", &|x| 0.0 < x && x <= 1.0, "above 0, up to 1")?,
+            min_p: number("min_p", &|x| (0.0..=1.0).contains(&x), "from 0 to 1")?,
+            repetition_penalty: number("repetition_penalty", &|x| x > 0.0, "above 0")?,
             end_tokens: ends(&fields).or_else(|| ends(config)).or_else(|| ends(text)).unwrap_or_default(),
         })
     }
@@ -76,6 +85,16 @@ mod tests {
         let nested = json!({"text_config": {"eos_token_id": 8}});
         std::fs::write(folder.path().join(FILE), "{}").unwrap();
         assert_eq!(Defaults::read(folder.path(), &nested).unwrap().end_tokens, [8]);
+        for (field, value) in [("temperature", -1.0), ("top_p", -1.0), ("top_p", 0.0), ("top_p", 2.0), ("min_p", 1.5)] {
+            std::fs::write(folder.path().join(FILE), json!({field: value}).to_string()).unwrap();
+            let error = Defaults::read(folder.path(), &nested).unwrap_err().to_string();
+            assert!(error.contains(&format!("`{field}` is {value}, expected a number")), "{error}");
+        }
+        std::fs::remove_file(folder.path().join(FILE)).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", folder.path().join(FILE)).unwrap();
+        let error = Defaults::read(folder.path(), &nested).unwrap_err().to_string();
+        assert!(error.contains("not a regular file"), "{error}");
+        std::fs::remove_file(folder.path().join(FILE)).unwrap();
         std::fs::write(folder.path().join(FILE), "{").unwrap();
         let error = Defaults::read(folder.path(), &nested).unwrap_err().to_string();
         assert!(error.contains(FILE) && error.contains("not valid JSON"), "{error}");

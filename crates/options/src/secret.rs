@@ -1,0 +1,72 @@
+//! Hides passwords in addresses of servers before a value goes to a log, a report or another file.
+//!
+//! Knows the form of addresses; not which options hold one.
+
+use std::borrow::Cow;
+
+use serde_json::Value;
+
+/// What is written in the place of a user and a password.
+const HIDDEN: &str = "***";
+
+/// Returns the text with `***` for what is before the `@` of an address such as `scheme://user:password@host`.
+pub fn without_userinfo(text: &str) -> Cow<'_, str> {
+    let mut shown = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find("://") {
+        let (before, authority) = rest.split_at(at + 3);
+        let ends = |c: char| matches!(c, '/' | '?' | '#' | '"' | '\'' | '\\') || c.is_whitespace();
+        let end = authority.find(ends).unwrap_or(authority.len());
+        shown.push_str(before);
+        rest = authority;
+        if let Some(user) = authority[..end].rfind('@') {
+            shown.push_str(HIDDEN);
+            rest = &authority[user..];
+        }
+    }
+    if shown.contains(HIDDEN) {
+        shown.push_str(rest);
+        return Cow::Owned(shown);
+    }
+    Cow::Borrowed(text)
+}
+
+/// The same for every text of a value.
+pub fn hide_userinfo(value: &mut Value) {
+    match value {
+        Value::String(text) => {
+            if let Cow::Owned(shown) = without_userinfo(text) {
+                *text = shown;
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(hide_userinfo),
+        Value::Object(fields) => fields.values_mut().for_each(hide_userinfo),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn passwords_are_hidden_and_nothing_else() {
+        for (text, shown) in [
+            ("aim://user:password@host:53800/x", "aim://***@host:53800/x"),
+            ("https://token@host", "https://***@host"),
+            ("a://u:p@h, b://v:q@i/w@x", "a://***@h, b://***@i/w@x"),
+            ("s://u:p@ss@host/", "s://***@host/"),
+            ("s3://bucket/a@b", "s3://bucket/a@b"),
+            ("me@host", "me@host"),
+            ("://", "://"),
+            ("", ""),
+        ] {
+            assert_eq!(without_userinfo(text), shown);
+        }
+        let mut value = json!({"aim_repo": "aim://u:p@h", "list": ["x://u@h", 1, null]});
+        hide_userinfo(&mut value);
+        assert_eq!(value, json!({"aim_repo": "aim://***@h", "list": ["x://***@h", 1, null]}));
+    }
+}

@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use serde_json::{Map, Value, json};
 
+use crate::dataset::REASONING;
 use crate::error::{RowError, RowReason};
 use crate::template::Rendered;
 
@@ -65,7 +66,7 @@ pub struct Markers<'a> {
 }
 
 /// Two texts without common first or last character, which no template trims or splits and which `base` does not hold.
-fn sentinels(base: &str) -> [String; 2] {
+pub(crate) fn sentinels(base: &str) -> [String; 2] {
     let absent = |first: &str, last: &str| {
         let mut numbered = (0..).map(|n: u32| format!("{first}{n}{last}"));
         numbered.find(|text| !base.contains(text)).expect("a finite text lacks some number")
@@ -74,7 +75,17 @@ fn sentinels(base: &str) -> [String; 2] {
 }
 
 /// Pairs between which a template may insert an empty train of thought.
-const THOUGHTS: [(&str, &str); 3] = [("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<thinking>", "</thinking>")];
+pub(crate) const THOUGHTS: [(&str, &str); 3] =
+    [("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<thinking>", "</thinking>")];
+
+/// A rendering, and what was found in it.
+pub struct Found {
+    pub text: String,
+    /// What is trained: they ascend and do not overlap.
+    pub spans: Vec<TrainedSpan>,
+    /// The fields of each message that the rendering does not show, as JSON pointers; `None` where none was looked for.
+    pub hidden: Vec<Option<Vec<String>>>,
+}
 
 /// Where one message is: from the first to the last byte that depends on it.
 #[derive(Clone, Debug)]
@@ -94,7 +105,8 @@ pub fn trained_spans(
 ) -> Result<(String, Vec<TrainedSpan>), RowError> {
     let weights: Vec<Option<f32>> =
         messages.iter().map(|message| Some(message.trained_weight()).filter(|&weight| weight != 0.0)).collect();
-    weighted_spans(messages, &weights, messages.iter().all(|m| m.weight.is_none()), render, markers)
+    let found = weighted_spans(messages, &weights, messages.iter().all(|m| m.weight.is_none()), render, markers)?;
+    Ok((found.text, found.spans))
 }
 
 /// The spans of the messages that have a weight here, be it 0. `by_marks`: the template's own marks decide where it has
@@ -105,20 +117,27 @@ pub fn weighted_spans(
     by_marks: bool,
     render: Render<'_>,
     markers: Markers<'_>,
-) -> Result<(String, Vec<TrainedSpan>), RowError> {
+) -> Result<Found, RowError> {
     let mut plain: Vec<Map<String, Value>> = messages.iter().map(|message| message.fields.clone()).collect();
     let base = render(&plain)?;
     let wanted = |i: usize| weights[i].is_some();
+    let mut hidden: Vec<Option<Vec<String>>> = vec![None; messages.len()];
     if !base.generation.is_empty() && by_marks {
         let spans = base.generation.iter().map(|range| TrainedSpan { range: range.clone(), weight: 1.0 });
-        return Ok((base.text, spans.collect()));
+        return Ok(Found { spans: spans.collect(), text: base.text, hidden });
     }
     // Only trained messages and their neighbours are looked for.
     let sentinels = sentinels(&base.text);
     let mut located: Vec<Option<Located>> = Vec::with_capacity(messages.len());
     for i in 0..messages.len() {
         let near = wanted(i) || (i > 0 && wanted(i - 1)) || (i + 1 < messages.len() && wanted(i + 1));
-        located.push(if near { locate(&base.text, &mut plain, i, &sentinels, render)? } else { None });
+        located.push(if near {
+            let (place, fields) = locate(&base.text, &mut plain, i, &sentinels, render)?;
+            hidden[i] = Some(fields);
+            place
+        } else {
+            None
+        });
     }
     let mut spans: Vec<TrainedSpan> = Vec::new();
     for (i, (message, weight)) in messages.iter().zip(weights).enumerate() {
@@ -162,7 +181,7 @@ pub fn weighted_spans(
         }
         spans.push(TrainedSpan { range, weight });
     }
-    Ok((base.text, spans))
+    Ok(Found { text: base.text, spans, hidden })
 }
 
 /// Where the part of a rendering ends that survives when its beginning is cut off: the system prompt, the template's
@@ -177,7 +196,7 @@ pub fn system_end(messages: &[Message], render: Render<'_>, markers: Markers<'_>
         if i >= plain.len() {
             return Ok(None);
         }
-        Ok(locate(&base, &mut plain, i, &sentinels, render)?.map(|located| located.range))
+        Ok(locate(&base, &mut plain, i, &sentinels, render)?.0.map(|located| located.range))
     };
     let Some(other) = start(first)? else { return Ok(0) };
     let head = &base[..other.start];
@@ -191,10 +210,10 @@ pub fn system_end(messages: &[Message], render: Render<'_>, markers: Markers<'_>
 
 /// The fields of a message that a template may show, as JSON pointers with the values that replace them. Only fields
 /// that are there: what a call lacks, a template shows by text of its own.
-fn shown_fields(message: &Map<String, Value>, sentinels: &[String; 2]) -> Vec<(String, [Value; 2])> {
+pub(crate) fn shown_fields(message: &Map<String, Value>, sentinels: &[String; 2]) -> Vec<(String, [Value; 2])> {
     let texts = sentinels.clone().map(Value::from);
     let mut fields = Vec::new();
-    for name in ["reasoning_content", "reasoning", "thinking"] {
+    for name in REASONING {
         if message.get(name).and_then(Value::as_str).is_some_and(|text| !text.trim().is_empty()) {
             fields.push((format!("/{name}"), texts.clone()));
         }
@@ -226,27 +245,28 @@ fn shown_fields(message: &Map<String, Value>, sentinels: &[String; 2]) -> Vec<(S
 }
 
 /// Finds message `i` of the rendering `base`. `None`: the template shows nothing of it, or the place of what it shows
-/// cannot be determined. `messages` is returned as it was.
+/// cannot be determined. With it the fields that the rendering does not show. `messages` is returned as it was.
 fn locate(
     base: &str,
     messages: &mut [Map<String, Value>],
     i: usize,
     sentinels: &[String; 2],
     render: Render<'_>,
-) -> Result<Option<Located>, RowError> {
+) -> Result<(Option<Located>, Vec<String>), RowError> {
     let original = messages[i].clone();
     let mut found: Option<Located> = None;
+    let mut hidden = Vec::new();
     for (pointer, replacements) in shown_fields(&original, sentinels) {
         let mut renderings = Vec::with_capacity(2);
         for replacement in replacements {
-            let mut changed = Value::Object(original.clone());
-            let field = changed.pointer_mut(&pointer).expect("shown_fields names fields that are there");
-            *field = replacement;
-            let Value::Object(changed) = changed else { unreachable!("an object stays an object") };
-            messages[i] = changed;
+            messages[i] = replaced(&original, &pointer, replacement);
             let rendering = render(messages);
             messages[i] = original.clone();
             renderings.push(rendering?.text);
+        }
+        if renderings.iter().zip(sentinels).all(|(rendering, sentinel)| !rendering.contains(sentinel.as_str())) {
+            hidden.push(pointer);
+            continue;
         }
         let is_name = pointer.ends_with("/name");
         if let Some(range) = difference(base, &renderings, sentinels, is_name, i)? {
@@ -260,7 +280,15 @@ fn locate(
             });
         }
     }
-    Ok(found)
+    Ok((found, hidden))
+}
+
+/// A message with another value of one of its fields.
+pub(crate) fn replaced(message: &Map<String, Value>, pointer: &str, replacement: Value) -> Map<String, Value> {
+    let mut changed = Value::Object(message.clone());
+    *changed.pointer_mut(pointer).expect("the field is there") = replacement;
+    let Value::Object(changed) = changed else { unreachable!("an object stays an object") };
+    changed
 }
 
 /// Where a message that calls tools parts from a plain answer in its place, given everything before it: what a template

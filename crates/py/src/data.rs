@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use data::remarks::Remarks;
 use data::show::Terminal;
 use data::template::{ChatTemplate, Conversation, clock_now};
 use data::{AgentForm, DialogueEncoder, DialogueOptions, LossRule};
@@ -126,8 +127,9 @@ impl Tokenizer {
         let list: Vec<Value> = json("messages", messages)?;
         let messages = data::dataset::messages(&list, &BTreeMap::new()).map_err(data_error)?;
         let tools: Option<Value> = tools.map(|tools| json("tools", tools)).transpose()?;
+        let tools = data::dataset::tools("tools", tools.as_ref()).map_err(data_error)?;
         let encoder = DialogueEncoder::new(self.tokenizer.clone(), &dialogue(options)?).map_err(data_error)?;
-        let document = encoder.encode(&messages, tools.as_ref()).map_err(data_error)?;
+        let document = encoder.encode(&messages, tools.as_ref(), &mut Remarks::default()).map_err(data_error)?;
         Ok((document.ids, document.labels, document.weights))
     }
 }

@@ -84,7 +84,7 @@ pub struct DialogueEncoder {
     options: DialogueOptions,
     /// Whether the template has a place for tools.
     shows_tools: bool,
-    /// Whether it knows the role `developer`, which is another name of the system's.
+    /// It knows the role `developer`, which is another name of the system's.
     knows_developer: bool,
     generation_prompt: String,
     answer_opening: String,
@@ -263,7 +263,7 @@ impl DialogueEncoder {
         Ok((text, spans))
     }
 
-    /// Whether all of a conversation is trained, prompts too.
+    /// Returns true if all of a conversation is trained, prompts too.
     pub(crate) fn trains_everything(&self) -> bool {
         matches!(self.options.loss, LossRule::Everything)
     }

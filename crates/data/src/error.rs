@@ -98,7 +98,7 @@ impl RowReason {
         }
     }
 
-    /// What helps where most rows are dropped for it.
+    /// A hint for a set of which most rows are dropped for this reason.
     pub(crate) const fn help(self) -> &'static str {
         match self {
             RowReason::Template => {

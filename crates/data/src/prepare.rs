@@ -282,7 +282,7 @@ fn open(spec: &DatasetSpec, summary: &mut DatasetSummary) -> Result<(DatasetSpec
     Ok((DatasetSpec { kind, ..spec.clone() }, Box::new(first.into_iter().chain(rows))))
 }
 
-/// What became of one row.
+/// The documents of one row, and what was noticed on the way.
 struct Outcome {
     documents: Result<Vec<Document>, RowError>,
     /// Tokens before it was truncated, where it came so far.

@@ -81,7 +81,7 @@ pub(crate) const THOUGHTS: [(&str, &str); 3] =
 /// A rendering, and what was found in it.
 pub struct Found {
     pub text: String,
-    /// What is trained: they ascend and do not overlap.
+    /// The trained bytes: they ascend and do not overlap.
     pub spans: Vec<TrainedSpan>,
     /// The fields of each message that the rendering does not show, as JSON pointers; `None` where none was looked for.
     pub hidden: Vec<Option<Vec<String>>>,

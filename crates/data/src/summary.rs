@@ -61,12 +61,12 @@ pub struct DatasetSummary {
     pub doubled_bos: usize,
     /// The documents of each row, and how many rows in a row have as many.
     pub by_row: Vec<(u32, u32)>,
-    /// How many rows came to so many tokens before they were truncated; lengths are rounded up by 6 % at most. Empty where
-    /// rows are split.
+    /// The number of rows by their tokens before truncation; lengths are rounded up by 6 % at most. Empty where rows are
+    /// split.
     pub lengths: BTreeMap<usize, usize>,
     /// Rows of more tokens than `max_length`, be they dropped or cut.
     pub over: usize,
-    /// What rows bring that does not reach training.
+    /// The parts of rows that do not reach training.
     pub remarks: Remarks,
 }
 
@@ -225,7 +225,7 @@ impl DatasetSummary {
         })
     }
 
-    /// Why rows were dropped, with the first of each reason.
+    /// The reasons for dropped rows, with the first of each.
     fn reasons(&self) -> String {
         let entry = |(reason, dropped): (&RowReason, &Dropped)| {
             format!("{} x {}, first at {}", dropped.rows, reason.name(), self.example(dropped))

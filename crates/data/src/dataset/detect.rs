@@ -160,7 +160,7 @@ fn prompt_only(columns: &Columns<'_>) -> Option<Refused> {
     is_prompt.then(|| (format!("these are prompts without answers: column `{PROMPT}`"), hint.to_owned()))
 }
 
-/// Whether a value is a list of messages with the given keys, in any of the forms in which lists stand in rows.
+/// Returns true for a list of messages with the given keys, in any of the forms in which lists stand in rows.
 fn is_dialogue(value: &Value, keys: &[&str]) -> bool {
     let is_message = |message: &Value| {
         let message = opened(message);
@@ -190,7 +190,7 @@ fn form_of(columns: &Columns<'_>, name: &str, hints: &ConversationColumns) -> Op
     Some(format!("{form}{as_text}"))
 }
 
-/// Whether the first messages of a column are the system's, or its last the assistant's.
+/// Returns true if the first message of a value of a column, or with `at_end` the last, has one of the roles `names`.
 fn speaks(columns: &Columns<'_>, name: &str, role: &str, names: &[&str], at_end: bool) -> bool {
     columns.values(name).filter_map(as_list).any(|list| {
         let message = if at_end { list.last() } else { list.first() };

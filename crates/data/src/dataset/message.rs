@@ -189,7 +189,7 @@ fn read_content(fields: &mut Map<String, Value>) -> Result<(), RowError> {
     Ok(())
 }
 
-/// What the parts of a message come to.
+/// The text, reasoning and calls of the parts of a message.
 #[derive(Default)]
 struct Parts {
     text: Option<String>,

@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 /// Keywords of a schema whose value may be null, and hold anything.
 const FREE: [&str; 5] = ["default", "const", "example", "examples", "enum"];
 
-/// Whether a row's messages or tools hold a null that only a columnar file writes: calls of a message that makes none, a
-/// schema that is null, or an argument that the called tool does not have.
+/// Returns true if a row's messages or tools hold a null that only a columnar file writes: calls of a message that makes
+/// none, a schema that is null, or an argument that the called tool does not have.
 pub(super) fn shows(messages: &[Value], tools: Option<&Value>) -> bool {
     let tools = tools.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
     let speaks = |message: &Value| {
@@ -28,7 +28,7 @@ fn calls(message: &Value) -> impl Iterator<Item = &Value> {
     calls.iter().chain(message.get("function_call"))
 }
 
-/// Whether a definition holds a null where none can be. `names`: the keys are names of properties.
+/// Returns true if a definition holds a null where none can be. `names`: the keys are names of properties.
 fn holds_null(definition: &Value, names: bool) -> bool {
     let Value::Object(fields) = definition else { return false };
     fields.iter().any(|(name, value)| match value {

@@ -66,7 +66,7 @@ pub(crate) fn format_of(path: &Path) -> Option<(&'static str, Option<Packing>)> 
     DATA.into_iter().find(|format| *format == extension).map(|format| (format, packing))
 }
 
-/// Whether the rows of a file have the same structs throughout, with nulls where one lacks a field of another.
+/// Returns true for a file whose rows have the same structs throughout, with nulls where one lacks a field of another.
 pub(crate) fn is_columnar(path: &Path) -> bool {
     matches!(format_of(path), Some(("parquet" | "arrow", _)))
 }

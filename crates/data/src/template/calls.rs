@@ -12,7 +12,7 @@ use super::json_dumps;
 use crate::dataset::object_of;
 use crate::error::RowError;
 
-/// What a template takes.
+/// The form that a template takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CallForm {
     /// Arguments are a text of JSON.

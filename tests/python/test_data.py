@@ -282,7 +282,9 @@ def test_rows_that_are_too_long_are_worth_a_warning_and_then_an_error(capsys, tm
 
 
 def test_what_rows_hold_and_training_does_not_see_is_reported(capsys, tmp_path, chat_model):
-    (chat_model / "chat_template.jinja").write_text(TEMPLATE.replace("for m in messages", "for m in messages if m.role != 'critic'"))
+    (chat_model / "chat_template.jinja").write_text(
+        TEMPLATE.replace("for m in messages", "for m in messages if m.role != 'critic'")
+    )
     data = tmp_path / "talk.jsonl"
     talk = [TALK[0], {"role": "critic", "content": "a"}, {**TALK[1], "id": 7}]
     data.write_text("".join(json.dumps({"messages": talk, "history": [["a", "b"]]}) + "\n" for _ in range(4)))

@@ -269,8 +269,13 @@ impl DialogueEncoder {
     }
 
     /// The labelled document of a conversation. The template writes BOS itself where the model wants one, so the
-    /// tokenizer adds nothing. What the template does not show is added to `remarks`.
-    pub fn encode(
+    /// tokenizer adds nothing.
+    pub fn encode(&self, messages: &[Message], tools: Option<&Value>) -> Result<Document, RowError> {
+        self.encode_remarking(messages, tools, &mut Remarks::default())
+    }
+
+    /// The same; what the template does not show is added to `remarks`.
+    pub(crate) fn encode_remarking(
         &self,
         messages: &[Message],
         tools: Option<&Value>,

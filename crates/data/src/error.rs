@@ -104,7 +104,10 @@ impl RowReason {
             RowReason::Template => {
                 "the model's chat template rejects these conversations: change them, or set `template` to another one"
             }
-            RowReason::Span => "the chat template does not show these messages: set `template` to one that does",
+            RowReason::Span => {
+                "the chat template does not show these messages in full: set `template` to one that does, or \
+                 `agent_template` for tool calls"
+            }
             RowReason::Unreadable => "check that the file holds what its name says",
             RowReason::TooLarge => "raise `max_row_size` of the dataset",
             RowReason::Untrained => "check the roles of the messages and `loss_scale`",

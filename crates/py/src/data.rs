@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use data::remarks::Remarks;
 use data::show::Terminal;
 use data::template::{ChatTemplate, Conversation, clock_now};
 use data::{AgentForm, DialogueEncoder, DialogueOptions, LossRule};
@@ -129,7 +128,7 @@ impl Tokenizer {
         let tools: Option<Value> = tools.map(|tools| json("tools", tools)).transpose()?;
         let tools = data::dataset::tools("tools", tools.as_ref()).map_err(data_error)?;
         let encoder = DialogueEncoder::new(self.tokenizer.clone(), &dialogue(options)?).map_err(data_error)?;
-        let document = encoder.encode(&messages, tools.as_ref(), &mut Remarks::default()).map_err(data_error)?;
+        let document = encoder.encode(&messages, tools.as_ref()).map_err(data_error)?;
         Ok((document.ids, document.labels, document.weights))
     }
 }

@@ -129,7 +129,7 @@ impl ConversationRows {
 impl EncodeRow for ConversationRows {
     fn encode(&self, row: &Map<String, Value>, form: RowForm, remarks: &mut Remarks) -> Result<Document, RowError> {
         let (messages, tools) = self.read(row, form, remarks)?;
-        self.encoder.encode(&messages, tools.as_ref(), remarks)
+        self.encoder.encode_remarking(&messages, tools.as_ref(), remarks)
     }
 
     fn expected(&self) -> Expected {

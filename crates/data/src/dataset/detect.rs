@@ -175,7 +175,7 @@ fn form_of(columns: &Columns<'_>, name: &str, hints: &ConversationColumns) -> Op
     let (role, content) = (theirs("role"), theirs("content"));
     let is_there = columns.values(name).any(|value| as_list(value).is_some_and(|list| !list.is_empty()));
     let has = |keys: &[&str]| is_there && columns.all(name, |value| is_dialogue(value, keys));
-    let form = if has(&["from", "value"]) {
+    let form = if has(&["from", "value"]) || has(&["from", "content"]) {
         "ShareGPT form"
     } else if has(&[&role, "parts"]) {
         "Google form"
@@ -262,7 +262,7 @@ fn instruction(columns: &Columns<'_>, hints: &InstructionColumns) -> Option<Dete
     let input = ["input", "context"].into_iter().filter(is_other).find(|name| columns.is_text(name));
     let system = SYSTEM.into_iter().find(|name| columns.is_text(name));
     // A prompt format has no place for earlier turns.
-    let is_history = |value: &Value| as_list(value).is_some();
+    let is_history = |value: &Value| *value == "" || as_list(value).is_some();
     let history = (hints.prompt_format.is_none() && columns.all(HISTORY, is_history)).then(|| HISTORY.to_owned());
     let found = InstructionColumns {
         instruction: task.clone(),

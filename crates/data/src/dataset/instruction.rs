@@ -87,7 +87,7 @@ impl InstructionRows {
         };
         messages.push(Message::new("user", &question));
         messages.push(Message::new("assistant", parts.output));
-        encoder.encode(&messages, None, remarks)
+        encoder.encode_remarking(&messages, None, remarks)
     }
 
     fn format(&self, format: &str, parts: &Parts<'_>) -> Result<Document, RowError> {

@@ -16,6 +16,8 @@ const ARGUMENTS: [&str; 4] = ["arguments", "parameters", "args", "input"];
 pub(super) fn calls(place: &str, value: &Value) -> Result<Vec<Value>, RowError> {
     let list = match &*opened(value) {
         Value::Array(list) => list.clone(),
+        // A columnar file may write no call as one without anything.
+        Value::Object(fields) if fields.values().all(Value::is_null) => Vec::new(),
         one @ Value::Object(_) => vec![one.clone()],
         Value::String(text) if text.trim().is_empty() => Vec::new(),
         Value::String(_) => {
@@ -163,7 +165,9 @@ mod tests {
             calls("c", &json!([{"name": "f", "arguments": ""}])).unwrap()[0]["function"]["arguments"],
             json!({})
         );
-        assert!(calls("c", &json!("")).unwrap().is_empty() && calls("c", &json!([])).unwrap().is_empty());
+        for none in [json!(""), json!([]), json!({}), json!({"name": null, "arguments": null})] {
+            assert!(calls("c", &none).unwrap().is_empty(), "{none}");
+        }
         assert!(calls("c", &json!("f(1)")).unwrap_err().detail.contains("a text that is not valid JSON"));
     }
 

@@ -1,8 +1,6 @@
 //! Rows as other tools write them: every spelling of a conversation gives the tokens of its plainest form, on the
 //! templates of real models and on such as print calls in other ways; what a template does not show is counted.
 
-mod shared;
-
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,6 +11,8 @@ use data::{
     Tokenizer, Truncation, prepare,
 };
 use serde_json::{Value, json};
+
+use crate::shared;
 
 const REAL: [&str; 3] = ["qwen3", "mistral-nemo", "gpt-oss"];
 

@@ -120,6 +120,8 @@ def test_tools_need_a_place_or_a_form(chat_model):
         tokenizer.labels(TALK, tools)
     ids, _, _ = tokenizer.labels(TALK, tools, agent_template="react")
     assert '{"name":"f","parameters":{}}' in tokenizer.decode(ids)
+    ids, _, _ = tokenizer.labels(TALK, tools, agent_template="hermes")
+    assert "You are a function calling AI model." in tokenizer.decode(ids)
 
 
 def test_the_tokenizer_agrees_with_itself(chat_model):
@@ -258,3 +260,36 @@ def test_every_option_of_a_dataset_is_looked_at():
     [rows] = [form["items"]["properties"] for form in schema["properties"]["datasets"]["anyOf"] if "items" in form]
     available = {name for name, row in rows.items() if "Not available yet." not in row.get("description", "")}
     assert available == ROWS.keys() | ROWS_ELSEWHERE
+
+
+def test_rows_that_are_too_long_are_worth_a_warning_and_then_an_error(capsys, tmp_path, chat_model):
+    data = tmp_path / "talk.jsonl"
+    long = [*TALK, {"role": "user", "content": "x " * 400}, TALK[1]]
+
+    def check(long_ones: int, **options: object) -> tuple[int, str]:
+        talks = [long] * long_ones + [TALK] * (20 - long_ones)
+        data.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+        return tokenize(capsys, tmp_path, chat_model, dataset=str(data), **options)
+
+    code, text = check(0)
+    assert code == 0 and "Warning" not in text, text
+    code, text = check(1)
+    assert code == 0 and "Warning: 5.0 % of the rows of" in text and "keeps 99 % of them" in text, text
+    code, text = check(11)
+    assert code == 4 and "11 of 20 rows are too long" in text and "truncation_strategy" in text, text
+    code, text = check(11, truncation_strategy="right")
+    assert code == 0 and "55.0 % of the rows of" in text and "cut" in text, text
+
+
+def test_what_rows_hold_and_training_does_not_see_is_reported(capsys, tmp_path, chat_model):
+    (chat_model / "chat_template.jinja").write_text(
+        TEMPLATE.replace("for m in messages", "for m in messages if m.role != 'critic'")
+    )
+    data = tmp_path / "talk.jsonl"
+    talk = [TALK[0], {"role": "critic", "content": "a"}, {**TALK[1], "id": 7}]
+    data.write_text("".join(json.dumps({"messages": talk, "history": [["a", "b"]]}) + "\n" for _ in range(4)))
+    code, text = tokenize(capsys, tmp_path, chat_model, dataset=str(data))
+    assert code == 0, text
+    assert "recognised as conversation (OpenAI form) in `messages`; not used: `history`" in text
+    assert "4 messages of role `critic` are not shown by the template" in text
+    assert "fields of messages that change nothing: `id` (of 4 messages)" in text

@@ -5,11 +5,12 @@
 use serde_json::{Map, Value, json};
 
 use crate::spans::Message;
+use crate::template::json_dumps;
 
 /// How tools and calls are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AgentForm {
-    /// JSON between `<tool_call>` tags.
+    /// JSON between `<tool_call>` tags, with the prompt of the Hermes models.
     Hermes,
     /// `Action:`, `Action Input:` and `Observation:` lines.
     React,
@@ -65,18 +66,21 @@ impl AgentForm {
     fn instructions(self, tools: &Value) -> String {
         let tools: Vec<&Value> = tools.as_array().map(|list| list.iter().collect()).unwrap_or_default();
         let function = |tool: &Value| tool.get("function").unwrap_or(tool).clone();
-        let lines: Vec<String> = tools.into_iter().map(|tool| function(tool).to_string()).collect();
         match self {
-            AgentForm::Hermes => format!(
-                "Functions that you may call, one JSON signature a line:\n<tools>\n{}\n</tools>\nA call is written as \
-                 JSON with `name` and `arguments`:\n<tool_call>\n{{\"name\": ..., \"arguments\": ...}}\n</tool_call>",
-                lines.join("\n")
-            ),
-            AgentForm::React => format!(
-                "Tools that you may use, one JSON signature a line:\n{}\nA tool is used by two lines, after which its \
-                 result is given as an observation:\nAction: the name of the tool\nAction Input: its arguments as JSON",
-                lines.join("\n")
-            ),
+            AgentForm::Hermes => {
+                let typed = |tool: &Value| json_dumps(&json!({"type": "function", "function": function(tool)}));
+                let lines: Vec<String> = tools.into_iter().map(typed).collect();
+                HERMES.replace("{tools}", &lines.join("\n"))
+            }
+            AgentForm::React => {
+                let lines: Vec<String> = tools.into_iter().map(|tool| function(tool).to_string()).collect();
+                format!(
+                    "Tools that you may use, one JSON signature a line:\n{}\nA tool is used by two lines, after which its \
+                     result is given as an observation:\nAction: the name of the tool\nAction Input: its arguments as \
+                     JSON",
+                    lines.join("\n")
+                )
+            }
         }
     }
 
@@ -85,6 +89,7 @@ impl AgentForm {
         let name = function.get("name").and_then(Value::as_str).unwrap_or_default();
         let arguments = match function.get("arguments") {
             Some(Value::String(text)) => text.clone(),
+            Some(other) if self == AgentForm::Hermes => json_dumps(other),
             Some(other) => other.to_string(),
             None => "{}".to_owned(),
         };
@@ -103,6 +108,16 @@ impl AgentForm {
         }
     }
 }
+
+/// The system prompt of the Hermes models, word for word: they and the servers that read their calls know no other.
+const HERMES: &str = "You are a function calling AI model. You are provided with function signatures within \
+    <tools></tools> XML tags. You may call one or more functions to assist with the user query. Don't make assumptions \
+    about what values to plug into functions. Here are the available tools: <tools> {tools} </tools> Use the following \
+    pydantic model json schema for each tool call you will make: {\"properties\": {\"name\": {\"title\": \"Name\", \
+    \"type\": \"string\"}, \"arguments\": {\"title\": \"Arguments\", \"type\": \"object\"}}, \"required\": [\"name\", \
+    \"arguments\"], \"title\": \"FunctionCall\", \"type\": \"object\"}\nFor each function call return a json object with \
+    function name and arguments within <tool_call></tool_call> XML tags as follows:\n<tool_call>\n{\"name\": \
+    <function-name>, \"arguments\": <args-dict>}\n</tool_call>";
 
 fn content(fields: &Map<String, Value>) -> String {
     match fields.get("content") {
@@ -126,8 +141,12 @@ mod tests {
         let written = AgentForm::Hermes.write(&talk, Some(&tools));
         let shown: Vec<(&str, String)> = written.iter().map(|m| (m.role(), content(&m.fields))).collect();
         assert_eq!(shown[0].0, "system");
-        assert!(shown[0].1.contains("{\"name\":\"f\",\"parameters\":{}}"), "{shown:?}");
-        assert_eq!(shown[2].1, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\":1}}\n</tool_call>");
+        let prompt = &shown[0].1;
+        let tool =
+            "<tools> {\"type\": \"function\", \"function\": {\"name\": \"f\", \"parameters\": {}}} </tools> Use the";
+        assert!(prompt.starts_with("You are a function calling AI model.") && prompt.contains(tool), "{prompt}");
+        assert!(prompt.ends_with("<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-dict>}\n</tool_call>"));
+        assert_eq!(shown[2].1, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>");
         assert_eq!((shown[3].0, shown[3].1.as_str()), ("user", "<tool_response>\n7\n</tool_response>"));
         assert_eq!((written.len(), written[2].weight), (5, Some(0.5)));
         assert!(!written[2].fields.contains_key("tool_calls"));

@@ -13,8 +13,10 @@ use crate::agent::AgentForm;
 use crate::batch::IGNORE;
 use crate::document::Document;
 use crate::error::{DataError, RowError, RowReason};
+use crate::remarks::Remarks;
 use crate::row_rendering::RowRendering;
-use crate::spans::{Markers, Message, TrainedSpan, system_end, weighted_spans};
+use crate::shown;
+use crate::spans::{Found, Markers, Message, TrainedSpan, system_end, weighted_spans};
 use crate::summary::Expected;
 use crate::template::{ChatTemplate, Conversation, Rendered, clock_now, read_clock};
 use crate::tokenizer::{Encoded, Tokenizer};
@@ -71,6 +73,9 @@ const END_OF_TURN: [&str; 13] = [
     "<｜end▁of▁sentence｜>",
 ];
 
+/// The name of the system's role in later interfaces.
+const DEVELOPER: &str = "developer";
+
 /// Turns conversations into token ids with labels.
 pub struct DialogueEncoder {
     tokenizer: Arc<Tokenizer>,
@@ -80,6 +85,8 @@ pub struct DialogueEncoder {
     options: DialogueOptions,
     /// Whether the template has a place for tools.
     shows_tools: bool,
+    /// It knows the role `developer`, which is another name of the system's.
+    knows_developer: bool,
     generation_prompt: String,
     answer_opening: String,
     end_of_turn: Vec<String>,
@@ -106,6 +113,7 @@ impl DialogueEncoder {
             _ => None,
         };
         let shows_tools = tool_template.is_some() || source.contains("tools");
+        let knows_developer = source.contains(DEVELOPER) || own(true).is_some_and(|of| of.contains(DEVELOPER));
         let special: Vec<String> = tokenizer.special_tokens().iter().map(|token| token.text.clone()).collect();
         let generation_prompt = generation_prompt(&template);
         let (answer_opening, answer_tail) = answer_frame(&template);
@@ -115,6 +123,7 @@ impl DialogueEncoder {
             tool_template,
             options: options.clone(),
             shows_tools,
+            knows_developer,
             generation_prompt,
             answer_opening,
             end_of_turn: Vec::new(),
@@ -188,6 +197,10 @@ impl DialogueEncoder {
         tools: Option<&'a Value>,
     ) -> Result<(Cow<'a, [Message]>, Option<&'a Value>), RowError> {
         let mut messages = Cow::Borrowed(messages);
+        if !self.knows_developer && messages.iter().any(|message| message.role() == DEVELOPER) {
+            let named = messages.to_mut().iter_mut().filter(|message| message.role() == DEVELOPER);
+            named.for_each(|message| drop(message.fields.insert("role".to_owned(), "system".into())));
+        }
         if let Some(system) = self.options.system.as_ref().filter(|_| !has_system(&messages)) {
             messages.to_mut().insert(0, Message::new("system", system));
         }
@@ -208,7 +221,7 @@ impl DialogueEncoder {
     /// The text of a conversation and what of it is trained. Spans of weight 0 may be among the trained ones.
     pub fn spans(&self, messages: &[Message], tools: Option<&Value>) -> Result<(String, Vec<TrainedSpan>), RowError> {
         let (messages, tools) = self.written(messages, tools)?;
-        self.spans_of(&messages, &self.rendering(tools))
+        self.spans_of(&messages, &self.rendering(tools), &mut Remarks::default())
     }
 
     fn rendering<'a>(&'a self, tools: Option<&'a Value>) -> RowRendering<'a> {
@@ -219,6 +232,7 @@ impl DialogueEncoder {
         &self,
         messages: &[Message],
         rendering: &RowRendering<'_>,
+        remarks: &mut Remarks,
     ) -> Result<(String, Vec<TrainedSpan>), RowError> {
         let render = |messages: &[Map<String, Value>]| rendering.render(messages);
         let rule = &self.options.loss;
@@ -237,7 +251,9 @@ impl DialogueEncoder {
             })
             .collect();
         let by_marks = matches!(rule, LossRule::Answers) && messages.iter().all(|m| m.weight.is_none());
-        let (mut text, mut spans) = weighted_spans(messages, &weights, by_marks, &render, self.markers())?;
+        let found = weighted_spans(messages, &weights, by_marks, &render, self.markers())?;
+        shown::remark(&found, messages, rendering.tools(), &render, remarks);
+        let Found { mut text, mut spans, .. } = found;
         if !prefix.is_empty() {
             let answers: Vec<bool> = match by_marks && self.template.has_generation_marks() {
                 true => vec![true; spans.len()],
@@ -255,15 +271,30 @@ impl DialogueEncoder {
         Ok((text, spans))
     }
 
+    /// Returns true if all of a conversation is trained, prompts too.
+    pub(crate) fn trains_everything(&self) -> bool {
+        matches!(self.options.loss, LossRule::Everything)
+    }
+
     /// The labelled document of a conversation. The template writes BOS itself where the model wants one, so the
     /// tokenizer adds nothing.
     pub fn encode(&self, messages: &[Message], tools: Option<&Value>) -> Result<Document, RowError> {
+        self.encode_remarking(messages, tools, &mut Remarks::default())
+    }
+
+    /// The same; what the template does not show is added to `remarks`.
+    pub(crate) fn encode_remarking(
+        &self,
+        messages: &[Message],
+        tools: Option<&Value>,
+        remarks: &mut Remarks,
+    ) -> Result<Document, RowError> {
         if messages.is_empty() {
             return Err(RowError::new(RowReason::Empty, "the conversation has no messages"));
         }
         let (messages, tools) = self.written(messages, tools)?;
         let rendering = self.rendering(tools);
-        let (text, spans) = self.spans_of(&messages, &rendering)?;
+        let (text, spans) = self.spans_of(&messages, &rendering, remarks)?;
         let encoded = self.tokenizer.encoder().encode_with_offsets(&text, false)?;
         let mut keep = 0;
         if self.options.keeps_system {
@@ -301,7 +332,7 @@ fn insert_prefix(text: &str, spans: &mut [TrainedSpan], answers: &[bool], prefix
 }
 
 fn has_system(messages: &[Message]) -> bool {
-    messages.first().and_then(|message| message.fields.get("role")).is_some_and(|role| role == "system")
+    messages.first().is_some_and(|message| ["system", DEVELOPER].contains(&message.role()))
 }
 
 fn parse_clock(text: &str) -> Result<DateTime, DataError> {

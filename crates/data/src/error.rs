@@ -98,6 +98,23 @@ impl RowReason {
         }
     }
 
+    /// A hint for a set of which most rows are dropped for this reason.
+    pub(crate) const fn help(self) -> &'static str {
+        match self {
+            RowReason::Template => {
+                "the model's chat template rejects these conversations: change them, or set `template` to another one"
+            }
+            RowReason::Span => {
+                "the chat template does not show these messages in full: set `template` to one that does, or \
+                 `agent_template` for tool calls"
+            }
+            RowReason::Unreadable => "check that the file holds what its name says",
+            RowReason::TooLarge => "raise `max_row_size` of the dataset",
+            RowReason::Untrained => "check the roles of the messages and `loss_scale`",
+            _ => "check the dataset's type and column names",
+        }
+    }
+
     /// Whether the row is broken, as opposed to left out by the user's own settings.
     pub const fn is_failure(self) -> bool {
         !matches!(self, RowReason::TooLong | RowReason::Empty)

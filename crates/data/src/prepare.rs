@@ -10,12 +10,13 @@ use serde_json::{Map, Value};
 
 use crate::cache::{EntryWriter, Lookup, RowCache, Stamp};
 use crate::corpus::Corpus;
-use crate::dataset::{DatasetKind, DatasetSpec, EncodeRow, RowShard, SAMPLE, detect, encoder};
+use crate::dataset::{DatasetKind, DatasetSpec, EncodeRow, RowForm, RowShard, SAMPLE, detect, encoder, unused};
 use crate::dialogue::DialogueOptions;
 use crate::document::{Document, Truncation};
 use crate::error::{DataError, RowError, Stop, shown};
 use crate::gather::Gathering;
 use crate::pipeline::in_order;
+use crate::remarks::Remarks;
 use crate::rows::{self, Row, Rows};
 use crate::spread;
 use crate::summary::{DatasetSummary, Summary};
@@ -220,7 +221,7 @@ impl Set<'_> {
     }
 
     /// Encodes the rows. With them: the entry that holds them, why it does not, and what was read off the clock.
-    fn encode(self, writer: Option<EntryWriter>) -> Result<Outcome, DataError> {
+    fn encode(self, writer: Option<EntryWriter>) -> Result<Written, DataError> {
         let Set { spec, tokenizer, options, mut counted, stop } = self;
         let (spec, rows) = open(spec, &mut counted)?;
         let encoder = encoder(&spec, tokenizer, &options.dialogue)?;
@@ -235,7 +236,7 @@ impl Set<'_> {
     }
 }
 
-type Outcome = (Encoded, Option<EntryWriter>, Option<io::Error>, Vec<(String, String)>);
+type Written = (Encoded, Option<EntryWriter>, Option<io::Error>, Vec<(String, String)>);
 
 fn not_kept(name: &str, cache: &RowCache, error: &io::Error) -> String {
     let folder = cache.folder().display();
@@ -250,7 +251,7 @@ fn files(spec: &DatasetSpec) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataError> 
     }
 }
 
-/// Opens the files of a set; recognises its type where that is left open.
+/// Opens the files of a set; recognises its type where that is left open, and names the columns that are not read.
 fn open(spec: &DatasetSpec, summary: &mut DatasetSummary) -> Result<(DatasetSpec, Rows), DataError> {
     let text_field = match &spec.kind {
         DatasetKind::Text { field } => field,
@@ -258,21 +259,35 @@ fn open(spec: &DatasetSpec, summary: &mut DatasetSummary) -> Result<(DatasetSpec
         _ => "text",
     };
     let mut rows = rows::open_within(&summary.files, text_field, spec.row_limit)?;
-    let DatasetKind::Auto(hints) = &spec.kind else { return Ok((spec.clone(), rows)) };
     let first: Vec<Row> = rows.by_ref().take(SAMPLE).collect();
     let readable: Vec<&Map<String, Value>> = first.iter().filter_map(|row| row.fields.as_ref().ok()).collect();
-    if readable.is_empty() && !first.is_empty() {
-        return Err(DataError::invalid(&summary.name, "none of its first rows can be read"));
-    }
-    let kind = if first.is_empty() {
-        DatasetKind::Tokens
-    } else {
-        let found = detect(&readable, hints)
-            .map_err(|(problem, hint)| DataError::invalid(&summary.name, problem).hint(hint))?;
-        summary.found = Some(found.words);
-        found.kind
+    let kind = match &spec.kind {
+        DatasetKind::Auto(_) if first.is_empty() => DatasetKind::Tokens,
+        DatasetKind::Auto(_) if readable.is_empty() => {
+            let problem = match first.iter().find_map(|row| Some((&row.place, row.fields.as_ref().err()?))) {
+                Some((place, error)) => format!("none of its first rows can be read, the first at {place}: {error}"),
+                None => "none of its first rows can be read".to_owned(),
+            };
+            return Err(DataError::invalid(&summary.name, problem));
+        }
+        DatasetKind::Auto(hints) => {
+            let found = detect(&readable, hints)
+                .map_err(|(problem, hint)| DataError::invalid(&summary.name, problem).hint(hint))?;
+            summary.found = Some(found.words);
+            found.kind
+        }
+        given => given.clone(),
     };
+    summary.unused = unused(&readable, &kind);
     Ok((DatasetSpec { kind, ..spec.clone() }, Box::new(first.into_iter().chain(rows))))
+}
+
+/// The documents of one row, and what was noticed on the way.
+struct Outcome {
+    documents: Result<Vec<Document>, RowError>,
+    /// Tokens before it was truncated, where it came so far.
+    length: Option<usize>,
+    remarks: Remarks,
 }
 
 fn read_dataset(
@@ -288,17 +303,28 @@ fn read_dataset(
     let rows = rows.take(spec.samples.unwrap_or(usize::MAX)).skip(number).step_by(of);
     let truncation = spec.kind.truncation(options.truncation);
     let expected = encoder.expected();
-    let encode = |row: &Row| -> Result<Vec<Document>, RowError> {
-        let fields = row.fields.as_ref().map_err(Clone::clone)?;
-        encoder.encode(fields)?.truncate(options.max_length, truncation)
+    let encode = |row: &Row| -> Outcome {
+        let (mut length, mut remarks) = (None, Remarks::default());
+        let form = if rows::is_columnar(&row.place.file) { RowForm::Columnar } else { RowForm::Text };
+        let document = row.fields.as_ref().map_err(Clone::clone);
+        let document = document.and_then(|fields| encoder.encode(fields, form, &mut remarks));
+        let documents = document.and_then(|document| {
+            length = Some(document.len());
+            document.truncate(options.max_length, truncation)
+        });
+        Outcome { documents, length, remarks }
     };
     let go_on = || if stop() { Err(DataError::Stopped) } else { Ok(()) };
     in_order(rows, options.workers, &go_on, &encode, &mut |row, outcome| {
         go_on()?;
-        match outcome {
+        if truncation != Truncation::Split {
+            outcome.length.into_iter().for_each(|length| summary.count_length(length, options.max_length));
+        }
+        match outcome.documents {
             Ok(documents) => {
                 check_vocabulary(&documents, &row, options.vocab_size)?;
                 summary.keep(&documents, options.max_length, &expected);
+                summary.remarks.extend(&outcome.remarks);
                 documents.iter().try_for_each(|document| gathering.push(document))?;
             }
             Err(error) => summary.drop_row(&row.place, error),

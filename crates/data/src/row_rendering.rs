@@ -27,6 +27,11 @@ impl<'a> RowRendering<'a> {
         RowRendering { template, tools, left: Cell::new(MOST) }
     }
 
+    /// The function definitions that the template sees.
+    pub(crate) fn tools(&self) -> Option<&'a Value> {
+        self.tools
+    }
+
     /// Errors: the template rejects the messages, or the row has used up its budget.
     pub(crate) fn render(&self, messages: &[Map<String, Value>]) -> Result<Rendered, RowError> {
         let left = self.left.get();

@@ -14,6 +14,7 @@ use std::ops::Range;
 
 use serde_json::{Map, Value, json};
 
+use crate::dataset::REASONING;
 use crate::error::{RowError, RowReason};
 use crate::template::Rendered;
 
@@ -70,7 +71,7 @@ pub struct Markers<'a> {
 }
 
 /// Two texts without common first or last character, which no template trims or splits and which `base` does not hold.
-fn sentinels(base: &str) -> [String; 2] {
+pub(crate) fn sentinels(base: &str) -> [String; 2] {
     let [first, second] = sentinel_begins(base);
     [format!("{first}foxJ3b"), format!("{second}wH8k")]
 }
@@ -84,7 +85,20 @@ fn sentinel_begins(base: &str) -> [String; 2] {
 }
 
 /// Pairs between which a template may insert an empty train of thought.
-const THOUGHTS: [(&str, &str); 3] = [("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<thinking>", "</thinking>")];
+pub(crate) const THOUGHTS: [(&str, &str); 3] =
+    [("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<thinking>", "</thinking>")];
+
+/// A rendering, and what was found in it.
+pub struct Found {
+    pub text: String,
+    /// The trained bytes: they ascend and do not overlap.
+    pub spans: Vec<TrainedSpan>,
+    /// The fields of each message that the rendering does not show, as JSON pointers; `None` where none was looked for.
+    pub hidden: Vec<Option<Vec<String>>>,
+}
+
+/// The place of a message, and its fields that the rendering does not show.
+type Place = (Option<Located>, Vec<String>);
 
 /// Where one message is: from the first to the last byte that depends on it.
 #[derive(Clone, Debug, PartialEq)]
@@ -104,7 +118,8 @@ pub fn trained_spans(
 ) -> Result<(String, Vec<TrainedSpan>), RowError> {
     let weights: Vec<Option<f32>> =
         messages.iter().map(|message| Some(message.trained_weight()).filter(|&weight| weight != 0.0)).collect();
-    weighted_spans(messages, &weights, messages.iter().all(|m| m.weight.is_none()), render, markers)
+    let found = weighted_spans(messages, &weights, messages.iter().all(|m| m.weight.is_none()), render, markers)?;
+    Ok((found.text, found.spans))
 }
 
 /// The spans of the messages that have a weight here, be it 0. `by_marks`: the template's own marks decide where it has
@@ -115,13 +130,13 @@ pub fn weighted_spans(
     by_marks: bool,
     render: Render<'_>,
     markers: Markers<'_>,
-) -> Result<(String, Vec<TrainedSpan>), RowError> {
+) -> Result<Found, RowError> {
     let mut plain: Vec<Map<String, Value>> = messages.iter().map(|message| message.fields.clone()).collect();
     let base = render(&plain)?;
     let wanted = |i: usize| weights[i].is_some();
     if !base.generation.is_empty() && by_marks {
         let spans = base.generation.iter().map(|range| TrainedSpan { range: range.clone(), weight: 1.0 });
-        return Ok((base.text, spans.collect()));
+        return Ok(Found { spans: spans.collect(), text: base.text, hidden: vec![None; messages.len()] });
     }
     // Only trained messages and their neighbours are looked for.
     let sentinels = sentinels(&base.text);
@@ -129,13 +144,16 @@ pub fn weighted_spans(
     let near: Vec<bool> = (0..messages.len()).map(is_near).collect();
     let together = together::locate_all(&base.text, &plain, &near, render)?;
     let openings = together.is_some().then(BTreeMap::new);
-    let located = match together {
-        Some(located) => located,
+    let places = match together {
+        Some(places) => places,
         None => {
             let mut one = |i: usize| locate(&base.text, &mut plain, i, &sentinels, render);
-            near.iter().enumerate().map(|(i, &near)| if near { one(i) } else { Ok(None) }).collect::<Result<_, _>>()?
+            let of = |(i, &near): (usize, &bool)| if near { one(i) } else { Ok((None, Vec::new())) };
+            near.iter().enumerate().map(of).collect::<Result<Vec<_>, _>>()?
         }
     };
+    let (located, hidden): (Vec<_>, Vec<_>) = places.into_iter().unzip();
+    let hidden = hidden.into_iter().zip(&near).map(|(fields, &near)| near.then_some(fields)).collect();
     let mut turns =
         Turns { text: &base.text, plain: &plain, located: &located, sentinels: &sentinels, render, markers, openings };
     let mut spans: Vec<TrainedSpan> = Vec::new();
@@ -159,7 +177,7 @@ pub fn weighted_spans(
         }
         spans.push(TrainedSpan { range, weight });
     }
-    Ok((base.text, spans))
+    Ok(Found { text: base.text, spans, hidden })
 }
 
 fn disagreement(i: usize, what: &str) -> RowError {
@@ -235,7 +253,7 @@ pub fn system_end(messages: &[Message], render: Render<'_>, markers: Markers<'_>
         if i >= plain.len() {
             return Ok(None);
         }
-        Ok(locate(&base, &mut plain, i, &sentinels, render)?.map(|located| located.range))
+        Ok(locate(&base, &mut plain, i, &sentinels, render)?.0.map(|located| located.range))
     };
     let Some(other) = start(first)? else { return Ok(0) };
     let head = &base[..other.start];
@@ -249,9 +267,9 @@ pub fn system_end(messages: &[Message], render: Render<'_>, markers: Markers<'_>
 
 /// The fields of a message that a template may show, as JSON pointers; true: the field is a text. Only fields that are
 /// there: what a call lacks, a template shows by text of its own.
-fn shown_fields(message: &Map<String, Value>) -> Vec<(String, bool)> {
+pub(crate) fn shown_fields(message: &Map<String, Value>) -> Vec<(String, bool)> {
     let mut fields = Vec::new();
-    for name in ["reasoning_content", "reasoning", "thinking"] {
+    for name in REASONING {
         if message.get(name).and_then(Value::as_str).is_some_and(|text| !text.trim().is_empty()) {
             fields.push((format!("/{name}"), true));
         }
@@ -279,7 +297,7 @@ fn shown_fields(message: &Map<String, Value>) -> Vec<(String, bool)> {
 }
 
 /// The value of a field that is replaced by a sentinel of either kind.
-fn replacement(is_text: bool, sentinel: &str, kind: usize) -> Value {
+pub(crate) fn replacement(is_text: bool, sentinel: &str, kind: usize) -> Value {
     if is_text { json!(sentinel) } else { json!({ sentinel: kind }) }
 }
 
@@ -297,27 +315,28 @@ fn too_often(i: usize, times: usize) -> RowError {
 }
 
 /// Finds message `i` of the rendering `base`. `None`: the template shows nothing of it, or the place of what it shows
-/// cannot be determined. `messages` is returned as it was.
+/// cannot be determined. With it the fields that the rendering does not show. `messages` is returned as it was.
 fn locate(
     base: &str,
     messages: &mut [Map<String, Value>],
     i: usize,
     sentinels: &[String; 2],
     render: Render<'_>,
-) -> Result<Option<Located>, RowError> {
+) -> Result<Place, RowError> {
     let original = messages[i].clone();
     let mut found: Option<Located> = None;
+    let mut hidden = Vec::new();
     for (pointer, is_text) in shown_fields(&original) {
         let mut renderings = Vec::with_capacity(2);
         for (kind, sentinel) in sentinels.iter().enumerate() {
-            let mut changed = Value::Object(original.clone());
-            let field = changed.pointer_mut(&pointer).expect("shown_fields names fields that are there");
-            *field = replacement(is_text, sentinel, kind);
-            let Value::Object(changed) = changed else { unreachable!("an object stays an object") };
-            messages[i] = changed;
+            messages[i] = replaced(&original, &pointer, replacement(is_text, sentinel, kind));
             let rendering = render(messages);
             messages[i] = original.clone();
             renderings.push(rendering?.text);
+        }
+        if renderings.iter().zip(sentinels).all(|(rendering, sentinel)| !rendering.contains(sentinel.as_str())) {
+            hidden.push(pointer);
+            continue;
         }
         let is_name = pointer.ends_with("/name");
         if let Some(range) = difference(base, &renderings, sentinels, is_name, i)? {
@@ -325,7 +344,15 @@ fn locate(
             found = Some(join(found, Located { range, calls_tools }));
         }
     }
-    Ok(found)
+    Ok((found, hidden))
+}
+
+/// A message with another value of one of its fields.
+pub(crate) fn replaced(message: &Map<String, Value>, pointer: &str, replacement: Value) -> Map<String, Value> {
+    let mut changed = Value::Object(message.clone());
+    *changed.pointer_mut(pointer).expect("the field is there") = replacement;
+    let Value::Object(changed) = changed else { unreachable!("an object stays an object") };
+    changed
 }
 
 /// Where a message that calls tools parts from a plain answer in its place, given everything before it: what a template

@@ -11,7 +11,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::document::Document;
 use crate::error::{DataError, RowError, RowReason, shown};
+use crate::remarks::Remarks;
 use crate::rows::RowLocation;
+
+/// The share of rows whose loss is worth a warning, and the share that a longer limit should keep.
+const MANY: f64 = 0.05;
+const ENOUGH: f64 = 0.99;
 
 /// Rows that were dropped for one reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +35,8 @@ pub struct DatasetSummary {
     pub name: String,
     /// What `type: auto` recognised.
     pub found: Option<String>,
+    /// Columns that look like data and are not read.
+    pub unused: Vec<String>,
     /// The files of the set.
     #[serde(skip)]
     pub files: Vec<PathBuf>,
@@ -54,6 +61,13 @@ pub struct DatasetSummary {
     pub doubled_bos: usize,
     /// The documents of each row, and how many rows in a row have as many.
     pub by_row: Vec<(u32, u32)>,
+    /// The number of rows by their tokens before truncation; lengths are rounded up by 6 % at most. Empty where rows are
+    /// split.
+    pub lengths: BTreeMap<usize, usize>,
+    /// Rows of more tokens than `max_length`, be they dropped or cut.
+    pub over: usize,
+    /// The parts of rows that do not reach training.
+    pub remarks: Remarks,
 }
 
 /// What the documents of a dataset should hold.
@@ -107,6 +121,24 @@ impl DatasetSummary {
         self.dropped.insert(error.reason, Dropped { rows: 1, file, row: place.row, detail: error.detail });
     }
 
+    /// A further row of so many tokens, of which `limit` are taken.
+    pub(crate) fn count_length(&mut self, tokens: usize, limit: usize) {
+        let step = (tokens.max(1).next_power_of_two() / 32).max(1);
+        *self.lengths.entry(tokens.next_multiple_of(step)).or_default() += 1;
+        self.over += usize::from(tokens > limit);
+    }
+
+    /// The length that a share of the rows does not exceed, where some rows are longer than they may be.
+    pub fn length_of(&self, share: f64) -> Option<usize> {
+        let wanted = share * self.lengths.values().sum::<usize>() as f64;
+        let mut seen = 0;
+        let mut reached = self.lengths.iter().filter(|(_, count)| {
+            seen += **count;
+            seen as f64 >= wanted
+        });
+        reached.next().map(|(length, _)| *length).filter(|_| self.over > 0)
+    }
+
     /// A further row, with so many documents.
     pub(crate) fn count_row(&mut self, documents: usize) {
         match self.by_row.last_mut() {
@@ -122,8 +154,8 @@ impl DatasetSummary {
 
     /// The summary of a set of the same name, of which nothing was read.
     pub(crate) fn named_like(other: &DatasetSummary) -> DatasetSummary {
-        let DatasetSummary { name, files, left_out, found, .. } = other.clone();
-        DatasetSummary { name, files, left_out, found, ..DatasetSummary::default() }
+        let DatasetSummary { name, files, left_out, found, unused, .. } = other.clone();
+        DatasetSummary { name, files, left_out, found, unused, ..DatasetSummary::default() }
     }
 
     /// Adds what became of other rows of the set, but for the documents of each.
@@ -146,6 +178,9 @@ impl DatasetSummary {
             *self.with_end.get_or_insert(0) += with_end;
         }
         self.doubled_bos += other.doubled_bos;
+        other.lengths.iter().for_each(|(length, rows)| *self.lengths.entry(*length).or_default() += rows);
+        self.over += other.over;
+        self.remarks.extend(&other.remarks);
     }
 
     /// Place and detail of the first of dropped rows.
@@ -164,23 +199,63 @@ impl DatasetSummary {
         if self.tokens == 0 { 0.0 } else { self.trained_tokens as f64 / self.tokens as f64 }
     }
 
+    /// The options that keep rows which are too long.
+    fn help_with_length(&self) -> String {
+        let enough = self.length_of(ENOUGH).map_or(String::new(), |tokens| {
+            format!(
+                "`sequence_len` (and `max_length`, where it is set) of {tokens} keeps {:.0} % of them; ",
+                100.0 * ENOUGH
+            )
+        });
+        format!("{enough}`truncation_strategy`: `split` or `right` cuts them instead")
+    }
+
+    /// A sentence on rows that are dropped or cut because they are too long, where they are more than a few.
+    pub fn warning(&self) -> Option<String> {
+        let share = self.over as f64 / self.rows_read.max(1) as f64;
+        (share >= MANY).then(|| {
+            let too_long = self.dropped.get(&RowReason::TooLong).map_or(0, |dropped| dropped.rows);
+            let fate = match (too_long, self.over - too_long.min(self.over)) {
+                (_, 0) => "dropped",
+                (0, _) => "cut",
+                _ => "dropped or cut",
+            };
+            let (percent, name) = (100.0 * share, shown(&self.name));
+            format!("{percent:.1} % of the rows of {name} are too long and {fate}: {}", self.help_with_length())
+        })
+    }
+
+    /// The reasons for dropped rows, with the first of each.
+    fn reasons(&self) -> String {
+        let entry = |(reason, dropped): (&RowReason, &Dropped)| {
+            format!("{} x {}, first at {}", dropped.rows, reason.name(), self.example(dropped))
+        };
+        self.dropped.iter().map(entry).collect::<Vec<_>>().join("; ")
+    }
+
+    /// Errors: more than half of the rows are dropped because they are too long.
+    pub fn check_lengths(&self) -> Result<(), DataError> {
+        let too_long = self.dropped.get(&RowReason::TooLong).map_or(0, |dropped| dropped.rows);
+        if 2 * too_long <= self.rows_read {
+            return Ok(());
+        }
+        let problem = format!("{too_long} of {} rows are too long: {}", self.rows_read, self.reasons());
+        Err(DataError::invalid(&self.name, problem).hint(self.help_with_length()))
+    }
+
     /// Errors: no rows, more than half of the rows fail, or nothing is trained.
     pub(crate) fn check(&self) -> Result<(), DataError> {
         if self.rows_read == 0 {
             return Err(DataError::invalid(&self.name, "the dataset has no rows"));
         }
-        let reasons = || {
-            let entry = |(reason, dropped): (&RowReason, &Dropped)| {
-                format!("{} x {}, first at {}", dropped.rows, reason.name(), self.example(dropped))
-            };
-            self.dropped.iter().map(entry).collect::<Vec<_>>().join("; ")
-        };
         if 2 * self.failures() > self.rows_read {
-            let problem = format!("{} of {} rows fail: {}", self.failures(), self.rows_read, reasons());
-            return Err(DataError::invalid(&self.name, problem).hint("check the dataset's type and column names"));
+            let problem = format!("{} of {} rows fail: {}", self.failures(), self.rows_read, self.reasons());
+            let failed = self.dropped.iter().filter(|(reason, _)| reason.is_failure());
+            let most = failed.max_by_key(|(_, dropped)| dropped.rows).expect("rows fail for a reason");
+            return Err(DataError::invalid(&self.name, problem).hint(most.0.help()));
         }
         if self.trained_tokens == 0 {
-            let problem = format!("no token of {} rows is trained: {}", self.rows_read, reasons());
+            let problem = format!("no token of {} rows is trained: {}", self.rows_read, self.reasons());
             return Err(DataError::invalid(&self.name, problem)
                 .hint("check max_length, truncation_strategy and the roles of the messages"));
         }
@@ -248,8 +323,12 @@ impl fmt::Display for Summary {
 
 impl Summary {
     fn details(&self, of: &DatasetSummary, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(found) = &of.found {
-            writeln!(f, "  recognised as {}", shown(found))?;
+        let unused = of.unused.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        match (&of.found, unused.as_str()) {
+            (Some(found), "") => writeln!(f, "  recognised as {}", shown(found))?,
+            (Some(found), unused) => writeln!(f, "  recognised as {}; not used: {}", shown(found), shown(unused))?,
+            (None, "") => {}
+            (None, unused) => writeln!(f, "  columns that are not used: {}", shown(unused))?,
         }
         if of.files.len() > 1 {
             writeln!(f, "  read from {} files", of.files.len())?;
@@ -266,6 +345,9 @@ impl Summary {
         }
         if of.doubled_bos > 0 {
             writeln!(f, "  {} documents begin with BOS twice", of.doubled_bos)?;
+        }
+        for line in of.remarks.lines() {
+            writeln!(f, "  {}", shown(line))?;
         }
         Ok(())
     }

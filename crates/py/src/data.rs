@@ -126,6 +126,7 @@ impl Tokenizer {
         let list: Vec<Value> = json("messages", messages)?;
         let messages = data::dataset::messages(&list, &BTreeMap::new()).map_err(data_error)?;
         let tools: Option<Value> = tools.map(|tools| json("tools", tools)).transpose()?;
+        let tools = data::dataset::tools("tools", tools.as_ref()).map_err(data_error)?;
         let encoder = DialogueEncoder::new(self.tokenizer.clone(), &dialogue(options)?).map_err(data_error)?;
         let document = encoder.encode(&messages, tools.as_ref()).map_err(data_error)?;
         Ok((document.ids, document.labels, document.weights))

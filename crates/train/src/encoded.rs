@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use data::{
-    AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, EncodedCorpus,
-    InstructionColumns, Keeping, PrepareOptions, RowCache, RowLimit, Stop, Summary, SystemPrompt, Tokenizer,
-    Truncation,
+    AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, DatasetSummary, DialogueOptions, DocumentSet,
+    EncodedCorpus, InstructionColumns, Keeping, PrepareOptions, RowCache, RowLimit, Stop, Summary, SystemPrompt,
+    Tokenizer, Truncation,
 };
 use net::Nodes;
 use options::cache::folder_of_user;
@@ -144,6 +144,9 @@ impl Encoded {
             notes.extend(other.notes);
             (DocumentSet::all(corpus), DocumentSet::all(other.corpus))
         };
+        notes
+            .extend(summary.datasets.iter().filter_map(DatasetSummary::warning).map(|text| format!("Warning: {text}")));
+        summary.datasets.iter().try_for_each(|of| of.check_lengths()).map_err(TrainError::data)?;
         let train = repeated(train, datasets, &counts, config.data.train_seed);
         let pad_id = tokenizer.map_or(0, |t| t.pad_id() as i32);
         Ok(Encoded { train, held_out, summary, notes, sequence_len, because: None, pad_id, template })
@@ -234,6 +237,7 @@ fn instruction_columns(of: &Dataset) -> InstructionColumns {
         instruction: of.instruction_field.clone().unwrap_or_default(),
         output: of.output_field.clone().unwrap_or_default(),
         input: of.input_field.clone(),
+        history: None,
         system: match of.system_prompt_type {
             None => SystemPrompt::None,
             Some(SystemPromptType::Field) => SystemPrompt::Field(of.system_prompt_field.clone().unwrap_or_default()),
@@ -247,6 +251,7 @@ fn instruction_columns(of: &Dataset) -> InstructionColumns {
 fn conversation_columns(of: &Dataset) -> ConversationColumns {
     ConversationColumns {
         messages: of.messages_field.clone(),
+        completion: None,
         system: of.system_field.clone(),
         tools: of.tools_field.clone(),
         properties: of.message_property_mappings.clone().unwrap_or_default(),

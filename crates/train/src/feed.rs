@@ -5,7 +5,9 @@
 mod check;
 
 use data::show::ShownRow;
-use data::{Batch, DocumentSet, Extent, Layout, Loader, LoaderSpec, Padding, Position, Share, Stop, Tokenizer};
+use data::{
+    Batch, DatasetSummary, DocumentSet, Extent, Layout, Loader, LoaderSpec, Padding, Position, Share, Stop, Tokenizer,
+};
 use program::{Documents, Variant};
 
 use crate::checkpoint::DataDigest;
@@ -167,9 +169,11 @@ impl Feed {
             Layout::Padded(_) => "padded",
             Layout::Joined(_) => "joined",
         };
+        let warnings = self.encoded.summary.datasets.iter().filter_map(DatasetSummary::warning);
+        let warnings: String = warnings.map(|text| format!("Warning: {text}\n")).collect();
         format!(
             "{}{} documents to train on, {held_out} for evaluation; {} rows of up to {} tokens in an epoch, {how}, \
-             {:.1} % full; {rows} rows in {micro_batches} micro-batches in {}\n",
+             {:.1} % full; {rows} rows in {micro_batches} micro-batches in {}\n{warnings}",
             self.encoded.summary,
             self.documents.len(),
             self.rows_in_epoch,

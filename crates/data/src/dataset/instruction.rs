@@ -5,11 +5,14 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::columns::{optional_text, text};
-use super::{EncodeRow, columns};
+use super::columns::{optional_text, text, wrong};
+use super::json_text::list;
+use super::message::messages;
+use super::{EncodeRow, RowForm, columns};
 use crate::dialogue::{DialogueEncoder, label};
 use crate::document::Document;
 use crate::error::{RowError, RowReason};
+use crate::remarks::Remarks;
 use crate::spans::{Message, TrainedSpan};
 use crate::summary::Expected;
 use crate::tokenizer::Tokenizer;
@@ -31,6 +34,8 @@ pub struct InstructionColumns {
     pub instruction: String,
     pub output: String,
     pub input: Option<String>,
+    /// Earlier turns, written with the chat template: pairs of a question and its answer, or messages.
+    pub history: Option<String>,
     pub system: SystemPrompt,
     /// Text with `{system}`, `{instruction}`, `{input}`, `{output}`; without `{output}` the output follows at the end.
     /// Unset: the chat template is used, with the input after the instruction and an empty line between.
@@ -64,18 +69,25 @@ impl InstructionRows {
         InstructionRows { tokenizer, columns, form }
     }
 
-    fn chat(&self, encoder: &DialogueEncoder, parts: &Parts<'_>) -> Result<Document, RowError> {
+    fn chat(
+        &self,
+        encoder: &DialogueEncoder,
+        parts: &Parts<'_>,
+        history: Vec<Message>,
+        remarks: &mut Remarks,
+    ) -> Result<Document, RowError> {
         let mut messages = Vec::new();
         if !parts.system.is_empty() {
             messages.push(Message::new("system", parts.system));
         }
+        messages.extend(history);
         let question = match parts.input {
             "" => parts.instruction.to_owned(),
             input => format!("{}\n\n{input}", parts.instruction),
         };
         messages.push(Message::new("user", &question));
         messages.push(Message::new("assistant", parts.output));
-        encoder.encode(&messages, None)
+        encoder.encode_remarking(&messages, None, remarks)
     }
 
     fn format(&self, format: &str, parts: &Parts<'_>) -> Result<Document, RowError> {
@@ -96,6 +108,36 @@ impl InstructionRows {
         let encoded = self.tokenizer.encode_document(&text)?;
         Ok(label(encoded, &[TrainedSpan { range: output..trained_end, weight: 1.0 }]))
     }
+}
+
+/// The earlier turns of a column: pairs `[question, answer]`, of which either may be missing, or messages.
+fn history(name: &str, row: &Map<String, Value>) -> Result<Vec<Message>, RowError> {
+    let value = match row.get(name) {
+        None | Some(Value::Null) => return Ok(Vec::new()),
+        Some(Value::String(text)) if text.trim().is_empty() => return Ok(Vec::new()),
+        Some(value) => list(name, "a list of pairs", value)?,
+    };
+    let mut turns = Vec::new();
+    for item in value.iter() {
+        let Value::Array(pair) = item else {
+            turns.extend(messages(std::slice::from_ref(item), &BTreeMap::new())?);
+            continue;
+        };
+        if pair.len() > 2 {
+            return Err(RowError::new(
+                RowReason::WrongType,
+                format!("column `{name}`: {} texts in a pair", pair.len()),
+            ));
+        }
+        for (role, text) in ["user", "assistant"].into_iter().zip(pair) {
+            match text {
+                Value::Null => {}
+                Value::String(text) => turns.push(Message::new(role, text)),
+                other => return Err(wrong(name, "pairs of texts", other)),
+            }
+        }
+    }
+    Ok(turns)
 }
 
 /// The filled text, the byte at which the output begins, and what follows the output. Placeholders inside the filled-in
@@ -137,7 +179,7 @@ fn fill(format: &str, parts: &Parts<'_>) -> (String, usize, String) {
 }
 
 impl EncodeRow for InstructionRows {
-    fn encode(&self, row: &Map<String, Value>) -> Result<Document, RowError> {
+    fn encode(&self, row: &Map<String, Value>, _: RowForm, remarks: &mut Remarks) -> Result<Document, RowError> {
         let system = match &self.columns.system {
             SystemPrompt::None => "",
             SystemPrompt::Fixed(prompt) => prompt,
@@ -159,7 +201,10 @@ impl EncodeRow for InstructionRows {
             return Err(RowError::new(RowReason::Empty, format!("column `{}` is empty", self.columns.output)));
         }
         match &self.form {
-            Form::Chat(encoder) => self.chat(encoder, &parts),
+            Form::Chat(encoder) => {
+                let turns = self.columns.history.as_ref().map(|name| history(name, row)).transpose()?;
+                self.chat(encoder, &parts, turns.unwrap_or_default(), remarks)
+            }
             Form::Format(_, Some(without)) if parts.input.is_empty() => self.format(without, &parts),
             Form::Format(format, _) => self.format(format, &parts),
         }

@@ -3,12 +3,17 @@
 //! Adding a type is one file here, one variant of [`DatasetKind`] and one line in [`encoder`]. Knows no file formats
 //! and no packing.
 
+mod calls;
 mod columns;
 mod conversation;
 mod detect;
 mod instruction;
+mod json_text;
+mod message;
+mod padding;
 mod text;
 mod tokens;
+mod unused;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,14 +24,20 @@ use serde_json::{Map, Value};
 use crate::dialogue::{DialogueEncoder, DialogueOptions};
 use crate::document::{Document, Truncation};
 use crate::error::{DataError, RowError};
+use crate::remarks::Remarks;
 use crate::rows::RowLimit;
 use crate::summary::Expected;
 use crate::tokenizer::Tokenizer;
 
-pub use conversation::{ConversationColumns, messages};
+pub(crate) use calls::object_of;
+pub use calls::tools;
+pub use conversation::ConversationColumns;
 pub use detect::AutoColumns;
 pub(crate) use detect::{SAMPLE, detect};
 pub use instruction::{InstructionColumns, SystemPrompt};
+pub(crate) use message::REASONING;
+pub use message::messages;
+pub(crate) use unused::unused;
 
 /// One dataset: where it is, what its rows mean, how many of them are used.
 #[derive(Clone, Debug)]
@@ -100,9 +111,19 @@ impl DatasetKind {
     }
 }
 
+/// The kind of file that a row is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RowForm {
+    /// Nulls mean what they say.
+    Text,
+    /// Every struct has the fields of all others of its column, as nulls.
+    Columnar,
+}
+
 /// Turns the columns of one row into a document.
 pub(crate) trait EncodeRow: Send + Sync {
-    fn encode(&self, row: &Map<String, Value>) -> Result<Document, RowError>;
+    /// Adds to `remarks` what of the row does not reach the document.
+    fn encode(&self, row: &Map<String, Value>, form: RowForm, remarks: &mut Remarks) -> Result<Document, RowError>;
 
     /// What its documents should hold.
     fn expected(&self) -> Expected {

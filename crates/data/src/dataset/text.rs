@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::EncodeRow;
 use super::columns;
+use super::{EncodeRow, RowForm};
 use crate::document::Document;
 use crate::error::{RowError, RowReason};
+use crate::remarks::Remarks;
 use crate::tokenizer::Tokenizer;
 
 pub(super) struct TextRows {
@@ -22,7 +23,7 @@ impl TextRows {
 }
 
 impl EncodeRow for TextRows {
-    fn encode(&self, row: &Map<String, Value>) -> Result<Document, RowError> {
+    fn encode(&self, row: &Map<String, Value>, _: RowForm, _: &mut Remarks) -> Result<Document, RowError> {
         let text = columns::text(row, &self.field)?;
         if text.is_empty() {
             return Err(RowError::new(RowReason::Empty, format!("column `{}` is empty", self.field)));

@@ -2,18 +2,19 @@
 
 use serde_json::{Map, Value};
 
-use super::EncodeRow;
 use super::columns::{required, wrong};
+use super::{EncodeRow, RowForm};
 use crate::batch::IGNORE;
 use crate::document::Document;
 use crate::error::{RowError, RowReason};
+use crate::remarks::Remarks;
 
 /// Columns `input_ids`, and optionally `labels` (unshifted, -100 = not trained; default: everything is trained),
 /// `position_ids` (a document starts where they do not continue), `weights` (of each label).
 pub(super) struct TokenRows;
 
 impl EncodeRow for TokenRows {
-    fn encode(&self, row: &Map<String, Value>) -> Result<Document, RowError> {
+    fn encode(&self, row: &Map<String, Value>, _: RowForm, _: &mut Remarks) -> Result<Document, RowError> {
         let ids = integers("input_ids", required(row, "input_ids")?)?;
         let optional = |name: &str| row.get(name).filter(|value| !value.is_null());
         let same_length = |name: &str, length: usize| match length == ids.len() {

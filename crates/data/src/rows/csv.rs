@@ -1,6 +1,7 @@
 //! `.csv` and `.tsv`: the first line names the columns, every value is a text.
 //!
-//! An empty field is an empty text. Knows quoting and separators, no types.
+//! An empty field is an empty text. The separator is the usual one of the extension, or another that the first lines
+//! agree on. Knows quoting and separators, no types.
 
 use std::collections::HashSet;
 use std::io::BufRead;
@@ -16,8 +17,21 @@ use crate::error::{DataError, RowError, RowReason};
 
 const BYTE_ORDER_MARK: &str = "\u{feff}";
 
-pub(super) fn open(path: &Path, separator: u8, limit: RowLimit) -> Result<Rows, DataError> {
-    let bounded = Bounded::new(stream::open(path)?, limit);
+/// Separators that files have, whatever their extension.
+const SEPARATORS: [u8; 4] = *b",;\t|";
+
+/// Records of which the separator is a matter.
+const COMPARED: usize = 50;
+
+pub(super) fn open(path: &Path, usual: u8, limit: RowLimit) -> Result<Rows, DataError> {
+    let mut content = stream::open(path)?;
+    let sample = content.fill_buf().map_err(|e| DataError::io("read", path, e))?;
+    let (separator, named) = match named(sample) {
+        Some((separator, line)) => (separator, line),
+        None => (separator(sample, usual), 0),
+    };
+    content.consume(named);
+    let bounded = Bounded::new(content, limit);
     let mut reader = ReaderBuilder::new().delimiter(separator).flexible(true).from_reader(bounded);
     let invalid = |problem: String| DataError::invalid(path.display(), problem);
     let header = reader.headers().map_err(|e| invalid(format!("the line of column names cannot be read: {e}")))?;
@@ -29,6 +43,43 @@ pub(super) fn open(path: &Path, separator: u8, limit: RowLimit) -> Result<Rows, 
     }
     drop(seen);
     Ok(Box::new(Records { reader, columns, limit, file: shared(path), row: 0, ended: false }))
+}
+
+/// The separator that a first line `sep=;` names, and the bytes of that line.
+fn named(sample: &[u8]) -> Option<(u8, usize)> {
+    let mark = BYTE_ORDER_MARK.as_bytes();
+    let text = sample.strip_prefix(mark).unwrap_or(sample);
+    let [separator, rest @ ..] = text.strip_prefix(b"sep=")? else { return None };
+    let end = rest.iter().position(|byte| *byte == b'\n')?;
+    let is_alone = rest[..end].trim_ascii().is_empty();
+    is_alone.then_some((*separator, sample.len() - rest.len() + end + 1))
+}
+
+/// The separator by which the largest share of the first records has as many fields, two or more, as the first.
+fn separator(sample: &[u8], usual: u8) -> u8 {
+    let share = |separator: u8| -> f64 {
+        let reader = ReaderBuilder::new().delimiter(separator).has_headers(false).flexible(true).from_reader(sample);
+        let mut widths: Vec<usize> =
+            reader.into_byte_records().take(COMPARED).map_while(Result::ok).map(|record| record.len()).collect();
+        // The sample may end inside of its last record.
+        if widths.len() > 2 {
+            widths.pop();
+        }
+        match widths.first() {
+            Some(first) if *first > 1 => {
+                widths.iter().filter(|width| *width == first).count() as f64 / widths.len() as f64
+            }
+            _ => 0.0,
+        }
+    };
+    let mut best = (usual, share(usual));
+    for other in SEPARATORS {
+        let share = share(other);
+        if share > best.1 {
+            best = (other, share);
+        }
+    }
+    best.0
 }
 
 struct Records {
@@ -75,5 +126,31 @@ impl Records {
             Ok((name.clone(), Value::String(text.to_owned())))
         };
         self.columns.iter().zip(record.iter()).map(field).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_separator_is_what_the_lines_agree_on() {
+        for (text, usual, found) in [
+            ("q,a\n1,2\n", b',', b','),
+            ("q;a\n1;2\n", b',', b';'),
+            ("q\ta\n1,5\t2\n", b',', b'\t'),
+            ("q|a\n\"x|y, z\"|2\n", b',', b'|'),
+            ("q,a\n1,2\n", b'\t', b','),
+            ("q;a, b\n1;2\n3;4\n5;6\n", b',', b';'),
+            ("text,n\nOne; day,1\nonly\nTwo,2\n", b',', b','),
+            ("text\na; b\n", b',', b','),
+            ("", b',', b','),
+            ("q;a", b',', b';'),
+        ] {
+            assert_eq!(separator(text.as_bytes(), usual), found, "{text:?}");
+        }
+        assert_eq!(named(b"sep=;\r\nq;a\n"), Some((b';', 7)));
+        assert_eq!(named("\u{feff}sep=\t\nq".as_bytes()), Some((b'\t', 9)));
+        assert_eq!(named(b"sep=;x\n"), None);
     }
 }

@@ -1,4 +1,4 @@
-//! `.jsonl` (one object per line, streamed) and `.json` (one array of objects, or lines with the wrong extension).
+//! `.jsonl` (one object per line, streamed) and `.json` (one array of objects), either with the other's content.
 
 use std::io::BufRead;
 use std::path::Path;
@@ -13,7 +13,16 @@ use crate::error::{DataError, RowError, RowReason};
 
 const BYTE_ORDER_MARK: &[u8] = &[0xef, 0xbb, 0xbf];
 
-pub(super) fn open_lines(path: &Path, limit: RowLimit) -> Result<Rows, DataError> {
+/// The rows of lines; of a list, where the whole file is one.
+pub(super) fn open_lines_or_list(path: &Path, limit: RowLimit) -> Result<Rows, DataError> {
+    let (mut reader, first) = at_first(path)?;
+    if first == Some(b'[') && serde_json::from_reader::<_, IgnoredAny>(&mut reader).is_ok() {
+        return open(path, limit);
+    }
+    open_lines(path, limit)
+}
+
+fn open_lines(path: &Path, limit: RowLimit) -> Result<Rows, DataError> {
     Ok(Box::new(Lines { reader: stream::open(path)?, limit, file: shared(path), line: 0, ended: false }))
 }
 
@@ -79,14 +88,7 @@ pub(crate) fn kind(value: &Value) -> &'static str {
 /// The rows of a list, each parsed when it is reached; the whole file is examined first, so that damage shows before
 /// any row is used. A file that starts with `{` is read as lines, or is a single row.
 pub(super) fn open(path: &Path, limit: RowLimit) -> Result<Rows, DataError> {
-    let failed = |e| DataError::io("read", path, e);
-    let mut reader = after_mark(path)?;
-    let first = loop {
-        match reader.fill_buf().map_err(failed)?.first().copied() {
-            Some(byte) if byte.is_ascii_whitespace() => reader.consume(1),
-            byte => break byte,
-        }
-    };
+    let (reader, first) = at_first(path)?;
     let outcome = serde_json::from_reader::<_, IgnoredAny>(after_mark(path)?);
     if first == Some(b'{') && outcome.is_err() {
         return open_lines(path, limit);
@@ -117,6 +119,17 @@ pub(super) fn open(path: &Path, limit: RowLimit) -> Result<Rows, DataError> {
 
 fn without_mark(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes)
+}
+
+/// The content from its first byte that is no white space on, and that byte.
+fn at_first(path: &Path) -> Result<(Box<dyn BufRead + Send>, Option<u8>), DataError> {
+    let mut reader = after_mark(path)?;
+    loop {
+        match reader.fill_buf().map_err(|e| DataError::io("read", path, e))?.first().copied() {
+            Some(byte) if byte.is_ascii_whitespace() => reader.consume(1),
+            byte => return Ok((reader, byte)),
+        }
+    }
 }
 
 /// The content behind a byte order mark.

@@ -66,6 +66,11 @@ pub(crate) fn format_of(path: &Path) -> Option<(&'static str, Option<Packing>)> 
     DATA.into_iter().find(|format| *format == extension).map(|format| (format, packing))
 }
 
+/// Returns true for a file whose rows have the same structs throughout, with nulls where one lacks a field of another.
+pub(crate) fn is_columnar(path: &Path) -> bool {
+    matches!(format_of(path), Some(("parquet" | "arrow", _)))
+}
+
 /// Opens files one after another, each when the one before it is read. `text_field` is the column under which the whole
 /// content of a `.txt` file appears. Errors of a later file become a row of it. Rows are as large as they are by
 /// default.
@@ -102,7 +107,7 @@ fn open_file(path: &Path, text_field: &str, limit: RowLimit) -> Result<Rows, Dat
         return Err(DataError::invalid(path.display(), "there is no such file or directory"));
     }
     match format {
-        Some(("jsonl", _)) => json::open_lines(path, limit),
+        Some(("jsonl", _)) => json::open_lines_or_list(path, limit),
         Some(("json", _)) => json::open(path, limit),
         Some(("csv", _)) => csv::open(path, b',', limit),
         Some(("tsv", _)) => csv::open(path, b'\t', limit),

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use serde_json::{Map, Value};
 
-use super::{Located, Render, join, prefix_length, replacement, shown_fields, suffix_length, too_often};
+use super::{Located, Place, Render, join, prefix_length, replacement, shown_fields, suffix_length, too_often};
 use crate::error::RowError;
 
 /// A field that a template may show.
@@ -78,14 +78,14 @@ impl Marked {
     }
 }
 
-/// Places of the messages that are `near`, as [`super::locate`] finds them. `None`: they have to be looked for one by
+/// Places of the messages that are `near`, with the fields that are not shown, as [`super::locate`] finds them. `None`: they have to be looked for one by
 /// one. Errors: the template shows a field several times.
 pub(super) fn locate_all(
     base: &str,
     messages: &[Map<String, Value>],
     near: &[bool],
     render: Render<'_>,
-) -> Result<Option<Vec<Option<Located>>>, RowError> {
+) -> Result<Option<Vec<Place>>, RowError> {
     let fields = messages.iter().enumerate().filter(|(i, _)| near[*i]).flat_map(|(message, shown)| {
         shown_fields(shown).into_iter().map(move |(pointer, is_text)| Field { message, pointer, is_text })
     });
@@ -101,13 +101,18 @@ pub(super) fn locate_all(
     let Some(ranges) = put_together(base, &first, &parts) else { return Ok(None) };
     let mut of_field: Vec<Option<Range<usize>>> = vec![None; given.fields.len()];
     order.iter().zip(ranges).for_each(|(&field, range)| of_field[field] = Some(range));
-    let mut located: Vec<Option<Located>> = vec![None; messages.len()];
+    let mut places: Vec<Place> = vec![(None, Vec::new()); messages.len()];
     for (field, range) in given.fields.iter().zip(of_field) {
-        let Some(range) = range else { continue };
-        let own = Located { range, calls_tools: field.pointer.starts_with("/tool_calls") };
-        located[field.message] = Some(join(located[field.message].take(), own));
+        let (located, hidden) = &mut places[field.message];
+        match range {
+            Some(range) => {
+                let own = Located { range, calls_tools: field.pointer.starts_with("/tool_calls") };
+                *located = Some(join(located.take(), own));
+            }
+            None => hidden.push(field.pointer.clone()),
+        }
     }
-    Ok(Some(located))
+    Ok(Some(places))
 }
 
 /// The renderings with all fields replaced, by either kind. Names of tools that are shown in other messages too are no
@@ -318,7 +323,7 @@ mod tests {
             let base = render(&messages).unwrap();
             let found = locate_all(&base.text, &messages, &vec![true; count], &render).unwrap().unwrap();
             assert_eq!(renderings.get(), 7);
-            let last = found.last().unwrap().clone().unwrap();
+            let last = found.last().unwrap().0.clone().unwrap();
             assert_eq!(base.text[last.range], format!("w{}", count - 1));
         }
     }

@@ -4,6 +4,7 @@
 //! instructions, work, texts and depth ([`allowance`]). Knows no tokens and no labels.
 
 mod allowance;
+mod calls;
 mod compiled;
 #[cfg(test)]
 mod differential;
@@ -16,7 +17,7 @@ mod reasoning;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use jiff::civil::DateTime;
 use minijinja::syntax::SyntaxConfig;
@@ -25,6 +26,7 @@ use minijinja::{Environment, Error, ErrorKind, Value};
 use serde_json::{Map, Value as Json};
 
 use self::allowance::{bounded, charge, check_text, measure, refused};
+use self::calls::CallForm;
 use self::compiled::Compiled;
 use crate::error::{DataError, RowError, RowReason};
 use crate::guard::guarded;
@@ -58,6 +60,8 @@ pub struct ChatTemplate {
     variables: Map<String, Json>,
     marks: bool,
     clock: Readings,
+    /// Found when the first call is rendered.
+    call_form: OnceLock<CallForm>,
 }
 
 /// What was read off the clock: format and reading.
@@ -86,6 +90,7 @@ impl ChatTemplate {
             variables,
             marks,
             clock: readings,
+            call_form: OnceLock::new(),
         })
     }
 
@@ -99,8 +104,22 @@ impl ChatTemplate {
         self.marks
     }
 
-    /// The text of a conversation; with `generation_prompt`, the assistant's turn is opened at its end.
+    /// The text of a conversation; with `generation_prompt`, the assistant's turn is opened at its end. Tool calls reach
+    /// the template in the form that it takes, whichever of them a conversation has.
     pub fn render(&self, conversation: Conversation<'_>, generation_prompt: bool) -> Result<Rendered, RowError> {
+        if !conversation.messages.iter().any(|message| message.contains_key("tool_calls")) {
+            return self.render_as_given(conversation, generation_prompt);
+        }
+        let form = self.call_form.get_or_init(|| {
+            CallForm::of(&|messages, tools| {
+                self.render_as_given(Conversation { messages, tools }, false).map(|rendered| rendered.text)
+            })
+        });
+        let messages = form.write(conversation.messages);
+        self.render_as_given(Conversation { messages: &messages, ..conversation }, generation_prompt)
+    }
+
+    fn render_as_given(&self, conversation: Conversation<'_>, generation_prompt: bool) -> Result<Rendered, RowError> {
         let reported = |e: Error| RowError::new(RowReason::Template, describe(&e));
         allowance::go_on().map_err(reported)?;
         let mut variables: Vec<(&str, Value)> =
@@ -132,6 +151,11 @@ impl ChatTemplate {
             .ok_or_else(|| RowError::new(RowReason::Template, "generation blocks are nested"))?;
         Ok(Rendered { text, generation })
     }
+}
+
+/// A value as Python's `json.dumps` writes it; one that is nested too deeply, without blanks.
+pub(crate) fn json_dumps(value: &Json) -> String {
+    allowance::during(weight(value), || python::dumps(value)).unwrap_or_else(|_| value.to_string())
 }
 
 /// Bytes of a JSON value, roughly as it is written.

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
-use minijinja::value::{Kwargs, ValueKind};
+use minijinja::value::{Kwargs, Serde, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
 use super::allowance::{DEEPEST, check_length, measure, refused};
@@ -123,6 +123,11 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     let mut out = String::new();
     dump.value(value, 0, &mut out)?;
     Ok(out)
+}
+
+/// `json.dumps(x, ensure_ascii=False)`.
+pub(super) fn dumps(value: &serde_json::Value) -> Result<String, Error> {
+    tojson(&Value::from(Serde(value)), Kwargs::from_iter(std::iter::empty::<(String, Value)>()))
 }
 
 impl Dump {

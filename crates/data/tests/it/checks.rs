@@ -89,6 +89,7 @@ fn a_template_that_fails_on_most_rows_is_an_error() {
     let error = check(&[answer("Yes."), more.clone(), more.clone()], &strict).unwrap_err();
     assert!(error.contains("2 of 3 rows fail: 2 x template error, first at"), "{error}");
     assert!(error.contains("row 2") && error.contains("too many"), "{error}");
+    assert!(error.contains("the model's chat template rejects") && !error.contains("column names"), "{error}");
     let half = check(&[answer("Yes."), more], &strict).unwrap();
     assert_eq!((half.summary.datasets[0].rows_kept, half.summary.datasets[0].failures()), (1, 1));
 }
@@ -111,6 +112,40 @@ fn broken_rows_are_named_and_counted() {
     for place in ["row 4: ", "row 5: no column `messages`", "row 6: "] {
         assert!(examples.iter().any(|example| example.contains(place)), "{place}: {examples:?}");
     }
+}
+
+/// Rows that are too long are worth a warning from 5 % on, and end the work above half.
+#[test]
+fn truncation_is_reported_with_the_length_that_avoids_it() {
+    let long = answer(&"word ".repeat(100));
+    let rows = |long_ones: usize, all: usize| -> Vec<Value> {
+        (0..all).map(|n| if n < long_ones { long.clone() } else { answer("Yes.") }).collect()
+    };
+    let warning = |long_ones: usize, all: usize, truncation: Truncation| {
+        let encoded = prepared(&rows(long_ones, all), &options(SOUND, truncation, 128)).unwrap();
+        let of = &encoded.summary.datasets[0];
+        of.check_lengths().map(|()| of.warning()).map_err(|e| e.to_string())
+    };
+    let length = {
+        let encoded = prepared(&rows(1, 1), &options(SOUND, Truncation::Delete, 4096)).unwrap();
+        encoded.corpus.length(0)
+    };
+    assert!(length > 128, "{length}");
+    assert_eq!(warning(4, 100, Truncation::Delete), Ok(None));
+    let said = warning(5, 100, Truncation::Delete).unwrap().unwrap();
+    assert!(said.starts_with("5.0 % of the rows of") && said.contains("are too long and dropped"), "{said}");
+    let enough: usize = said.split(" of ").find_map(|part| part.split(' ').next()?.parse().ok()).unwrap();
+    assert!(enough >= length && enough * 100 <= length * 107, "{said}: {length}");
+    assert!(said.contains("keeps 99 % of them; `truncation_strategy`: `split` or `right`"), "{said}");
+    let error = warning(51, 100, Truncation::Delete).unwrap_err();
+    assert!(
+        error.contains("51 of 100 rows are too long") && error.contains(&format!("of {enough} keeps 99 %")),
+        "{error}"
+    );
+    assert!(warning(50, 100, Truncation::Delete).unwrap().is_some());
+    let said = warning(60, 100, Truncation::Right).unwrap().unwrap();
+    assert!(said.starts_with("60.0 % of the rows of") && said.contains("are too long and cut"), "{said}");
+    assert_eq!(warning(60, 100, Truncation::Split), Ok(None));
 }
 
 /// Cut at the beginning, a conversation keeps BOS and its system prompt, here with the templates of real models.

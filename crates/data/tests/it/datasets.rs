@@ -234,11 +234,15 @@ fn a_directory_is_read_in_order_of_names_and_json_may_be_a_list() {
     file(folder.path(), "b.json", "[{\"input_ids\": [3, 4]}, {\"input_ids\": [5, 6]}]");
     file(folder.path(), "a.jsonl", "\u{feff}{\"input_ids\": [1, 2]}");
     file(folder.path(), "c.json", "{\"input_ids\": [7, 8]}\n{\"input_ids\": [9, 9]}\n");
+    file(folder.path(), "d.jsonl", " \n[{\"input_ids\": [11, 2]},\n {\"input_ids\": [13, 4]}]\n");
     file(folder.path(), "notes.md", "no data");
     let spec = dataset(folder.path().to_owned(), DatasetKind::Tokens);
     let prepared = prepare(&[spec], None, &options(8, Truncation::Delete)).unwrap();
     let firsts: Vec<i32> = (0..prepared.corpus.len()).map(|i| prepared.corpus.document(i).unwrap().ids[0]).collect();
-    assert_eq!(firsts, [1, 3, 5, 7, 9]);
+    assert_eq!(firsts, [1, 3, 5, 7, 9, 11, 13]);
+    let lists = file(folder.path(), "lists.jsonl", "[1, 2]\n[3]\n");
+    let error = prepare(&[dataset(lists, DatasetKind::Tokens)], None, &options(8, Truncation::Delete)).unwrap_err();
+    assert!(error.to_string().contains("expected an object, found a list"), "{error}");
 }
 
 #[test]
@@ -283,6 +287,13 @@ fn every_format_gives_the_same_rows() {
         ),
         packed("rows.jsonl.gz", lines),
         packed("rows.csv.zst", table),
+        file(
+            folder.path(),
+            "semicolons.csv",
+            &table.replace("q,a", "q;a").replace("\",dog", "\";dog").replace(",owl", ";owl"),
+        ),
+        file(folder.path(), "commas.tsv", table),
+        file(folder.path(), "named.csv", &format!("sep=,\r\n{table}")),
     ];
     let columns = InstructionColumns {
         instruction: "q".to_owned(),

@@ -14,4 +14,5 @@ mod real_data;
 mod safetensors;
 mod shared;
 mod spans;
+mod spellings;
 mod tokenizers;

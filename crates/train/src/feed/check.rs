@@ -40,6 +40,9 @@ fn dataset(of: &DatasetSummary) -> Value {
         "tokens": of.tokens,
         "trained_tokens": of.trained_tokens,
         "longest": of.longest,
+        "over_length": of.over,
+        "unused_columns": of.unused,
+        "remarks": of.remarks.lines(),
         "dropped": dropped.collect::<Vec<Value>>(),
     })
 }

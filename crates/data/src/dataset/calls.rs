@@ -1,0 +1,199 @@
+//! Tool calls and tool definitions in the form of the OpenAI interface, from the forms that data bring.
+//!
+//! Knows no columns and no templates.
+
+use serde_json::{Map, Value, json};
+
+use super::columns::wrong;
+use super::json_text::{as_list, opened, parsed};
+use crate::error::{RowError, RowReason};
+
+/// Names under which the arguments of a call are found.
+const ARGUMENTS: [&str; 4] = ["arguments", "parameters", "args", "input"];
+
+/// A call or a list of them, each possibly as a text of JSON: `{"name": …, "arguments": …}`, by itself or in `function`.
+/// Arguments that are a text of a JSON object become the object; they may be missing.
+pub(super) fn calls(place: &str, value: &Value) -> Result<Vec<Value>, RowError> {
+    let list = match &*opened(value) {
+        Value::Array(list) => list.clone(),
+        // A columnar file may write no call as one without anything.
+        Value::Object(fields) if fields.values().all(Value::is_null) => Vec::new(),
+        one @ Value::Object(_) => vec![one.clone()],
+        Value::String(text) if text.trim().is_empty() => Vec::new(),
+        Value::String(_) => {
+            let problem = format!("`{place}`: the call is a text that is not valid JSON");
+            return Err(RowError::new(RowReason::WrongType, problem));
+        }
+        other => return Err(wrong(place, "a list of calls", other)),
+    };
+    list.iter().enumerate().map(|(i, one)| call(&format!("{place}[{i}]"), &opened(one))).collect()
+}
+
+fn call(place: &str, value: &Value) -> Result<Value, RowError> {
+    let expected = "an object with a `name`";
+    let mut call = value.as_object().cloned().ok_or_else(|| wrong(place, expected, value))?;
+    let nested = call.get("function").filter(|function| !function.is_null()).cloned();
+    let place = if nested.is_some() { format!("{place}.function") } else { place.to_owned() };
+    let function = match nested.as_ref().map(|nested| opened(nested).into_owned()) {
+        Some(Value::Object(function)) => function,
+        // A call as `{"function": "name", "arguments": …}`.
+        Some(name @ Value::String(_)) => {
+            let mut function = parts(&mut call);
+            function.insert("name".to_owned(), name);
+            function
+        }
+        Some(other) => return Err(wrong(&place, expected, &other)),
+        None => parts(&mut call),
+    };
+    match function.get("name") {
+        Some(Value::String(_)) => {}
+        None | Some(Value::Null) => {
+            return Err(RowError::new(RowReason::MissingField, format!("`{place}` has no `name`")));
+        }
+        Some(other) => return Err(wrong(&format!("{place}.name"), "a string", other)),
+    }
+    let mut whole = Map::new();
+    if !call.contains_key("type") {
+        whole.insert("type".to_owned(), json!("function"));
+    }
+    whole.extend(call);
+    whole.insert("type".to_owned(), json!("function"));
+    whole.insert("function".to_owned(), Value::Object(with_arguments(function)));
+    Ok(Value::Object(whole))
+}
+
+/// A function with its arguments under their usual name, as an object where they are a text of one.
+fn with_arguments(mut function: Map<String, Value>) -> Map<String, Value> {
+    let given = ARGUMENTS.iter().find(|name| function.get(**name).is_some_and(|value| !value.is_null()));
+    match given.and_then(|name| Some((*name, function.get(*name)?.clone()))) {
+        Some((name, value)) => {
+            if name != ARGUMENTS[0] {
+                function.shift_remove(name);
+            }
+            function.insert(ARGUMENTS[0].to_owned(), object_of(&value).unwrap_or(value));
+        }
+        None => drop(function.shift_remove(ARGUMENTS[0])),
+    }
+    function
+}
+
+/// Takes name and arguments out of a call that has no `function`.
+fn parts(call: &mut Map<String, Value>) -> Map<String, Value> {
+    let names = ["name"].into_iter().chain(ARGUMENTS);
+    names.filter_map(|name| Some((name.to_owned(), call.shift_remove(name)?))).collect()
+}
+
+/// The object that a text of arguments holds, be it wrapped in JSON twice; an empty text is an empty object.
+pub(crate) fn object_of(arguments: &Value) -> Option<Value> {
+    let text = arguments.as_str()?.trim();
+    if text.is_empty() {
+        return Some(json!({}));
+    }
+    let inner = || serde_json::from_str::<String>(text).ok().and_then(|text| parsed(&text));
+    parsed(text).or_else(inner).filter(Value::is_object)
+}
+
+/// Function definitions: a list, one definition, or either as a text of JSON, as may be each definition, its function
+/// and its parameters. An empty list is none. Bare functions get the wrapping that templates expect.
+pub fn tools(place: &str, value: Option<&Value>) -> Result<Option<Value>, RowError> {
+    let value = match value {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::String(text)) if text.trim().is_empty() => return Ok(None),
+        Some(Value::String(text)) => &serde_json::from_str(text)
+            .map_err(|e| RowError::new(RowReason::WrongType, format!("column `{place}` is not valid JSON: {e}")))?,
+        Some(other) => other,
+    };
+    let is_one = |value: &Value| value.get("name").or_else(|| value.get("function")).is_some_and(|of| !of.is_array());
+    let list = match value {
+        Value::Null => return Ok(None),
+        one if one.is_object() && is_one(one) => vec![one.clone()],
+        other => as_list(other).ok_or_else(|| wrong(place, "a list of tools", other))?.into_owned(),
+    };
+    let read = |(i, tool): (usize, &Value)| tool_of(&format!("{place}[{i}]"), tool);
+    let tools: Vec<Value> = list.iter().enumerate().map(read).collect::<Result<_, _>>()?;
+    Ok((!tools.is_empty()).then_some(Value::Array(tools)))
+}
+
+fn tool_of(place: &str, tool: &Value) -> Result<Value, RowError> {
+    let Value::Object(mut tool) = opened(tool).into_owned() else {
+        return Err(wrong(place, "the definition of a function", tool));
+    };
+    if tool.get("function").is_none_or(Value::is_null) && tool.contains_key("name") {
+        tool.shift_remove("function");
+        tool.shift_remove("type");
+        tool = Map::from_iter([("type".to_owned(), json!("function")), ("function".to_owned(), Value::Object(tool))]);
+    }
+    if let Some(function) = tool.get_mut("function") {
+        *function = opened(function).into_owned();
+        if let Some(parameters) = function.get_mut("parameters") {
+            *parameters = opened(parameters).into_owned();
+        }
+    }
+    Ok(Value::Object(tool))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_of_a_call_is_the_same_call() {
+        let expected = [json!({"type": "function", "function": {"name": "f", "arguments": {"x": 1}}})];
+        let flat = json!({"name": "f", "arguments": {"x": 1}});
+        let in_text = json!({"name": "f", "arguments": "{\"x\": 1}"});
+        let twice = json!({"name": "f", "arguments": "\"{\\\"x\\\": 1}\""});
+        for form in [
+            json!([{"type": "function", "function": flat}]),
+            json!([{"function": in_text}]),
+            json!([{"function": in_text.to_string()}]),
+            json!([flat.to_string()]),
+            json!([{"function": null, "name": "f", "arguments": {"x": 1}}]),
+            json!([{"function": "f", "arguments": {"x": 1}}]),
+            json!([{"type": "tool_use", "name": "f", "input": {"x": 1}}]),
+            json!([{"name": "f", "parameters": {"x": 1}}]),
+            json!(json!([in_text]).to_string()),
+            in_text.clone(),
+            twice,
+            json!(flat.to_string()),
+        ] {
+            assert_eq!(calls("c", &form).unwrap(), expected, "{form}");
+        }
+        let with_id = calls("c", &json!([{"id": "a", "name": "f", "arguments": "London"}])).unwrap();
+        let kept = json!({"type": "function", "id": "a", "function": {"name": "f", "arguments": "London"}});
+        assert_eq!(with_id, [kept]);
+        assert_eq!(
+            calls("c", &json!([{"name": "f", "arguments": ""}])).unwrap()[0]["function"]["arguments"],
+            json!({})
+        );
+        for none in [json!(""), json!([]), json!({}), json!({"name": null, "arguments": null})] {
+            assert!(calls("c", &none).unwrap().is_empty(), "{none}");
+        }
+        assert!(calls("c", &json!("f(1)")).unwrap_err().detail.contains("a text that is not valid JSON"));
+    }
+
+    #[test]
+    fn tools_are_found_in_texts_of_json() {
+        let schema = json!({"type": "object", "properties": {}});
+        let function = json!({"name": "f", "parameters": schema});
+        let expected = json!([{"type": "function", "function": function}]);
+        let in_text = json!({"name": "f", "parameters": schema.to_string()});
+        for form in [
+            expected.clone(),
+            json!(expected.to_string()),
+            json!([expected[0].to_string()]),
+            json!([function]),
+            json!([in_text]),
+            json!([{"type": "function", "function": in_text.to_string()}]),
+            function.clone(),
+            json!(function.to_string()),
+        ] {
+            assert_eq!(tools("tools", Some(&form)).unwrap(), Some(expected.clone()), "{form}");
+        }
+        for none in [json!(null), json!(""), json!([]), json!("[]"), json!("null")] {
+            assert_eq!(tools("tools", Some(&none)).unwrap(), None);
+        }
+        let error = tools("tools", Some(&json!(["f(x)"]))).unwrap_err();
+        assert!(error.detail.contains("`tools[0]`: expected the definition of a function"), "{error}");
+        assert!(tools("tools", Some(&json!("f(x)"))).unwrap_err().detail.contains("not valid JSON"));
+    }
+}

@@ -1,0 +1,439 @@
+//! Messages of data in the form that templates read: role, content, reasoning and calls of the OpenAI interface.
+//!
+//! Knows the spellings of other tools; no columns, no templates.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use super::calls::calls;
+use super::columns::wrong;
+use super::json_text::{as_list, opened};
+use crate::error::{RowError, RowReason};
+use crate::rows::json::kind;
+use crate::spans::Message;
+
+/// Roles with the names that other tools have for them; every other name is the template's business.
+const ROLES: [(&str, &[&str]); 4] = [
+    ("system", &["system", "system_prompt"]),
+    ("user", &["user", "human", "prompter"]),
+    ("assistant", &["assistant", "gpt", "chatgpt", "bing", "bard", "model", "bot", "ai"]),
+    (
+        "tool",
+        &[
+            "tool",
+            "observation",
+            "function",
+            "function_response",
+            "tool_response",
+            "tool_result",
+            "tool_results",
+            "ipython",
+        ],
+    ),
+];
+
+/// Roles of messages whose content is a call.
+const CALLERS: [&str; 3] = ["function_call", "tool_call", "tool_calls"];
+
+/// Fields of a message that hold its train of thought.
+pub(crate) const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// The messages of a list, in either form and with words on their weights, as a row of the data holds them. Each may be
+/// a text of JSON.
+pub fn messages(list: &[Value], properties: &BTreeMap<String, String>) -> Result<Vec<Message>, RowError> {
+    let mut messages: Vec<Message> = Vec::with_capacity(list.len());
+    for (i, value) in list.iter().enumerate() {
+        let in_message = |e: RowError| RowError { detail: format!("message {}: {}", i + 1, e.detail), ..e };
+        let value = opened(value);
+        if let Some(pair) = pair(&value) {
+            messages.extend(pair);
+            continue;
+        }
+        let (message, continues) = message(&value, properties).map_err(in_message)?;
+        match messages.last_mut().filter(|last| continues && last.is_assistant() && last.weight == message.weight) {
+            Some(last) => add_calls(last, message),
+            None => messages.push(message),
+        }
+    }
+    Ok(messages)
+}
+
+/// A question and its answer in one object.
+fn pair(value: &Value) -> Option<[Message; 2]> {
+    let text = |name: &str| value.get(name).and_then(Value::as_str);
+    let (question, answer) = (text("human").or_else(|| text("user"))?, text("assistant").or_else(|| text("gpt"))?);
+    value.get("role").is_none().then(|| [Message::new("user", question), Message::new("assistant", answer)])
+}
+
+/// Puts the calls of a message that holds nothing else into the turn before it.
+fn add_calls(last: &mut Message, message: Message) {
+    let mut all = last.fields.get("tool_calls").and_then(Value::as_array).cloned().unwrap_or_default();
+    all.extend(message.fields.get("tool_calls").and_then(Value::as_array).cloned().unwrap_or_default());
+    last.fields.insert("tool_calls".to_owned(), Value::Array(all));
+}
+
+/// A message in the form that templates read, and whether it continues the turn of an assistant before it. Properties
+/// that are null are left out: columnar files write them, and `content` of a message that calls tools may be null.
+fn message(value: &Value, properties: &BTreeMap<String, String>) -> Result<(Message, bool), RowError> {
+    let object = value
+        .as_object()
+        .ok_or_else(|| RowError::new(RowReason::WrongType, format!("expected an object, found {}", kind(value))))?;
+    let mut fields: Map<String, Value> = Map::new();
+    for (name, value) in object.iter().filter(|(_, value)| !value.is_null()) {
+        let ours = properties.iter().find(|(_, theirs)| *theirs == name).map_or(name.as_str(), |(ours, _)| ours);
+        fields.insert(ours.to_owned(), value.clone());
+    }
+    // The forms from/value and role/parts, unless the file already has role and content.
+    for (theirs, ours) in [("from", "role"), ("value", "content"), ("parts", "content")] {
+        if !fields.contains_key(ours)
+            && let Some(value) = fields.shift_remove(theirs)
+        {
+            fields.insert(ours.to_owned(), value);
+        }
+    }
+    let weight = take_weight(&mut fields)?;
+    let role = match fields.get("role") {
+        Some(Value::String(role)) => role.clone(),
+        Some(other) => return Err(wrong("role", "a string", other)),
+        None => return Err(RowError::new(RowReason::MissingField, "no `role` (and no `from`)")),
+    };
+    let continues = role == "tool_call";
+    read_role(&role, &mut fields)?;
+    read_calls(&mut fields)?;
+    read_content(&mut fields)?;
+    Ok((Message { fields, weight }, continues))
+}
+
+/// `train`, `loss`, `weight` and `loss_scale` say what the loss makes of a message; templates do not see them.
+fn take_weight(fields: &mut Map<String, Value>) -> Result<Option<f32>, RowError> {
+    let (mut trains, mut weight) = (None, None);
+    for name in ["train", "training", "loss", "weight", "loss_scale"] {
+        let Some(value) = fields.shift_remove(name) else { continue };
+        match &value {
+            Value::Bool(train) if name != "weight" => trains = trains.or(Some(*train)),
+            Value::Number(number) if !["train", "training"].contains(&name) => {
+                let number = number.as_f64().map(|w| w as f32).filter(|w| w.is_finite() && *w >= 0.0);
+                weight = weight.or(Some(number.ok_or_else(|| wrong(name, "a finite number from 0", &value))?));
+            }
+            _ if ["weight", "loss_scale"].contains(&name) => {
+                return Err(wrong(name, "a finite number from 0", &value));
+            }
+            _ => return Err(wrong(name, "true or false", &value)),
+        }
+    }
+    Ok(match trains {
+        Some(false) => Some(0.0),
+        Some(true) => Some(weight.unwrap_or(1.0)),
+        None => weight,
+    })
+}
+
+/// Writes the usual name of a role, and the calls of a role that stands for them.
+fn read_role(role: &str, fields: &mut Map<String, Value>) -> Result<(), RowError> {
+    let lower = role.to_ascii_lowercase();
+    let known = ROLES.iter().find(|(_, names)| names.contains(&lower.as_str()));
+    if let Some((ours, _)) = known {
+        fields.insert("role".to_owned(), json!(ours));
+    } else if CALLERS.contains(&role) {
+        if !fields.contains_key("tool_calls") {
+            let content = fields.get("content").cloned().unwrap_or_default();
+            let found = calls("content", content.get(0).and_then(|part| part.get("text")).unwrap_or(&content))?;
+            if found.is_empty() {
+                return Err(RowError::new(RowReason::MissingField, "the function call is empty"));
+            }
+            fields.insert("tool_calls".to_owned(), Value::Array(found));
+            fields.insert("content".to_owned(), json!(""));
+        }
+        fields.insert("role".to_owned(), json!("assistant"));
+    }
+    Ok(())
+}
+
+/// Brings `tool_calls` into one form; `function_call` is the earlier name of a single one.
+fn read_calls(fields: &mut Map<String, Value>) -> Result<(), RowError> {
+    let mut all = match fields.get("tool_calls") {
+        Some(value) => calls("tool_calls", value)?,
+        None => Vec::new(),
+    };
+    if let Some(call) = fields.shift_remove("function_call") {
+        all.extend(calls("function_call", &call)?);
+    }
+    match all.is_empty() {
+        true => drop(fields.shift_remove("tool_calls")),
+        false => drop(fields.insert("tool_calls".to_owned(), Value::Array(all))),
+    }
+    Ok(())
+}
+
+/// Takes a list of parts apart: text becomes the content, reasoning and calls their fields.
+fn read_content(fields: &mut Map<String, Value>) -> Result<(), RowError> {
+    let is = |role: &str| fields.get("role").is_some_and(|of| of == role);
+    let (is_result, is_assistant) = (is("tool"), is("assistant"));
+    match fields.get("content").cloned() {
+        Some(Value::String(_)) => {}
+        Some(Value::Array(parts)) => match joined(&parts, is_assistant) {
+            Ok(parts) => parts.write(fields),
+            // What a tool returns may be anything; templates write it as they see fit.
+            Err(_) if is_result => {}
+            Err(error) => return Err(error),
+        },
+        Some(Value::Object(_)) if is_result => {}
+        Some(other) => return Err(wrong("content", "a string", &other)),
+        None if fields.contains_key("tool_calls") => {}
+        None if is_result || (is_assistant && REASONING.iter().any(|name| fields.contains_key(*name))) => {
+            fields.insert("content".to_owned(), json!(""));
+        }
+        None => return Err(RowError::new(RowReason::MissingField, "no `content` (and no `value`), or it is null")),
+    }
+    Ok(())
+}
+
+/// The text, reasoning and calls of the parts of a message.
+#[derive(Default)]
+struct Parts {
+    text: Option<String>,
+    reasoning: Option<String>,
+    calls: Vec<Value>,
+}
+
+impl Parts {
+    fn write(self, fields: &mut Map<String, Value>) {
+        let is_call = !self.calls.is_empty() || fields.contains_key("tool_calls");
+        match self.text {
+            None if is_call => drop(fields.shift_remove("content")),
+            text => drop(fields.insert("content".to_owned(), json!(text.unwrap_or_default()))),
+        }
+        if let Some(reasoning) = self.reasoning {
+            fields.entry(REASONING[0]).or_insert_with(|| json!(reasoning));
+        }
+        if !self.calls.is_empty() {
+            let mut all = fields.get("tool_calls").and_then(Value::as_array).cloned().unwrap_or_default();
+            all.extend(self.calls);
+            fields.insert("tool_calls".to_owned(), Value::Array(all));
+        }
+    }
+}
+
+/// Parts by their type: text, and of an assistant also reasoning and calls. A part without a type is by what it holds.
+fn joined(parts: &[Value], is_assistant: bool) -> Result<Parts, RowError> {
+    let mut all = Parts::default();
+    for (i, part) in parts.iter().enumerate() {
+        let held = |names: &[&str]| names.iter().find_map(|name| part.get(*name).filter(|value| !value.is_null()));
+        let of_type = held(&["type"]).and_then(Value::as_str).unwrap_or(match part {
+            _ if part.is_string() || held(&["text"]).is_some() => "text",
+            _ if held(&["functionCall"]).is_some() => "functionCall",
+            _ => "",
+        });
+        let found = match of_type {
+            "text" | "input_text" | "output_text" => {
+                let text = part.as_str().map(str::to_owned);
+                let text = text.or_else(|| held(&["text", "value", "content"]).and_then(text_of));
+                text.map(|text| *append(&mut all.text) += &text)
+            }
+            "reasoning" | "thinking" | "think" if is_assistant => {
+                let names = ["value", "text", "thinking", "reasoning", "content"];
+                held(&names).and_then(text_of).map(|text| *append(&mut all.reasoning) += &text)
+            }
+            "tool_call" | "tool_use" | "function_call" | "functionCall" if is_assistant => {
+                let value = held(&["value", "functionCall", "tool_call"]).unwrap_or(part);
+                let value = if std::ptr::eq(value, part) { without_type(part) } else { value.clone() };
+                all.calls.extend(calls(&format!("content[{i}]"), &value)?);
+                Some(())
+            }
+            _ => None,
+        };
+        if found.is_none() {
+            let what = if of_type.is_empty() { kind(part).to_owned() } else { format!("a part of type `{of_type}`") };
+            let problem =
+                format!("column `content`: a list of parts, of which part {} is {what} (only text is trained)", i + 1);
+            return Err(RowError::new(RowReason::WrongType, problem));
+        }
+    }
+    Ok(all)
+}
+
+fn append(text: &mut Option<String>) -> &mut String {
+    text.get_or_insert_default()
+}
+
+/// A text, or the texts of a list of parts.
+fn text_of(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        other => as_list(other)?.iter().map(|part| part.get("text")?.as_str()).collect(),
+    }
+}
+
+fn without_type(part: &Value) -> Value {
+    let mut call = part.as_object().cloned().unwrap_or_default();
+    call.shift_remove("type");
+    Value::Object(call)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(value: Value) -> Result<Message, RowError> {
+        message(&value, &BTreeMap::new()).map(|(message, _)| message)
+    }
+
+    #[test]
+    fn every_form_gives_the_same_message() {
+        let openai = read(json!({"role": "user", "content": "hi", "tool_calls": null})).unwrap();
+        assert_eq!(openai, Message::new("user", "hi"));
+        for form in [
+            json!({"from": "human", "value": "hi"}),
+            json!({"role": "User", "content": "hi", "name": null}),
+            json!({"role": "user", "parts": [{"text": "hi"}]}),
+            json!({"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}),
+            json!({"role": "user", "content": [{"type": "text", "value": "hi", "image": null}]}),
+            json!({"role": "user", "content": [{"type": "input_text", "text": "hi"}]}),
+            json!({"role": "user", "content": ["hi"], "function_call": null}),
+        ] {
+            assert_eq!(read(form.clone()).unwrap(), openai, "{form}");
+        }
+        let mapped = message(
+            &json!({"speaker": "user", "says": "hi"}),
+            &BTreeMap::from([("role".into(), "speaker".into()), ("content".into(), "says".into())]),
+        );
+        assert_eq!(mapped.unwrap().0, openai);
+        let list = [json!(json!({"role": "user", "content": "hi"}).to_string())];
+        assert_eq!(messages(&list, &BTreeMap::new()).unwrap(), [openai.clone()]);
+        let pair = messages(&[json!({"human": "hi", "assistant": "a"})], &BTreeMap::new()).unwrap();
+        assert_eq!(pair, [openai, Message::new("assistant", "a")]);
+    }
+
+    #[test]
+    fn role_names_of_other_tools_are_known() {
+        let mut cases: Vec<(&str, &str)> =
+            ["gpt", "chatgpt", "bing", "bard", "model", "bot", "Assistant"].map(|name| (name, "assistant")).to_vec();
+        cases.extend(
+            ["function", "observation", "function_response", "tool_response", "ipython"].map(|of| (of, "tool")),
+        );
+        cases.extend([("human", "user"), ("HUMAN", "user"), ("critic", "critic"), ("developer", "developer")]);
+        for (name, role) in cases {
+            assert_eq!(read(json!({"role": name, "content": "x"})).unwrap().role(), role, "{name}");
+        }
+    }
+
+    #[test]
+    fn content_is_text() {
+        for content in [json!([{"type": "image"}]), json!(["a", 1]), json!({"text": "a"}), json!(7), json!(true)] {
+            let error = read(json!({"role": "user", "content": content})).unwrap_err();
+            assert_eq!(error.reason, RowReason::WrongType, "{error}");
+        }
+        let error = read(json!({"role": "user", "content": [{"type": "image_url", "image_url": "x"}]})).unwrap_err();
+        assert!(error.detail.contains("part 1 is a part of type `image_url`"), "{error}");
+        for content in [json!({"temperature": 20}), json!([1, 2]), json!("20")] {
+            let result = read(json!({"role": "tool", "content": content})).unwrap();
+            assert_eq!(result.fields["content"], content);
+        }
+        for nothing in [json!({"role": "tool", "content": null}), json!({"role": "tool"})] {
+            assert_eq!(read(nothing).unwrap().fields["content"], "");
+        }
+        for nothing in [json!({"role": "user"}), json!({"role": "assistant", "content": null})] {
+            assert_eq!(read(nothing).unwrap_err().reason, RowReason::MissingField);
+        }
+    }
+
+    #[test]
+    fn words_on_the_loss_are_taken_out() {
+        let cases = [
+            (json!({"train": false}), Some(0.0)),
+            (json!({"train": true}), Some(1.0)),
+            (json!({"training": false}), Some(0.0)),
+            (json!({"loss": false}), Some(0.0)),
+            (json!({"loss": true}), Some(1.0)),
+            (json!({"loss": 0}), Some(0.0)),
+            (json!({"loss": 0.5}), Some(0.5)),
+            (json!({"loss_scale": 0.5, "loss": true}), Some(0.5)),
+            (json!({"weight": 0.25}), Some(0.25)),
+            (json!({"weight": 2, "train": false}), Some(0.0)),
+            (json!({"loss": null, "weight": null}), None),
+            (json!({}), None),
+        ];
+        for (mut value, weight) in cases {
+            value["role"] = json!("assistant");
+            value["content"] = json!("a");
+            let message = read(value.clone()).unwrap();
+            assert_eq!(message.weight, weight, "{value}");
+            assert_eq!(message.fields, Message::new("assistant", "a").fields);
+        }
+        for wrong in [json!({"train": 1}), json!({"loss": "no"}), json!({"weight": -1}), json!({"weight": true})] {
+            let mut value = wrong;
+            value["role"] = json!("user");
+            value["content"] = json!("");
+            assert_eq!(read(value.clone()).unwrap_err().reason, RowReason::WrongType, "{value}");
+        }
+    }
+
+    #[test]
+    fn calls_without_a_name_are_refused_with_their_place() {
+        let of = |calls: Value| read(json!({"role": "assistant", "content": "a", "tool_calls": calls}));
+        for (calls, reason, reported) in [
+            (
+                json!([{"function": {"arguments": {}}}]),
+                RowReason::MissingField,
+                "`tool_calls[0].function` has no `name`",
+            ),
+            (json!([{"name": "f"}, {"arguments": "{}"}]), RowReason::MissingField, "`tool_calls[1]` has no `name`"),
+            (json!([{"name": null}]), RowReason::MissingField, "`tool_calls[0]` has no `name`"),
+            (json!([{"name": 7}]), RowReason::WrongType, "`tool_calls[0].name`: expected a string, found a number"),
+            (json!(["f()"]), RowReason::WrongType, "`tool_calls[0]`: expected an object"),
+            (json!([{"function": 7, "name": "f"}]), RowReason::WrongType, "`tool_calls[0].function`"),
+            (json!("f()"), RowReason::WrongType, "`tool_calls`: the call is a text that is not valid JSON"),
+        ] {
+            let error = of(calls).unwrap_err();
+            assert_eq!(error.reason, reason, "{error}");
+            assert!(error.detail.contains(reported), "{error}");
+        }
+        for calls in [json!([]), json!(""), json!([{"name": "f"}]), json!([{"function": {"name": "f"}}])] {
+            assert!(of(calls.clone()).is_ok(), "{calls}");
+        }
+        assert!(!of(json!([])).unwrap().fields.contains_key("tool_calls"));
+    }
+
+    #[test]
+    fn function_calls_become_tool_calls() {
+        let expected = json!([{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]);
+        let text = "{\"name\": \"f\", \"arguments\": {\"x\": 1}}";
+        let earlier = json!({"name": "f", "arguments": "{\"x\": 1}"});
+        for form in [
+            json!({"from": "function_call", "value": text}),
+            json!({"role": "tool_call", "content": text}),
+            json!({"role": "tool_calls", "content": [earlier]}),
+            json!({"role": "assistant", "content": "", "function_call": earlier}),
+            json!({"role": "assistant", "content": null, "function_call": earlier.to_string()}),
+            json!({"role": "assistant", "content": [{"type": "tool_call", "value": text}]}),
+            json!({"role": "model", "parts": [{"functionCall": {"name": "f", "args": {"x": 1}}}]}),
+            json!({"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": {"x": 1}}]}),
+        ] {
+            let call = read(form.clone()).unwrap();
+            assert_eq!(call.fields["tool_calls"], expected, "{form}");
+            assert_eq!(call.fields["role"], "assistant");
+            assert!(!call.fields.contains_key("function_call"));
+        }
+        assert_eq!(read(json!({"from": "function_call", "value": "f(x)"})).unwrap_err().reason, RowReason::WrongType);
+        let parallel = json!([{"role": "tool_call", "content": text}, {"role": "tool_call", "content": text}]);
+        let merged = messages(parallel.as_array().unwrap(), &BTreeMap::new()).unwrap();
+        assert_eq!((merged.len(), merged[0].fields["tool_calls"].as_array().unwrap().len()), (1, 2));
+    }
+
+    #[test]
+    fn parts_of_reasoning_and_calls_are_taken_apart() {
+        let call = "{\"name\": \"f\", \"arguments\": {}}";
+        let parts = json!([{"type": "reasoning", "value": "r"}, {"type": "text", "value": "t"},
+            {"type": "tool_call", "value": call}, {"type": "tool_call", "value": call}]);
+        let message = read(json!({"role": "assistant", "content": parts})).unwrap();
+        assert_eq!((&message.fields["content"], &message.fields["reasoning_content"]), (&json!("t"), &json!("r")));
+        assert_eq!(message.fields["tool_calls"].as_array().unwrap().len(), 2);
+        let thought =
+            json!([{"type": "thinking", "thinking": [{"type": "text", "text": "r"}]}, {"type": "text", "text": "t"}]);
+        let message = read(json!({"role": "assistant", "content": thought})).unwrap();
+        assert_eq!(message.fields["reasoning_content"], "r");
+        let error = read(json!({"role": "user", "content": parts})).unwrap_err();
+        assert!(error.detail.contains("part 1 is a part of type `reasoning`"), "{error}");
+    }
+}

@@ -1,0 +1,79 @@
+//! Columns of a set that look like data and are not read.
+
+use serde_json::{Map, Value};
+
+use super::{DatasetKind, SystemPrompt};
+
+/// Columns that are named.
+const MOST: usize = 16;
+
+/// The columns of some rows that hold lists, objects or texts of several words, and that the type does not read.
+pub(crate) fn unused(rows: &[&Map<String, Value>], kind: &DatasetKind) -> Vec<String> {
+    let used = used(kind);
+    let mut found: Vec<String> = Vec::new();
+    for (name, value) in rows.iter().flat_map(|row| row.iter()) {
+        let is_new = found.len() < MOST && !found.contains(name);
+        if is_new && !used.contains(&name.as_str()) && looks_like_data(value) {
+            found.push(name.clone());
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Numbers, flags and single words say something of a row, such as its number or its source.
+fn looks_like_data(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+        Value::String(text) => text.trim().contains(char::is_whitespace),
+        Value::Array(list) => !list.is_empty(),
+        Value::Object(fields) => !fields.is_empty(),
+    }
+}
+
+fn used(kind: &DatasetKind) -> Vec<&str> {
+    let (always, maybe) = match kind {
+        DatasetKind::Tokens => (vec!["input_ids", "labels", "position_ids", "weights"], vec![]),
+        DatasetKind::Text { field } => (vec![field.as_str()], vec![]),
+        DatasetKind::Instruction(of) => {
+            let system = match &of.system {
+                SystemPrompt::Field(name) => Some(name),
+                SystemPrompt::None | SystemPrompt::Fixed(_) => None,
+            };
+            (vec![of.instruction.as_str(), &of.output], vec![of.input.as_ref(), of.history.as_ref(), system])
+        }
+        DatasetKind::Conversation(of) => {
+            (vec![of.messages.as_str()], vec![of.completion.as_ref(), of.system.as_ref(), of.tools.as_ref()])
+        }
+        DatasetKind::Auto(_) => panic!("the type of a set is recognised before its columns are compared"),
+    };
+    always.into_iter().chain(maybe.into_iter().flatten().map(String::as_str)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ConversationColumns, InstructionColumns};
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn data_that_is_not_read_is_named() {
+        let row = json!({"messages": [{"role": "user"}], "tools": [{"name": "f"}], "id": 7, "source": "web", "ok": true,
+            "history": [["a", "b"]], "images": [], "note": "two words"});
+        let Value::Object(row) = row else { unreachable!() };
+        let of = |tools: Option<&str>| {
+            let messages = "messages".to_owned();
+            let tools = tools.map(str::to_owned);
+            DatasetKind::Conversation(ConversationColumns { messages, tools, ..ConversationColumns::default() })
+        };
+        assert_eq!(unused(&[&row], &of(Some("tools"))), ["history", "note"]);
+        assert_eq!(unused(&[&row, &row], &of(None)), ["history", "note", "tools"]);
+        let columns = InstructionColumns {
+            instruction: "note".into(),
+            output: "note".into(),
+            history: Some("history".into()),
+            ..InstructionColumns::default()
+        };
+        assert_eq!(unused(&[&row], &DatasetKind::Instruction(columns)), ["messages", "tools"]);
+    }
+}

@@ -13,6 +13,9 @@ from .errors import ConfigError
 from .export import OF_CHECKPOINTS, result
 from .terminal import show
 
+#: What is tried with a repository, in messages.
+UPLOADED = "uploaded to"
+
 
 def run(options: Namespace) -> int:
     """Uploads and says where to."""
@@ -31,7 +34,7 @@ def prepare(name: str, private: bool) -> None:
     """Makes the repository, if there is none: whoever may not is refused before anything is trained."""
     from huggingface_hub import HfApi
 
-    hub.call_hub(f"repository `{name}`", lambda: HfApi().create_repo(name, private=private, exist_ok=True))
+    hub.call_hub(f"repository `{name}`", lambda: HfApi().create_repo(name, private=private, exist_ok=True), UPLOADED)
 
 
 def upload(folder: Path, name: str, private: bool) -> str:
@@ -45,5 +48,6 @@ def upload(folder: Path, name: str, private: bool) -> str:
         lambda: HfApi().upload_folder(
             repo_id=name, folder_path=folder, commit_message=text, ignore_patterns=left_out
         ),
+        UPLOADED,
     )
     return f"{HfApi().endpoint}/{name}"

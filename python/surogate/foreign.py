@@ -67,7 +67,7 @@ TEMPLATES = [
 
 @dataclass
 class Draft:
-    """What a configuration comes to."""
+    """The run that a configuration comes to."""
 
     tool: str
     task: str = "sft"
@@ -89,7 +89,7 @@ class Source:
         return next((value for value in found if value is not None), None)
 
     def is_on(self, *names: str) -> bool:
-        """Whether a switch is there and on."""
+        """Says whether a switch is there and on."""
         return _is_on(self.take(*names))
 
     def put(self, option: str, *names: str, by: Callable[[Any], Any] = lambda value: value) -> None:
@@ -109,7 +109,7 @@ class Source:
         self._draft.left_out[name] = why
 
     def rest(self) -> Fields:
-        """What nobody has taken."""
+        """The entries that nobody has taken."""
         return self._left
 
 
@@ -189,7 +189,7 @@ def _check(draft: Draft) -> None:
 
 
 def _common(source: Source, draft: Draft) -> None:
-    """What all three write alike, or transformers' arguments."""
+    """The entries that all three write alike, or transformers' arguments."""
     source.put("model", "model_name_or_path", "base_model")
     source.put("optimizer", "optim", "optimizer", by=_optimizer)
     source.put("lr_scheduler_type", "lr_scheduler", "lr_scheduler_type", by=lambda of: SCHEDULES.get(str(of)))
@@ -465,5 +465,5 @@ def text(draft: Draft, name: str) -> str:
 
 
 def remarks(draft: Draft) -> list[str]:
-    """What was left out, a line each."""
+    """A line for each name that was left out."""
     return [f"{key}: {why}" for key, why in draft.left_out.items()]

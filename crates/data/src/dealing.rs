@@ -155,7 +155,7 @@ impl Dealing {
         std::iter::from_fn(|| self.next_row(part)).take(wanted).collect()
     }
 
-    /// Whether a part, of which rows were just requested, has none left in the present epoch.
+    /// Says whether a part, of which rows were just requested, has none left in the present epoch.
     fn is_through(&self, part: usize) -> bool {
         let at = self.places[part];
         let (_, orders) = self.orders.as_ref().expect("the order of the epoch is known");

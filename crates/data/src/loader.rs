@@ -86,7 +86,7 @@ struct Cursor {
     /// Micro-batches of the present round that were not taken yet, and where the round began.
     round: VecDeque<Result<Batch, DataError>>,
     begun: Position,
-    /// Whether the epoch ends with the present round.
+    /// True if the epoch ends with the present round.
     is_last: bool,
 }
 
@@ -95,7 +95,7 @@ struct Delivered {
     batch: Result<Batch, DataError>,
     /// The place at which the data go on: a round begins again where not all of it was taken.
     position: Position,
-    /// Whether it is the last micro-batch of its epoch.
+    /// True for the last micro-batch of its epoch.
     ends_epoch: bool,
 }
 
@@ -264,7 +264,7 @@ impl Loader {
         Ok(Loader { source, position, ends_epoch: false })
     }
 
-    /// Whether an epoch ends with the batch that was handed out last. No batch has rows of two epochs.
+    /// Says whether an epoch ends with the batch that was handed out last. No batch has rows of two epochs.
     pub fn ends_epoch(&self) -> bool {
         self.ends_epoch
     }

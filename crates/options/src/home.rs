@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-/// Why a path cannot be used as it is written.
+/// The reason why a path cannot be used as it is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unexpanded {
     /// The part that is not expanded, as a clause behind the value.

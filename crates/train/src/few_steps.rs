@@ -34,7 +34,7 @@ struct Change {
 }
 
 impl Steps {
-    /// Those of a run; none where its number of steps is given.
+    /// Returns the steps of a run; none where their number is given.
     pub fn of(config: &Config, feed: &Feed) -> Option<Steps> {
         let of = &config.training;
         of.fixed_steps().is_none().then(|| Steps {

@@ -73,12 +73,12 @@ pub fn weights(config: &Config, source: &ModelSource, reasons: &mut Reasons, not
     Ok(dtype)
 }
 
-/// Whether a recipe with codes may run on a GPU.
+/// Says whether a recipe with codes may run on a GPU.
 fn on_units(config: &Config) -> bool {
     config.precision.recipe.quantises_weights() && config.hardware.device != Setting::Value(config::Device::Cpu)
 }
 
-/// Whether layers add biases to products.
+/// Says whether layers add biases to products.
 fn adds_biases(source: &ModelSource) -> bool {
     let blocks = source.model.body.iter().flat_map(|item| match item {
         Item::Repeat(repeat) => repeat.blocks.as_slice(),

@@ -23,7 +23,7 @@ const AS_FAST: f64 = 0.985;
 const WORTH_EIGHT_BITS: f64 = 1.1;
 /// By how much codes of four bits for frozen weights must be faster: they are other weights.
 const WORTH_CODES: f64 = 1.25;
-/// Of the memory of a card that may drive a display, what is left to that.
+/// The share of a card's memory that is left to a display, where it may drive one.
 const OF_DISPLAY: f64 = 0.04;
 
 const BATCH: &str = "per_device_train_batch_size";

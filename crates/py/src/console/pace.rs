@@ -1,8 +1,8 @@
-//! How long a run has been going in this process, and how long it will go on.
+//! The time that a run has taken in this process, and the time that it will take.
 
 use std::time::{Duration, Instant};
 
-/// When the process's part of the run began, and how fast its steps are.
+/// The beginning of the process's part of a run, and the pace of its steps.
 pub struct Pace {
     begun: Instant,
     /// The first step that this process ended: when, and how many were done then.

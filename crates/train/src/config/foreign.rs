@@ -167,7 +167,7 @@ const FOREIGN: &[(&[&str], Help)] = &[
 enum Help {
     /// It has this name here.
     Name(&'static str),
-    /// What has the effect here. Where it was switched off, there is nothing to do.
+    /// A sentence on what has the effect here. Where it was switched off, there is nothing to do.
     Say(&'static str),
     /// Nothing has the effect here, and why none is needed.
     Remove(&'static str),
@@ -216,7 +216,7 @@ pub(super) fn hint(name: &str, value: &Node) -> Option<String> {
     hint_for(name, text)
 }
 
-/// What to write in place of a name of another trainer; `value`: what it was given, where that is a single word or number.
+/// Returns what to write in place of a name of another trainer; `value`: what it was given, where that is a single word or number.
 pub fn hint_for(name: &str, value: Option<&str>) -> Option<String> {
     let value = value.map(str::to_ascii_lowercase);
     let is_off = matches!(value.as_deref(), Some("false" | "no" | "off" | "null" | "none" | "0" | ""));

@@ -395,8 +395,9 @@ def test_a_signal_saves_and_ends(run_file, number, code):
 def test_a_second_interrupt_ends_the_run_at_once(run_file):
     path, folder = run_file
     words = [sys.executable, "-m", "surogate", "sft", str(path)]
-    # The second step takes minutes: its end is not waited for.
-    with subprocess.Popen([*words, "--gradient-accumulation-steps", "100000"], stdout=subprocess.PIPE) as process:
+    # A step takes an epoch, which is long: its end is not waited for.
+    words += ["--gradient-accumulation-steps", "100000", "--set", "datasets.0.repeats=1000"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
         while not (folder / "resolved.yaml").exists():
             assert process.poll() is None
             time.sleep(0.05)

@@ -9,16 +9,19 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import _native
+from .errors import ConfigError
 
 #: Flags of the commands themselves, with the number of words that follow.
 FLAGS = {
     "--help": 0,
+    "--help-all": 0,
     "-h": 0,
     "--json": 0,
     "--operations": 0,
@@ -34,7 +37,7 @@ FLAGS = {
 
 #: Flags of single commands, which are options of the run elsewhere.
 COMMAND_FLAGS = {
-    "init": {"--output": 1},
+    "init": {"--output": 1, "--from": 1},
     "extend": {"--tokens": 1, "--multiple": 1, "--output": 1},
     "merge": {"--model": 1, "--base": 1, "--output": 1},
     "report": {"--output": 1},
@@ -185,43 +188,45 @@ def parser() -> argparse.ArgumentParser:
     of_run: list[argparse.ArgumentParser] = []
     for name, text in {"sft": "fine-tune a model", "pt": "pretrain on text: continue a model, or start from scratch"}.items():
         command = _command(commands, name, f"{text}: {name} run.yaml")
-        command.add_argument("config", metavar="run.yaml")
+        command.add_argument("config", metavar="run.yaml", type=_path)
         shown = command.add_mutually_exclusive_group()
         shown.add_argument("--quiet", action="store_true", help="print errors only; everything else is in the log")
         shown.add_argument("--json", action="store_true", help="print the log: one JSON object per line")
         of_run.append(command)
     tokenize = _command(commands, "tokenize", "read, encode and check the data of a run, without training")
-    tokenize.add_argument("config", metavar="run.yaml")
+    tokenize.add_argument("config", metavar="run.yaml", type=_path)
     tokenize.add_argument("--debug", action="store_true", help="show the first rows as training sees them, also as a page in output_dir")
     tokenize.add_argument("--task", choices=["sft", "pt"], default="sft", help="command whose defaults apply")
     show = _command(commands, "show", "print one stage of a run: show graph run.yaml")
     show.add_argument("what", choices=["config", "graph", "program", "memory"])
-    show.add_argument("config", metavar="run.yaml")
+    show.add_argument("config", metavar="run.yaml", type=_path)
     plan = _command(commands, "plan", "memory and time of a run, without running it")
-    plan.add_argument("config", metavar="run.yaml")
+    plan.add_argument("config", metavar="run.yaml", type=_path)
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
     of_run += [tokenize, show, plan]
     for command in (show, plan):
-        command.add_argument("--machine", help="machine to plan for instead of this one: a name such as h100, or a file")
+        command.add_argument("--machine", type=_path, help="machine to plan for instead of this one: a name such as h100, or a file")
         command.add_argument("--task", choices=["sft", "pt"], default="sft", help="command whose defaults apply")
     for command in of_run:
         command.add_argument("--run", metavar="NAME", help="select one of the runs of the file")
     init = _command(commands, "init", "write a run.yaml for a model and a dataset, planned for this machine")
-    init.add_argument("model", metavar="MODEL", help="folder or name of the model")
-    init.add_argument("dataset", metavar="DATASET", help="file, folder or name of the dataset")
+    init.add_argument("model", metavar="MODEL", type=_path, nargs="?", help="folder or name of the model")
+    init.add_argument("dataset", metavar="DATASET", type=_path, nargs="?", help="file, folder or name of the dataset")
+    of_from = "configuration of Axolotl, LLaMA-Factory or TRL to convert; MODEL and DATASET replace its own"
+    init.add_argument("--from", metavar="FILE", type=_path, dest="source", help=of_from)
     init.add_argument("--task", choices=["sft", "pt"], default="sft", help="fine-tune, or train on text")
-    init.add_argument("--machine", help="machine to plan for instead of this one: a name such as h100, or a file")
-    init.add_argument("--output", default="run.yaml", help="file to write (default: run.yaml)")
+    init.add_argument("--machine", type=_path, help="machine to plan for instead of this one: a name such as h100, or a file")
+    init.add_argument("--output", type=_path, default="run.yaml", help="file to write (default: run.yaml)")
     generate = _command(commands, "generate", "continue prompts, or answer them", reads_run=False)
-    generate.add_argument("model", metavar="MODEL", help=OF_MODEL)
+    generate.add_argument("model", metavar="MODEL", type=_path, help=OF_MODEL)
     generate.add_argument("--prompt", metavar="TEXT", help="text to continue")
     of_file = "file with one prompt per line; in .jsonl a string, or an object with prompt, messages or text"
-    generate.add_argument("--prompts", metavar="FILE", help=of_file)
+    generate.add_argument("--prompts", metavar="FILE", type=_path, help=of_file)
     of_chat = "answer prompts as user messages, by the model's chat template"
     generate.add_argument("--chat", action="store_true", help=of_chat)
     generate.add_argument("--json", action="store_true", help="print one JSON object per prompt, as with --prompts")
     chat = _command(commands, "chat", "talk to a model, by its own chat template", reads_run=False)
-    chat.add_argument("model", metavar="MODEL", help=OF_MODEL)
+    chat.add_argument("model", metavar="MODEL", type=_path, help=OF_MODEL)
     chat.add_argument("--system", metavar="TEXT", help="system message at the start of the conversation")
     for command in (generate, chat):
         _place_flags(command)
@@ -229,27 +234,27 @@ def parser() -> argparse.ArgumentParser:
     _evaluate_flags(_command(commands, "evaluate", "measure a model on tasks of lm-evaluation-harness", reads_run=False))
     _extend_flags(_command(commands, "extend", "add special tokens to a model", reads_run=False))
     merge = _command(commands, "merge", "merge an adapter into the weights of its model", reads_run=False)
-    merge.add_argument("adapter", metavar="ADAPTER", help="folder of a PEFT adapter, or output_dir of a run")
-    merge.add_argument("--model", help="folder or name of the model (default: the one that the adapter names)")
+    merge.add_argument("adapter", metavar="ADAPTER", type=_path, help="folder of a PEFT adapter, or output_dir of a run")
+    merge.add_argument("--model", type=_path, help="folder or name of the model (default: the one that the adapter names)")
     merge.add_argument(
-        "--base", metavar="DIR", help="other weights to merge into, as they are: not the function that was trained"
+        "--base", metavar="DIR", type=_path, help="other weights to merge into, as they are: not the function that was trained"
     )
-    merge.add_argument("--output", help="folder to write (default: `merged` next to the adapter)")
+    merge.add_argument("--output", type=_path, help="folder to write (default: `merged` next to the adapter)")
     export = _command(commands, "export", "write the result of a run in another format", reads_run=False)
-    export.add_argument("run", metavar="RUN", help="output_dir of a run, a checkpoint, a model or an adapter")
+    export.add_argument("run", metavar="RUN", type=_path, help="output_dir of a run, a checkpoint, a model or an adapter")
     export.add_argument("--format", choices=["hf", "peft", "gguf"], required=True, help="format of the result")
     encodings = ["bf16", "f16", "f32", "q8_0", "q6_k", "q5_k_m", "q4_k_m"]
     export.add_argument("--encoding", choices=encodings, help="type of matrices in GGUF (default: bf16)")
-    export.add_argument("--model", help="model of an adapter (default: the one that the adapter names)")
-    export.add_argument("--output", help="folder or file to write (default: inside RUN, named after the format)")
+    export.add_argument("--model", type=_path, help="model of an adapter (default: the one that the adapter names)")
+    export.add_argument("--output", type=_path, help="folder or file to write (default: inside RUN, named after the format)")
     push = _command(commands, "push", "upload the result of a run to the Hugging Face Hub", reads_run=False)
-    push.add_argument("run", metavar="RUN", help="output_dir of a run, a checkpoint, a model or an adapter")
+    push.add_argument("run", metavar="RUN", type=_path, help="output_dir of a run, a checkpoint, a model or an adapter")
     push.add_argument("name", metavar="OWNER/NAME", help="repository, created if it does not exist")
     push.add_argument("--public", action="store_true", help="make a new repository public")
     push.add_argument("--dry-run", action="store_true", help="print what would be uploaded, and upload nothing")
     report = _command(commands, "report", "write the report of a run, or a comparison of several", False)
-    report.add_argument("run", metavar="RUN", nargs="+", help="output_dir of a run, or its log")
-    report.add_argument("--output", help="file to write (default: report.html in RUN, or comparison.html for several)")
+    report.add_argument("run", metavar="RUN", type=_path, nargs="+", help="output_dir of a run, or its log")
+    report.add_argument("--output", type=_path, help="file to write (default: report.html in RUN, or comparison.html for several)")
     completion = _command(commands, "completion", "print the shell completion script", False)
     completion.add_argument("shell", choices=["bash", "zsh", "fish"])
     _command(commands, "schema", "print the JSON schema of run.yaml, for editors", reads_run=False)
@@ -266,7 +271,7 @@ def parser() -> argparse.ArgumentParser:
         choices=["full", "least"],
         help="measure this device for plans, in under four minutes; least: a test of a few seconds, not saved",
     )
-    doctor.add_argument("--output", help="with --calibrate: file for the measured values, for --machine on other computers")
+    doctor.add_argument("--output", type=_path, help="with --calibrate: file for the measured values, for --machine on other computers")
     return root
 
 
@@ -274,19 +279,19 @@ OF_MODEL = "folder or name of a model, output_dir of a run, a checkpoint, or an 
 
 
 def _extend_flags(extend: argparse.ArgumentParser) -> None:
-    extend.add_argument("model", metavar="MODEL", help="folder or name of the model")
+    extend.add_argument("model", metavar="MODEL", type=_path, help="folder or name of the model")
     extend.add_argument("--tokens", metavar="TOKEN", nargs="+", required=True, help="the new tokens, such as '<|note|>'")
     of_rows = "if embedding and LM head must grow, make their rows a multiple of this (default: 64)"
     extend.add_argument("--multiple", metavar="N", type=_count(1), default=64, help=of_rows)
-    extend.add_argument("--output", metavar="DIR", required=True, help="folder to write")
+    extend.add_argument("--output", metavar="DIR", type=_path, required=True, help="folder to write")
 
 
 def _evaluate_flags(command: argparse.ArgumentParser) -> None:
     """What is measured, how it is asked, where the numbers go."""
-    command.add_argument("model", metavar="MODEL", help=OF_MODEL)
+    command.add_argument("model", metavar="MODEL", type=_path, help=OF_MODEL)
     of_tasks = "tasks or groups, patterns such as mmlu_*, YAML files of your own tasks, or a folder of them"
     command.add_argument("--tasks", metavar="NAME,…", required=True, help=of_tasks)
-    command.add_argument("--include-path", metavar="DIR", help="folder with your own tasks, which --tasks can then name")
+    command.add_argument("--include-path", metavar="DIR", type=_path, help="folder with your own tasks, which --tasks can then name")
     of_fewshot = "examples before each question (default: as the task says)"
     command.add_argument("--num-fewshot", metavar="N", type=_count(0), help=of_fewshot)
     of_limit = "maximum questions of each task, or below 1 a fraction of them: to test the setup, not for results"
@@ -300,7 +305,7 @@ def _evaluate_flags(command: argparse.ArgumentParser) -> None:
     of_tokens = "tokens scored at a time (default: 8192)"
     command.add_argument("--batch-tokens", metavar="N", type=_count(1), help=of_tokens)
     command.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
-    command.add_argument("--output", metavar="FILE", help="write everything that the harness reports to a new JSON file")
+    command.add_argument("--output", metavar="FILE", type=_path, help="write everything that the harness reports to a new JSON file")
     command.add_argument("--samples", action="store_true", help="with --output: also every question with its answer")
     _place_flags(command)
 
@@ -316,6 +321,14 @@ def _count(least: int) -> Callable[[str], int]:
     return read
 
 
+def _path(text: str) -> str:
+    """A path in which `~` is the user's own folder, also where a shell leaves it (`--output=~/x`)."""
+    try:
+        return _native.expand_path(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+
+
 def _positive(text: str) -> float:
     try:
         number = float(text)
@@ -328,9 +341,9 @@ def _positive(text: str) -> float:
 
 def _place_flags(command: argparse.ArgumentParser) -> None:
     """Adapter, device and type of a model that is used."""
-    command.add_argument("--adapter", metavar="DIR", help="adapter for the model, or output_dir of the run that trained it")
+    command.add_argument("--adapter", metavar="DIR", type=_path, help="adapter for the model, or output_dir of the run that trained it")
     of_base = "model of an adapter (default: the one that the adapter names)"
-    command.add_argument("--base", metavar="MODEL", help=of_base)
+    command.add_argument("--base", metavar="MODEL", type=_path, help=of_base)
     command.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device (default: auto)")
     command.add_argument(
         "--dtype", choices=["auto", "float32", "bfloat16"], default="auto",
@@ -365,23 +378,50 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose help ends with the options of the run, for commands that read a run.yaml."""
+    """A parser whose help ends with options of the run, for commands that read a run.yaml: the usual ones, or all."""
 
     reads_run = False
 
     def format_help(self) -> str:
         text = super().format_help()
-        return f"{text}\n{options_help()}\n" if self.reads_run else text
+        return f"{text}\n{options_help(USUAL)}\n{MORE}\n" if self.reads_run else text
+
+    def whole_help(self) -> str:
+        """The help with every option of the run."""
+        return f"{super().format_help()}\n{options_help()}\n"
+
+
+class _WholeHelp(argparse.Action):
+    """Shows the help with every option, and ends."""
+
+    def __call__(self, parser, *_: Any) -> None:
+        parser._print_message(parser.whole_help(), sys.stdout)
+        parser.exit()
+
+
+#: Options that the short help shows.
+USUAL = (
+    "model", "datasets", "output_dir", "sequence_len", "num_epochs", "max_steps", "learning_rate",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "lora", "lora_rank", "qlora_bnb", "template", "gpus",
+    "eval_steps", "save_steps", "resume_from_checkpoint", "apply_recommended_values", "report_to",
+)  # fmt: skip
+
+#: What the short help ends with.
+MORE = """\
+`surogate init MODEL DATASET` writes a first run.yaml. --help-all shows every
+option, docs/config.md explains them."""
 
 
 def _command(commands, name: str, text: str, reads_run: bool = True) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=text, description=text, allow_abbrev=False, formatter_class=HelpFormatter)
     command.reads_run = reads_run
+    if reads_run:
+        command.add_argument("--help-all", action=_WholeHelp, nargs=0, help="show this help with every option, and exit")
     return command
 
 
-def options_help() -> str:
-    """The run's options by section, from the engine's tables."""
+def options_help(names: Sequence[str] = ()) -> str:
+    """The run's options by section, from the engine's tables: those of these names, or all."""
     lines = [
         "Every option of run.yaml can be set here: --option value, option=value or --set",
         "option=value; --option and --no-option where it is true or false. Of an item of",
@@ -389,6 +429,8 @@ def options_help() -> str:
     ]
     section = None
     for row in json.loads(_native.config_help()):
+        if names and row["name"] not in names:
+            continue
         if row["section"] != section:
             section = row["section"]
             lines += ["", f"{section}:"]

@@ -13,11 +13,15 @@ from . import generate
 from .arguments import generation_options
 from .errors import ConfigError
 from .terminal import put, show, show_piece, warn
+from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .model import Model
 
-HELP = "/reset clears the conversation, /exit (or the end of the input) ends, Ctrl-C stops an answer."
+HELP = (
+    "/reset clears the conversation, /exit (or the end of the input) ends, /help shows this, Ctrl-C stops an answer. "
+    "A line that ends with \\ goes on in the next one."
+)
 
 #: What models put around what they think before they answer.
 THINKING = ("<think>", "</think>")
@@ -27,7 +31,10 @@ DIM = ("\x1b[2m", "\x1b[0m")
 
 
 def run(options: Namespace) -> int:
-    """Answers until the user ends."""
+    """Answers until the user ends. Raises ConfigError, before the model is loaded, where it has no chat template."""
+    if Tokenizer(generate.tokenizer_folder(options)).chat_template is None:
+        hint = f"it continues texts: surogate generate {options.model} --prompt TEXT"
+        raise ConfigError(f"{options.model} has no chat template, so it cannot be talked to ({hint})")
     model = generate.open_model(options)
     settings = generation_options(options)
     system = [{"role": "system", "content": options.system}] if options.system else []
@@ -41,7 +48,9 @@ def run(options: Namespace) -> int:
             return 0
         if text == "/exit":
             return 0
-        if text == "/reset":
+        if text == "/help":
+            show(HELP)
+        elif text == "/reset":
             messages = list(system)
             show("The conversation is empty.")
         elif text.startswith("/"):
@@ -56,13 +65,19 @@ def run(options: Namespace) -> int:
 
 
 def _ask() -> str:
-    if sys.stdin.isatty():
-        show("> ", end="")
-        sys.stdout.flush()
-    line = sys.stdin.readline()
-    if not line:
-        raise EOFError
-    return line.strip()
+    """A message: a line, and the lines behind those that end with a backslash."""
+    lines: list[str] = []
+    while True:
+        if sys.stdin.isatty():
+            show("… " if lines else "> ", end="")
+            sys.stdout.flush()
+        line = sys.stdin.readline()
+        if not line and not lines:
+            raise EOFError
+        body = line.rstrip("\n")
+        lines.append(body.removesuffix("\\"))
+        if not line or not body.endswith("\\"):
+            return "\n".join(lines).strip()
 
 
 def _answer(model: Model, messages: list[dict[str, str]], settings: dict[str, object]) -> str | None:

@@ -28,7 +28,7 @@ from .arguments import UsageError, parser, split_overrides
 from .log_readers import LogReaders
 from .machine import site_packages
 from .run import load_config, open_source, run_names
-from .terminal import show, show_coloured, warn
+from .terminal import show, show_coloured, waiting, warn
 
 Overrides = list[tuple[str, str]]
 
@@ -181,7 +181,7 @@ def _tokenize(options: Namespace, overrides: Overrides) -> int:
     config = hub.with_data(config)
     if options.debug:
         return _show_rows(config, folder, ir)
-    show(_native.check_data(config, folder, ir), end="")
+    show(_native.check_data(config, folder, ir)[0], end="")
     return 0
 
 
@@ -206,7 +206,9 @@ def _preview(what: str, options: Namespace, overrides: Overrides) -> int:
     config = load_config(Path(options.config), options.task, overrides, reads_data=False, run=options.run)
     folder, ir = open_source(config, weights=False)
     config, away = hub.with_local_data(config)
-    show(_native.preview(what, config, folder, ir, options.machine, site_packages(), away), end="")
+    with waiting("planning"):
+        text = _native.preview(what, config, folder, ir, options.machine, site_packages(), away)
+    show(text, end="")
     return 0
 
 
@@ -222,7 +224,12 @@ def _refuse(overrides: Overrides) -> None:
 
 
 def _show(options: Namespace, overrides: Overrides) -> int:
-    return _preview(options.what, options, overrides)
+    names = [] if options.run or options.what != "config" else run_names(Path(options.config))
+    for number, name in enumerate(names):
+        show(f"{chr(10) if number else ''}# Run {number + 1} of {len(names)}: {name}")
+        options.run = name
+        _preview(options.what, options, overrides)
+    return 0 if names else _preview(options.what, options, overrides)
 
 
 def _plan(options: Namespace, overrides: Overrides) -> int:

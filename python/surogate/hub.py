@@ -6,6 +6,7 @@ Caches, tokens, mirrors and offline mode are huggingface_hub's: HF_HOME, HF_TOKE
 from __future__ import annotations
 
 import contextlib
+import difflib
 import glob
 import importlib
 import json
@@ -32,15 +33,35 @@ def folder(model: str, *, weights: bool = True, what: str = "model") -> Path:
     """The local folder of a model: the path itself if it is one, else a hub repository's snapshot.
     `what` is the word for it in messages.
     """
-    local = Path(model).expanduser()
+    local = Path(_native.expand_path(model))
     if local.is_dir():
         return local
-    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+    if local.is_absolute() or model.startswith(".") or model.count("/") != 1:
         raise ConfigError(f"{what}: there is no folder `{model}`, and names on the Hub have the form `owner/name`")
+    siblings = _siblings(local)
+    # What a run has written is here; models in a folder of the owner's name may be, too.
+    if siblings and what == "adapter":
+        raise ConfigError(f"{what}: there is no folder `{model}`; {siblings}")
     from huggingface_hub import snapshot_download
 
     patterns = PATTERNS if weights else PATTERNS_WITHOUT_WEIGHTS
-    return Path(call_hub(f"{what} `{model}`", lambda: snapshot_download(model, allow_patterns=patterns)))
+    try:
+        return Path(call_hub(f"{what} `{model}`", lambda: snapshot_download(model, allow_patterns=patterns)))
+    except RunError as error:
+        if siblings:
+            raise RunError(f"{error}; there is no folder of that name either: {siblings}") from error
+        raise
+
+
+def _siblings(missing: Path) -> str | None:
+    """The folders beside a missing one, in words; None where there are none."""
+    if not missing.parent.is_dir():
+        return None
+    names = sorted(path.name for path in missing.parent.iterdir() if path.is_dir())
+    near = difflib.get_close_matches(missing.name, names, n=1)
+    if near:
+        return f"did you mean `{missing.parent / near[0]}`?"
+    return f"`{missing.parent}` has {', '.join(names[:5])}{' …' if len(names) > 5 else ''}" if names else None
 
 
 #: A set on the hub: `owner/name`, or `owner/name@revision`.
@@ -182,8 +203,8 @@ def _transport_error() -> type[Exception]:
     return OSError
 
 
-def call_hub(what: str, call: Callable[[], Any]) -> Any:
-    """The call's result; what the hub refuses becomes a word on what to do."""
+def call_hub(what: str, call: Callable[[], Any], done: str = "downloaded from") -> Any:
+    """The call's result; what the hub refuses becomes a word on what to do. `done`: what is tried, in messages."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -213,7 +234,7 @@ def call_hub(what: str, call: Callable[[], Any]) -> Any:
             raise RunError(f"{what}: not in {where}, and offline mode is on ({hint})") from error
         raise RunError(f"{what}: not in {where}, and the Hub cannot be reached: {error}") from error
     except (HfHubHTTPError, OSError, _transport_error()) as error:
-        raise RunError(f"{what} cannot be downloaded from the Hub: {error}") from error
+        raise RunError(f"{what} cannot be {done} the Hub: {error}") from error
 
 
 def model_config(path: Path) -> dict[str, Any]:

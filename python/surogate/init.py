@@ -13,11 +13,12 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from . import _native, files, hub
-from .errors import MemoryPlanError, RunError
+from . import _native, files, foreign, hub
+from .arguments import UsageError
+from .errors import ConfigError, MemoryPlanError, RunError
 from .machine import site_packages
 from .run import load_config, open_source
-from .terminal import show
+from .terminal import show, waiting
 
 #: Rows per step by default.
 ROWS = 8
@@ -28,8 +29,17 @@ LONGEST = 2048
 #: Rows of a dataset that are read.
 SAMPLES = 1000
 
+#: Optimizer steps of a run, at least, where the data allow it.
+STEPS = 20
+
+#: Options that say how many steps there are.
+OF_STEPS = {"max_steps", "per_device_train_batch_size", "gradient_accumulation_steps"}
+
 #: Why the plan does not use the data.
 NOT_READ = "only the first rows of the data are read here"
+
+#: Notes of the data check that are of this look at the first rows, or of no use in the file.
+UNTOLD = ("Note: the rows of", "Note: texts are encoded by")
 
 _GIB = 1 << 30
 
@@ -42,13 +52,40 @@ def run(options: Namespace, overrides: list[Override]) -> int:
     taken = RunError(f"{path} already exists and is not overwritten: remove it, or choose another with --output")
     if os.path.lexists(path):
         raise taken
-    text = draft(options.model, options.dataset, options.task, options.machine, overrides)
+    task, told = options.task, []
+    if options.source:
+        text, task, told = converted(Path(options.source), options.model, options.dataset, overrides)
+    elif options.model is None or options.dataset is None:
+        raise UsageError("init needs MODEL and DATASET, or --from with the configuration of another tool")
+    else:
+        text = draft(options.model, options.dataset, task, options.machine, overrides)
     try:
         files.write_new(path, text)
     except FileExistsError:
         raise taken from None
-    show(f"{path}: review it, then run: surogate {options.task} {path}")
+    for line in told:
+        show(line)
+    show(f"{path}: review it, then run: surogate {task} {path}")
     return 0
+
+
+def converted(
+    source: Path, model: str | None, dataset: str | None, overrides: list[Override]
+) -> tuple[str, str, list[str]]:
+    """The text for the configuration of another tool, the command that runs it, and lines on what has no counterpart."""
+    try:
+        found = foreign.convert(source.read_text(encoding="utf-8"), str(source))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{source}: cannot be read: {error}") from None
+    found.options |= {"model": model} if model else {}
+    found.options |= {"datasets": [{"path": dataset, "type": "auto"}]} if dataset else {}
+    load_config(found.options, found.task, overrides, reads_data=None)
+    told = [f"{source} ({found.tool}): {len(found.options)} options"]
+    if found.left_out:
+        told += ["Without a counterpart:", *[f"  {line}" for line in foreign.remarks(found)]]
+    for name, value in overrides:
+        found.options[name] = json.loads(_native.read_yaml(value, "command line"))
+    return foreign.text(found, source.name), found.task, told
 
 
 def draft(model: str, dataset: str, task: str, machine: str | None, overrides: list[Override]) -> str:
@@ -57,8 +94,9 @@ def draft(model: str, dataset: str, task: str, machine: str | None, overrides: l
     base: dict[str, Any] = {"model": model, "datasets": [{"path": dataset, "type": "text" if task == "pt" else "auto"}]}
     if "sequence_len" not in given:
         base["sequence_len"] = min(LONGEST, _positions(base, task, overrides))
-    data = _data(base, task, overrides)
-    plan, rows, accumulation = _plan(base, task, overrides, machine)
+    data, rows, changes = _data(base, task, overrides)
+    base |= changes
+    plan, rows, accumulation = _plan(base, task, overrides, machine, rows)
     return _text(base, task, overrides, data, plan, rows, accumulation)
 
 
@@ -69,30 +107,52 @@ def _positions(base: dict[str, Any], task: str, overrides: list[Override]) -> in
     return int(fields.get("max_position_embeddings") or fields.get("n_positions") or LONGEST)
 
 
-def _data(base: dict[str, Any], task: str, overrides: list[Override]) -> str:
-    """The table of the data check over the first rows."""
-    sample = {**base, "datasets": [{**base["datasets"][0], "samples": SAMPLES}]}
-    config = load_config(sample, task, overrides)
-    folder, ir = open_source(config, weights=False)
-    return _native.check_data(hub.with_data(config), folder, ir)
+def _data(base: dict[str, Any], task: str, overrides: list[Override]) -> tuple[str, int, dict[str, Any]]:
+    """The table of the data check over the first rows, the rows of a step, and options with which few data make enough
+    steps: rows of one document, more epochs."""
+    given = dict(overrides)
+    free = "num_epochs" not in given
+
+    def look(**changes: Any) -> tuple[str, dict[str, Any]]:
+        sample = {**base, "num_epochs": 1, **changes, "datasets": [{**base["datasets"][0], "samples": SAMPLES}]}
+        config = load_config(sample, task, overrides)
+        folder, ir = open_source(config, weights=False)
+        table, counts = _native.check_data(hub.with_data(config), folder, ir)
+        return table, json.loads(counts)
+
+    table, counts = look(per_device_train_batch_size=ROWS, gradient_accumulation_steps=1)
+    if counts["datasets"][0]["rows_read"] >= SAMPLES or OF_STEPS & given.keys():
+        return table, ROWS, {}
+    changes: dict[str, Any] = {}
+    for changes in [{}] if "sample_packing" in given else [{}, {"sample_packing": False}]:
+        for power in range(ROWS.bit_length()):
+            rows = ROWS >> power
+            table, counts = look(per_device_train_batch_size=rows, gradient_accumulation_steps=1, **changes)
+            if counts["steps"] >= STEPS:
+                return table, rows, changes
+    if free:
+        changes = {**changes, "num_epochs": -(-STEPS // max(1, counts["steps"]))}
+        table, _ = look(per_device_train_batch_size=1, gradient_accumulation_steps=1, **changes)
+    return table, 1, changes
 
 
 def _plan(
-    base: dict[str, Any], task: str, overrides: list[Override], machine: str | None
+    base: dict[str, Any], task: str, overrides: list[Override], machine: str | None, step: int
 ) -> tuple[dict[str, Any], int, int]:
     """The fastest split of a step: (plan, rows per micro-batch, micro-batches)."""
     given = dict(overrides)
     if "per_device_train_batch_size" in given or "gradient_accumulation_steps" in given:
         splits = [(0, 0)]
     else:
-        splits = [(ROWS >> power, 1 << power) for power in range(ROWS.bit_length()) if ROWS >> power]
+        splits = [(step >> power, 1 << power) for power in range(step.bit_length())]
     found, refused = [], None
     for rows, accumulation in splits:
         cut = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": accumulation} if rows else {}
         config = load_config({**base, **cut}, task, overrides)
         folder, ir = open_source(config, weights=False)
         try:
-            text = _native.preview("plan.json", config, folder, ir, machine, site_packages(), [NOT_READ])
+            with waiting(f"planning {rows} × {accumulation} rows per step"):
+                text = _native.preview("plan.json", config, folder, ir, machine, site_packages(), [NOT_READ])
         except MemoryPlanError as error:
             refused = error
             continue
@@ -123,20 +183,22 @@ def _text(
     speed = f", about {estimate['tokens_per_second']:.0f} tokens per second" if on_gpu else ""
     parts = [
         _remark(
-            f"A run for `surogate {task}`. Options that are not listed have their defaults, see docs/config.md."
+            f"A run for `surogate {task}`. Options that are not listed have their defaults, see docs/config.md. Learning rate, "
+            "schedule, warm-up and epochs are written here because other values than the defaults suit most runs better."
         ),
         _pair("model", base["model"]),
         "",
         _remark("Data check of the first rows:"),
-        *[f"#   {line}".rstrip() for line in data.splitlines() if not line.startswith("Note: the rows of")],
+        *[f"#   {line}".rstrip() for line in data.splitlines() if not line.startswith(UNTOLD)],
         "datasets:",
         f"  - path: {_scalar(base['datasets'][0]['path'])}",
         f"    type: {base['datasets'][0]['type']}",
         "",
         _pair("output_dir", given.pop("output_dir", f"output/{Path(base['model']).name}")),
         "",
-        _remark("Tokens per row. Documents are packed into rows."),
+        _remark("Tokens per row." if "sample_packing" in base else "Tokens per row. Documents are packed into rows."),
         _pair("sequence_len", given.pop("sequence_len", base.get("sequence_len"))),
+        *_unpacked(base),
         _remark(
             f"Rows per micro-batch × micro-batches = {rows * accumulation} rows per step. "
             f"Planned for {machine['name']}: {share}{speed}."
@@ -153,7 +215,7 @@ def _text(
         ("learning_rate", "2e-4" if lora else "2e-5", "Peak value: warms up over the first steps, then decays to 0."),
         ("lr_scheduler_type", "cosine", ""),
         ("warmup_ratio", "0.03", ""),
-        ("num_epochs", "1", "Passes over the data; `max_steps` ends the run earlier."),
+        ("num_epochs", str(base.get("num_epochs", 1)), "Passes over the data; `max_steps` ends the run earlier."),
         ("eval_steps", "100", "Steps between evaluations on held-out rows."),
         ("save_steps", "100", "Steps between checkpoints. Resume with --resume-from-checkpoint true."),
     ]
@@ -168,6 +230,13 @@ def _text(
     if given:
         parts += ["", _remark("Options from the command line:"), *[_pair(name, value) for name, value in given.items()]]
     return "\n".join(parts) + "\n"
+
+
+def _unpacked(base: dict[str, Any]) -> list[str]:
+    """The lines of a run of few documents."""
+    if "sample_packing" not in base:
+        return []
+    return [_remark("One document per row: packed, so few would make few optimizer steps."), "sample_packing: false"]
 
 
 def _decisions(plan: dict[str, Any]) -> list[str]:

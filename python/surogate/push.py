@@ -31,6 +31,8 @@ CACHED = re.compile(r"(?:^|/)models--([\w.-]+?)--([\w.-]+)(?:/|$)")
 
 #: Names that are listed of what stays behind.
 LISTED = 6
+#: What is tried with a repository, in messages.
+UPLOADED = "uploaded to"
 
 
 def run(options: Namespace) -> int:
@@ -54,7 +56,7 @@ def prepare(name: str, private: bool) -> None:
     """Makes the repository, if there is none: whoever may not is refused before anything is trained."""
     from huggingface_hub import HfApi
 
-    hub.call_hub(f"repository `{name}`", lambda: HfApi().create_repo(name, private=private, exist_ok=True))
+    hub.call_hub(f"repository `{name}`", lambda: HfApi().create_repo(name, private=private, exist_ok=True), UPLOADED)
 
 
 def describe(folder: Path, name: str) -> list[Path]:
@@ -82,6 +84,7 @@ def upload(folder: Path, name: str, private: bool, *, quiet: bool = False) -> st
         hub.call_hub(
             f"repository `{name}`",
             lambda: HfApi().upload_folder(repo_id=name, folder_path=staged, commit_message=text),
+            UPLOADED,
         )
     return f"{HfApi().endpoint}/{name}"
 

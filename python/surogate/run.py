@@ -16,14 +16,14 @@ def load_config(
     config: str | os.PathLike[str] | Mapping[str, Any],
     task: str = "sft",
     overrides: list[tuple[str, str]] | None = None,
-    reads_data: bool = True,
+    reads_data: bool | None = True,
     run: str | None = None,
 ) -> _native.Config:
     """A configuration from a path, from YAML text (a string of several lines) or from a dict. `run` chooses one of several
     runs of a file.
 
     Raises ConfigError with every problem at once. Local files that are not there are problems, those of datasets only if
-    the data are going to be read.
+    the data are going to be read; with None no file is looked for.
     """
     overrides = overrides or []
     if isinstance(config, Mapping):

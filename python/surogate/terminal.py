@@ -6,8 +6,15 @@ The only file of the package that prints.
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
 
 from . import _native
+
+#: Seconds before a word on what takes long, and between further ones.
+PATIENCE = (2.0, 10.0)
 
 
 def show(text: str, end: str = "\n") -> None:
@@ -28,6 +35,27 @@ def put(code: str) -> None:
 def show_coloured(text: str) -> None:
     """To standard output as it is: the engine has made visible what is not its own in it."""
     print(text)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Says on standard error what is being done, if it takes long, and again from time to time."""
+    begun, over = monotonic(), threading.Event()
+    first, next_ones = PATIENCE
+
+    def tell() -> None:
+        pause = first
+        while not over.wait(pause):
+            warn(f"surogate: {what}, {monotonic() - begun:.0f} s so far")
+            pause = next_ones
+
+    teller = threading.Thread(target=tell, name="waiting", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()
 
 
 def warn(text: str) -> None:

@@ -86,7 +86,14 @@ def test_a_file_whose_name_has_an_equals_sign_is_a_file(tmp_path, monkeypatch):
         ("gradient_checkpointing: true", "`recompute_block: true`"),
         ("seed: 1", "`train_seed`"),
         ("chat_template: chatml", "it is `template` here"),
-        ("report_to: none", "write `null`"),
+        ("max_length: none", "write `null`"),
+        ("special_tokens: {pad_token: x}", "`new_tokens` adds others"),
+        ("finetuning_type: full", "`lora: false`"),
+        ("fp16: false", "remove it: it is off here, too"),
+        ("lora_target: all", "`lora_target_modules: [all-linear]`"),
+        ("adapter: lora", "`lora: true` trains adapters"),
+        ("stage: sft", "`surogate sft run.yaml` says it"),
+        ("do_train: true", "remove it"),
         ("lora_rnk: 1", "did you mean `lora_rank`?"),
     ],
 )
@@ -99,12 +106,19 @@ def test_names_of_other_trainers_have_hints(capsys, run_file, line, hint):
 
 
 def test_hints_are_right(capsys, run_file):
-    code, _, err = run(capsys, "show", "config", run_file[0], "--report-to", "null")
-    assert code == 0, err
+    for value in ("null", "none", "tensorboard", "[tensorboard]"):
+        code, out, err = run(capsys, "show", "config", run_file[0], "--report-to", value)
+        assert code == 0 and ("report_to: [\"tensorboard\"]" in out) == ("tensorboard" in value), err
+    code, out, _ = run(capsys, "show", "config", run_file[0], "--lora-target-modules", "all-linear")
+    assert code == 0 and 'lora_target_modules: ["all-linear"]  # given' in out
+    code, _, err = run(capsys, "show", "config", run_file[0], "--lora-target-modules", "q_proj,v_proj")
+    assert code == 2 and "write `[q_proj,v_proj]`" in err
+    code, _, err = run(capsys, "show", "config", run_file[0], "--report-to", "[none, wandb]")
+    assert code == 2 and "has `none` next to trackers" in err
 
 
 def test_help_has_choices_and_groups_in_80_columns(capsys):
-    code, out, _ = run(capsys, "sft", "--help")
+    code, out, _ = run(capsys, "sft", "--help-all")
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
     words = " ".join(out.split())
@@ -344,10 +358,10 @@ def test_recommended_formats_follow_the_machine(capsys, seven_billion):
     chosen = run(capsys, *words, "--machine", "h200", "--recipe", "bf16")[1]
     assert "fp8_hybrid" not in chosen, chosen
     chosen = run(capsys, *words, "--machine", "rtx4090")[1]
-    assert "recipe: bf16 (" in chosen and "qlora_bnb" not in chosen, chosen
+    assert "recipe: fp8_hybrid (" in chosen and "measured on Hopper alone" in chosen and "qlora_bnb" not in chosen, chosen
     small = [*words, "--machine", "rtx3090", "--memory-limit", "12GiB"]
     code, chosen, _ = run(capsys, *small)
-    assert code == 0 and "qlora_bnb: true (" in chosen, chosen
+    assert code == 0 and "qlora_bnb: true (" in chosen and "fp8_hybrid" not in chosen, chosen
     assert run(capsys, *small, "--qlora-bnb", "false")[0] == 3
 
 
@@ -381,8 +395,9 @@ def test_a_signal_saves_and_ends(run_file, number, code):
 def test_a_second_interrupt_ends_the_run_at_once(run_file):
     path, folder = run_file
     words = [sys.executable, "-m", "surogate", "sft", str(path)]
-    # The second step takes minutes: its end is not waited for.
-    with subprocess.Popen([*words, "--gradient-accumulation-steps", "100000"], stdout=subprocess.PIPE) as process:
+    # A step takes an epoch, which is long: its end is not waited for.
+    words += ["--gradient-accumulation-steps", "100000", "--set", "datasets.0.repeats=1000"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
         while not (folder / "resolved.yaml").exists():
             assert process.poll() is None
             time.sleep(0.05)
@@ -457,14 +472,15 @@ def test_a_folder_that_cannot_be_written_is_reported_before_anything_runs(capfd,
         assert code == 1 and "cannot create" in err and "Step" not in out, err
 
 
-def test_doctor_holds_operations_against_their_references(capsys):
-    code, out, _ = run(capsys, "doctor", "--operations")
+def test_doctor_holds_operations_against_their_references(capfd):
+    code, out, err = run(capfd, "doctor", "--operations")
+    assert re.search(r"surogate: 0 of \d+ examples compared\n", err), "it takes minutes on a GPU"
     counts = re.search(r"operations on \w+: (\d+) results, 0 differ", out)
     assert code == 0 and counts and int(counts[1]) > 200, out
-    code, out, _ = run(capsys, "doctor", "--operations", "--own-kernels")
+    code, out, _ = run(capfd, "doctor", "--operations", "--own-kernels")
     own = re.search(r"operations on \w+: (\d+) results, 0 differ", out)
     assert code == 0 and own and 100 < int(own[1]) < int(counts[1]), out
-    code, _, err = run(capsys, "doctor", "--own-kernels")
+    code, _, err = run(capfd, "doctor", "--own-kernels")
     assert code == 2 and "--own-kernels needs --operations" in err, err
 
 
@@ -519,7 +535,7 @@ def test_schema_is_json(capsys):
 
 
 def test_help_lists_the_options(capsys):
-    code, out, _ = run(capsys, "sft", "--help")
+    code, out, _ = run(capsys, "sft", "--help-all")
     assert code == 0 and "--learning-rate float" in out and "--lora-rank" in out
 
 
@@ -551,3 +567,110 @@ def test_show_config_says_what_was_given_and_what_is_chosen(capsys, run_file):
 def test_wrong_usage_ends_with_2(capsys, words):
     code, _, err = run(capsys, *words)
     assert code == 2 and err
+
+
+def test_paths_begin_at_home_and_variables_are_refused(capsys, run_file, tmp_path, monkeypatch):
+    path, _ = run_file
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    text = path.read_text().replace(f"{tmp_path}/", "~/")
+    assert text.count("~/") >= 2
+    path.write_text(text)
+    code, out, err = run(capsys, "sft", "~/run.yaml" if path.parent == tmp_path else path, "--output-dir", "~/runs", "--max-steps", "1")
+    assert code == 0, err
+    assert (tmp_path / "runs" / "adapter").is_dir() and not (tmp_path / "~").exists()
+    assert run(capsys, "report", "--output=~/page.html", "~/runs")[0] == 0 and (tmp_path / "page.html").is_file()
+    code, out, _ = run(capsys, "show", "config", path, "--checkpoint-dir=~/points", "--log-file=~/log.json")
+    assert f'checkpoint_dir: "{tmp_path}/points"  # given' in out and f'log_file: "{tmp_path}/log.json"  # given' in out
+    for option in ("output_dir", "checkpoint_dir", "log_file", "data_cache", "adapter", "model", "resume_from_checkpoint"):
+        for value, name in (("$HOME/x", "`$HOME`"), ("a/${RUN}", "`${RUN}`"), ("~nobody/x", "`~nobody`")):
+            code, _, err = run(capsys, "sft", path, f"--set={option}={value}")
+            assert code == 2 and f"`{option}` is `{value}`, and " in err and name in err, err
+    code, _, err = run(capsys, "sft", path, "--set=datasets.0.path=$DATA/rows.jsonl")
+    assert code == 2 and "`datasets[0].path`" in err and "`$DATA`" in err
+    code, _, err = run(capsys, "merge", "$RUN/adapter")
+    assert code == 2 and "`$RUN`" in err
+    assert sorted(entry.name for entry in tmp_path.iterdir() if "$" in entry.name or "~" in entry.name) == []
+
+
+def test_few_steps_are_told_before_they_are_done(capfd, run_file):
+    path, _ = run_file
+    rows = (path.parent / "data.jsonl").read_text().splitlines()[:12]
+    (path.parent / "data.jsonl").write_text("\n".join(rows) + "\n")
+    few = ["--num-epochs", "2", "--max-steps", "-1", "--sample-packing", "false", "--validation-split-ratio", "0"]
+    code, out, err = run(capfd, "sft", path, *few, "--per-device-train-batch-size", "4", "--gradient-accumulation-steps", "4")
+    assert code == 0, err
+    note = "Note: the run has only 2 optimizer steps: a step takes 16 rows (4 × 4) and an epoch has 12; it has "
+    assert note in out and out.index(note) < out.index("Step 0/2")
+    for command in ("plan", "tokenize"):
+        _, out, _ = run(capfd, command, path, *few)
+        assert "optimizer steps: a step takes" in out, command
+    _, out, _ = run(capfd, "tokenize", path, *few, "--max-steps", "2")
+    assert "optimizer steps" not in out and "; 2 steps in " in out, out
+
+
+def test_show_config_of_several_runs_shows_each(capsys, run_file):
+    path, _ = run_file
+    path.write_text(path.read_text() + "runs:\n  - run_name: a\n    lora_rank: 2\n  - run_name: b\n    lora_rank: 3\n")
+    code, out, _ = run(capsys, "show", "config", path)
+    assert code == 0 and out.index("# Run 1 of 2: a") < out.index("lora_rank: 2") < out.index("# Run 2 of 2: b")
+    assert out.index("# Run 2 of 2: b") < out.index("lora_rank: 3")
+    assert "lora_rank: 3" in run(capsys, "show", "config", path, "--run", "b")[1]
+
+
+def test_the_short_help_leads_to_the_long_one_and_to_init(capsys):
+    code, short, _ = run(capsys, "sft", "--help")
+    assert code == 0 and len(short.splitlines()) < 120
+    assert "surogate init MODEL DATASET" in short and "--help-all" in short and "--learning-rate float" in short
+    assert "--neftune-noise-alpha" not in short
+
+
+def test_a_mistyped_folder_is_no_name_on_the_hub(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    code, _, err = run(capsys, "merge", "runs/frist")
+    assert code == 2 and "there is no folder `runs/frist`; did you mean `runs/first`?" in err, err
+
+
+def test_a_plan_needs_nothing_but_a_configuration(capsys, tmp_path):
+    """Without tokenizer and weights; what is assumed for them is named."""
+    fields = {"model_type": "llama", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    fields |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n' * 30)
+    options = {"model": str(tmp_path), "datasets": [{"path": str(tmp_path / "rows.jsonl"), "type": "auto"}]}
+    (tmp_path / "run.yaml").write_text(json.dumps(options))
+    for more, expected in (
+        ({"torch_dtype": "bfloat16"}, "there is no tokenizer.json in"),
+        ({}, "say of which type these are: planned as bfloat16"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "is already quantized (MXFP4), and its weights are not here"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(fields | more))
+        code, out, err = run(capsys, "plan", tmp_path / "run.yaml", "--machine", "h100")
+        assert code == 0 and expected in out and "Assumed: rows of 512 tokens" in out, err
+        code, _, err = run(capsys, "sft", tmp_path / "run.yaml", "--device", "cpu", "--output-dir", tmp_path / "out")
+        assert code != 0 and not (tmp_path / "out").exists(), "a run needs them"
+
+
+def test_what_takes_long_says_so(capsys, run_file, monkeypatch):
+    from surogate import _native, terminal
+
+    preview = _native.preview
+    monkeypatch.setattr(_native, "preview", lambda *given: (time.sleep(0.3), preview(*given))[1])
+    monkeypatch.setattr(terminal, "PATIENCE", (0.05, 0.1))
+    code, out, err = run(capsys, "plan", run_file[0])
+    assert code == 0 and re.search(r"surogate: planning, \d+ s so far\n", err) and "so far" not in out
+    monkeypatch.setattr(terminal, "PATIENCE", (60.0, 60.0))
+    assert run(capsys, "plan", run_file[0])[2] == ""
+
+
+def test_a_result_says_what_adds_host_memory(capsys, tmp_path):
+    """Codes that do not fit beside what else is on the card lie in host memory: how much of it is said."""
+    sizes = {"vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 8}
+    heads = {"num_attention_heads": 64, "num_key_value_heads": 8, "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **sizes, **heads}))
+    (tmp_path / "data.jsonl").write_text(json.dumps({"input_ids": [1, 2, 3, 4]}))
+    data = {"path": str(tmp_path / "data.jsonl"), "type": "tokens"}
+    options = {"model": str(tmp_path), "init": "random", "sequence_len": 512, "datasets": [data]}
+    (tmp_path / "run.yaml").write_text(json.dumps(options))
+    code, _, err = run(capsys, "plan", tmp_path / "run.yaml", "--machine", "rtx4090", "--memory-limit", "8GiB")
+    assert code == 3 and re.search(r"`qlora_bnb: true` \(\d\.\d\d GiB, and \d\.\d\d GiB of host memory\)", err), err

@@ -197,6 +197,23 @@ def test_a_conversation_on_the_terminal(talkative, monkeypatch, capsys):
     assert first and lines[reset + 1] == first and len(lines) > reset + 2
 
 
+def test_a_message_may_have_several_lines_and_help_is_at_hand(talkative, monkeypatch, capsys):
+    asked = []
+    answer = chat._answer
+    monkeypatch.setattr(chat, "_answer", lambda model, messages, settings: asked.append(messages[-1]["content"]) or answer(model, messages, settings))
+    monkeypatch.setattr("sys.stdin", io.StringIO("/help\nOnce\\\nupon a\\\ntime\nthe end\\"))
+    assert cli.main(["chat", str(talkative), "--max-new-tokens", "2", "--device", DEVICE]) == 0
+    assert asked == ["Once\nupon a\ntime", "the end"]
+    assert capsys.readouterr().out.splitlines()[:2] == [chat.HELP] * 2
+
+
+def test_a_model_that_cannot_be_talked_to_is_told_before_it_is_loaded(monkeypatch, capsys):
+    monkeypatch.setattr(chat.generate, "open_model", lambda options: pytest.fail("it is loaded"))
+    assert cli.main(["chat", str(STORIES)]) == 2
+    err = capsys.readouterr().err
+    assert "has no chat template" in err and f"surogate generate {STORIES} --prompt TEXT" in err
+
+
 def test_thoughts_are_set_apart(capsys):
     shown = chat.Thoughts(coloured=True)
     for piece in ("<th", "ink>so", " so</thi", "nk>\n\nyes <", "b"):

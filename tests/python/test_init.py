@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -39,7 +40,7 @@ def test_what_is_asked_for_wins_and_every_line_is_an_option(task):
 
 def test_less_memory_gives_smaller_micro_batches():
     def rows(limit: str) -> int:
-        text = draft(MODEL, DATA, "pt", "h200", [("sequence_len", "512"), ("memory_limit", limit)])
+        text = draft(MODEL, DATA, "pt", "h200", [("sequence_len", "512"), ("num_epochs", "20"), ("memory_limit", limit)])
         size, count = (int(re.search(f"^{name}: (\\d+)$", text, re.MULTILINE)[1]) for name in names)
         assert size * count == 8
         return size
@@ -54,3 +55,219 @@ def test_a_mistake_is_reported_before_anything_is_written(tmp_path, capsys):
     assert main(["init", MODEL, str(tmp_path / "none.jsonl"), "--output", str(path)]) == 2
     assert main(["init", MODEL, DATA, "--output", str(path), "--learning-rte", "1"]) == 2
     assert "did you mean `learning_rate`" in capsys.readouterr().err and not path.exists()
+
+
+def values(text: str, name: str) -> str:
+    return re.search(f"^{name}: (.+)$", text, re.MULTILINE)[1]
+
+
+def test_few_data_get_enough_steps(tmp_path, capfd):
+    """Fewer rows in a step, then rows of single documents, then more epochs; not against what was said."""
+
+    def drafted(rows: int, *overrides: tuple[str, str]) -> tuple[int, str]:
+        data = tmp_path / f"{rows}.jsonl"
+        data.write_text("".join(json.dumps({"text": f"Once upon a time there was a cat, number {i}."}) + "\n" for i in range(rows)))
+        text = draft(MODEL, str(data), "sft", "h200", [("sequence_len", "128"), ("validation_split_ratio", "0"), *overrides])
+        step = int(values(text, "per_device_train_batch_size")) * int(values(text, "gradient_accumulation_steps"))
+        return step, text
+
+    step, text = drafted(900)
+    assert step == 8 and "sample_packing" not in text and values(text, "num_epochs") == "1"
+    step, text = drafted(200)
+    assert step < 8 and "sample_packing" not in text and "optimizer steps:" not in text
+    step, text = drafted(30)
+    assert "sample_packing: false" in text and values(text, "num_epochs") == "1" and "optimizer steps:" not in text
+    step, text = drafted(7)
+    assert step == 1 and "sample_packing: false" in text and values(text, "num_epochs") == "3"
+    step, text = drafted(30, ("max_steps", "3"))
+    assert step == 8 and "sample_packing" not in text
+
+
+AXOLOTL = """
+base_model: examples/stories/model
+load_in_4bit: true
+adapter: qlora
+lora_r: 32
+lora_alpha: 16
+lora_target_linear: true
+lora_modules_to_save: [embed_tokens]
+datasets:
+  - path: examples/stories/data/shakespeare.txt
+    type: completion
+    field: text
+  - path: owner/chats
+    type: chat_template
+    field_messages: conversations
+    message_field_role: from
+    message_field_content: value
+    roles: {assistant: [gpt]}
+val_set_size: 0.05
+output_dir: ./outputs/out
+sequence_len: 256
+sample_packing: true
+pad_to_sequence_len: true
+wandb_project: mine
+gradient_accumulation_steps: 4
+micro_batch_size: 2
+num_epochs: 1
+optimizer: adamw_bnb_8bit
+lr_scheduler: cosine
+learning_rate: 2.e-4
+bf16: auto
+tf32: false
+gradient_checkpointing: true
+flash_attention: true
+warmup_steps: 2
+evals_per_epoch: 4
+saves_per_epoch: 1
+weight_decay: 0.0
+special_tokens:
+  pad_token: "<|end_of_text|>"
+"""
+
+LLAMA_FACTORY = """
+model_name_or_path: examples/stories/model
+trust_remote_code: true
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 8
+lora_target: all
+dataset: identity,alpaca_en_demo
+dataset_dir: {folder}
+template: llama3
+cutoff_len: 256
+max_samples: 1000
+overwrite_cache: true
+preprocessing_num_workers: 16
+output_dir: saves/lora/sft
+logging_steps: 10
+save_steps: 500
+plot_loss: true
+overwrite_output_dir: true
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+learning_rate: 1.0e-4
+num_train_epochs: 3.0
+lr_scheduler_type: cosine
+warmup_ratio: 0.1
+bf16: true
+ddp_timeout: 180000000
+report_to: none
+mask_history: true
+"""
+
+TRL = """
+model_name_or_path: examples/stories/model
+dataset_name: owner/texts
+dataset_config: main
+dataset_test_split: test
+eval_strategy: steps
+eval_steps: 100
+learning_rate: 2.0e-5
+num_train_epochs: 1
+packing: true
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 8
+gradient_checkpointing: true
+optim: paged_adamw_8bit
+max_length: 256
+use_peft: true
+lora_r: 16
+lora_target_modules: [q_proj, v_proj]
+dtype: bfloat16
+report_to: [wandb, swanlab]
+push_to_hub: true
+deepspeed: zero3.json
+"""
+
+
+def converted(tmp_path, monkeypatch, capsys, text: str, *words: str) -> tuple[dict[str, object], str, str]:
+    """The options of the file that is written, its text, and what is printed."""
+    monkeypatch.chdir(REPOSITORY)
+    (tmp_path / "foreign.yaml").write_text(text)
+    output = tmp_path / "run.yaml"
+    output.unlink(missing_ok=True)
+    code = main(["init", *words, "--from", str(tmp_path / "foreign.yaml"), "--output", str(output)])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    written = output.read_text()
+    task = "pt" if "surogate pt" in said.out else "sft"
+    _native.Config.from_yaml(written, "run.yaml", task, [])
+    return json.loads(_native.read_yaml(written, "run.yaml")), written, said.out
+
+
+def test_a_file_of_axolotl(tmp_path, monkeypatch, capsys):
+    options, text, said = converted(tmp_path, monkeypatch, capsys, AXOLOTL)
+    assert options["model"] == "examples/stories/model" and options["lora"] is True and options["qlora_bnb"] is True
+    assert options["lora_rank"] == 32 and options["lora_target_modules"] == ["all-linear"]
+    assert options["modules_to_save"] == ["embed_tokens"] and options["lora_dropout"] == 0.0
+    assert options["datasets"][0] == {"path": "examples/stories/data/shakespeare.txt", "type": "text", "text_field": "text"}
+    mapping = {"role": "from", "content": "value"}
+    expected = {"path": "owner/chats", "type": "conversation", "messages_field": "conversations"}
+    assert options["datasets"][1] == {**expected, "message_property_mappings": mapping}
+    assert options["validation_split_ratio"] == 0.05 and options["per_device_train_batch_size"] == 2
+    assert options["optimizer"] == "adamw_8bit" and options["learning_rate"] == 2e-4 and options["torch_dtype"] == "bfloat16"
+    assert options["save_strategy"] == "epoch" and "eval_strategy" not in options
+    assert options["wandb_project"] == "mine" and options["report_to"] == ["wandb"]
+    for name in ("special_tokens", "gradient_checkpointing", "evals_per_epoch", "datasets.roles"):
+        assert f"\n  {name}: " in said and f"#   {name}: " in text, said
+    for name in ("flash_attention", "tf32", "pad_to_sequence_len"):
+        assert name not in said and name not in text
+    full, _, _ = converted(tmp_path, monkeypatch, capsys, AXOLOTL.replace("adapter: qlora", "").replace("load_in_4bit: true", ""))
+    assert full["lora"] is False and not any(name.startswith("lora_") for name in full)
+
+
+def test_a_file_of_llama_factory(tmp_path, monkeypatch, capsys):
+    listed = {
+        "alpaca_en_demo": {"file_name": "alpaca.json"},
+        "identity": {"file_name": "identity.json", "formatting": "sharegpt", "columns": {"messages": "turns", "tools": "tools"},
+                     "tags": {"role_tag": "role", "content_tag": "content"}},
+        "pairs": {"file_name": "pairs.json", "ranking": True},
+    }  # fmt: skip
+    (tmp_path / "dataset_info.json").write_text(json.dumps(listed))
+    text = LLAMA_FACTORY.format(folder=tmp_path)
+    options, _, said = converted(tmp_path, monkeypatch, capsys, text)
+    assert "Without a counterpart" not in said, said
+    identity = {"path": f"{tmp_path}/identity.json", "type": "conversation", "messages_field": "turns", "tools_field": "tools"}
+    identity["message_property_mappings"] = {"role": "role", "content": "content"}
+    alpaca = {"path": f"{tmp_path}/alpaca.json", "type": "auto"}
+    assert options["datasets"] == [{**identity, "samples": 1000}, {**alpaca, "samples": 1000}]
+    assert options["lora_rank"] == 8 and options["lora_alpha"] == 16 and options["lora_target_modules"] == ["all-linear"]
+    assert options["sequence_len"] == 256 and options["num_epochs"] == 3 and options["loss_scale"] == "last_round"
+    assert options["sample_packing"] is False and options["validation_split_ratio"] == 0.0 and options["weight_decay"] == 0.0
+    assert options["template"] == "llama3" and options["learning_rate"] == 1e-4 and options["warmup_ratio"] == 0.1
+    _, text, said = converted(tmp_path, monkeypatch, capsys, text.replace("identity,alpaca_en_demo", "unknown"))
+    assert "dataset unknown: it is in no" in said and '{"path": "unknown"' in text
+    full = LLAMA_FACTORY.format(folder=tmp_path).replace("type: lora", "type: full").replace("stage: sft", "stage: pt")
+    options, _, said = converted(tmp_path, monkeypatch, capsys, full)
+    assert options["lora"] is False and options["datasets"][0]["type"] == "text" and "surogate pt" in said
+    for wrong, why in (("stage: dpo", "no training on preferences"), ("dataset: pairs", "it holds preferences")):
+        key = wrong.split(":")[0]
+        (tmp_path / "foreign.yaml").write_text(re.sub(f"(?m)^{key}: .*$", wrong, LLAMA_FACTORY.format(folder=tmp_path)))
+        assert main(["init", "--from", str(tmp_path / "foreign.yaml"), "--output", str(tmp_path / "none.yaml")]) == 2
+        assert why in capsys.readouterr().err
+
+
+def test_a_file_of_trl(tmp_path, monkeypatch, capsys):
+    options, _, said = converted(tmp_path, monkeypatch, capsys, TRL)
+    assert options["datasets"] == [{"path": "owner/texts", "subset": "main", "type": "auto"}]
+    assert options["validation_datasets"] == [{"path": "owner/texts", "subset": "main", "type": "auto", "split": "test"}]
+    assert options["sequence_len"] == 256 and options["sample_packing"] is True and options["optimizer"] == "adamw_8bit"
+    assert options["lora"] is True and options["lora_target_modules"] == ["q_proj", "v_proj"]
+    assert options["report_to"] == ["wandb"] and options["torch_dtype"] == "bfloat16"
+    for name in ("report_to", "deepspeed", "assistant_only_loss", "gradient_checkpointing"):
+        assert f"\n  {name}: " in said, said
+    options, _, _ = converted(tmp_path, monkeypatch, capsys, TRL.replace("use_peft: true", ""), MODEL, DATA)
+    assert options["lora"] is False and options["datasets"] == [{"path": DATA, "type": "auto"}] and options["model"] == MODEL
+
+
+def test_what_is_no_configuration_of_another_tool_is_refused(tmp_path, capsys):
+    (tmp_path / "a.yaml").write_text("model: x\n")
+    for words, why in (
+        (["--from", str(tmp_path / "a.yaml")], "not the configuration of a tool that is known here"),
+        (["--from", str(tmp_path / "none.yaml")], "cannot be read"),
+        ([MODEL], "init needs MODEL and DATASET, or --from"),
+    ):
+        assert main(["init", *words, "--output", str(tmp_path / "run.yaml")]) == 2
+        assert why in capsys.readouterr().err

@@ -325,3 +325,22 @@ def test_a_calibrated_machine_is_a_file_that_plans_read(options, tmp_path, capsy
     assert "2 nodes of 3 ranks, 0.1 GB/s between nodes for each rank" in capsys.readouterr().out
     assert main(["doctor", "--output", str(file)]) == 2
     assert "--calibrate" in capsys.readouterr().err
+
+
+def test_recommended_values_make_enough_steps_of_few_data(options, tmp_path, capsys):
+    """Fewer rows in a step where the data would make few steps; not where rows or steps are given."""
+    left = {"per_device_train_batch_size", "gradient_accumulation_steps", "max_steps"}
+    base = {name: value for name, value in options.items() if name not in left} | {"apply_recommended_values": True}
+
+    def planned(**more: object) -> tuple[int, str]:
+        run = tmp_path / "few.json"
+        run.write_text(json.dumps({**base, "num_epochs": 2, **more}))
+        assert main(["plan", str(run), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert main(["plan", str(run)]) == 0
+        return found["batch"] * found["gradient_accumulation_steps"], capsys.readouterr().out
+
+    rows, text = planned()
+    assert rows < 8 and f"{rows} row{'s' if rows > 1 else ''} per step, since 8 would make" in text, text
+    assert planned(num_epochs=100)[0] == 8 and planned(max_steps=3)[0] == 8
+    assert planned(gradient_accumulation_steps=3)[0] == 6

@@ -12,6 +12,7 @@ import pytest
 from conftest import REPOSITORY
 from surogate.cli import main
 from surogate.report import page, state
+from surogate.report.charts import Chart, Line
 from surogate.report.series import Axis, short, smoothed, thinned
 from surogate.report.words import bytes_text, duration
 from surogate.stream import History, Stream, history_of, log_of
@@ -379,3 +380,13 @@ def test_rows_of_wide_tables_are_stacked_on_narrow_screens():
     sheet = (REPOSITORY / "python" / "surogate" / "report" / "style.css").read_text()
     narrow = sheet[sheet.index("@media (max-width: 760px)") :]
     assert "attr(data-l)" in narrow and ".stacked thead" in narrow
+
+
+def test_on_a_narrow_screen_texts_begin_at_the_left_and_no_label_is_over_a_curve():
+    style = (REPOSITORY / "python" / "surogate" / "report" / "style.css").read_text()
+    narrow = style[style.index("@media (max-width: 760px)") :]
+    assert ".stacked td.v[data-l] { display: block; text-align: left; }" in narrow
+    html = Chart("Norm", [Line("norm", [(0, 0.5), (9, 2.0)])], level=("clipped above 1", 1.0)).html()
+    plot = html[html.index('<div class="plot">') :]
+    assert "<em style=" in plot and "clipped above 1" not in plot.split("<script")[0]
+    assert '<span class="k level">clipped above 1</span>' in html[: html.index('<div class="plot">')]

@@ -53,6 +53,14 @@ impl Position {
 /// Rows as the members of a set that make them up.
 type Rows = Vec<Vec<u32>>;
 
+/// Rows that ranks take at once, all of one epoch.
+pub(crate) struct Round {
+    /// Rows of every part.
+    pub rows: Vec<Rows>,
+    /// True if the epoch ends with them.
+    pub is_last: bool,
+}
+
 /// The rows of the data in their order.
 pub(crate) struct Dealing {
     pub documents: DocumentSet,
@@ -108,28 +116,20 @@ impl Dealing {
         }
     }
 
-    /// The next rows of every part, so many of each: documents by their numbers in the corpus. A single part goes on with the
-    /// next epoch where one ends; of several, those that have come to the end of the epoch give fewer rows, or none, until all
-    /// have. `None` after the last epoch.
-    pub fn round(&mut self, wanted: usize) -> Option<Vec<Rows>> {
-        loop {
-            if self.is_over() {
-                return None;
-            }
-            let mut round: Vec<Rows> = (0..self.parts).map(|part| self.take(part, wanted)).collect();
-            while self.parts == 1 && round[0].len() < wanted {
+    /// The next rows of every part, so many of each: documents by their numbers in the corpus. Parts that have come to the
+    /// end of the epoch give fewer rows, or none, until all have. `None` after the last epoch.
+    pub fn round(&mut self, wanted: usize) -> Option<Round> {
+        while !self.is_over() {
+            let rows: Vec<Rows> = (0..self.parts).map(|part| self.take(part, wanted)).collect();
+            let is_last = (0..self.parts).all(|part| self.is_through(part));
+            if is_last {
                 self.begin_next_epoch();
-                if self.is_over() {
-                    break;
-                }
-                let missing = wanted - round[0].len();
-                round[0].extend(self.take(0, missing));
             }
-            if round.iter().any(|rows| !rows.is_empty()) {
-                return Some(round);
+            if rows.iter().any(|rows| !rows.is_empty()) {
+                return Some(Round { rows, is_last });
             }
-            self.begin_next_epoch();
         }
+        None
     }
 
     /// Rows of every part in an epoch.
@@ -153,6 +153,16 @@ impl Dealing {
     fn take(&mut self, part: usize, wanted: usize) -> Rows {
         self.order(self.epoch);
         std::iter::from_fn(|| self.next_row(part)).take(wanted).collect()
+    }
+
+    /// Says whether a part, of which rows were just requested, has none left in the present epoch.
+    fn is_through(&self, part: usize) -> bool {
+        let at = self.places[part];
+        let (_, orders) = self.orders.as_ref().expect("the order of the epoch is known");
+        let windows = orders[part].len().div_ceil(WINDOW) as u64;
+        let is_known = |(epoch, window, _): &&(u64, u64, Rows)| (*epoch, *window) == (self.epoch, at.window);
+        let rows = self.rows[part].as_ref().filter(is_known).map_or(u64::MAX, |(_, _, rows)| rows.len() as u64);
+        at.window >= windows || (at.window + 1 == windows && at.bin >= rows)
     }
 
     /// The next row of a part in the present epoch, whose order is known.

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 
 use crate::batch::{Batch, IGNORE};
 use crate::corpus::DocumentSet;
-use crate::dealing::{Dealing, Position};
+use crate::dealing::{Dealing, Position, Round};
 use crate::error::DataError;
 use crate::segment::DocumentView;
 
@@ -86,28 +86,41 @@ struct Cursor {
     /// Micro-batches of the present round that were not taken yet, and where the round began.
     round: VecDeque<Result<Batch, DataError>>,
     begun: Position,
+    /// True if the epoch ends with the present round.
+    is_last: bool,
+}
+
+/// A micro-batch that is handed out.
+struct Delivered {
+    batch: Result<Batch, DataError>,
+    /// The place at which the data go on: a round begins again where not all of it was taken.
+    position: Position,
+    /// True for the last micro-batch of its epoch.
+    ends_epoch: bool,
 }
 
 impl Cursor {
-    /// The next micro-batch, and the place at which the data go on: a round begins again where not all of it was taken.
-    fn next_batch(&mut self) -> Option<(Result<Batch, DataError>, Position)> {
+    fn next_batch(&mut self) -> Option<Delivered> {
         if self.round.is_empty() {
             self.begun = self.dealing.position();
             self.round = self.next_round()?;
         }
         let batch = self.round.pop_front().expect("a round has a micro-batch for each rank");
-        Some((batch, if self.round.is_empty() { self.dealing.position() } else { self.begun.clone() }))
+        let is_whole = self.round.is_empty();
+        let position = if is_whole { self.dealing.position() } else { self.begun.clone() };
+        Some(Delivered { batch, position, ends_epoch: is_whole && self.is_last })
     }
 
-    /// A micro-batch for every rank that is served here; the last ones are filled up with rows in which nothing is
-    /// trained, or consist of them.
+    /// A micro-batch for every rank that is served here; the last ones of an epoch are filled up with rows in which nothing
+    /// is trained, or consist of them.
     fn next_round(&mut self) -> Option<VecDeque<Result<Batch, DataError>>> {
         let batch_size = self.spec.batch_size;
         let Share { rank, here, ranks } = self.spec.share;
         let corpus = self.dealing.documents.corpus.clone();
         // Ranks in a row have a part of the data.
         let in_part = ranks / corpus.parts();
-        let of_all = self.dealing.round(batch_size * in_part)?;
+        let Round { rows: of_all, is_last } = self.dealing.round(batch_size * in_part)?;
+        self.is_last = is_last;
         let length_of = |row: &Vec<u32>| row.iter().map(|&d| corpus.length(d as usize)).sum::<usize>();
         let fitting = |lengths: &[usize], needed: usize| {
             lengths.iter().copied().find(|&length| length >= needed).expect("the last length holds every micro-batch")
@@ -234,11 +247,12 @@ fn append_by_token(batch: &mut Batch, view: DocumentView<'_>, begin: usize, row_
 pub struct Loader {
     source: Source,
     position: Position,
+    ends_epoch: bool,
 }
 
 enum Source {
     Inline(Box<Cursor>),
-    Thread { batches: Option<Receiver<(Result<Batch, DataError>, Position)>>, worker: Option<JoinHandle<()>> },
+    Thread { batches: Option<Receiver<Delivered>>, worker: Option<JoinHandle<()>> },
 }
 
 impl Loader {
@@ -247,7 +261,12 @@ impl Loader {
         let cursor = Cursor::new(documents, spec, position.clone())?;
         let ahead = cursor.spec.prefetch;
         let source = if ahead == 0 { Source::Inline(Box::new(cursor)) } else { spawn(cursor, ahead) };
-        Ok(Loader { source, position })
+        Ok(Loader { source, position, ends_epoch: false })
+    }
+
+    /// Says whether an epoch ends with the batch that was handed out last. No batch has rows of two epochs.
+    pub fn ends_epoch(&self) -> bool {
+        self.ends_epoch
     }
 
     /// The place after the last round of batches that was handed out: what a checkpoint stores.
@@ -261,26 +280,22 @@ impl Iterator for Loader {
 
     /// The next micro-batch; `None` after the last epoch. Errors: a file of the documents has changed.
     fn next(&mut self) -> Option<Result<Batch, DataError>> {
-        match &mut self.source {
-            Source::Inline(cursor) => {
-                let (batch, position) = cursor.next_batch()?;
-                self.position = position;
-                Some(batch)
-            }
-            Source::Thread { batches, worker } => match batches.as_ref()?.recv() {
-                Ok((batch, position)) => {
-                    self.position = position;
-                    Some(batch)
-                }
-                Err(_) => {
+        let delivered = match &mut self.source {
+            Source::Inline(cursor) => cursor.next_batch(),
+            Source::Thread { batches, worker } => {
+                let received = batches.as_ref()?.recv().ok();
+                if received.is_none() {
                     *batches = None;
                     if let Some(Err(panic)) = worker.take().map(JoinHandle::join) {
                         std::panic::resume_unwind(panic);
                     }
-                    None
                 }
-            },
-        }
+                received
+            }
+        };
+        let Delivered { batch, position, ends_epoch } = delivered?;
+        (self.position, self.ends_epoch) = (position, ends_epoch);
+        Some(batch)
     }
 }
 
@@ -331,7 +346,7 @@ impl Cursor {
         assert!(ranks.is_multiple_of(documents.corpus.parts()), "every part of the data has as many ranks");
         let dealing = Dealing::new(documents, &spec, position);
         let begun = dealing.position();
-        Ok(Cursor { dealing, spec, round: VecDeque::new(), begun })
+        Ok(Cursor { dealing, spec, round: VecDeque::new(), begun, is_last: false })
     }
 }
 
@@ -342,36 +357,35 @@ pub struct Extent {
     pub rows: u64,
     /// Rows of each epoch.
     pub by_epoch: Vec<u64>,
-    /// Micro-batches of each rank up to the end of each epoch, begun ones included.
+    /// Micro-batches of each rank up to the end of each epoch, whose last may hold empty rows, or nothing else.
     pub ends: Vec<u64>,
-    /// Micro-batches of each rank; the last may hold empty rows, or nothing else.
+    /// Micro-batches of each rank.
     pub micro_batches: u64,
     /// Share of the first epoch's row tokens that are not padding, in 0..=1; padding counts up to `seq_len`.
     pub fill: f64,
-    /// Whether an epoch begins with a micro-batch of its own.
-    apart: bool,
 }
 
 impl Extent {
-    /// Optimizer steps of `accumulation` micro-batches; the last may be short.
+    /// Optimizer steps of `accumulation` micro-batches; the last of an epoch may be short.
     pub fn steps(&self, accumulation: usize) -> u64 {
-        self.micro_batches.div_ceil(accumulation as u64)
+        self.steps_by_epoch(accumulation).sum()
     }
 
-    /// The same of which a share of the last epoch, above 0 and at most 1, is taken, in micro-batches of `batch` rows.
-    pub fn with_part_of_last(mut self, share: f64, batch: u64) -> Extent {
+    /// The same of each epoch.
+    pub fn steps_by_epoch(&self, accumulation: usize) -> impl Iterator<Item = u64> + '_ {
+        let begins = std::iter::once(&0).chain(&self.ends);
+        self.ends.iter().zip(begins).map(move |(end, begin)| (end - begin).div_ceil(accumulation as u64))
+    }
+
+    /// The same of which a share of the last epoch, above 0 and at most 1, is taken.
+    pub fn with_part_of_last(mut self, share: f64) -> Extent {
         let of = |all: u64| ((all as f64 * share).ceil() as u64).clamp(1, all.max(1));
         let Some(last) = self.by_epoch.last_mut() else { return self };
         let left_out = *last - of(*last).min(*last);
         *last -= left_out;
         self.rows -= left_out;
-        self.micro_batches = match self.apart {
-            true => {
-                let begin = self.ends.iter().rev().nth(1).copied().unwrap_or(0);
-                begin + of(self.micro_batches - begin)
-            }
-            false => self.rows.div_ceil(batch),
-        };
+        let begin = self.ends.iter().rev().nth(1).copied().unwrap_or(0);
+        self.micro_batches = begin + of(self.micro_batches - begin);
         if let Some(end) = self.ends.last_mut() {
             *end = self.micro_batches;
         }
@@ -379,15 +393,22 @@ impl Extent {
     }
 }
 
-/// Micro-batches of each rank from a place to the end of the last epoch.
+/// Micro-batches of each rank from a place to the end of its epoch, then those of each later epoch.
 ///
 /// # Panics
 /// If there is no last epoch.
-pub fn remaining(documents: &DocumentSet, spec: &LoaderSpec, position: Position) -> Result<u64, DataError> {
+pub fn remaining(documents: &DocumentSet, spec: &LoaderSpec, position: Position) -> Result<Vec<u64>, DataError> {
     assert!(spec.epochs.is_some(), "only what ends has a rest");
     let mut dealing = Cursor::new(documents.clone(), spec.clone(), position)?.dealing;
     let wanted = spec.batch_size * spec.share.ranks / documents.corpus.parts();
-    Ok(std::iter::from_fn(|| dealing.round(wanted)).count() as u64)
+    let (mut by_epoch, mut count) = (Vec::new(), 0);
+    while let Some(round) = dealing.round(wanted) {
+        count += 1;
+        if round.is_last {
+            by_epoch.push(std::mem::take(&mut count));
+        }
+    }
+    Ok(by_epoch)
 }
 
 /// Counts rows without making batches: every epoch has its own packing. `spec.epochs: None` counts one epoch.
@@ -400,16 +421,12 @@ pub fn extent(documents: &DocumentSet, spec: &LoaderSpec) -> Result<Extent, Data
         let of_parts = dealing.rows_in_epoch(epoch);
         by_epoch.push(of_parts.iter().sum());
         rows += by_epoch[epoch as usize];
-        ends.push(match parts {
-            1 => rows.div_ceil(batch),
-            _ => {
-                ends.last().copied().unwrap_or(0) + of_parts.iter().map(|rows| rows.div_ceil(batch)).max().unwrap_or(0)
-            }
-        });
+        let own = of_parts.iter().map(|rows| rows.div_ceil(batch)).max().unwrap_or(0);
+        ends.push(ends.last().copied().unwrap_or(0) + own);
     }
     let first: u64 = by_epoch.first().copied().unwrap_or_else(|| dealing.rows_in_epoch(0).iter().sum());
     let tokens: usize = documents.members.iter().map(|&d| documents.corpus.length(d as usize)).sum();
     let fill = tokens as f64 / (first * spec.seq_len as u64) as f64;
     let micro_batches = ends.last().copied().unwrap_or(0);
-    Ok(Extent { rows, by_epoch, ends, micro_batches, fill, apart: parts > 1 })
+    Ok(Extent { rows, by_epoch, ends, micro_batches, fill })
 }

@@ -94,7 +94,7 @@ pub fn prepare_cached(
     if taken < datasets.len()
         && let Some(reason) = tokenizer.and_then(|tokenizer| tokenizer.encoder().slow_because())
     {
-        notes.push(format!("this tokenizer is not for the faster encoder: {reason}"));
+        notes.push(format!("texts are encoded by the tokenizers library, the same ids but slower: {reason}"));
     }
     if let Some(Keeping { cache, .. }) = keeping {
         let sets = |n: usize| if n == 1 { "1 set".to_owned() } else { format!("{n} sets") };

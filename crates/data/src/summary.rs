@@ -338,7 +338,8 @@ impl Summary {
         }
         for (reason, dropped) in &of.dropped {
             let example = shown(of.example(dropped));
-            writeln!(f, "  dropped {} rows: {} (first: {example})", dropped.rows, reason.name())?;
+            let rows = if dropped.rows == 1 { "row" } else { "rows" };
+            writeln!(f, "  dropped {} {rows}: {} (first: {example})", dropped.rows, reason.name())?;
         }
         if let Some(with_end) = of.with_end.filter(|&with_end| with_end < of.documents) {
             writeln!(f, "  {} documents train no token that ends a turn", of.documents - with_end)?;

@@ -57,6 +57,14 @@ impl<T: OptionValue> OptionValue for Vec<T> {
     const KIND: Kind = Kind::List(&T::KIND);
 
     fn read(node: &Node, reader: &mut Reader) -> Result<Self, Fault> {
+        // A single item stands for a list of it, unless it looks like several.
+        if let (Tree::Scalar { text, .. }, false) = (&node.tree, matches!(T::KIND, Kind::Table(_)))
+            && !text.is_empty()
+            && !text.contains(',')
+        {
+            let item = reader.inside("[0]", |reader| reader.read_part::<T>(node));
+            return Ok(vec![item.unwrap_or_else(T::placeholder)]);
+        }
         let Tree::List(items) = &node.tree else {
             let hint = match (&T::KIND, &node.tree) {
                 (Kind::Table(_), Tree::Map(_)) => Some("begin each item with `- `".to_string()),

@@ -12,6 +12,7 @@ mod bytes;
 pub mod cache;
 mod choice;
 mod collections;
+pub mod home;
 mod kind;
 mod nearest;
 mod overrides;

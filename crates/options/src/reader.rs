@@ -1,13 +1,15 @@
 //! Reads a tree by option rows and collects problems with their places. Knows no option by name.
 
+use crate::home::{self, Unexpanded};
 use crate::kind::{Kind, Limits};
 use crate::nearest;
 use crate::problem::{Availability, Location, OptionPosition, Problem};
 use crate::row::Row;
 use crate::source::{Source, Span};
-use crate::tree::{Key, Node};
+use crate::tree::{Key, Node, Tree};
 use crate::value::{Fault, OptionValue};
 use serde_json::Value;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Collects the problems of one configuration.
@@ -95,6 +97,13 @@ impl Reader {
     pub fn report(&mut self, path: &str, message: impl Into<String>, hint: Option<String>) {
         let span = self.written.get(path).copied().flatten();
         self.push(Availability::Mistake, span, path, message.into(), hint);
+    }
+
+    /// Gives the problems at an option another hint.
+    pub fn replace_hint(&mut self, path: &str, hint: &str) {
+        for problem in self.problems.iter_mut().filter(|problem| problem.place.path == path) {
+            problem.hint = Some(hint.to_string());
+        }
     }
 
     /// Returns the written options, and all problems.
@@ -198,11 +207,11 @@ impl<'a> Fields<'a> {
     pub fn refuse_unknown<'n>(
         self,
         known: impl Iterator<Item = &'n str> + Clone,
-        hint: impl Fn(&str) -> Option<String>,
+        hint: impl Fn(&str, &Node) -> Option<String>,
     ) {
-        for (key, _) in self.entries.iter().filter(|(key, _)| !self.taken.contains(key.name.as_str())) {
+        for (key, node) in self.entries.iter().filter(|(key, _)| !self.taken.contains(key.name.as_str())) {
             let near = || nearest(&key.name, known.clone()).map(|near| format!("did you mean `{near}`?"));
-            let hint = hint(&key.name).or_else(near);
+            let hint = hint(&key.name, node).or_else(near);
             let segment = format!(".{}", key.name);
             let path = self.reader.inside(&segment, |reader| reader.path.clone());
             self.reader.report_at(key.span, &path, format!("there is no option `{path}`"), hint);
@@ -213,10 +222,20 @@ impl<'a> Fields<'a> {
 fn read_given<T: OptionValue>(reader: &mut Reader, row: &Row, node: &Node) -> T {
     let path = reader.path.clone();
     let before = reader.problems.len();
+    let node = match with_home(row, node) {
+        Ok(node) => node,
+        Err(why) => {
+            reader.faulty.insert(path.clone());
+            let message = format!("`{path}` is {}, and {}", node.describe(), why.message);
+            reader.report_at(node.span, &path, message, Some(why.hint));
+            return T::placeholder();
+        }
+    };
+    let node = node.as_ref();
     let value = match T::read(node, reader) {
         Ok(value) => value,
         Err(mut fault) => {
-            if let (Fault::Mismatch { hint: hint @ None }, crate::Tree::Null) = (&mut fault, &node.tree) {
+            if let (Fault::Mismatch { hint: hint @ None }, Tree::Null) = (&mut fault, &node.tree) {
                 let keep = if row.is_required() { String::new() } else { format!(", which is `{}`", row.default) };
                 *hint = Some(format!("give a value, or remove the line to take the default{keep}"));
             }
@@ -241,6 +260,18 @@ fn read_given<T: OptionValue>(reader: &mut Reader, row: &Row, node: &Node) -> T 
         reader.push(Availability::NotYet, node.span, &path, message, hint);
     }
     value
+}
+
+/// The value of a path with the user's own folder in it.
+fn with_home<'n>(row: &Row, node: &'n Node) -> Result<Cow<'n, Node>, Unexpanded> {
+    let Tree::Scalar { text, quoted } = &node.tree else { return Ok(Cow::Borrowed(node)) };
+    if !row.is_path {
+        return Ok(Cow::Borrowed(node));
+    }
+    Ok(match home::expand(text)? {
+        Cow::Borrowed(_) => Cow::Borrowed(node),
+        Cow::Owned(text) => Cow::Owned(Node { tree: Tree::Scalar { text, quoted: *quoted }, span: node.span }),
+    })
 }
 
 fn is_pending<T: OptionValue>(reader: &mut Reader, row: &Row, value: &T, written: &Value) -> bool {

@@ -26,6 +26,8 @@ pub struct Row {
     pub owner: Option<&'static str>,
     /// May differ when a run is resumed.
     pub changes_on_resume: bool,
+    /// A path, in which `~` is expanded.
+    pub is_path: bool,
 }
 
 impl Row {
@@ -42,6 +44,7 @@ impl Row {
             pending_over: None,
             owner: None,
             changes_on_resume: false,
+            is_path: false,
         }
     }
 
@@ -102,6 +105,12 @@ impl Row {
     /// Allows a resumed run to set another value.
     pub const fn resumable(mut self) -> Row {
         self.changes_on_resume = true;
+        self
+    }
+
+    /// The value is a path: `~` in it is expanded, variables are refused.
+    pub const fn path(mut self) -> Row {
+        self.is_path = true;
         self
     }
 

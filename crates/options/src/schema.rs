@@ -48,7 +48,14 @@ fn kind_schema(kind: &Kind, limits: &Limits) -> Value {
             let words = choices.iter().flat_map(|choice| std::iter::once(&choice.name).chain(choice.aliases));
             json!({ "enum": words.collect::<Vec<_>>() })
         }
-        Kind::List(item) => json!({ "type": "array", "items": kind_schema(item, limits) }),
+        Kind::List(item) => {
+            let (of_item, list) =
+                (kind_schema(item, limits), json!({ "type": "array", "items": kind_schema(item, limits) }));
+            match item {
+                Kind::Table(_) => list,
+                _ => json!({ "anyOf": [list, of_item] }),
+            }
+        }
         Kind::Map(value) => json!({ "type": "object", "additionalProperties": kind_schema(value, limits) }),
         Kind::Table(rows) => rows_schema(rows.iter()),
         Kind::Either(kinds) => {

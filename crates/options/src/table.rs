@@ -62,7 +62,7 @@ pub fn read_table<T: Table>(node: &Node, reader: &mut Reader) -> Result<T, Fault
     let Tree::Map(entries) = &node.tree else { return Err(Fault::MISMATCH) };
     let mut fields = Fields::new(reader, entries, node.span);
     let table = T::read_fields(&mut fields);
-    fields.refuse_unknown(T::ROWS.iter().map(|row| row.name), |_| None);
+    fields.refuse_unknown(T::ROWS.iter().map(|row| row.name), |_, _| None);
     Ok(table)
 }
 

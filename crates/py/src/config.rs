@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use serde_json::{Value, json};
 use train::config::{self, Task};
 
-use crate::errors::{config_error, train_error};
+use crate::errors::{ConfigError, config_error, train_error};
 
 /// The options of one run; immutable.
 #[pyclass(frozen, module = "surogate._native")]
@@ -194,6 +194,32 @@ pub fn choose_files(
 ) -> PyResult<Vec<String>> {
     let chosen = train::choose_files(&names, card, subset, split);
     chosen.map_err(|(problem, hint)| crate::errors::DataError::new_err(format!("{source}: {problem} ({hint})")))
+}
+
+/// A path of the command line with the user's own folder in place of `~`. Raises ConfigError where a variable, or the
+/// folder of another user, is in it.
+#[pyfunction]
+pub fn expand_path(text: &str) -> PyResult<String> {
+    let refused = |why: options::home::Unexpanded| ConfigError::new_err(format!("{} ({})", why.message, why.hint));
+    options::home::expand(text).map(std::borrow::Cow::into_owned).map_err(refused)
+}
+
+/// A YAML text as JSON text. Raises ConfigError with every problem; `source` names the text in them.
+#[pyfunction]
+pub fn read_yaml(py: Python<'_>, text: &str, source: &str) -> PyResult<String> {
+    let mut reader = options::Reader::new(&[]);
+    let node = reader.read_yaml(source, text);
+    match (node, reader.finish().1) {
+        (Some(node), problems) if problems.is_empty() => Ok(node.to_json().to_string()),
+        (_, problems) => Err(config_error(py, &problems)),
+    }
+}
+
+/// The option of a name of another trainer where it has the same values, and the hint for the name and a value of one word:
+/// both none where the name is not known.
+#[pyfunction]
+pub fn foreign_option(name: &str, value: Option<&str>) -> (Option<&'static str>, Option<String>) {
+    (config::foreign_name(name), config::foreign_hint(name, value))
 }
 
 /// The names that a pattern means, in their order.

@@ -24,13 +24,13 @@ fn json<T: serde::de::DeserializeOwned>(what: &str, text: &str) -> PyResult<T> {
     serde_json::from_str(text).map_err(|e| PyValueError::new_err(format!("{what}: {e}")))
 }
 
-/// Prepares the data of a run without training: the table of the data check.
+/// Prepares the data of a run without training: the table of the data check, and its counts as JSON.
 #[pyfunction]
-pub fn check_data(py: Python<'_>, config: &Config, folder: PathBuf, ir: &str) -> PyResult<String> {
+pub fn check_data(py: Python<'_>, config: &Config, folder: PathBuf, ir: &str) -> PyResult<(String, String)> {
     let signals = Signals::default();
     let stop = || signals.raised();
     let checked = py.detach(|| train::check_data(&config.config, &ModelSource::open(&folder, ir)?, 0, &stop));
-    signals.outcome(py, checked).map(|checked| checked.table)
+    signals.outcome(py, checked).map(|checked| (checked.table, checked.counts.to_string()))
 }
 
 /// The same with the first rows as they are trained: the table, the rows for a terminal, and a page of HTML. `shown`

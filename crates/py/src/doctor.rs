@@ -41,7 +41,8 @@ pub fn check_operations(
     let checked = py.detach(|| {
         let request = train::DeviceRequest { site_packages, ..train::DeviceRequest::default() };
         let device = train::Device::open(&request)?;
-        let which = Examples { own_kernels, names, time: seconds.map(Duration::from_secs), ..Examples::default() };
+        let time = seconds.map(Duration::from_secs);
+        let which = Examples { own_kernels, names, time, progress: Some(tell), ..Examples::default() };
         let Checked { rows, left_out } =
             train::conformance::check(device.backend.as_ref(), &device.machine, 1, &which)?;
         if rows.is_empty() && left_out == 0 {
@@ -61,6 +62,10 @@ pub fn check_operations(
         Ok((text, failed.len()))
     });
     checked.map_err(|error| train_error(py, error))
+}
+
+fn tell(done: usize, all: usize) {
+    eprintln!("surogate: {done} of {all} examples compared");
 }
 
 /// Measures the device that a run would take and keeps what was found for plans; `output`: in this file, too. `least`:

@@ -26,7 +26,9 @@ mod _native {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::config::{Config, choose_files, config_help, config_schema, matching_names};
+    use crate::config::{
+        Config, choose_files, config_help, config_schema, expand_path, foreign_option, matching_names, read_yaml,
+    };
     #[pymodule_export]
     use crate::data::{Tokenizer, check_data, show_data};
     #[pymodule_export]

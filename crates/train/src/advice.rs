@@ -1,6 +1,8 @@
 //! What would make a run fit that does not: changes of options, tried by planning again with each,
 //! cheap ones first. Nothing is changed in the run itself.
 
+use std::fmt;
+
 use options::{Setting, Table};
 use program::Machine;
 use serde_json::Value;
@@ -34,8 +36,8 @@ pub fn with_advice(
             format!("{message}; no change of options makes it fit here: use a smaller model or a larger machine")
         }
         Changes::Any(single) => format!("{message}; any of these makes it fit: {}", single.join("; or ")),
-        Changes::Together(all, bytes) => {
-            format!("{message}; together these make it fit: {} ({})", all.join(" and "), size(bytes))
+        Changes::Together(all, need) => {
+            format!("{message}; together these make it fit: {} ({need})", all.join(" and "))
         }
     })
 }
@@ -48,9 +50,11 @@ struct Known<'a> {
 }
 
 impl Known<'_> {
-    /// Bytes of the plan, where it fits.
-    fn bytes(&self, config: &Config) -> Option<usize> {
-        Preview::new(config, self.source, self.machine, self.data).ok().map(|found| found.memory_bytes())
+    /// The memory of the plan, where it fits.
+    fn need(&self, config: &Config) -> Option<Need> {
+        let found = Preview::new(config, self.source, self.machine, self.data).ok()?;
+        let host = found.program.host_memory().iter().map(|line| line.bytes).sum();
+        Some(Need { device: found.memory_bytes(), host })
     }
 
     /// Tokens of a row as the options are.
@@ -64,27 +68,45 @@ impl Known<'_> {
     }
 }
 
+/// The bytes that a plan comes to.
+#[derive(Clone, Copy)]
+struct Need {
+    device: usize,
+    /// Page-locked memory of each rank.
+    host: usize,
+}
+
+impl fmt::Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", size(self.device))?;
+        if self.host > 0 {
+            write!(f, ", and {} of host memory", size(self.host))?;
+        }
+        Ok(())
+    }
+}
+
 /// What makes a run fit.
 enum Changes {
     None,
     /// Each by itself, with what the plan comes to.
     Any(Vec<String>),
-    /// Only all of them, and the bytes that the plan comes to then.
-    Together(Vec<String>, usize),
+    /// Only all of them, and what the plan comes to then.
+    Together(Vec<String>, Need),
 }
 
 /// Single changes that suffice; where none does, the shortest list of them that does.
 fn changes(config: &Config, known: &Known<'_>) -> Changes {
     let single = CHANGES.iter().filter_map(|change| least(*change, config, known));
-    let enough: Vec<String> = single.take(MOST).map(|(text, bytes)| format!("{text} ({})", size(bytes))).collect();
+    let enough: Vec<String> = single.take(MOST).map(|(text, need)| format!("{text} ({need})")).collect();
     if !enough.is_empty() {
         return Changes::Any(enough);
     }
     let (mut changed, mut reported) = (config.clone(), Vec::new());
     for change in CHANGES {
-        if let Some((text, bytes)) = least(*change, &changed, known) {
+        if let Some((text, need)) = least(*change, &changed, known) {
             reported.push(text);
-            return Changes::Together(reported, bytes);
+            return Changes::Together(reported, need);
         }
         if let Some((all, text)) = steps(*change, &changed, known).pop() {
             changed = all;
@@ -100,13 +122,13 @@ fn steps(change: Change, config: &Config, known: &Known<'_>) -> Vec<(Config, Str
     std::iter::from_fn(|| change(&mut changed, known).map(|text| (changed.clone(), text))).collect()
 }
 
-/// The least of a change that fits, if any of it does, and the bytes that it comes to.
-fn least(change: Change, config: &Config, known: &Known<'_>) -> Option<(String, usize)> {
+/// The least of a change that fits, if any of it does, and what it comes to.
+fn least(change: Change, config: &Config, known: &Known<'_>) -> Option<(String, Need)> {
     let mut steps = steps(change, config, known);
-    steps.last().and_then(|(all, _)| known.bytes(all))?;
-    let enough = steps[..steps.len() - 1].partition_point(|(some, _)| known.bytes(some).is_none());
+    steps.last().and_then(|(all, _)| known.need(all))?;
+    let enough = steps[..steps.len() - 1].partition_point(|(some, _)| known.need(some).is_none());
     let (found, text) = steps.swap_remove(enough);
-    known.bytes(&found).map(|bytes| (text, bytes))
+    known.need(&found).map(|need| (text, need))
 }
 
 /// Takes one step of a change and says how far it has come; `None` when there is nothing more to take.

@@ -37,6 +37,7 @@ pub use checks::MachineFacts;
 pub use data::{Data, Dataset, DatasetType, SystemPromptType};
 pub use distributed::{Distributed, MultiNode};
 pub use dtype::{Dtype, MatmulDtype};
+pub use foreign::{hint_for as foreign_hint, name_for as foreign_name};
 pub use hardware::{Device, Hardware};
 pub use local::Look;
 pub use logging::{Logging, Reporter};
@@ -375,6 +376,7 @@ impl Config {
         let mut config = Config::read(task, &mut fields);
         let second = names::SECOND_NAMES.iter().map(|(second, _)| *second);
         fields.refuse_unknown(rows().map(|row| row.name).chain(second), foreign::hint);
+        foreign::explain_datasets(&root, &mut reader);
         checks::check_options(&config, &mut reader);
         local::check(&config, &mut reader, look);
         let (written, problems) = reader.finish();

@@ -33,6 +33,9 @@ const DISTURBANCE: f64 = 1e-6;
 /// How often. A value on the border falls to either side in one of them but for one case in 2¹⁶.
 const DISTURBANCES: u64 = 16;
 
+/// Time between two words on how far the examples are.
+const TOLD: Duration = Duration::from_secs(5);
+
 /// One result of one example in one precision.
 #[derive(Clone, Debug)]
 pub struct Row {
@@ -65,6 +68,8 @@ pub struct Examples {
     pub names: Vec<String>,
     /// None is begun after so much time: under a tool that slows a device down.
     pub time: Option<Duration>,
+    /// Told at the beginning and then every few seconds how many examples of all are done.
+    pub progress: Option<fn(done: usize, all: usize)>,
 }
 
 /// An operation, and the attribute that its calls have if one is given.
@@ -96,7 +101,12 @@ pub fn check(backend: &dyn Backend, machine: &Machine, seed: u64, which: &Exampl
     queue.retain(|(op, (_, example))| is_called(*op, example));
     queue.sort_by_key(|(_, (index, _))| *index);
     let mut checked = Checked { rows: Vec::new(), left_out: 0 };
-    for (op, (index, example)) in queue {
+    let (all, mut told) = (queue.len(), None::<Instant>);
+    for (done, (op, (index, example))) in queue.into_iter().enumerate() {
+        if let Some(tell) = which.progress.filter(|_| told.is_none_or(|at| at.elapsed() >= TOLD)) {
+            tell(done, all);
+            told = Some(Instant::now());
+        }
         for dtype in &DTYPES {
             if which.time.is_some_and(|time| begin.elapsed() >= time) {
                 checked.left_out += 1;

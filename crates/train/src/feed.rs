@@ -14,8 +14,10 @@ use crate::checkpoint::DataDigest;
 use crate::config::{Config, Side};
 use crate::encoded::{Encoded, workers};
 use crate::error::{Result, TrainError};
+use crate::few_steps::Steps;
 use crate::plan::Plan;
 use crate::source::ModelSource;
+use crate::words::count;
 
 /// Micro-batches that are made ahead of the loop.
 pub const PREFETCH: usize = 4;
@@ -75,8 +77,7 @@ impl Feed {
         };
         let train_extent = data::extent(&train, &train_spec).map_err(TrainError::Data)?;
         let rows_in_epoch = train_extent.by_epoch.first().copied().unwrap_or(train_extent.rows);
-        let train_extent =
-            train_extent.with_part_of_last(config.run.num_epochs.of_last(), (batch_size * config.replicas()) as u64);
+        let train_extent = train_extent.with_part_of_last(config.run.num_epochs.of_last());
         let one_per_row = matches!(train_spec.layout, Layout::Padded(_)) && train_spec.padding == Padding::End;
         let validation_spec = LoaderSpec { seed: config.data.eval_seed, epochs: Some(1), ..train_spec.clone() };
         // A fixed number of steps goes on through the data for as long as it takes.
@@ -104,6 +105,37 @@ impl Feed {
             Layout::Packed if self.documents_fill_rows() => vec![shape(batch, self.spec.seq_len, Documents::Rows)],
             Layout::Packed => vec![shape(batch, self.spec.seq_len, Documents::Packed)],
         }
+    }
+
+    /// Rows of a whole pass over the data.
+    pub(crate) fn rows_in_epoch(&self) -> u64 {
+        self.rows_in_epoch
+    }
+
+    /// Documents that are trained on, those that are repeated as often as they are.
+    pub(crate) fn documents(&self) -> usize {
+        self.documents.len()
+    }
+
+    /// The note on a run of few steps.
+    pub(crate) fn note_on_steps(&self, config: &Config) -> Option<String> {
+        Steps::of(config, self)?.note(self.total_steps(config))
+    }
+
+    /// The note on evaluations of few documents that decide which weights are the result, or when the run ends.
+    pub(crate) fn note_on_judges(&self, config: &Config) -> Option<String> {
+        const FEW: usize = 30;
+        let (documents, _) = self.validation.as_ref().filter(|(documents, _)| documents.len() < FEW)?;
+        let decides = [
+            ("load_best_model_at_end", config.run.load_best_model_at_end),
+            ("early_stopping_patience", config.training.early_stopping_patience.is_some()),
+        ];
+        let (option, _) = decides.into_iter().find(|(_, on)| *on)?;
+        Some(format!(
+            "`{option}` goes by the loss of {}, which says little: hold out more with `validation_split_ratio` or name \
+             `validation_datasets`",
+            count(documents.len() as u64, "document"),
+        ))
     }
 
     /// Whether every document is as long as a row: then packing leaves each alone, and kernels for full rows take them.
@@ -161,9 +193,18 @@ impl Feed {
     }
 
     /// The table of the data check: what became of the rows, and how they fill the batches.
-    pub fn check_table(&self) -> String {
+    pub fn check_table(&self, config: &Config) -> String {
         let held_out = self.validation.as_ref().map_or(0, |(documents, _)| documents.len());
         let Extent { rows, micro_batches, fill, .. } = &self.train_extent;
+        let splits = config.data.validation_datasets.is_none() && !config.is_written("validation_split_ratio");
+        let by = if splits && held_out > 0 { " (`validation_split_ratio`)" } else { "" };
+        let of_run = match config.training.fixed_steps() {
+            Some(steps) => format!("{} in {:.2} epochs", count(steps, "step"), self.epochs(config, steps)),
+            None => {
+                let epochs = if self.epochs == 1.0 { "1 epoch".to_owned() } else { format!("{} epochs", self.epochs) };
+                format!("{rows} rows in {micro_batches} micro-batches in {epochs}")
+            }
+        };
         let how = match &self.spec.layout {
             Layout::Packed => "packed",
             Layout::Padded(_) => "padded",
@@ -172,14 +213,13 @@ impl Feed {
         let warnings = self.encoded.summary.datasets.iter().filter_map(DatasetSummary::warning);
         let warnings: String = warnings.map(|text| format!("Warning: {text}\n")).collect();
         format!(
-            "{}{} documents to train on, {held_out} for evaluation; {} rows of up to {} tokens in an epoch, {how}, \
-             {:.1} % full; {rows} rows in {micro_batches} micro-batches in {}\n{warnings}",
+            "{}{} documents to train on, {held_out} for evaluation{by}; {} rows of up to {} tokens in an epoch, {how}, \
+             {:.1} % full; {of_run}\n{warnings}",
             self.encoded.summary,
             self.documents.len(),
             self.rows_in_epoch,
             self.spec.seq_len,
             100.0 * fill,
-            if self.epochs == 1.0 { "1 epoch".to_owned() } else { format!("{} epochs", self.epochs) },
         )
     }
 
@@ -201,30 +241,48 @@ impl Feed {
         loader.map(Some).map_err(TrainError::Data)
     }
 
-    /// Passes over the data after so many steps: rows against those of a mean epoch.
+    /// The micro-batches of the next step, for each of `replicas` in turn: `accumulation` rounds of them, fewer where the
+    /// epoch ends, so that no step has a row twice; none after the last epoch.
+    pub(crate) fn next_step(&mut self, accumulation: usize, replicas: usize) -> Result<Vec<Batch>> {
+        let mut batches = Vec::with_capacity(accumulation * replicas);
+        for _ in 0..accumulation {
+            for batch in self.train.by_ref().take(replicas) {
+                batches.push(batch.map_err(TrainError::Data)?);
+            }
+            if self.train.ends_epoch() {
+                break;
+            }
+        }
+        Ok(batches)
+    }
+
+    /// Passes over the data after so many steps: whole ones, and of the one that is begun the share of its steps.
     pub fn epochs(&self, config: &Config, steps: u64) -> f64 {
-        let of = &config.training;
-        let of_rank = u64::from(of.per_device_train_batch_size) * u64::from(of.gradient_accumulation_steps);
-        let rows = of_rank * config.replicas() as u64 * steps;
-        // The last step of a run that ends with its data may have fewer rows.
-        let rows = if of.fixed_steps().is_none() { rows.min(self.train_extent.rows) } else { rows };
-        rows as f64 * config.run.num_epochs.0 / self.train_extent.rows as f64
+        let accumulation = config.training.gradient_accumulation_steps as usize;
+        let of_epochs: Vec<u64> = self.train_extent.steps_by_epoch(accumulation).collect();
+        let (mut left, mut passes) = (steps, 0.0);
+        for (number, of_epoch) in of_epochs.iter().enumerate() {
+            let share = if number + 1 == of_epochs.len() { config.run.num_epochs.of_last() } else { 1.0 };
+            passes += share * left.min(*of_epoch) as f64 / (*of_epoch).max(1) as f64;
+            left = left.saturating_sub(*of_epoch);
+        }
+        // A fixed number of steps may go further than `num_epochs`: as many to an epoch as in the mean of those.
+        passes + left as f64 * self.epochs / of_epochs.iter().sum::<u64>().max(1) as f64
     }
 
     /// The steps that end a pass over the data, of a run of `total` steps; the last may be the run's last.
     pub(crate) fn epoch_ends(&self, config: &Config, total: u64) -> Result<Vec<u64>> {
-        let of = &config.training;
-        let of_rank = u64::from(of.per_device_train_batch_size) * u64::from(of.gradient_accumulation_steps);
-        let in_step = of_rank * config.replicas() as u64;
-        let in_epoch = self.train_extent.by_epoch.first().copied().unwrap_or(1).max(1);
+        let accumulation = config.training.gradient_accumulation_steps as usize;
+        let first = self.train_extent.steps_by_epoch(accumulation).next().unwrap_or(1).max(1);
         // Every epoch is packed by itself, so some may have fewer rows than the first.
-        let epochs = (total * in_step).div_ceil(in_epoch);
+        let epochs = total.div_ceil(first);
         let spec = LoaderSpec { epochs: Some(epochs + epochs / 8 + 1), ..self.spec.clone() };
         let extent = data::extent(&self.documents, &spec).map_err(TrainError::Data)?;
-        let ends = extent.ends.iter().map(|end| end.div_ceil(of.gradient_accumulation_steps.into()));
-        let mut ends: Vec<u64> = ends.take_while(|end| *end <= total).collect();
-        ends.dedup();
-        Ok(ends)
+        let ends = extent.steps_by_epoch(accumulation).scan(0, |end, steps| {
+            *end += steps;
+            Some(*end)
+        });
+        Ok(ends.take_while(|end| *end <= total).collect())
     }
 
     /// Optimizer steps of a run that goes on at a place behind so many; none where the data say nothing new of it. Where the
@@ -237,7 +295,8 @@ impl Feed {
         }
         let spec = LoaderSpec { epochs: Some(passes.begun()), ..self.spec.clone() };
         let left = data::remaining(&self.documents, &spec, position.clone()).map_err(TrainError::Data)?;
-        Ok(Some(done + left.div_ceil(config.training.gradient_accumulation_steps.into())))
+        let accumulation = config.training.gradient_accumulation_steps.into();
+        Ok(Some(done + left.iter().map(|rounds: &u64| rounds.div_ceil(accumulation)).sum::<u64>()))
     }
 
     /// Optimizer steps of the run.
@@ -306,6 +365,8 @@ pub struct CheckedData {
     pub table: String,
     /// The first rows that training takes.
     pub rows: Vec<ShownRow>,
+    /// The same counts for programs, with the optimizer steps of the run, `steps`.
+    pub counts: serde_json::Value,
 }
 
 /// Prepares the data of a run without training. `rows`: how many rows are wanted to be looked at.
@@ -318,9 +379,12 @@ pub fn check_data(config: &Config, source: &ModelSource, rows: usize, stop: Stop
     let encoded = Encoded::read(config, source, &plan, None, stop)?;
     let row = encoded.sequence_len;
     let feed = Feed::new(config, encoded, row)?;
-    let notes: String = feed.encoded.notes.iter().map(|note| format!("Note: {note}\n")).collect();
+    let few: Vec<String> = feed.note_on_steps(config).into_iter().chain(feed.note_on_judges(config)).collect();
+    let notes: String = feed.encoded.notes.iter().chain(&few).map(|note| format!("Note: {note}\n")).collect();
     let rows = if rows == 0 { Vec::new() } else { feed.first_rows(source, rows)? };
-    Ok(CheckedData { table: notes + &feed.check_table(), rows })
+    let mut counts = feed.check_json();
+    counts["steps"] = feed.total_steps(config).into();
+    Ok(CheckedData { table: notes + &feed.check_table(config), rows, counts })
 }
 
 /// The names that a pattern of a dataset's path means.

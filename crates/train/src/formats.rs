@@ -4,6 +4,7 @@
 
 use compiler::{CompileOptions, Fp8Hybrid, GradientFormat, Nvfp4, Recipe};
 use data::safetensors::TensorView;
+use graph::Item;
 use options::Setting;
 use program::{Arch, Machine};
 use serde_json::json;
@@ -41,9 +42,24 @@ pub fn weights(config: &Config, source: &ModelSource, reasons: &mut Reasons, not
     let (found, because) = match source.dtype() {
         Some(dtype) => (dtype, "the model's configuration"),
         None if config.model.init == Init::Random => (DType::BF16, "the model's configuration names none"),
+        None if !prequantised::has_weights(&source.folder) => {
+            notes.push(
+                "neither the model's configuration nor weights say of which type these are: planned as bfloat16"
+                    .to_owned(),
+            );
+            (DType::BF16, "neither configuration nor weights say it")
+        }
         None => (stored(source)?, "the model's weights"),
     };
     let (dtype, because) = match found {
+        DType::F32 if on_units(config) && adds_biases(source) => {
+            let recipe = config.precision.recipe;
+            notes.push(format!(
+                "the model was saved in f32; with `recipe: {recipe}` it is trained in bf16, in which a GPU adds biases \
+                 (`torch_dtype` sets another type)"
+            ));
+            (DType::BF16, format!("{because} says f32, and `recipe: {recipe}` adds biases in bf16"))
+        }
         DType::F32 | DType::BF16 => (found, because.to_owned()),
         other => {
             notes.push(format!(
@@ -55,6 +71,20 @@ pub fn weights(config: &Config, source: &ModelSource, reasons: &mut Reasons, not
     };
     reasons.insert("torch_dtype".into(), reason(json!(word(dtype).to_string()), &because));
     Ok(dtype)
+}
+
+/// Says whether a recipe with codes may run on a GPU.
+fn on_units(config: &Config) -> bool {
+    config.precision.recipe.quantises_weights() && config.hardware.device != Setting::Value(config::Device::Cpu)
+}
+
+/// Says whether layers add biases to products.
+fn adds_biases(source: &ModelSource) -> bool {
+    let blocks = source.model.body.iter().flat_map(|item| match item {
+        Item::Repeat(repeat) => repeat.blocks.as_slice(),
+        Item::Node(_) => &[],
+    });
+    blocks.flat_map(|block| &block.parameters).any(|of| of.name.ends_with("bias") && !of.buffer)
 }
 
 /// The type of the weights' files, where `config.json` names none.

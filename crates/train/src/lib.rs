@@ -24,6 +24,7 @@ pub mod error;
 mod export;
 mod extend;
 mod feed;
+mod few_steps;
 mod flops;
 mod follow;
 mod formats;

@@ -54,7 +54,8 @@ impl Plan {
         check_family(config, source, &mut problems);
         let length = RowLength::new(config, source, &mut reasons, &mut problems);
         explain_open(config, &mut reasons);
-        let adapter = config.lora.lora.then(|| adapter(config, source, &mut problems)).transpose()?;
+        let adapter =
+            config.lora.lora.then(|| adapter(config, source, &mut reasons, &mut notes, &mut problems)).transpose()?;
         if !problems.is_empty() {
             return Err(TrainError::Config(problems));
         }
@@ -289,6 +290,9 @@ fn explain_open(config: &Config, reasons: &mut Reasons) {
         };
         reasons.insert("qlora_four_over_six".into(), reason(value, because));
     }
+    if config.lora.lora_dropout.is_auto() && !config.lora.lora {
+        reasons.insert("lora_dropout".into(), reason(json!("auto"), "only adapters have it"));
+    }
     if config.model.router_aux_loss_coef.is_auto() {
         let because = "`output_router_logits` and `router_aux_loss_coef` of the model's configuration";
         reasons.insert("router_aux_loss_coef".into(), reason(json!("auto"), because));
@@ -364,7 +368,13 @@ fn optimizer(config: &Config) -> OptimizerOptions {
 }
 
 /// The adapter of the options, or the one that they continue with: its rank, scale and targets hold.
-fn adapter(config: &Config, source: &ModelSource, problems: &mut Vec<Problem>) -> Result<AdapterOptions> {
+fn adapter(
+    config: &Config,
+    source: &ModelSource,
+    reasons: &mut Reasons,
+    notes: &mut Vec<String>,
+    problems: &mut Vec<Problem>,
+) -> Result<AdapterOptions> {
     let (of, form) = (&config.lora, &source.model.adapters);
     if of.train_router && form.routers.is_empty() {
         let message = format!("`train_router: true`, but {} has no router", source.model.architecture);
@@ -381,7 +391,7 @@ fn adapter(config: &Config, source: &ModelSource, problems: &mut Vec<Problem>) -
         alpha: f64::from(of.lora_alpha),
         rank_stabilised: false,
         magnitudes: of.lora_dora,
-        dropout: of.lora_dropout,
+        dropout: of.lora_dropout.value().copied().unwrap_or(DROPOUT),
         dtype: dtype_of(of.lora_dtype),
         targets: of.lora_target_modules.clone(),
         parameters: of.lora_target_parameters.clone(),
@@ -390,6 +400,7 @@ fn adapter(config: &Config, source: &ModelSource, problems: &mut Vec<Problem>) -
         form: form.clone(),
     };
     let Some(folder) = &of.adapter else {
+        let requested = with_open_dropout(config, requested, reasons, notes);
         check_parameters(config, &requested, problems);
         return Ok(requested);
     };
@@ -412,24 +423,56 @@ fn adapter(config: &Config, source: &ModelSource, problems: &mut Vec<Problem>) -
             problems.push(config.mistake(path, message, Some(format!("remove `{path}`"))));
         }
     }
-    let dropout = if config.is_written("lora_dropout") { requested.dropout } else { found.dropout };
+    let dropout = of.lora_dropout.value().copied().unwrap_or(found.dropout);
+    if of.lora_dropout.is_auto() {
+        reasons.insert("lora_dropout".into(), reason(dropout, "the adapter's configuration"));
+    }
     let found = AdapterOptions { dropout, ..found };
     check_parameters(config, &found, problems);
     Ok(found)
 }
 
+/// Dropout of adapters where nothing is said of it.
+const DROPOUT: f64 = 0.05;
+
+/// A new adapter with the dropout that its targets allow, where the options leave it open.
+fn with_open_dropout(
+    config: &Config,
+    of: AdapterOptions,
+    reasons: &mut Reasons,
+    notes: &mut Vec<String>,
+) -> AdapterOptions {
+    if !config.lora.lora_dropout.is_auto() {
+        return of;
+    }
+    let names = parameters(&of);
+    let (dropout, because) = match names.is_empty() {
+        true => (DROPOUT, "the usual value".to_owned()),
+        false => (0.0, format!("adapters on parameters have none, as in PEFT: {}", names.join(", "))),
+    };
+    if !names.is_empty() {
+        notes.push(format!("`lora_dropout` is 0 instead of {DROPOUT}: {because}"));
+    }
+    reasons.insert("lora_dropout".into(), reason(dropout, &because));
+    AdapterOptions { dropout, ..of }
+}
+
+/// Parameters that get adapters, by the ends of their names. Targets that do not go together give none: they are named where
+/// the others are that match nothing.
+fn parameters(of: &AdapterOptions) -> Vec<String> {
+    compiler::converted(of).map(|of| of.parameters).unwrap_or_default()
+}
+
 /// What PEFT does not do with adapters on parameters: their product is added to the matrices, so nothing of an input can be
 /// dropped, and no output scaled.
 fn check_parameters(config: &Config, of: &AdapterOptions, problems: &mut Vec<Problem>) {
-    // Targets that do not go together are named where the others are that match nothing.
-    let Ok(AdapterOptions { parameters, .. }) = compiler::converted(of) else { return };
-    if parameters.is_empty() {
+    let names = parameters(of).join(", ");
+    if names.is_empty() {
         return;
     }
-    let names = parameters.join(", ");
     if of.dropout > 0.0 {
         let message = format!("`lora_dropout` is {}, and adapters on parameters have none: {names}", of.dropout);
-        let hint = "set `lora_dropout: 0`, or name the modules of attention in `lora_target_modules`";
+        let hint = "remove `lora_dropout`, or name the modules of attention in `lora_target_modules`";
         problems.push(config.mistake("lora_dropout", message, Some(hint.into())));
     }
     if of.magnitudes {

@@ -80,6 +80,14 @@ pub fn decide(config: &Config, source: &ModelSource, dtype: DType, problems: &mu
             problems.push(config.mistake(path, message, Some(hint)));
         }
     }
+    // A plan needs no weights; a run without them ends before it begins.
+    if !has_weights(&source.folder) {
+        let note = format!(
+            "the model is already quantized ({form}), and its weights are not here to see which: planned with all of them in \
+             {dtype}, which is more memory than the run takes"
+        );
+        return Ok(Stored { note: Some(note), ..Stored::default() });
+    }
     let files = source.weights(&source.folder)?;
     let mut packings = BTreeMap::new();
     for name in files.names().into_iter().filter(|_| config.lora.lora) {

@@ -4,19 +4,27 @@
 //! Decides the split of a step into micro-batches, how many GPUs share one, the formats of products and of frozen weights, and
 //! packing. What stays `auto`, such as offloading, is decided by the plan, with or without this.
 
-use program::{Arch, Machine};
+use program::{Arch, EntryKind, Machine};
 use serde_json::{Value, json};
 
 use crate::config::{Config, MachineFacts, Reason, Reasons, Recipe};
 use crate::encoded::Encoded;
 use crate::error::Result;
+use crate::feed::Feed;
+use crate::few_steps::Steps;
+use crate::plan::Plan;
 use crate::preview::Preview;
 use crate::source::ModelSource;
+use crate::words::count;
 
 /// Expected times that differ by less than this are the same: the smaller plan is taken.
 const AS_FAST: f64 = 0.985;
 /// By how much products of eight bits must be faster: other losses are not taken for less.
 const WORTH_EIGHT_BITS: f64 = 1.1;
+/// By how much codes of four bits for frozen weights must be faster: they are other weights.
+const WORTH_CODES: f64 = 1.25;
+/// The share of a card's memory that is left to a display, where it may drive one.
+const OF_DISPLAY: f64 = 0.04;
 
 const BATCH: &str = "per_device_train_batch_size";
 const ACCUMULATION: &str = "gradient_accumulation_steps";
@@ -30,8 +38,9 @@ pub fn recommended(config: &Config, source: &ModelSource, machine: &Machine, dat
     }
     let mut chosen = packing(config);
     chosen.extend(unquantised_layers(config, source));
-    let packed = config.with_recommended(chosen.clone());
-    let planned = |config: &Config| Preview::new(config, source, machine, data);
+    let (packed, rows_in_words) = fewer_rows(config.with_recommended(chosen.clone()), source, data)?;
+    let with_margin = beside_display(config, machine);
+    let planned = |config: &Config| Preview::new(config, source, &with_margin, data);
     let mut all = candidates(&packed, machine);
     let mut found = tried(&packed, &all, planned);
     // More GPUs to a row change no number, other weights do.
@@ -44,15 +53,28 @@ pub fn recommended(config: &Config, source: &ModelSource, machine: &Machine, dat
     if found.is_empty() && may_quantise(&packed) {
         all.iter_mut().for_each(|of| of.quantised = true);
         found = tried(&packed, &all, planned);
+    } else if let Some(best) = best(&found).filter(|best| may_quantise(&packed) && best.waits) {
+        // The plan waits for memory: fewer bytes of weights may save more than reading codes costs.
+        let cuts = all.iter().filter(|of| of.recipe == best.of.recipe && of.rows >= best.of.rows);
+        let codes: Vec<Candidate> = cuts.map(|of| Candidate { quantised: true, ..*of }).collect();
+        found.extend(tried(&packed, &codes, planned));
     }
     // Where nothing fits, the run's own plan says what would.
     if let Some(best) = best(&found) {
         let like = |recipe: Recipe| recipe == best.of.recipe;
         let cuts = all.iter().filter(|of| like(of.recipe)).count();
-        let refused = cuts - found.iter().filter(|of| like(of.of.recipe)).count();
-        chosen.extend(reasons(&packed, best, &found, refused, machine));
+        let of_kind = found.iter().filter(|of| like(of.of.recipe) && of.of.quantised == all[0].quantised);
+        let refused = cuts.saturating_sub(of_kind.count());
+        chosen.extend(reasons(&packed, best, &found, (refused, &rows_in_words), machine));
     }
     Ok(config.with_recommended(chosen))
+}
+
+/// The machine without the memory that a display takes, where the card may drive one and the options set no limit.
+fn beside_display(config: &Config, machine: &Machine) -> Machine {
+    let drives = machine.name.to_ascii_lowercase().contains("rtx") && config.offload.memory_limit.is_none();
+    let left = if drives { (machine.memory as f64 * OF_DISPLAY) as usize } else { 0 };
+    Machine { memory: machine.memory - left, ..machine.clone() }
 }
 
 /// Rows are filled with whole documents, unless that contradicts what was requested.
@@ -81,6 +103,24 @@ fn unquantised_layers(config: &Config, source: &ModelSource) -> Reasons {
     Reasons::from([(name.to_owned(), Reason { value: json!(kept), because })])
 }
 
+/// The configuration with fewer rows in a step where the data would make few steps, and the rows of a step in words.
+fn fewer_rows(config: Config, source: &ModelSource, data: Option<&Encoded>) -> Result<(Config, String)> {
+    let own = own(&config);
+    let rows = own.rows.saturating_mul(own.accumulation);
+    let same = format!("the same {rows} rows per step");
+    let is_open = !config.is_written(BATCH) && !config.is_written(ACCUMULATION);
+    let Some(data) = data.filter(|_| is_open) else { return Ok((config, same)) };
+    let plan = Plan::new(&config, source)?.with_data(data);
+    let feed = Feed::new(&config, data.clone(), plan.sequence_len)?;
+    let Some(steps) = Steps::of(&config, &feed).filter(|steps| steps.most_rows(rows) < rows) else {
+        return Ok((config, same));
+    };
+    let fewer = steps.most_rows(rows);
+    let all = feed.total_steps(&config);
+    let config = with(&config, Candidate { rows: fewer, accumulation: 1, ..own });
+    Ok((config, format!("{} per step, since {rows} would make {}", count(fewer.into(), "row"), count(all, "step"))))
+}
+
 /// One way to do the run's steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Candidate {
@@ -99,6 +139,8 @@ struct Tried {
     of: Candidate,
     tokens_per_second: f64,
     bytes: usize,
+    /// Something is recomputed, done in parts or kept on the host, so that it fits.
+    waits: bool,
 }
 
 /// Every cut of a step into equal micro-batches, and every recipe that this machine can do, as far as they were left
@@ -150,14 +192,13 @@ fn may_quantise(config: &Config) -> bool {
     config.lora.lora && !["qlora_bnb", "qlora_fp8", "qlora_fp4"].iter().any(|name| config.is_written(name))
 }
 
-/// Recipes that the machine has the units for and whose times are known: those of eight bits were measured on Hopper. FP4
-/// is never chosen for anybody.
+/// Recipes that the machine has the units for. FP4 is never chosen for anybody.
 fn recipes(config: &Config, machine: &Machine) -> Vec<Recipe> {
     let own = config.precision.recipe;
     let mut all = vec![own];
     let fp8 = Recipe::Fp8Hybrid;
     // Ranks do not share what quantisers know yet.
-    if !config.is_written("recipe") && machine.arch.is_hopper() && config.ranks() == 1 {
+    if !config.is_written("recipe") && machine.arch != Arch::Cpu && config.ranks() == 1 {
         let requested = with(config, Candidate { recipe: fp8, ..self::own(config) });
         all.extend(requested.check_machine(&MachineFacts::of(machine, 1)).is_empty().then_some(fp8));
     }
@@ -178,23 +219,28 @@ fn with(config: &Config, of: Candidate) -> Config {
 fn tried(config: &Config, all: &[Candidate], planned: impl Fn(&Config) -> Result<Preview>) -> Vec<Tried> {
     let plan = |of: &Candidate| {
         let preview = planned(&with(config, *of)).ok()?;
-        Some(Tried { of: *of, tokens_per_second: preview.estimate().tokens_per_second, bytes: preview.memory_bytes() })
+        let waits = preview.program.plan.iter().any(|of| of.entry == EntryKind::FirstMicroStep && of.choice.saves());
+        let (tokens_per_second, bytes) = (preview.estimate().tokens_per_second, preview.memory_bytes());
+        Some(Tried { of: *of, tokens_per_second, bytes, waits })
     };
     all.iter().filter_map(plan).collect()
 }
 
-/// The fastest; among those that are as fast, the smallest. Eight bits count less than they gain.
+/// The fastest; among those that are as fast, the smallest. Eight bits, and codes where plans without them fit, count less
+/// than they gain.
 fn best(found: &[Tried]) -> Option<Tried> {
-    let speed = |of: &Tried| match of.of.recipe {
-        Recipe::Bf16 => of.tokens_per_second,
-        Recipe::Fp8Hybrid | Recipe::Nvfp4 => of.tokens_per_second / WORTH_EIGHT_BITS,
+    let all_in_codes = found.iter().all(|of| of.of.quantised);
+    let speed = |of: &Tried| {
+        let of_codes = if of.of.quantised && !all_in_codes { WORTH_CODES } else { 1.0 };
+        let of_recipe = if of.of.recipe == Recipe::Bf16 { 1.0 } else { WORTH_EIGHT_BITS };
+        of.tokens_per_second / of_codes / of_recipe
     };
     let most = found.iter().map(speed).fold(0.0, f64::max);
     let near = found.iter().filter(|of| speed(of) >= AS_FAST * most);
     near.min_by_key(|of| of.bytes).copied()
 }
 
-fn reasons(config: &Config, best: Tried, found: &[Tried], refused: usize, machine: &Machine) -> Reasons {
+fn reasons(config: &Config, best: Tried, found: &[Tried], split: (usize, &str), machine: &Machine) -> Reasons {
     let mut chosen = Reasons::new();
     let mut choose = |name: &str, value: Value, because: &str| {
         if !config.is_written(name) {
@@ -202,7 +248,10 @@ fn reasons(config: &Config, best: Tried, found: &[Tried], refused: usize, machin
         }
     };
     let own = own(config);
-    let because = cut_reason(best, own, found, refused, machine);
+    let because = match config.is_written(BATCH) || config.is_written(ACCUMULATION) {
+        true => format!("{} rows per step, as given", own.rows * own.accumulation),
+        false => cut_reason(best, own, found, split, machine),
+    };
     choose(BATCH, json!(best.of.rows), &because);
     choose(ACCUMULATION, json!(best.of.accumulation), &because);
     if best.of.sequence != own.sequence {
@@ -211,24 +260,35 @@ fn reasons(config: &Config, best: Tried, found: &[Tried], refused: usize, machin
     }
     let because = match best.of.recipe == own.recipe {
         true => "the fastest that is built and that this machine has the units for",
-        false => "faster than bf16 by the plan, with products in 8 bits; the losses are not the same bits",
+        false if machine.arch.is_hopper() => {
+            "faster than bf16 by the plan, with products in 8 bits; the losses are not the same bits"
+        }
+        false => {
+            "faster than bf16 by the plan, with products in 8 bits, which were measured on Hopper alone; the losses are not the \
+             same bits"
+        }
     };
     choose("recipe", json!(best.of.recipe.name()), because);
     if best.of.quantised {
-        choose("qlora_bnb", json!(true), "with frozen weights in bf16 no plan fits");
+        let because = match found.iter().filter(|of| !of.of.quantised).map(|of| of.tokens_per_second).reduce(f64::max) {
+            None => "with frozen weights in bf16 no plan fits".to_owned(),
+            Some(other) => format!(
+                "faster by the plan: {:.0} tokens per second instead of {other:.0} with frozen weights in bf16",
+                best.tokens_per_second
+            ),
+        };
+        choose("qlora_bnb", json!(true), &because);
     }
     chosen
 }
 
 /// Why a step is cut as it is, in one line.
-fn cut_reason(best: Tried, own: Candidate, found: &[Tried], refused: usize, machine: &Machine) -> String {
-    let rows = own.rows * own.accumulation;
+///
+/// `split`: how many splits do not fit, and the rows of a step in words.
+fn cut_reason(best: Tried, own: Candidate, found: &[Tried], split: (usize, &str), machine: &Machine) -> String {
+    let (refused, rows) = split;
     let gib = best.bytes as f64 / (1u64 << 30) as f64;
-    let cuts = found.iter().filter(|of| of.of.recipe == best.of.recipe).count();
-    if cuts + refused <= 1 {
-        return format!("{rows} rows per step, as given");
-    }
-    let mut text = format!("the same {rows} rows per step; {gib:.2} GiB on {}", machine.name);
+    let mut text = format!("{rows}; {gib:.2} GiB on {}", machine.name);
     // Rates of a CPU are those of another one: they put candidates in order, and are not worth a figure.
     if machine.arch != Arch::Cpu {
         text += &format!(", {:.0} tokens per second expected", best.tokens_per_second);
@@ -246,4 +306,24 @@ fn cut_reason(best: Tried, own: Candidate, found: &[Tried], refused: usize, mach
         text += &format!("; {refused} of the possible splits do not fit");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Task;
+
+    #[test]
+    fn a_card_that_may_drive_a_display_is_not_filled() {
+        let config = |text: &str| Config::load(text, "run.yaml", Task::Sft, &[]).unwrap();
+        let left = |name: &str, text: &str| {
+            let machine = Machine { name: name.to_owned(), ..Machine::h200() };
+            1.0 - beside_display(&config(text), &machine).memory as f64 / machine.memory as f64
+        };
+        for name in ["rtx4090", "NVIDIA GeForce RTX 3090"] {
+            assert!((left(name, "model: m\n") - OF_DISPLAY).abs() < 1e-6, "{name}");
+            assert_eq!(left(name, "model: m\nmemory_limit: 20GiB\n"), 0.0);
+        }
+        assert_eq!(left("NVIDIA H200", "model: m\n"), 0.0);
+    }
 }

@@ -49,7 +49,10 @@ pub fn manifest(place: &RunFolder, trainer: &mut Trainer) -> Result<Value> {
     let bytes: usize = program.memory.iter().map(|line| line.bytes).sum();
     let seconds = planned_seconds(trainer, &program)?;
     let earlier = place.earlier.as_ref().map(|earlier| &earlier.manifest);
-    let started = earlier.map_or_else(|| json!(Zoned::now().to_string()), |manifest| manifest["started"].clone());
+    let started = earlier.map_or_else(
+        || json!(Zoned::now().strftime("%Y-%m-%dT%H:%M:%S%:z").to_string()),
+        |manifest| manifest["started"].clone(),
+    );
     Ok(json!({
         "run": name,
         "run_id": run_id,

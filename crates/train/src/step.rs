@@ -80,9 +80,9 @@ pub(crate) enum Advance {
 }
 
 impl Trainer {
-    /// The next micro-batches of the data: fewer than a full step at the end, none after it.
+    /// The next micro-batches of the data: fewer than a full step at the end of an epoch, none after the last.
     fn next_batches(&mut self) -> Result<Vec<Batch>> {
-        let wanted = self.config.training.gradient_accumulation_steps as usize * self.config.replicas();
+        let accumulation = self.config.training.gradient_accumulation_steps as usize;
         let Some(feed) = &mut self.feed else {
             let problems = self.config.check_datasets();
             return Err(TrainError::Config(problems));
@@ -93,7 +93,7 @@ impl Trainer {
         {
             return Ok(Vec::new());
         }
-        feed.train.by_ref().take(wanted).collect::<std::result::Result<_, _>>().map_err(TrainError::Data)
+        feed.next_step(accumulation, self.config.replicas())
     }
 
     fn one_per_row(&self) -> bool {

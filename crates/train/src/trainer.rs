@@ -128,6 +128,9 @@ impl Trainer {
         check_batch_size(&config, plan.sequence_len, device.machine.memory)?;
         let feed = encoded.map(|encoded| Feed::new(&config, encoded, plan.sequence_len)).transpose()?;
         let total = feed.as_ref().map(|feed| feed.total_steps(&config)).or(config.training.fixed_steps());
+        if let Some(feed) = &feed {
+            plan.notes.extend(feed.note_on_steps(&config).into_iter().chain(feed.note_on_judges(&config)));
+        }
         if let Some(total) = total {
             let problems = config.check_steps(total);
             if !problems.is_empty() {

@@ -177,8 +177,53 @@ fn the_extent_counts_what_the_loader_gives() {
         rows += batch.input_ids.chunks(batch.seq_len).filter(|row| row[0] != PAD).count() as u64;
     }
     assert_eq!(extent.rows, rows);
-    assert_eq!(extent.steps(4), extent.micro_batches.div_ceil(4));
     assert!(extent.fill > 0.9 && extent.fill <= 1.0, "{}", extent.fill);
+}
+
+/// The numbers of the documents of a batch.
+fn documents_of(batch: &Batch) -> Vec<i32> {
+    let first = |(id, position): (&i32, &i32)| (*position == 0 && *id != PAD).then_some(*id / 1000 - 1);
+    batch.input_ids.iter().zip(&batch.position_ids).filter_map(first).collect()
+}
+
+#[test]
+fn a_step_ends_with_its_epoch_and_has_no_document_twice() {
+    for (count, layout, prefetch) in [
+        (7, Layout::Packed, 0),
+        (64, Layout::Packed, 3),
+        (100, Layout::Packed, 0),
+        (13, Layout::Padded(vec![16, 32]), 2),
+        (9, Layout::Joined(vec![64, 96]), 0),
+    ] {
+        let documents = corpus(count);
+        let spec = spec(layout, prefetch);
+        let extent = extent(&documents, &spec).unwrap();
+        for accumulation in [1, 3, 50] {
+            let mut loader = Loader::new(documents.clone(), spec.clone(), Position::default()).unwrap();
+            let (mut steps, mut epochs) = (0, 0);
+            loop {
+                let mut seen = Vec::new();
+                for _ in 0..accumulation {
+                    seen.extend(loader.next().map(|batch| documents_of(&batch.unwrap())).unwrap_or_default());
+                    if loader.ends_epoch() {
+                        break;
+                    }
+                }
+                if seen.is_empty() {
+                    break;
+                }
+                steps += 1;
+                let all = seen.len();
+                seen.sort_unstable();
+                seen.dedup();
+                assert_eq!(seen.len(), all, "{count} documents, {accumulation} micro-batches to a step");
+                epochs += u64::from(loader.ends_epoch());
+                assert_eq!(loader.position().epoch, epochs);
+            }
+            assert_eq!((steps, epochs), (extent.steps(accumulation), 2));
+            assert_eq!(extent.steps_by_epoch(accumulation).count(), 2);
+        }
+    }
 }
 
 #[test]

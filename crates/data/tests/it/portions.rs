@@ -155,7 +155,7 @@ fn another_number_of_nodes_deals_what_is_left_of_the_epoch() {
         for (count, most) in [(1, 5), (3, 4), (2, 3), (1, 2), (2, usize::MAX)] {
             let spec = LoaderSpec { epochs: Some(1), ..spec(layout.clone(), count) };
             let sets = if count == 1 { vec![alone(&path)] } else { nodes(&path, count) };
-            let left = remaining(&sets[0], &spec, position.clone()).unwrap();
+            let left: u64 = remaining(&sets[0], &spec, position.clone()).unwrap().iter().sum();
             let (rounds, behind) = deal(&sets, &spec, &position, most);
             assert!(rounds.len() == most || rounds.len() as u64 == left, "{left} rounds were left");
             assert!(!rounds.is_empty(), "{count} nodes have nothing left to do");

@@ -3,15 +3,19 @@
 //!
 //! Knows texts, events and signals, not what a step is. `panel.rs` formats the panel.
 
+mod pace;
 mod panel;
 
-use std::io::{IsTerminal, Write, stdout};
+use std::fs::File;
+use std::io::{BufReader, IsTerminal, Write, stdout};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use pace::Pace;
 use panel::{Panel, shortened, wrapped};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
@@ -64,6 +68,7 @@ pub struct Console {
     /// Columns of the terminal when the bar was drawn last.
     columns: usize,
     panel: Panel,
+    pace: Pace,
 }
 
 impl Console {
@@ -77,7 +82,8 @@ impl Console {
         for number in [SIGINT, SIGTERM, SIGUSR1] {
             flag::register_usize(number, signal.clone(), number as usize).map_err(failed)?;
         }
-        Ok(Console { signal, show, announce, bar: None, columns: width(), panel: Panel::default() })
+        let pace = Pace::begin(Instant::now());
+        Ok(Console { signal, show, announce, bar: None, columns: width(), panel: Panel::default(), pace })
     }
 
     /// 128 and the signal that was received here; else it was received by another node, and this one is ended.
@@ -145,6 +151,11 @@ impl Observer for Console {
             self.print(&event.to_string());
         }
         self.fit_bar();
+        if let ("resume", Some(log)) = (event["event"].as_str().unwrap_or_default(), event["manifest"]["log"].as_str())
+            && let Ok(file) = File::open(log)
+        {
+            self.panel.recall(BufReader::new(file), event["step"].as_u64().unwrap_or(0));
+        }
         self.panel.take(event);
         if let Some(bar) = &self.bar {
             bar.set_message(self.panel.line(width()));
@@ -157,7 +168,8 @@ impl Observer for Console {
             return;
         }
         self.fit_bar();
-        let bar = self.bar.get_or_insert_with(|| bar(done, total));
+        let bar = self.bar.get_or_insert_with(|| bar(total));
+        bar.set_prefix(self.pace.words(Instant::now(), done, total));
         bar.set_position(done);
         if done >= total {
             bar.finish_and_clear();
@@ -183,14 +195,10 @@ fn width() -> usize {
     usize::from(Term::stdout().size().1)
 }
 
-fn bar(done: u64, total: u64) -> ProgressBar {
+fn bar(total: u64) -> ProgressBar {
     let colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let part = if colour { "{wide_bar:.cyan/dim}" } else { "{wide_bar}" };
-    let template = format!("{part} {{pos}}/{{len}} · {{elapsed}} gone, {{eta}} left\n{{msg}}");
+    let template = format!("{part} {{pos}}/{{len}} steps done · {{prefix}}\n{{msg}}");
     let style = ProgressStyle::with_template(&template).expect("the template is our own").progress_chars("━╸─");
-    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stdout_with_hz(DRAWS));
-    // What was done by earlier processes is not part of this one's speed.
-    bar.set_position(done);
-    bar.reset_eta();
-    bar.with_style(style)
+    ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stdout_with_hz(DRAWS)).with_style(style)
 }

@@ -2,6 +2,8 @@
 //!
 //! Knows events of the log and columns, not how anything is drawn.
 
+use std::io::BufRead;
+
 use serde_json::Value;
 
 /// Parts of the course that are remembered: two become one when there are more.
@@ -38,6 +40,15 @@ impl Panel {
             }
             Some("evaluation") => self.evaluation = number("loss"),
             _ => {}
+        }
+    }
+
+    /// Takes up the losses that earlier processes wrote to the log, of the steps before this one.
+    pub fn recall(&mut self, log: impl BufRead, step: u64) {
+        for line in log.lines().map_while(Result::ok) {
+            let event: Value = serde_json::from_str(&line).unwrap_or_default();
+            let is_before = event["event"] == "step" && event["step"].as_u64().is_some_and(|of| of < step);
+            event["loss"].as_f64().filter(|_| is_before).into_iter().for_each(|loss| self.course.add(loss));
         }
     }
 
@@ -166,6 +177,21 @@ mod tests {
             assert!(picture.len() >= 8 && picture.is_sorted_by(|a, b| a >= b), "{line}");
             assert_eq!((picture[0], *picture.last().unwrap()), ('█', '▁'));
         }
+    }
+
+    #[test]
+    fn the_course_of_a_resumed_run_goes_on() {
+        // Steps behind the checkpoint are done again, and the last line was not finished.
+        let step = |i: u64| json!({"event": "step", "step": i, "loss": 10.0 - i as f64}).to_string() + "\n";
+        let lines: String = (0..12).map(step).collect();
+        let log = "{\"event\": \"start\"}\n".to_owned() + &lines + "{\"event\": \"st";
+        let mut panel = Panel::default();
+        panel.recall(log.as_bytes(), 9);
+        assert_eq!(panel.line(80), "", "no step of this process yet");
+        panel.take(&json!({"event": "step", "step": 9, "loss": 1.0}));
+        let picture: String = panel.line(80).chars().filter(|c| LEVELS.contains(c)).collect();
+        assert_eq!(picture.chars().count(), 10, "{picture}");
+        assert!(picture.starts_with('█') && picture.ends_with('▁'), "{picture}");
     }
 
     #[test]

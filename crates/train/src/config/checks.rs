@@ -5,7 +5,7 @@
 
 use super::{
     self as config, Config, Dataset, DatasetType, Device, Dtype, Fp4Backend, GradientCompression, Init, LossScale,
-    MatmulDtype, Problem, Recipe, Resume, RopeScaling, Schedule, ShardScope, Strategy, SystemPromptType,
+    MatmulDtype, Problem, Recipe, Reporter, Resume, RopeScaling, Schedule, ShardScope, Strategy, SystemPromptType,
 };
 use data::AgentForm;
 use data::template::families;
@@ -30,6 +30,12 @@ pub(super) fn check_options(config: &Config, reader: &mut Reader) {
     check_conversations(config, reader);
     check_cadence(config, reader);
     check_samples(config, reader);
+    if let Some(requested @ [_, _, ..]) = config.logging.report_to.as_deref()
+        && requested.contains(&Reporter::None)
+    {
+        let hint = Some("remove `none`, or the others".to_string());
+        reader.report("report_to", "`report_to` has `none` next to trackers", hint);
+    }
     if config.training.max_steps == 0 && !reader.is_faulty("max_steps") {
         let hint = Some("-1 takes the number from `num_epochs` and the data".to_string());
         reader.report("max_steps", "`max_steps: 0` would train nothing", hint);

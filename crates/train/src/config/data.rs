@@ -21,7 +21,7 @@ options! {
         dataloader_num_workers: Setting<u32> = auto, resumable;
         /// Folder for the cache of encoded rows, or `off`. `auto` is the variable SUROGATE_DATA_CACHE, else
         /// `surogate/rows` in the user's cache folder.
-        data_cache: Setting<String> = auto, resumable;
+        data_cache: Setting<String> = auto, path, resumable;
         /// Pack several documents into a row. They do not attend to each other.
         sample_packing: bool = true;
         /// Shuffle the rows in every epoch. `false` keeps the order of the files.
@@ -34,7 +34,7 @@ options! {
     pub struct Dataset: "Dataset" {
         /// A file, a folder, a pattern of files (each also as `s3://…` or `gs://…`), or a dataset on the Hub as
         /// `owner/name` or `owner/name@revision`.
-        path: String = required;
+        path: String = required, path;
         /// The type of the rows.
         r#type: DatasetType = required;
         /// Part of a folder or Hub dataset that has several: a configuration name from its README, or a subfolder.

@@ -38,6 +38,6 @@ options! {
         min_nodes: Option<u32> = null, min = 1, resumable;
         /// Folder in which each node keeps its tokenized data, in `node-0`, `node-1` and so on. Null uses `surogate-` and
         /// `run_name`, or the model's name, in the system's folder for temporary files (`/tmp`), unless `data_cache` is set.
-        worker_output_dir: Option<String> = null, resumable;
+        worker_output_dir: Option<String> = null, path, resumable;
     }
 }

@@ -1,7 +1,7 @@
 //! Local files and folders that options name: whether they are there, reported with all other problems of the text.
 //! What is in them is read later. Names on the Hub and in object storage are not looked up.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use options::Reader;
 
@@ -33,8 +33,12 @@ pub(super) fn check(config: &Config, reader: &mut Reader, look: Look) {
     if let Some(folder) = config.lora.adapter.as_deref().filter(|_| !reader.is_faulty("adapter"))
         && !Path::new(folder).join("adapter_config.json").is_file()
     {
-        let hint = Some("give the folder of an adapter in PEFT's form".to_owned());
-        reader.report("adapter", format!("there is no adapter in `{folder}`"), hint);
+        let hint = match folder {
+            "lora" => "`lora: true` trains adapters; `adapter` is the folder of one to continue",
+            "qlora" => "`lora: true` with `qlora_bnb: true`; `adapter` is the folder of one to continue",
+            _ => "give the folder of an adapter in PEFT's form",
+        };
+        reader.report("adapter", format!("there is no adapter in `{folder}`"), Some(hint.to_owned()));
     }
     if let Setting::Value(file) = &config.template.template
         && is_template_file(file)
@@ -53,7 +57,7 @@ fn check_model(config: &Config, reader: &mut Reader) {
     if reader.is_faulty("model") {
         return;
     }
-    let folder = home(model);
+    let folder = Path::new(model);
     if folder.is_dir() {
         if !folder.join("config.json").is_file() {
             reader.report("model", format!("`{model}` has no config.json, expected the folder of a model"), None);
@@ -85,15 +89,7 @@ fn check_data(config: &Config, reader: &mut Reader) {
 
 /// Whether a text can be a name on the Hub.
 fn is_hub_name(text: &str) -> bool {
-    !text.starts_with(['.', '/', '~']) && text.matches('/').count() == 1 && !text.ends_with('/')
-}
-
-/// A path in which `~` is the user's own folder.
-fn home(path: &str) -> PathBuf {
-    match (path.strip_prefix("~/"), std::env::var_os("HOME")) {
-        (Some(rest), Some(home)) => Path::new(&home).join(rest),
-        _ => PathBuf::from(path),
-    }
+    !text.starts_with(['.', '/']) && text.matches('/').count() == 1 && !text.ends_with('/')
 }
 
 #[cfg(test)]

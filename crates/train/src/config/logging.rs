@@ -6,15 +6,15 @@ use serde_json::{Value, json};
 options! {
     /// Logs, trackers and debug output.
     pub struct Logging: "Logging" {
-        /// Trackers that receive the metrics. Each has its own process that reads the log, so its failures do not
-        /// affect the run.
+        /// Trackers that receive the metrics: one, or a list. Each has its own process that reads the log, so its failures
+        /// do not affect the run.
         report_to: Option<Vec<Reporter>> = null, resumable;
         /// Steps between lines on the terminal and between the values that trackers receive; the last step is always
         /// included. The log has every step.
         logging_steps: u64 = 1, min = 1, resumable;
         /// Path of the log, one JSON object per line: a new file, an empty one, or a log to append to. `auto` is
         /// `log-{run_name}-{time}.json` in `output_dir`.
-        log_file: Setting<String> = auto, resumable;
+        log_file: Setting<String> = auto, path, resumable;
         /// Steps between samples of the device: utilization, clocks, power, temperature and memory of a GPU; on the CPU
         /// the process's utilization of its threads and its memory. 0 disables sampling; `auto` is 100, or fewer in a run of
         /// less than 10 000 steps, so that there are about a hundred samples.
@@ -32,7 +32,7 @@ options! {
         /// Aim: experiment.
         aim_experiment: String = "Surogate", resumable;
         /// Aim: repository. Null is Aim's default.
-        aim_repo: Option<String> = null, resumable;
+        aim_repo: Option<String> = null, path, resumable;
         /// Aim: run name. `auto` is `run_name`.
         aim_name: Setting<String> = auto, resumable;
         /// Report the time of a step by class of instructions. Every instruction of the third step of the process, or
@@ -52,6 +52,8 @@ choices! {
         Aim = "aim",
         /// TensorBoard event files, in the folder `tensorboard` of `output_dir`.
         Tensorboard = "tensorboard",
+        /// No tracker, as without the option.
+        None = "none",
     }
 }
 
@@ -60,14 +62,15 @@ impl Logging {
     pub fn trackers(&self) -> Vec<Value> {
         let requested = self.report_to.as_deref().unwrap_or_default();
         let reported = |service: Reporter| match service {
+            Reporter::None => None,
             Reporter::Wandb => {
-                json!({"tracker": "wandb", "project": self.wandb_project, "name": self.wandb_name.value()})
+                Some(json!({"tracker": "wandb", "project": self.wandb_project, "name": self.wandb_name.value()}))
             }
-            Reporter::Aim => json!({
+            Reporter::Aim => Some(json!({
                 "tracker": "aim", "experiment": self.aim_experiment, "repo": self.aim_repo, "name": self.aim_name.value(),
-            }),
-            Reporter::Tensorboard => json!({"tracker": "tensorboard"}),
+            })),
+            Reporter::Tensorboard => Some(json!({"tracker": "tensorboard"})),
         };
-        Reporter::ALL.iter().copied().filter(|service| requested.contains(service)).map(reported).collect()
+        Reporter::ALL.iter().copied().filter(|service| requested.contains(service)).filter_map(reported).collect()
     }
 }

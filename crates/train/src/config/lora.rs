@@ -13,8 +13,9 @@ options! {
         lora_rank: u32 = 16, min = 1, max = 262144;
         /// Scale of the adapters: their output is multiplied by alpha divided by rank.
         lora_alpha: u32 = 32, min = 1, max = 16777216;
-        /// Dropout probability of the adapters' inputs.
-        lora_dropout: f64 = 0.05, min = 0, below = 1;
+        /// Dropout probability of the adapters' inputs. `auto` is 0.05, and 0 if parameters get adapters, which as in PEFT have
+        /// none: with `all-linear` those of most mixtures of experts.
+        lora_dropout: Setting<f64> = auto, min = 0, below = 1;
         /// Element type of the adapters.
         lora_dtype: Dtype = "float32";
         /// Linear layers that get an adapter: names, patterns, or `all-linear` for all except the LM head. For mixtures
@@ -23,7 +24,7 @@ options! {
         lora_target_modules: Vec<String> = ["all-linear"];
         /// Parameters that get an adapter, by the ends of their names, as in PEFT's `target_parameters`: expert
         /// matrices, such as `mlp.experts.gate_up_proj` and `mlp.experts.down_proj`, and routers, such as
-        /// `gate.weight`. Needs `lora_dropout: 0`.
+        /// `gate.weight`. `lora_dropout` must be 0 or `auto`.
         lora_target_parameters: Vec<String> = [];
         /// Train the routers of mixtures of experts in full alongside the adapters, as `modules_to_save` does.
         train_router: bool = false;
@@ -36,7 +37,7 @@ options! {
         /// Also write the merged model to `merged` in `output_dir`.
         merge_adapter: bool = false, resumable;
         /// Folder of an adapter to continue training. Its rank, scale and targets apply.
-        adapter: Option<String> = null;
+        adapter: Option<String> = null, path;
     }
 }
 

@@ -8,7 +8,7 @@ options! {
     /// The model to train.
     pub struct Model: "Model" {
         /// Folder of a Hugging Face model, or its name on the Hub such as `Qwen/Qwen3-0.6B`. Also spelled `model_name`.
-        model: String = required;
+        model: String = required, path;
         /// Model family. `auto` reads it from the model's configuration; an explicit name is checked against that.
         model_type: Setting<String> = auto;
         /// Tokens per training row. `auto` is `max_model_len` if that is set, else as many as the longest document

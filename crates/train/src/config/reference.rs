@@ -42,6 +42,8 @@ A run is one YAML file: `surogate sft run.yaml`. All options are at the top leve
 items of `datasets`. Command-line options override the file: `--set option=value`, `--set distributed.num_nodes=2`,
 `option=value`, or `--option value` (with dashes for underscores); `--option` and `--no-option` stand for true and false.
 
+In paths `~` is your own folder; variables such as `$HOME` are refused. A list of one item can be written as the item alone.
+
 Unknown or duplicate options, wrong types, values out of range and contradictions are errors. They are reported all at once
 with line and column, and the exit code is 2. An option marked *not available yet* is checked, but only its default is
 accepted.

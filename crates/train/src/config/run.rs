@@ -10,21 +10,21 @@ options! {
         /// Name of the run in logs and file names. `auto` derives it from the model and the time.
         run_name: Setting<String> = auto, resumable;
         /// Set options that you left out to the values that the plan finds best for this machine, and print each choice
-        /// with its reason: the split of a step into micro-batches (the number of rows stays the same), `recipe`,
-        /// `sample_packing`, and if the run does not fit otherwise, `sequence_parallel_size` and, with adapters,
-        /// `qlora_bnb`. A resumed run keeps its first choices.
+        /// with its reason: the split of a step into micro-batches (the number of rows stays the same, unless the data
+        /// would make fewer than 20 steps), `recipe`, `sample_packing`, with adapters `qlora_bnb`, and if the run does not
+        /// fit otherwise, `sequence_parallel_size`. A resumed run keeps its first choices.
         apply_recommended_values: bool = false;
         /// Passes over the training data; the last may be a part of one, such as 0.5 or 1.25. `max_steps` takes
         /// precedence.
         num_epochs: Epochs = 3, above = 0, max = 1_000_000, resumable;
         /// Folder for everything that the run writes: resolved options, log, checkpoints, result.
-        output_dir: String = "output", resumable;
+        output_dir: String = "output", path, resumable;
         /// Folder for checkpoints, used by one run at a time. `auto` is `output_dir`.
-        checkpoint_dir: Setting<String> = auto, resumable;
+        checkpoint_dir: Setting<String> = auto, path, resumable;
         /// Resume from the last checkpoint of the run in `output_dir` (`true`; without a checkpoint the run starts at
         /// step 0 and says so), or from the checkpoint at a path. Options without ↻ must be unchanged; batch size ×
         /// accumulation may be split differently.
-        resume_from_checkpoint: Resume = false, resumable;
+        resume_from_checkpoint: Resume = false, path, resumable;
         /// When checkpoints are written: every `save_steps`, after every pass over the data, or not before the end. The
         /// last step and an interruption are always saved.
         save_strategy: Strategy = "steps", resumable;

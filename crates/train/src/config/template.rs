@@ -11,7 +11,7 @@ options! {
         use_chat_template: bool = true;
         /// Chat template: the name of a model family or format, or a file `*.jinja`. `auto` is the model's own
         /// template; the name of the model's own family means the same if it has one.
-        template: Setting<String> = auto;
+        template: Setting<String> = auto, path;
         /// System prompt that replaces the template's own.
         system: Option<String> = null;
         /// Maximum tokens of a conversation. Null is `sequence_len`.

@@ -8,7 +8,7 @@ options! {
     pub struct Training: "Training loop" {
         /// Rows per micro-batch on each GPU.
         per_device_train_batch_size: u32 = 2, min = 1, max = 1048576;
-        /// Micro-batches per step. A step trains on batch size × this × GPUs rows.
+        /// Micro-batches per step. A step trains on batch size × this × GPUs rows; the last of an epoch may have fewer.
         gradient_accumulation_steps: u32 = 4, min = 1, max = 1048576;
         /// Number of steps. -1 derives it from `num_epochs` and the data.
         max_steps: i64 = -1, min = -1, resumable;

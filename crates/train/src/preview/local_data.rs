@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::config::{Config, Dataset};
+use crate::config::{Config, Dataset, DatasetType};
 use crate::encoded::Encoded;
 use crate::error::Result;
 use crate::plan::Plan;
@@ -27,6 +27,10 @@ pub fn documents(
     let missing = places.filter(|(place, _)| !config.fetched.contains_key(place)).find_map(|(_, of)| missing(of));
     if let Some(why) = away.first().cloned().or(missing) {
         return Ok(Err(why));
+    }
+    let is_text = |of: &Dataset| of.r#type != DatasetType::Tokens;
+    if datasets.iter().chain(validation).any(is_text) && !source.folder.join("tokenizer.json").is_file() {
+        return Ok(Err(format!("there is no tokenizer.json in {} to count their tokens", source.folder.display())));
     }
     Encoded::read(config, source, &Plan::new(config, source)?, None, &|| false).map(Ok)
 }

@@ -96,7 +96,7 @@ impl Preview {
         options.variants = shapes.variants.clone();
         let program = compiler::compile(&source.model, &options, machine)
             .map_err(|error| TrainError::from(error).located(config))?;
-        let of_data = data.iter().flat_map(|data| data.notes.clone());
+        let of_data = data.iter().flat_map(|data| data.notes.clone()).chain(shapes.few.clone());
         let mut preview = Preview {
             program,
             notes: plan.notes.into_iter().chain(formats::notes_on_recipe(config, machine)).chain(of_data).collect(),

@@ -31,6 +31,8 @@ pub struct Shapes {
     pub steps: Option<u64>,
     /// How often the held-out data are gone through, and their batches.
     pub evaluations: (u64, u64),
+    /// The note on a run of few steps.
+    pub few: Option<String>,
     /// What was assumed, because the data are not available; a sentence.
     pub assumed: Option<String>,
 }
@@ -62,7 +64,8 @@ impl Shapes {
         let evaluations = (of_steps, feed.validation_batches()?);
         let whole = variants.iter().all(|variant| variant.documents == Documents::Rows);
         let (tokens, seen) = (seen.tokens, if whole { Seen::default() } else { Seen(seen.seen) });
-        Ok(Shapes { variants, shares, tokens, seen, steps: Some(steps), evaluations, assumed: None })
+        let few = feed.note_on_steps(config);
+        Ok(Shapes { variants, shares, tokens, seen, steps: Some(steps), evaluations, few, assumed: None })
     }
 
     /// Rows that are full to the last token: no run of these options has larger ones.
@@ -86,6 +89,7 @@ impl Shapes {
             seen: Seen(if config.data.sample_packing { 1.0 / DOCUMENTS_PER_ROW as f64 } else { 1.0 }),
             steps: config.training.fixed_steps(),
             evaluations: (0, 0),
+            few: None,
             assumed: Some(assumed),
         }
     }

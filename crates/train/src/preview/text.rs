@@ -57,7 +57,9 @@ impl Preview {
         let machine = &self.program.machine;
         let share = 100.0 * self.memory_bytes() as f64 / machine.memory as f64;
         let of = match machine.arch {
-            Arch::Cpu => format!("of {}, with headroom for the system", size(machine.memory)),
+            Arch::Cpu => {
+                format!("of {}, with headroom for the system; the process itself comes on top", size(machine.memory))
+            }
             Arch::Cuda(_) => format!("of the machine's {}", size(machine.memory)),
         };
         let share = figure(&format!("{share:.1} %"), &of);
@@ -96,7 +98,7 @@ impl Preview {
         };
         let assumed = self.shapes.assumed.as_ref().map(|assumed| {
             let why = self.away.as_deref().map_or(String::new(), |why| format!(": {why}"));
-            format!("The data is not available locally{why}. Assumed: {assumed}\n")
+            format!("The tokens of the data are not known{why}. Assumed: {assumed}\n")
         });
         format!("{name}: {rows}, {micro_steps}{steps}\n{}", assumed.unwrap_or_default())
     }

@@ -38,10 +38,11 @@ impl Run {
         trainer.config.recommendations().iter().for_each(|line| observer.line(line));
         observer.line(&format!("Run {} on {} ({})", trainer.name, trainer.device.machine.name, trainer.device.because));
         if let Some(feed) = &trainer.feed {
-            for line in feed.check_table().lines() {
+            for line in feed.check_table(&trainer.config).lines() {
                 observer.line(line);
             }
         }
+        observer.line("Compiling the model and loading its weights");
         let manifest = manifest(&place, trainer)?;
         let (config, steps) =
             (trainer.config.clone(), trainer.total_steps().expect("a run with data knows its length"));
@@ -137,6 +138,9 @@ impl Run {
                 self.saved = None;
                 self.save(trainer, observer)?;
             }
+        }
+        if trainer.startup.is_some() && trainer.steps_done() < total {
+            observer.line(&format!("Starting step {}, which takes longer than the others", trainer.steps_done()));
         }
         let timed =
             trainer.config.logging.debug_time_breakdown.then_some((trainer.steps_done() + TIMED).min(total - 1));

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import generate
 from .arguments import generation_options
@@ -30,6 +30,7 @@ def run(options: Namespace) -> int:
     """Answers until the user ends."""
     model = generate.open_model(options)
     settings = generation_options(options)
+    more = {"tools": generate.read_tools(options.tools)} if options.tools else {}
     system = [{"role": "system", "content": options.system}] if options.system else []
     messages = list(system)
     show(HELP)
@@ -48,7 +49,7 @@ def run(options: Namespace) -> int:
             warn(f"{text.split()[0]} is not known. {HELP}")
         elif text:
             messages.append({"role": "user", "content": text})
-            answer = _answer(model, messages, settings)
+            answer = _answer(model, {"messages": messages, **more}, settings)
             if answer is None:
                 messages.pop()
             else:
@@ -65,12 +66,12 @@ def _ask() -> str:
     return line.strip()
 
 
-def _answer(model: Model, messages: list[dict[str, str]], settings: dict[str, object]) -> str | None:
+def _answer(model: Model, prompt: dict[str, Any], settings: dict[str, object]) -> str | None:
     """The answer, shown as it comes; what there is of it where the user stops it, nothing where it cannot begin."""
     parts: list[str] = []
     shown = Thoughts(sys.stdout.isatty())
     try:
-        generation = model.start([messages], **settings)
+        generation = model.start([prompt], **settings)
         for _, text, _ in generate.pieces(generation):
             parts.append(text)
             shown.show(text)

@@ -77,7 +77,7 @@ pub struct Settings {
     pub masks: Masks,
     pub batch_size: usize,
     /// How tokens would be drawn, where nothing says so.
-    otherwise: Drawing,
+    pub otherwise: Drawing,
 }
 
 /// Tokens of an answer where neither the options nor the model say how many.

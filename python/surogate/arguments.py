@@ -229,6 +229,8 @@ def parser() -> argparse.ArgumentParser:
     chat.add_argument("model", metavar="MODEL", type=_path, help=OF_MODEL)
     chat.add_argument("--system", metavar="TEXT", help="system message at the start of the conversation")
     for command in (generate, chat):
+        of_tools = "JSON file with a list of function definitions, which the chat template shows to the model"
+        command.add_argument("--tools", metavar="FILE", help=of_tools)
         _place_flags(command)
         _generation_flags(command)
     _evaluate_flags(_command(commands, "evaluate", "measure a model on tasks of lm-evaluation-harness", reads_run=False))
@@ -244,7 +246,7 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("run", metavar="RUN", type=_path, help="output_dir of a run, a checkpoint, a model or an adapter")
     export.add_argument("--format", choices=["hf", "peft", "gguf"], required=True, help="format of the result")
     encodings = ["bf16", "f16", "f32", "q8_0", "q6_k", "q5_k_m", "q4_k_m"]
-    export.add_argument("--encoding", choices=encodings, help="type of matrices in GGUF (default: bf16)")
+    export.add_argument("--encoding", choices=encodings, help="type of matrices in GGUF (default: f16 for a model in f16, else bf16)")
     export.add_argument("--model", type=_path, help="model of an adapter (default: the one that the adapter names)")
     export.add_argument("--output", type=_path, help="folder or file to write (default: inside RUN, named after the format)")
     push = _command(commands, "push", "upload the result of a run to the Hugging Face Hub", reads_run=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import generate
 from .arguments import generation_options
@@ -37,6 +37,7 @@ def run(options: Namespace) -> int:
         raise ConfigError(f"{options.model} has no chat template, so it cannot be talked to ({hint})")
     model = generate.open_model(options)
     settings = generation_options(options)
+    more = {"tools": generate.read_tools(options.tools)} if options.tools else {}
     system = [{"role": "system", "content": options.system}] if options.system else []
     messages = list(system)
     show(HELP)
@@ -57,7 +58,7 @@ def run(options: Namespace) -> int:
             warn(f"{text.split()[0]} is not known. {HELP}")
         elif text:
             messages.append({"role": "user", "content": text})
-            answer = _answer(model, messages, settings)
+            answer = _answer(model, {"messages": messages, **more}, settings)
             if answer is None:
                 messages.pop()
             else:
@@ -80,12 +81,12 @@ def _ask() -> str:
             return "\n".join(lines).strip()
 
 
-def _answer(model: Model, messages: list[dict[str, str]], settings: dict[str, object]) -> str | None:
+def _answer(model: Model, prompt: dict[str, Any], settings: dict[str, object]) -> str | None:
     """The answer, shown as it comes; what there is of it where the user stops it, nothing where it cannot begin."""
     parts: list[str] = []
     shown = Thoughts(sys.stdout.isatty())
     try:
-        generation = model.start([messages], **settings)
+        generation = model.start([prompt], **settings)
         for _, text, _ in generate.pieces(generation):
             parts.append(text)
             shown.show(text)

@@ -12,7 +12,7 @@ import tempfile
 from argparse import Namespace
 from pathlib import Path
 
-from . import _native, hub, vocabulary
+from . import _native, extend, hub, merge, vocabulary
 from .arguments import UsageError
 from .errors import ConfigError
 from .models import gguf
@@ -39,19 +39,20 @@ def run(options: Namespace) -> int:
     elif options.format == "hf":
         output = Path(options.output or place / "hf")
         if is_adapter:
-            _native.merge(_base(source, options.model), source, output)
+            _merge(_base(source, options.model), source, output)
         else:
             _copy(source, output)
         show(str(output))
     elif is_adapter:
-        encoding = options.encoding or "bf16"
+        base = _base(source, options.model)
+        encoding = options.encoding or _native.default_encoding(base)
         output = Path(options.output or place / f"{place.resolve().name}-{encoding}.gguf")
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
             merged = Path(folder) / "merged"
-            _native.merge(_base(source, options.model), source, merged)
+            _merge(base, source, merged)
             _gguf(merged, encoding, output, place.resolve().name)
     else:
-        encoding = options.encoding or "bf16"
+        encoding = options.encoding or _native.default_encoding(source)
         output = Path(options.output or place / f"{place.resolve().name}-{encoding}.gguf")
         _gguf(source, encoding, output, place.resolve().name)
     return 0
@@ -75,7 +76,14 @@ def _base(adapter: Path, model: str | None) -> Path:
     model = model or _native.adapter_base(adapter)
     if not model:
         raise UsageError(f"{adapter} does not say which model it belongs to: give --model")
-    return hub.folder(model)
+    return extend.for_adapter(hub.folder(model), adapter)
+
+
+def _merge(base: Path, adapter: Path, output: Path) -> None:
+    """The model with the adapter, and what should be known of it."""
+    *_, notes = _native.merge(base, adapter, output, merge.names(base))
+    for note in notes:
+        show(f"Note: {note}")
 
 
 def _copy(source: Path, output: Path) -> None:
@@ -103,10 +111,12 @@ def _gguf(model: Path, encoding: str, output: Path, name: str) -> None:
     fields = hub.model_config(model)
     words = vocabulary.read(model, gguf.vocabulary_size(fields))
     description = gguf.describe(fields, words, name)
-    tensors, size, otherwise = _native.write_gguf(model, description, encoding, output)
+    tensors, size, otherwise, rounded = _native.write_gguf(model, description, encoding, output)
     show(f"{output}: {tensors} tensors, {bytes_text(size)} (read back and compared with the weights)")
     for kind in sorted({kind for _, kind in otherwise}):
         names = [name for name, of in otherwise if of == kind]
         show(f"Note: rows that are not whole blocks of this encoding are stored in {kind}: {_listed(names)}")
+    if rounded:
+        show(f"Note: {rounded}")
     if words[0][2] == "no_vocab":
         show("Note: the model has no tokenizer.json, so the file has no vocabulary")

@@ -36,21 +36,27 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def kept(model: Path, tokens: list[str], weights: bool) -> Path:
+def for_adapter(model: Path, adapter: Path) -> Path:
+    """The model of an adapter: one whose tokenizer and tables are the adapter's where these are longer."""
+    found = _native.tokens_of_adapter(model, adapter)
+    return model if found is None else kept(model, found[0], True, found[1])
+
+
+def kept(model: Path, tokens: list[str], weights: bool, multiple: int = MULTIPLE) -> Path:
     """The folder of a run's model with its new tokens, among the caches; made where it is not there.
 
     Its name follows from the files of the model and the tokens, so that a run that is resumed finds it, and makes it
     again where it was removed. Without `weights` it has none, unless a run has made them.
     """
     folder = _native.cache_folder("extended")
-    whole = folder / _name(model, tokens)
+    whole = folder / _name(model, tokens, multiple)
     if _is_kept(whole):
         return whole
     output = whole if weights else folder / f"{whole.name}-without-weights"
     if output != whole and _is_kept(output):
         return output
     try:
-        first, _, rows, _ = _native.extend(model, tokens, MULTIPLE, output, weights)
+        first, _, rows, _ = _native.extend(model, tokens, multiple, output, weights)
     except _native.SurogateError:
         if output.is_dir() and files.is_trusted_folder(output):  # another process was faster
             return output
@@ -75,10 +81,10 @@ def _is_kept(place: Path) -> bool:
     return False
 
 
-def _name(model: Path, tokens: list[str]) -> str:
+def _name(model: Path, tokens: list[str], multiple: int) -> str:
     parts = sorted(file for file in model.iterdir() if file.is_file())
     known = [(file.name, _mark(file)) for file in parts if not file.name.startswith(".")]
-    text = json.dumps([str(model.resolve()), tokens, known])
+    text = json.dumps([str(model.resolve()), tokens, multiple, known])
     return f"{model.resolve().name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 

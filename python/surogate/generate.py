@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from . import _native, export, hub, json_file, merge
 from .arguments import UsageError, generation_options
 from .errors import ConfigError
-from .terminal import show_piece
+from .terminal import show_piece, warn
 
 if TYPE_CHECKING:
     from .model import Model
 
-#: Fields of a line of a file of prompts, in the order in which they are looked for.
-FIELDS = ("prompt", "messages", "text")
+#: Fields of a line that hold its prompt, and those that are options of its own.
+PROMPTS, OWN = _native.prompt_fields()
 
 
 def open_model(options: Namespace) -> Model:
@@ -60,11 +60,13 @@ def run(options: Namespace) -> int:
     """Generates, and shows or writes what came of it."""
     if (options.prompt is None) == (options.prompts is None):
         raise UsageError("generate needs --prompt TEXT or --prompts FILE")
-    prompts = [options.prompt] if options.prompts is None else list(read_prompts(Path(options.prompts)))
-    if options.chat:
-        prompts = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
+    lines = [("", options.prompt)] if options.prompts is None else list(read_prompts(Path(options.prompts)))
+    tools = read_tools(options.tools) if options.tools else None
+    prompts = [_asked(value, options.chat, tools) for _, value in lines]
+    if tools and not any("tools" in prompt for prompt in prompts):
+        raise UsageError("--tools: tools go into the chat template of messages (give --chat, or messages with --prompts)")
     model = open_model(options)
-    generation = model.start(prompts, **generation_options(options))
+    generation = model.start(prompts, goes_on=options.prompts is not None, **generation_options(options))
     if options.prompts is None and not options.json:
         for _, text, _ in pieces(generation):
             show_piece(text)
@@ -76,10 +78,41 @@ def run(options: Namespace) -> int:
         texts[prompt] += text
         ends[prompt] = end or ""
         while shown < len(prompts) and ends[shown]:
-            line = {"prompt": prompts[shown], "text": texts[shown], "finish": ends[shown]}
-            show_piece(json.dumps({**line, "tokens": len(generation.answer(shown))}, ensure_ascii=False) + "\n")
+            line = {"prompt": _shown(prompts[shown]), "text": texts[shown], "finish": ends[shown]}
+            line["tokens"] = len(generation.answer(shown))
+            if why := generation.refusal(shown):
+                line["error"] = why
+                warn(f"surogate: {lines[shown][0]}: {why}")
+            show_piece(json.dumps(line, ensure_ascii=False) + "\n")
             shown += 1
-    return 0
+    return 1 if all(generation.refusal(prompt) for prompt in range(len(prompts))) else 0
+
+
+def read_tools(path: str) -> list[Any]:
+    """The functions of a file: a list of definitions as JSON."""
+    try:
+        tools = json_file.read(Path(path).expanduser())
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such file") from None
+    if not isinstance(tools, list) or not tools or not all(isinstance(tool, dict) for tool in tools):
+        raise ConfigError(f"{path}: expected a list of function definitions")
+    return tools
+
+
+def _asked(value: Any, chat: bool, tools: list[Any] | None) -> dict[str, Any]:
+    """The prompt of a line as the engine takes it; a text becomes a user's message where it is to be answered."""
+    prompt = {"prompt": value} if not isinstance(value, dict) else {name: value[name] for name in value if name in (*PROMPTS, *OWN)}
+    name = next((name for name in PROMPTS if prompt.get(name) is not None), None)
+    if chat and name and isinstance(prompt[name], str):
+        prompt = {**prompt, name: [{"role": "user", "content": prompt[name]}]}
+    if tools and name and not isinstance(prompt[name], str) and prompt.get("tools") is None:
+        prompt["tools"] = tools
+    return prompt
+
+
+def _shown(prompt: dict[str, Any]) -> Any:
+    """What a line of the output repeats of its prompt."""
+    return next((prompt[name] for name in PROMPTS if prompt.get(name) is not None), None)
 
 
 def pieces(generation: _native.Generation) -> Iterator[tuple[int, str, str | None]]:
@@ -88,26 +121,30 @@ def pieces(generation: _native.Generation) -> Iterator[tuple[int, str, str | Non
         yield from generation.step()
 
 
-def read_prompts(path: Path) -> Iterator[Any]:
-    """The prompts of a file: each line of a `.jsonl` an object or a text, each other line that is not empty a text."""
+def read_prompts(path: Path) -> Iterator[tuple[str, Any]]:
+    """The prompts of a file with their places: each line of a `.jsonl` an object or a text, each other line that is not empty a
+    text. Fields of objects that nothing reads are named."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: the prompts cannot be read: {error}") from None
-    found = False
+    found, unused = False, dict[str, str]()
     for number, line in enumerate(lines, 1):
         if line.strip():
             found, place = True, f"{path}:{number}"
-            yield _prompt(json_file.parse(line, place), place) if path.suffix == ".jsonl" else line
+            value = _prompt(json_file.parse(line, place), place) if path.suffix == ".jsonl" else line
+            if isinstance(value, dict):
+                read = (next(name for name in PROMPTS if value.get(name) is not None), *OWN)
+                unused = {name: place for name in value if name not in read} | unused
+            yield place, value
     if not found:
         raise ConfigError(f"{path}: the file holds no prompts, expected one per line")
+    if unused:
+        named = ", ".join(f"`{name}` ({place})" for name, place in unused.items())
+        warn(f"surogate: not used of the lines, each with its first place: {named}")
 
 
 def _prompt(value: Any, place: str) -> Any:
-    if isinstance(value, str):
+    if isinstance(value, str) or isinstance(value, dict) and any(value.get(name) is not None for name in PROMPTS):
         return value
-    named = [value[name] for name in FIELDS if isinstance(value, dict) and name in value]
-    if not named:
-        raise ConfigError(f"{place}: expected a string, or an object with one of {', '.join(FIELDS)}")
-    return named[0]
-
+    raise ConfigError(f"{place}: expected a string, or an object with one of {', '.join(PROMPTS)}")

@@ -246,4 +246,26 @@ def model_config(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: not found; a model folder holds a config.json") from None
     if not isinstance(fields, dict):
         raise ModelConfigError("model", [f"{file} holds {type(fields).__name__}, expected an object"])
+    if _native.has_own_head(path):
+        if _ties(fields):
+            said = f"`tie_word_embeddings` in {file} says that the head is the embedding, but the files hold an `lm_head.weight`"
+            warnings.warn(
+                f"{said} with other values: it is used, as transformers does, and results say `tie_word_embeddings: false`",
+                stacklevel=2,
+            )
+        for part in (fields, fields.get("text_config")):
+            if isinstance(part, dict) and (part is fields or "tie_word_embeddings" in part):
+                part["tie_word_embeddings"] = False
     return fields
+
+
+def _ties(fields: dict[str, Any]) -> bool:
+    """Whether a model's head is its embedding, as its configuration or the default of its architecture says."""
+    from . import models  # noqa: F401  importing the architectures registers them
+    from .dsl.model import find
+
+    try:
+        found = find(fields)
+        return bool(getattr(found.config.from_dict(found.name, fields), "tie_word_embeddings", False))
+    except ModelConfigError:
+        return bool(fields.get("tie_word_embeddings"))

@@ -9,7 +9,7 @@ import json
 from argparse import Namespace
 from pathlib import Path
 
-from . import _native, hub, models  # noqa: F401  importing the architectures registers them
+from . import _native, extend, hub, models  # noqa: F401  importing the architectures registers them
 from .arguments import UsageError
 from .dsl.model import find
 from .errors import ConfigError, ModelConfigError
@@ -36,9 +36,13 @@ def run(options: Namespace) -> int:
     if not model:
         raise UsageError(f"{adapter} does not say which model it belongs to: give --model")
     output = Path(options.output) if options.output else adapter.parent / "merged"
-    folder = hub.folder(model)
-    adapted, tensors, size, quantised = _native.merge(folder, adapter, output, _names(folder), as_is=bool(options.base))
+    folder = extend.for_adapter(hub.folder(model), adapter)
+    adapted, tensors, size, quantised, notes = _native.merge(
+        folder, adapter, output, names(folder), as_is=bool(options.base)
+    )
     show(f"{output}: {adapted} of {tensors} tensors adapted, {bytes_text(size)}")
+    for note in notes:
+        show(f"Note: {note}")
     if options.base:
         show(f"the adapter was added to the weights of {model} as they are: this is not the function that was trained")
     elif quantised:
@@ -46,7 +50,7 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _names(folder: Path) -> str:
+def names(folder: Path) -> str:
     """What a model's architecture says of names, as JSON."""
     try:
         found = find(json.loads((folder / "config.json").read_text(encoding="utf-8")))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import numpy.typing as npt
 
-from . import _native, hub, models
+from . import _native, extend, hub, models
 from .arrays import Floats, floats, integers, optional
 from .machine import site_packages
 
@@ -45,6 +46,7 @@ class Model:
 
     def __init__(self, native: _native.Model) -> None:
         self._native = native
+        self._told = False
 
     @property
     def parameter_names(self) -> list[str]:
@@ -152,10 +154,20 @@ class Model:
         while not scoring.done:
             yield from scoring.step()
 
-    def start(self, prompts: Sequence[Any], **options: Any) -> _native.Generation:
-        """Starts to answer prompts; the options are those of :meth:`generate`, as values or as YAML text."""
+    def start(self, prompts: Sequence[Any], goes_on: bool = False, **options: Any) -> _native.Generation:
+        """Starts to answer prompts; the options are those of :meth:`generate`, as values or as YAML text.
+
+        A prompt may also be an object with `prompt`, `messages` or `text`, and with `tools`, `chat_template_kwargs`,
+        `max_new_tokens` or `temperature` of its own. With `goes_on`, one that cannot be answered ends at once, with `error`
+        or `context`, and its `refusal` says why.
+        """
+        if not self._told:
+            self._told = True
+            if unused := self._native.unused_defaults():
+                named = ", ".join(unused)
+                warnings.warn(f"not applied of the model's generation_config.json: {named}", stacklevel=2)
         given = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in options.items()]
-        return self._native.start(json.dumps(list(prompts)), given)
+        return self._native.start(json.dumps(list(prompts)), given, goes_on)
 
     @overload
     def generate(self, prompt: str | Conversation, **options: Unpack[GenerationOptions]) -> str: ...
@@ -165,7 +177,8 @@ class Model:
 
     def generate(self, prompt: Any, **options: Unpack[GenerationOptions]) -> str | list[str]:
         """The text after a prompt: a string is continued, a conversation (a list of messages with
-        `role` and `content`) is answered by the model's chat template. A list of prompts gives a list of texts.
+        `role` and `content`) is answered by the model's chat template; one that ends with an assistant's message is
+        continued. A list of prompts gives a list of texts.
 
         The options are those of `surogate generate`: `max_new_tokens`, `temperature`, `top_k`, `top_p`, `min_p`,
         `repetition_penalty`, `seed`, `stop`, `ignore_end_tokens`, `batch_size`. Defaults are those of the model's `generation_config.json`;
@@ -200,6 +213,8 @@ def load(
     `bfloat16` or `auto` (float32 on the CPU, bfloat16 on a GPU for a model that was saved in 16 bits).
     """
     folder = hub.folder(os.fspath(path))
-    ir = models.build(hub.model_config(folder))
     adapter_folder = None if adapter is None else hub.folder(os.fspath(adapter), what="adapter")
+    if adapter_folder is not None:
+        folder = extend.for_adapter(folder, adapter_folder)
+    ir = models.build(hub.model_config(folder))
     return Model(_native.Model.load(folder, ir, adapter_folder, device, dtype, site_packages()))

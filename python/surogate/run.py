@@ -60,5 +60,7 @@ def open_source(config: _native.Config, weights: bool = True) -> tuple[Path, str
     folder = hub.folder(config.model, weights=weights)
     if config.new_tokens:
         folder = extend.kept(folder, config.new_tokens, weights)
+    elif config.adapter and weights and (Path(config.adapter) / "adapter_config.json").is_file():
+        folder = extend.for_adapter(folder, Path(config.adapter))
     fields = json.loads(config.model_config(json.dumps(hub.model_config(folder))))
     return folder, models.build(fields)

@@ -23,8 +23,8 @@ def show(text: str, end: str = "\n") -> None:
 
 
 def show_piece(text: str) -> None:
-    """To standard output at once: a piece of a text whose lines are its own."""
-    print("\n".join(_native.visible(line) for line in text.split("\n")), end="", flush=True)
+    """To standard output at once: a piece of a text whose lines are its own. A file or a pipe gets it as it is."""
+    print(_native.visible_text(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 
 def put(code: str) -> None:

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from . import json_file
+from . import _native, json_file
 from .dsl.config import LARGEST
 from .errors import ConfigError
 
@@ -71,7 +71,7 @@ def _read(folder: Path, path: Path, size: int, tokenizer: dict[str, Any]) -> Met
             ("tokenizer.ggml.merges", "texts", pairs),
         ]
     lists: Metadata = [("tokenizer.ggml.tokens", "texts", tokens), ("tokenizer.ggml.token_type", "i32s", types)]
-    return own + lists + _special(folder, tokenizer, {token: i for i, token in enumerate(tokens)})
+    return own + lists + _special(folder, {token: i for i, token in enumerate(tokens)})
 
 
 def _by_characters(
@@ -118,10 +118,11 @@ def _cut(path: Path, tokenizer: dict[str, Any]) -> str:
     return found
 
 
-def _special(folder: Path, tokenizer: dict[str, Any], ids: dict[str, int]) -> Metadata:
-    """Numbers of the tokens with a role, whether a text begins with one, and the chat template."""
+def _special(folder: Path, ids: dict[str, int]) -> Metadata:
+    """Numbers of the tokens with a role, whether prompts begin with one, and the chat template."""
     settings = _json(folder / "tokenizer_config.json")
     config = _json(folder / "config.json")
+    _, of_turn, _, begins = _native.end_tokens(folder)
     found: Metadata = []
     for role, key in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
         token = settings.get(f"{role}_token")
@@ -131,10 +132,9 @@ def _special(folder: Path, tokenizer: dict[str, Any], ids: dict[str, int]) -> Me
             number = number[0] if number else None
         if number is not None:
             found.append((f"tokenizer.ggml.{key}_token_id", "u32", number))
-    begins = settings.get("add_bos_token")
-    if begins is None:
-        begins = '"SpecialToken"' in json.dumps((tokenizer.get("post_processor") or {}).get("single", [])[:1])
-    found.append(("tokenizer.ggml.add_bos_token", "bool", bool(begins)))
+    if of_turn is not None:
+        found.append(("tokenizer.ggml.eot_token_id", "u32", of_turn))
+    found.append(("tokenizer.ggml.add_bos_token", "bool", begins))
     template = folder / "chat_template.jinja"
     text = template.read_text(encoding="utf-8") if template.is_file() else settings.get("chat_template")
     if isinstance(text, str):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import surogate
 from conftest import REPOSITORY, tiny_gpt2, tiny_llama, tiny_mistral, tiny_qwen2, tiny_qwen3, tiny_smollm3
+from safetensors.numpy import load_file, save_file
 from surogate import ConfigError, ModelConfigError, vocabulary
 from surogate.cli import main
 from surogate.models import gguf
@@ -57,6 +58,51 @@ def test_an_adapter_in_every_form(capsys, trained):
     for words in (["hf"], ["peft"], ["gguf", "--encoding", "q8_0"]):
         code, _, err = run(capsys, "export", folder, "--format", *words)
         assert code == 2 and "nothing is overwritten" in err, err
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_what_is_rounded_is_told(capsys, tmp_path, make_model, dtype):
+    """A file keeps the type of a model in 16 bits; what is rounded is named with its extent."""
+    model = make_model(tiny_llama(initializer_range=0.3))
+    tensors = {name: value.astype(np.float32) for name, value in load_file(model / "model.safetensors").items()}
+    fields = json.loads((model / "config.json").read_text()) | {"torch_dtype": dtype}
+    (model / "config.json").write_text(json.dumps(fields))
+    if dtype == "float16":
+        save_file({name: value.astype(np.float16) for name, value in tensors.items()}, model / "model.safetensors")
+    elif dtype == "bfloat16":
+        cut = {name: (value.view(np.uint32) & 0xFFFF0000).view(np.float32) for name, value in tensors.items()}
+        bits = {name: (value.view(np.uint32) >> 16).astype(np.uint16) for name, value in cut.items()}
+        write_bf16(model / "model.safetensors", bits)
+    code, out, err = run(capsys, "export", model, "--format", "gguf")
+    assert code == 0, err
+    encoding = "f16" if dtype == "float16" else "bf16"
+    assert (model / f"model-{encoding}.gguf").is_file() and ("Note: values were rounded" in out) == (dtype == "float32")
+    code, out, err = run(capsys, "export", model, "--format", "gguf", "--encoding", "q8_0")
+    assert code == 0 and "Note: values were rounded to q8_0: the largest change is " in out, err
+    largest = float(re.search(r"largest change is ([0-9.e+-]+),", out)[1])
+    most = max(np.abs(value).max() for value in tensors.values())
+    assert 0 < largest < most / 100
+
+
+def write_bf16(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    """A safetensors file of bf16, given as bits."""
+    head, at = {}, 0
+    for name, value in tensors.items():
+        head[name] = {"dtype": "BF16", "shape": list(value.shape), "data_offsets": [at, at + value.nbytes]}
+        at += value.nbytes
+    text = json.dumps(head).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(value.tobytes() for value in tensors.values()))
+
+
+def test_a_merge_tells_what_it_rounds(capsys, tmp_path, trained):
+    model, folder = trained
+    assert run(capsys, "merge", folder, "--output", tmp_path / "exact")[1].count("Note:") == 0
+    bits = {}
+    for name, value in load_file(model / "model.safetensors").items():
+        bits[name] = (value.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    write_bf16(model / "model.safetensors", bits)
+    code, out, err = run(capsys, "merge", folder, "--output", tmp_path / "rounded")
+    assert code == 0 and "Note: values were rounded to bf16: the largest change is " in out, err
 
 
 def test_a_result_is_checked_without_a_second_model(tmp_path):
@@ -184,7 +230,7 @@ def test_a_way_of_cutting_text_without_a_name_is_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(ConfigError, match="a\\+"):
         vocabulary.read(tmp_path, 1)
-    tokenizer["pre_tokenizer"] = {"type": "ByteLevel", "use_regex": True}
+    tokenizer["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert ("tokenizer.ggml.pre", "text", "gpt-2") in vocabulary.read(tmp_path, 1)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 
+import numpy as np
 import pytest
 import surogate
-from conftest import REPOSITORY, tiny_gemma4
+from conftest import REPOSITORY, tiny_gemma4, tiny_llama
+from safetensors.numpy import load_file, save_file
 from surogate.cli import main
 
 STORIES = REPOSITORY / "examples" / "stories"
@@ -78,7 +81,13 @@ def test_a_run_extends_its_model_once(tmp_path, capsys, monkeypatch):
     assert "ids from 512, 576 rows" in capsys.readouterr().err
     (whole,) = [folder for folder in kept.iterdir() if list(folder.glob("*.safetensors"))]
     adapter = tmp_path / "run" / "adapter"
-    assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(whole)
+    assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(STORIES / "model")
+    card = (adapter / "README.md").read_text()
+    assert "resize_token_embeddings(576)" in card and "2 tokens" in card
+    log = next((tmp_path / "run").glob("log-*.json"))
+    assert log.name.startswith("log-model-") and f"\n# {log.stem.removeprefix('log-')}\n" in card
+    for file in (*adapter.iterdir(), tmp_path / "run" / "resolved.yaml"):
+        assert str(kept).encode() not in file.read_bytes() and whole.name.encode() not in file.read_bytes(), file
     assert main(["generate", str(tmp_path / "run"), "--prompt", "<|note|>", "--max-new-tokens", "6", "--temperature", "0"]) == 0
     assert capsys.readouterr().out.strip().startswith("a b c")
     # Resumed: nothing is made again, and what was removed is.
@@ -97,6 +106,55 @@ def test_a_run_extends_its_model_once(tmp_path, capsys, monkeypatch):
     assert main(["sft", str(file), "--resume-from-checkpoint", "--max-steps", "36", "--quiet"]) == 0
     said = capsys.readouterr().err
     assert "in reach of other users" in said and "ids from 512" in said and whole.stat().st_mode & 0o077 == 0
+
+
+def test_new_rows_travel_with_the_adapter(tmp_path, capsys, monkeypatch, make_model):
+    """From its folder alone it is loaded, merged, exported, trained further; also where its tables have another length."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = make_model(tiny_llama(vocab_size=512, initializer_range=0.3))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (model / name).write_bytes((STORIES / "model" / name).read_bytes())
+    (tmp_path / "data.jsonl").write_text('{"text": "<|note|> a b c"}\n' * 40)
+    options = {
+        "model": str(model),
+        "new_tokens": ["<|note|>"],
+        "datasets": [{"path": str(tmp_path / "data.jsonl"), "type": "text"}],
+        "lora_rank": 2,
+        "modules_to_save": ["embed_tokens"],
+        "device": "cpu",
+        "torch_dtype": "float32",
+        "sequence_len": 32,
+        "max_steps": 2,
+        "learning_rate": 1e-2,
+        "output_dir": str(tmp_path / "run"),
+    }
+    file = tmp_path / "run.yaml"
+    file.write_text(json.dumps(options))
+    assert main(["sft", str(file), "--quiet"]) == 2
+    assert "rows of `new_tokens` in `lm_head` are not trained" in capsys.readouterr().err
+    file.write_text(json.dumps(options | {"modules_to_save": ["embed_tokens", "lm_head"]}))
+    assert main(["sft", str(file), "--quiet"]) == 0
+    moved = tmp_path / "moved"
+    (tmp_path / "run" / "adapter").rename(moved)
+    shutil.rmtree(tmp_path / "cache")
+    ids = [[5, 512, 9, 3]]
+    expected = surogate.load(model, adapter=moved).forward(ids)
+    assert expected.shape[-1] == 576
+    assert main(["merge", str(moved), "--output", str(tmp_path / "merged")]) == 0
+    np.testing.assert_allclose(surogate.load(tmp_path / "merged").forward(ids), expected, atol=2e-5)
+    assert main(["export", str(moved), "--format", "gguf", "--output", str(tmp_path / "x.gguf")]) == 0
+    further = {name: value for name, value in options.items() if name in ("model", "device", "torch_dtype")}
+    trainer = surogate.Trainer(further | {"adapter": str(moved), "output_dir": str(tmp_path / "other")})
+    trainer.export(tmp_path / "further")
+    np.testing.assert_array_equal(surogate.load(model, adapter=tmp_path / "further").forward(ids), expected)
+    # As resize_token_embeddings makes them: exactly as many rows as there are tokens.
+    tensors = load_file(moved / "adapter_model.safetensors")
+    short = {name: value[:513] if value.shape[0] == 576 else value for name, value in tensors.items()}
+    save_file(short, moved / "adapter_model.safetensors")
+    np.testing.assert_array_equal(surogate.load(model, adapter=moved).forward(ids), expected[..., :513])
+    (moved / "tokenizer.json").unlink()
+    with pytest.raises(surogate.ConfigError, match="its embedding has 513 rows, the model's 512"):
+        surogate.load(model, adapter=moved)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import surogate
 from conftest import REPOSITORY
 from golden import DEVICE, FAMILIES, MIXTURES
-from surogate import chat, cli
+from surogate import chat, cli, terminal
 from surogate.errors import ConfigError
 from test_golden import of_family
 
@@ -96,7 +96,7 @@ def test_an_adapter_is_applied(tmp_path, golden_folder):
 
 def test_what_cannot_be_generated_is_refused(stories, tmp_path):
     for prompt, options, message in [
-        ([3] * 512, {}, "prompt 0 has 512 tokens, and the model allows sequences of 512"),
+        ([3] * 512, {}, "the prompt has 512 tokens, and the model allows sequences of 512"),
         ([512], {}, "token id 512 is outside of the vocabulary of 512"),
         ([3], {"temperature": 0, "top_k": 3}, "top_k narrows what is drawn"),
         ([3], {"top_p": 2.0}, "top_p"),
@@ -159,6 +159,140 @@ def test_the_command_reads_files_of_prompts(tmp_path, capsys, talkative):
     (tmp_path / "bad.jsonl").write_text('"a"\n{"question": 1}\n')
     assert cli.main(["generate", str(talkative), "--prompts", str(tmp_path / "bad.jsonl")]) == 2
     assert "bad.jsonl:2" in capsys.readouterr().err
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+
+WITH_TOOLS = "{% for tool in tools or [] %}{{ 'can ' + tool.function.name + '. ' }}{% endfor %}{{ extra or '' }}" + TEMPLATE
+
+
+def test_rows_have_options_of_their_own_and_do_not_lose_each_other(tmp_path, capsys, talkative):
+    (talkative / "chat_template.jinja").write_text(WITH_TOOLS)
+    model = surogate.load(talkative, device=DEVICE)
+    hello = [{"role": "user", "content": "Hello"}]
+    rows = [
+        {"messages": hello, "tools": TOOLS},
+        {"messages": hello, "tools": json.dumps(TOOLS), "max_new_tokens": 3},
+        {"messages": hello, "chat_template_kwargs": {"extra": "so "}, "id": 7, "label\u2028": "x"},
+        {"text": "word " * 600, "id": 8},
+        {"text": "Lily", "temperature": 5.0, "max_new_tokens": 12},
+        {"text": "Lily", "temperature": "hot"},
+        {"text": "Lily", "tools": TOOLS},
+        {"text": None, "prompt": "Lily", "tools": None, "max_new_tokens": 12},
+    ]
+    file = tmp_path / "prompts.jsonl"
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    file.write_bytes(b"\xef\xbb\xbf" + "\r\n".join([lines[0], "", *lines[1:]]).encode())
+    assert cli.main(["generate", str(talkative), "--prompts", str(file), "--max-new-tokens", "5", "--device", DEVICE]) == 0
+    out, err = capsys.readouterr()
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [line["finish"] for line in found] == [
+        "length", "length", "length", "context", "length", "error", "error", "length",
+    ]
+    assert [line["tokens"] for line in found] == [5, 3, 5, 0, 12, 0, 0, 12]
+    # Places are those of the file, in which the second line is empty.
+    for number, said in [(5, "the model allows sequences of 512"), (7, "`temperature` is \"hot\""), (8, "the prompt is a text")]:
+        assert f"{file}:{number}: " in err and said in err, err
+    assert f"`id` ({file}:4)" in err and "`label" in err
+    assert found[4]["text"] != found[7]["text"] == model.generate("Lily", max_new_tokens=12)
+    prompts = [model.start([row]).prompt_tokens(0) for row in ({"messages": hello}, rows[0], rows[2])]
+    assert prompts[0] < prompts[2] < prompts[1], prompts
+    # One alone, and several from Python, are an error.
+    with pytest.raises(ConfigError, match="^the prompt has"):
+        model.generate("word " * 600)
+    with pytest.raises(ConfigError, match="^prompt 2 of 2: the prompt has"):
+        model.generate(["a", "word " * 600])
+
+
+def test_tools_of_a_file_reach_the_template(tmp_path, capsys, monkeypatch, talkative):
+    (talkative / "chat_template.jinja").write_text(WITH_TOOLS)
+    (tmp_path / "tools.json").write_text(json.dumps(TOOLS))
+    given = ["--max-new-tokens", "6", "--device", DEVICE]
+    answers = {}
+    for name, more in {"without": [], "with": ["--tools", str(tmp_path / "tools.json")]}.items():
+        assert cli.main(["generate", str(talkative), "--chat", "--prompt", "Hello", *more, *given]) == 0
+        said = capsys.readouterr().out
+        monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
+        assert cli.main(["chat", str(talkative), *more, *given]) == 0
+        assert said.strip() in capsys.readouterr().out
+        answers[name] = said
+    model = surogate.load(talkative, device=DEVICE)
+    prompt = {"messages": [{"role": "user", "content": "Hello"}], "tools": TOOLS}
+    generation = model.start([prompt], max_new_tokens=6)
+    text = ""
+    while not generation.done:
+        text += "".join(piece for _, piece, _ in generation.step())
+    assert answers["with"] == text + "\n"
+    with_tools = ["generate", str(talkative), "--prompt", "a", "--tools"]
+    assert cli.main([*with_tools, str(tmp_path / "tools.json")]) == 2
+    assert "give --chat" in capsys.readouterr().err
+    (tmp_path / "one.json").write_text("{}")
+    for file, said in (("one.json", "expected a list of function definitions"), ("none.json", "there is no such file")):
+        assert cli.main([*with_tools, str(tmp_path / file)]) == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["Once upon", "Once upon ", "", None, [{"type": "text", "text": "Once upon"}]])
+def test_an_answer_that_has_begun_is_continued(talkative, content):
+    """As transformers' `continue_final_message`: no end of turn behind it, no new turn."""
+    parts = "{% set text = m.content if m.content is string else (m.content or [{'text': ''}])[0].text %}"
+    (talkative / "chat_template.jinja").write_text(TEMPLATE.replace("{{ m.content }}", parts + "{{ text }}"))
+    tokenizer = surogate.Tokenizer(talkative)
+    model = surogate.load(talkative, device=DEVICE)
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": content}]
+    written = content[0]["text"] if isinstance(content, list) else content or ""
+    expected = tokenizer.encode("<s>Hello" + written, add_special_tokens=False)
+    assert model.start([messages]).prompt_tokens(0) == len(expected)
+    assert answers(model, [messages], max_new_tokens=6) == answers(model, [expected], max_new_tokens=6)
+    # One with calls is complete.
+    called = [messages[0], {"role": "assistant", "content": "a", "tool_calls": [{"type": "function"}]}]
+    whole = tokenizer.encode("<s>Helloa</s> ", add_special_tokens=False)
+    assert model.start([called]).prompt_tokens(0) == len(whole)
+
+
+def test_what_the_model_says_of_generation_is_done_or_named(tmp_path, capsys):
+    folder = tmp_path / "model"
+    shutil.copytree(STORIES, folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    plain = surogate.load(folder, device=DEVICE)
+    (ids,) = answers(plain, [PROMPT], max_new_tokens=60)
+    words = surogate.Tokenizer(folder)
+
+    def with_fields(**fields) -> tuple[list[int], str]:
+        (folder / "generation_config.json").write_text(json.dumps(fields))
+        model = surogate.load(folder, device=DEVICE)
+        return answers(model, [PROMPT], **({} if "max_new_tokens" in fields or "max_length" in fields else {"max_new_tokens": 60}))[0], model.generate(PROMPT)
+
+    assert with_fields(max_new_tokens=7)[0] == ids[:7]
+    prompt = plain.start([PROMPT]).prompt_tokens(0)
+    assert with_fields(max_length=prompt + 9)[0] == ids[:9]
+    assert ids[3] not in with_fields(suppress_tokens=[ids[3]])[0]
+    assert with_fields(begin_suppress_tokens=[ids[0]])[0][0] != ids[0]
+    other = with_fields(bad_words_ids=[[ids[4], ids[5]]])[0]
+    assert other[:5] == ids[:5] and other[5] != ids[5]
+    found = with_fields(no_repeat_ngram_size=2)[0]
+    pairs = list(zip(found, found[1:], strict=False))
+    assert len(set(pairs)) == len(pairs) and len(set(zip(ids, ids[1:], strict=False))) < len(ids) - 1
+    assert with_fields(max_new_tokens=5, forced_eos_token_id=2)[0] == [*ids[:4], 2]
+    ended = with_fields(eos_token_id=[ids[6]])[0]
+    assert ended == ids[:7] or ended[-1] == ids[6]
+    assert len(with_fields(eos_token_id=[ids[6]], min_new_tokens=20)[0]) >= 20
+    text = words.decode(ids)
+    stopped = with_fields(stop_strings=["Lily"])[1]
+    assert text.startswith(stopped) and "Lily" not in stopped
+    (folder / "generation_config.json").write_text(json.dumps({"typical_p": 0.9, "num_beams": 1, "use_cache": True}))
+    assert cli.main(["generate", str(folder), "--prompt", PROMPT, "--max-new-tokens", "3", "--device", DEVICE]) == 0
+    err = capsys.readouterr().err
+    assert err.count("not applied of the model's generation_config.json: typical_p: 0.9") == 1 and "num_beams" not in err
+
+
+def test_what_joins_characters_is_written_as_it_is(monkeypatch, capsys):
+    joined = "\u0645\u06cc\u200c\u062e 👩\u200d🔬 א\u200f!"
+    for is_terminal in (False, True):
+        monkeypatch.setattr("sys.stdout.isatty", lambda is_terminal=is_terminal: is_terminal)
+        terminal.show_piece(joined + "\u202e\x1b[2J")
+        expected = joined + ("\\u202e\\u001b[2J" if is_terminal else "\u202e\x1b[2J")
+        assert capsys.readouterr().out == expected
 
 
 def test_commands_say_what_they_miss(tmp_path, capsys):

@@ -39,9 +39,13 @@ impl AdapterOptions {
     /// Returns the index in [`AdapterOptions::saved`] of the entry that a parameter belongs to: one whose text its
     /// module's name ends with, or the name of a module around that one, as PEFT matches them.
     pub fn saves(&self, parameter: &str) -> Option<usize> {
-        let modules = || parameter.match_indices('.').map(|(end, _)| &parameter[..end]);
-        self.saved.iter().position(|name| modules().any(|module| module.ends_with(name.as_str())))
+        self.saved.iter().position(|name| is_in(parameter, name))
     }
+}
+
+/// True if a parameter is in a module whose name ends with this one.
+pub(crate) fn is_in(parameter: &str, saved: &str) -> bool {
+    parameter.match_indices('.').any(|(end, _)| parameter[..end].ends_with(saved))
 }
 
 /// The settings that differ from module to module. Patterns are regular expressions over the end of a module's name

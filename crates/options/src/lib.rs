@@ -46,4 +46,4 @@ pub use source::{Source, Span};
 pub use table::{Section, Table, read_table};
 pub use tree::{Key, Node, Tree};
 pub use value::{Fault, OptionValue};
-pub use visible::visible;
+pub use visible::{visible, visible_text};

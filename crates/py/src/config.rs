@@ -82,6 +82,12 @@ impl Config {
         self.config.model.new_tokens.clone()
     }
 
+    /// The adapter that the run goes on with.
+    #[getter]
+    fn adapter(&self) -> Option<&str> {
+        self.config.lora.adapter.as_deref()
+    }
+
     /// Folder of what the run writes.
     #[getter]
     fn output_dir(&self) -> &str {

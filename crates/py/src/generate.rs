@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use serde_json::Value;
-use train::{GenerationOptions, Prompt, TrainError};
+use train::{GenerationOptions, Request, TrainError};
 
 use crate::errors::train_error;
 use crate::model::Model;
@@ -21,19 +21,21 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// Begins with prompts as JSON: a list of texts, lists of messages, lists of ids.
+    /// Begins with prompts as JSON: a list of texts, lists of messages, lists of ids, or objects that have one of these and
+    /// options of their own. `goes_on`: one that cannot be answered does not end the others.
     pub fn start(
         py: Python<'_>,
         model: &Bound<'_, Model>,
         prompts: &str,
         options: &[(String, String)],
+        goes_on: bool,
     ) -> PyResult<Self> {
         let prompts: Vec<Value> = serde_json::from_str(prompts)
             .map_err(|e| train_error(py, TrainError::Usage(format!("prompts: expected a list as JSON: {e}"))))?;
         let started = model.get().with_generator(py, |generator| {
             let options = GenerationOptions::read(options)?;
-            let prompts = prompts.iter().map(Prompt::from_json).collect::<train::Result<Vec<_>>>()?;
-            train::Generation::start(generator, &prompts, &options)
+            let requests = prompts.iter().map(Request::from_json).collect();
+            train::Generation::begin(generator, requests, &options, goes_on)
         })?;
         Ok(Generation { model: model.clone().unbind(), generation: Mutex::new(started) })
     }
@@ -63,10 +65,21 @@ impl Generation {
         self.with(|generation| generation.answer(prompt).to_vec())
     }
 
+    /// Why a prompt is not answered; none where it is.
+    fn refusal(&self, prompt: usize) -> Option<String> {
+        self.with(|generation| generation.refusal(prompt).map(str::to_owned))
+    }
+
     /// Tokens of a prompt.
     fn prompt_tokens(&self, prompt: usize) -> usize {
         self.with(|generation| generation.prompt_tokens(prompt))
     }
+}
+
+/// Fields of a line of prompts that are read: those that hold the prompt, those that are options of its own.
+#[pyfunction]
+pub fn prompt_fields() -> (Vec<&'static str>, Vec<&'static str>) {
+    (Request::PROMPTS.to_vec(), Request::OWN.to_vec())
 }
 
 /// The options of generation as JSON: a list of rows, as those of a run.

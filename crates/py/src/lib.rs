@@ -38,15 +38,18 @@ mod _native {
         ConfigError, DataError, DivergedError, MemoryPlanError, NodeLostError, RunError, SurogateError,
     };
     #[pymodule_export]
-    use crate::generate::{Generation, generation_help};
+    use crate::generate::{Generation, generation_help, prompt_fields};
     #[pymodule_export]
-    use crate::merge::{adapter_base, extend, leads_out, merge, published, write_gguf};
+    use crate::merge::{
+        adapter_base, default_encoding, end_tokens, extend, has_own_head, leads_out, merge, published,
+        tokens_of_adapter, write_gguf,
+    };
     #[pymodule_export]
     use crate::model::Model;
     #[pymodule_export]
     use crate::operations::{batch_inputs, infer, op_schemas};
     #[pymodule_export]
-    use crate::run::{cache_folder, machine_names, preview, run, say, unsaid, visible};
+    use crate::run::{cache_folder, machine_names, preview, run, say, unsaid, visible, visible_text};
     #[pymodule_export]
     use crate::score::Scoring;
     #[pymodule_export]

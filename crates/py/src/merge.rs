@@ -26,7 +26,34 @@ pub fn published(py: Python<'_>, folder: PathBuf) -> PyResult<Vec<PathBuf>> {
     train::published(&folder).map_err(|error| train_error(py, error))
 }
 
-/// Writes a model folder to one GGUF file: (tensors, bytes, matrices that have another encoding, which).
+/// Whether a model's files hold a head that differs from the embedding, although its configuration does not say so.
+#[pyfunction]
+pub fn has_own_head(py: Python<'_>, model: PathBuf) -> PyResult<bool> {
+    train::has_own_head(&model).map_err(|error| train_error(py, error))
+}
+
+/// Tokens of an adapter that its model does not have, and the rows that the model needs for them; none where it has them.
+#[pyfunction]
+pub fn tokens_of_adapter(py: Python<'_>, model: PathBuf, adapter: PathBuf) -> PyResult<Option<(Vec<String>, usize)>> {
+    train::tokens_of_adapter(&model, &adapter).map_err(|error| train_error(py, error))
+}
+
+/// The tokens that end answers of a folder's model: (all, the one behind an answer in its template, the tokenizer's), and
+/// whether its prompts begin with BOS.
+#[pyfunction]
+pub fn end_tokens(py: Python<'_>, folder: PathBuf) -> PyResult<(Vec<u32>, Option<u32>, Option<u32>, bool)> {
+    let of = train::EndTokens::of(&folder).map_err(|error| train_error(py, error))?;
+    Ok((of.ids, of.of_turn, of.of_text, of.begins))
+}
+
+/// The encoding of GGUF that keeps most of a model's weights.
+#[pyfunction]
+pub fn default_encoding(py: Python<'_>, model: PathBuf) -> PyResult<&'static str> {
+    train::default_encoding(&model).map_err(|error| train_error(py, error))
+}
+
+/// Writes a model folder to one GGUF file: (tensors, bytes, matrices that have another encoding, which, a sentence on what
+/// was rounded).
 #[pyfunction]
 pub fn write_gguf(
     py: Python<'_>,
@@ -34,11 +61,11 @@ pub fn write_gguf(
     description: &str,
     encoding: &str,
     output: PathBuf,
-) -> PyResult<(usize, u64, Vec<(String, &'static str)>)> {
+) -> PyResult<(usize, u64, Vec<(String, &'static str)>, Option<String>)> {
     let signals = Signals::default();
     let done = py.detach(|| train::write_gguf(&model, description, encoding, &output, &|| signals.raised()));
     let done = signals.outcome(py, done)?;
-    Ok((done.tensors, done.bytes, done.otherwise))
+    Ok((done.tensors, done.bytes, done.otherwise, done.rounded))
 }
 
 /// Writes a model with further special tokens, without `weights` all but those: (id of the first, rows of the tables before and now, names of the tables).
@@ -60,7 +87,7 @@ pub fn extend(
 }
 
 /// Writes a model with an adapter added to its weights: (adapted weights, tensors, bytes, the form of the quantised
-/// weights that were made again, if the adapter was trained on such). `names`: what the
+/// weights that were made again, if the adapter was trained on such, what should be known of it). `names`: what the
 /// architecture says of names, as JSON; `as_is`: added to the weights as they are.
 #[pyfunction]
 #[pyo3(signature = (model, adapter, output, names = "{}", as_is = false))]
@@ -71,10 +98,10 @@ pub fn merge(
     output: PathBuf,
     names: &str,
     as_is: bool,
-) -> PyResult<(usize, usize, usize, Option<String>)> {
+) -> PyResult<(usize, usize, usize, Option<String>, Vec<String>)> {
     let names: train::ModelNames = serde_json::from_str(names).map_err(|e| PyValueError::new_err(e.to_string()))?;
     let signals = Signals::default();
     let done = py.detach(|| train::merge(&model, &adapter, &output, &names, as_is, &|| signals.raised()));
     let done = signals.outcome(py, done)?;
-    Ok((done.adapted, done.tensors, done.bytes, done.quantised))
+    Ok((done.adapted, done.tensors, done.bytes, done.quantised, done.notes))
 }

@@ -92,14 +92,22 @@ impl Model {
 
 #[pymethods]
 impl Model {
-    /// Begins to answer prompts, a list as JSON, with options as in YAML.
+    /// Begins to answer prompts, a list as JSON, with options as in YAML. `goes_on`: one that cannot be answered does not end
+    /// the others.
+    #[pyo3(signature = (prompts, options, goes_on = false))]
     fn start(
         slf: &Bound<'_, Self>,
         py: Python<'_>,
         prompts: &str,
         options: Vec<(String, String)>,
+        goes_on: bool,
     ) -> PyResult<Generation> {
-        Generation::start(py, slf, prompts, &options)
+        Generation::start(py, slf, prompts, &options, goes_on)
+    }
+
+    /// What of the model's `generation_config.json` would change its texts and is not applied.
+    fn unused_defaults(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.with_generator(py, |generator| Ok(generator.unused_defaults().to_vec()))
     }
 
     /// Begins to score pairs of a beginning and its continuation, both as ids.

@@ -67,6 +67,12 @@ pub fn visible(text: &str) -> Cow<'_, str> {
     options::visible(text)
 }
 
+/// The same of prose, whose joiners and marks of direction stay: see [`options::visible_text`].
+#[pyfunction]
+pub fn visible_text(text: &str) -> Cow<'_, str> {
+    options::visible_text(text)
+}
+
 /// A folder among the user's caches, which is made. Errors: it is another user's, or there is no place for it.
 #[pyfunction]
 pub fn cache_folder(py: Python<'_>, name: &str) -> PyResult<PathBuf> {

@@ -8,6 +8,7 @@ use tensor::{DType, HostTensor};
 
 use crate::error::Result;
 use crate::merge::merged;
+use crate::rounding::Rounding;
 
 /// The two matrices of an adapter, in f32.
 pub(crate) struct Pair {
@@ -120,19 +121,20 @@ pub(crate) fn is_transposed(of: &AdapterOf, transposed: bool) -> bool {
     of.stack.map_or(transposed, |stack| stack.transposed)
 }
 
-/// A weight with its adapter added, in the weight's type.
+/// A weight with its adapter added, in the weight's type; what that rounds is added to `rounding`.
 pub(crate) fn added(
     weight: &HostTensor,
     of: &AdapterOf,
     pair: &Pair,
     magnitude: Option<&HostTensor>,
     transposed: bool,
+    rounding: &mut Rounding,
 ) -> HostTensor {
     let (count, shape) = matrices(&weight.shape);
     let transposed = is_transposed(of, transposed);
-    let sum = |number: usize, matrix: &HostTensor| {
+    let mut sum = |number: usize, matrix: &HostTensor| {
         let Factors { a, b } = pair.factors(of, &weight.shape, number);
-        merged(matrix, [&a, &b], magnitude, of.scale, transposed)
+        merged(matrix, [&a, &b], magnitude, of.scale, transposed, rounding)
     };
     if count == 1 && weight.shape.len() == 2 {
         return sum(0, weight);
@@ -170,17 +172,31 @@ mod tests {
     fn a_weight_of_a_group_gets_that_group_s_product_and_its_own_outputs() {
         let one = of(Some([1, 1]), 2, false);
         let zero = HostTensor::from_f32([2, 3], &[0.0; 6]);
-        let found = added(&zero, &one, &pair(), None, false).to_f32();
+        let found = added(&zero, &one, &pair(), None, false, &mut Rounding::default()).to_f32();
         let expected: Vec<f32> = (0..6).map(|i| product(1, 2 + i / 3, i % 3)).collect();
         assert_eq!(found, expected);
     }
 
     #[test]
     fn a_parameter_of_three_axes_gets_all_products_either_way_round() {
-        let found = added(&HostTensor::from_f32([2, 4, 3], &[0.0; 24]), &of(None, 1, false), &pair(), None, false);
+        let found = added(
+            &HostTensor::from_f32([2, 4, 3], &[0.0; 24]),
+            &of(None, 1, false),
+            &pair(),
+            None,
+            false,
+            &mut Rounding::default(),
+        );
         let expected: Vec<f32> = (0..24).map(|i| product(i / 12, i / 3 % 4, i % 3)).collect();
         assert_eq!(found.to_f32(), expected);
-        let found = added(&HostTensor::from_f32([2, 3, 4], &[0.0; 24]), &of(None, 1, true), &pair(), None, false);
+        let found = added(
+            &HostTensor::from_f32([2, 3, 4], &[0.0; 24]),
+            &of(None, 1, true),
+            &pair(),
+            None,
+            false,
+            &mut Rounding::default(),
+        );
         let expected: Vec<f32> = (0..24).map(|i| product(i / 12, i % 4, i / 4 % 3)).collect();
         assert_eq!(found.to_f32(), expected);
     }

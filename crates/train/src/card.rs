@@ -136,7 +136,7 @@ pub fn write(trainer: &Trainer, form: Form, folder: &Path) -> Result<()> {
     let mut text = front_matter(trainer, form);
     let version = env!("CARGO_PKG_VERSION");
     let _ = writeln!(text, "\n# {}\n\n{} {made} {base} with Surogate {version}.", trainer.name, form.sentence());
-    for section in [results(trainer), data(trainer), given_options(trainer)] {
+    for section in [new_rows(trainer, form), results(trainer), data(trainer), given_options(trainer)] {
         text += &section;
     }
     write_synced(&folder.join(FILE), text.as_bytes())
@@ -162,14 +162,44 @@ fn read(folder: &Path) -> Result<Option<String>> {
     Ok(Some(String::from_utf8_lossy(&bytes[..bytes.len().min(MOST)]).into_owned()))
 }
 
+/// The model of a run as an adapter names it: a path of the Hub's cache becomes the name that it was fetched by.
+pub fn base_name(path: &str) -> String {
+    name_in_cache(path).unwrap_or_else(|| path.to_owned())
+}
+
+/// The name of the repository whose snapshot in the Hub's cache a path is.
+fn name_in_cache(path: &str) -> Option<String> {
+    let (before, rest) = path.split_once("/snapshots/")?;
+    let is_whole = rest.trim_end_matches('/').split('/').count() == 1;
+    let repository = before.rsplit('/').next()?.strip_prefix("models--")?;
+    is_whole.then(|| repository.replacen("--", "/", 1))
+}
+
+/// What other programs must do before they load an adapter whose tables are longer than its base's.
+fn new_rows(trainer: &Trainer, form: Form) -> String {
+    let tokens = &trainer.config.model.new_tokens;
+    let rows = trainer.source.vocab_size().unwrap_or_default();
+    if form != Form::Adapter || tokens.is_empty() {
+        return String::new();
+    }
+    let tokens = count(tokens.len() as u64, "token");
+    format!(
+        "\nIts tokenizer has {tokens} that the base does not have. Their rows are part of the adapter; with PEFT call \
+         `model.resize_token_embeddings({rows})` on the base before the adapter is loaded.\n"
+    )
+}
+
 /// A name on the Hub as it is; of any other path only the end.
-fn public_name(path: &str) -> String {
+pub fn public_name(path: &str) -> String {
     let end = || path.trim_end_matches('/').rsplit('/').next().unwrap_or(path).to_owned();
     hub_name(path).unwrap_or_else(end)
 }
 
 /// The name on the Hub that a path is, without its revision.
 fn hub_name(path: &str) -> Option<String> {
+    if let Some(name) = name_in_cache(path) {
+        return Some(name);
+    }
     let name = path.split('@').next().unwrap_or(path);
     let is_name = name.matches('/').count() == 1
         && !name.starts_with(['.', '/', '~'])
@@ -279,6 +309,9 @@ mod tests {
         assert_eq!(public_name("s3://bucket/x/data.jsonl"), "data.jsonl");
         assert_eq!(public_name("Qwen/Qwen3-0.6B"), "Qwen/Qwen3-0.6B");
         assert_eq!(public_name("owner/set@main"), "owner/set");
+        let cached = "/home/me/.cache/huggingface/hub/models--Qwen--Qwen3-0.6B/snapshots/0123abc/";
+        assert_eq!((public_name(cached), base_name(cached)), ("Qwen/Qwen3-0.6B".into(), "Qwen/Qwen3-0.6B".into()));
+        assert_eq!(base_name("/srv/me/model"), "/srv/me/model");
         assert_eq!(published(&"/srv/me/a.jinja".into()), "a.jinja");
         assert_eq!(published(&"```\n# x".into()), "\"` ` `\\n# x\"");
         assert!(PUBLISHED.iter().all(|name| rows().any(|row| row.name == *name)), "each is an option");

@@ -3,7 +3,7 @@
 //! is cheap, by its logits.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use compiler::{AdapterOptions, AdapterRules, CompileOptions, EntryOptions, Recipe, Sharding};
@@ -17,11 +17,14 @@ use crate::card::{self, Form};
 use crate::config::Init;
 use crate::engine::Engine;
 use crate::error::{Result, TrainError, go_on};
+use crate::generate::{is_of_conversations, write_end_tokens};
 use crate::model::Model;
 use crate::model_folder::{pretty, write_companions, write_files, write_weights};
+use crate::other_parts;
 use crate::peft;
 use crate::quantised_base;
 use crate::recheck::Live;
+use crate::rounding::Rounding;
 use crate::source::ModelSource;
 use crate::staged::{Staged, write_synced};
 use crate::trainer::Trainer;
@@ -79,20 +82,18 @@ impl Trainer {
             go_on(stop)?;
             engine.tensor(at)
         })?;
-        write_companions(&trained.source.folder, trained.template.as_deref(), folder)?;
         card::write(self, Form::Adapter, folder)
     }
 
     /// What the run trains, apart from the session that holds it.
     pub(crate) fn trained(&mut self) -> Result<Trained> {
         let adapter = self.plan.compile.adapter.clone();
-        let base = match self.config.model.new_tokens.is_empty() {
-            true => self.config.model.model.clone(),
-            false => self.source.folder.display().to_string(),
-        };
+        let base = card::base_name(&self.config.model.model);
         let (source, dtype) = (self.source.clone(), self.plan.compile.weights);
-        let template = self.template();
-        Ok(Trained { program: self.engine()?.program().clone(), adapter, base, source, dtype, template })
+        let (template, conversations) = (self.template(), is_of_conversations(&self.config));
+        let began = self.config.lora.adapter.as_ref().map(PathBuf::from);
+        let program = self.engine()?.program().clone();
+        Ok(Trained { program, adapter, began, base, source, dtype, template, conversations })
     }
 
     /// Writes the weights, adapters added, one after the other, and what else belongs to a model.
@@ -102,7 +103,7 @@ impl Trainer {
         let engine = self.engine()?;
         let program = engine.program().clone();
         let contents = Contents::new(&source, &program)?;
-        let mut pairs = Pairs::default();
+        let (mut pairs, mut rounding) = (Pairs::default(), Rounding::default());
         let mut bytes_of = |slot: &ParameterSlot| -> Result<Vec<u8>> {
             let weight = weights::read(engine, slot)?;
             let of = rules.as_ref().map(|rules| peft::adapter_of(&program, rules, slot)).transpose()?.flatten();
@@ -112,13 +113,15 @@ impl Trainer {
             let pair = pairs.of(&of.module, read)?;
             let magnitude = peft::magnitude_of(&program, &slot.name);
             let magnitude = magnitude.map(|slot| weights::read(engine, slot)).transpose()?;
-            Ok(adapted::added(&weight, &of, pair, magnitude.as_ref(), slot.transposed).bytes)
+            Ok(adapted::added(&weight, &of, pair, magnitude.as_ref(), slot.transposed, &mut rounding).bytes)
         };
         write_weights(folder, contents.infos.clone(), |tensor| {
             go_on(stop)?;
             contents.bytes(tensor, &mut bytes_of)
         })?;
+        self.rounding = rounding;
         write_files(&source.config, dtype, &source.folder, self.template().as_deref(), folder)?;
+        write_end_tokens(folder, &source.config, is_of_conversations(&self.config))?;
         card::write(self, if self.plan.compile.adapter.is_some() { Form::Merged } else { Form::Model }, folder)
     }
 
@@ -270,11 +273,15 @@ impl<'a> Contents<'a> {
 pub(crate) struct Trained {
     pub program: Arc<Program>,
     adapter: Option<AdapterOptions>,
+    /// The adapter that the run goes on with: what it holds for parts that are not computed is handed on.
+    began: Option<PathBuf>,
     base: String,
     source: Arc<ModelSource>,
     dtype: DType,
     /// The chat template of the data, where it is not the model's own.
     template: Option<String>,
+    /// Answers to messages are trained, not texts.
+    conversations: bool,
 }
 
 /// Gives the contents of a place in a program's memory.
@@ -290,15 +297,24 @@ impl Trained {
         self.part().of(&self.program).map(|slot| &slot.weight)
     }
 
-    /// Writes the adapter in PEFT's form, or the model in Hugging Face's, into an existing folder.
+    /// Writes the adapter in PEFT's form, or the model in Hugging Face's, into an existing folder, with tokenizer, template
+    /// and end tokens.
     pub fn write(&self, folder: &Path, read: &mut ReadTensor<'_>) -> Result<()> {
+        self.write_weights(folder, read)?;
+        let (config, from, template) = (&self.source.config, &self.source.folder, self.template.as_deref());
+        match self.part() {
+            WeightSet::Base => write_files(config, self.dtype, from, template, folder)?,
+            WeightSet::Adapter => write_companions(from, template, folder)?,
+        }
+        write_end_tokens(folder, config, self.conversations)
+    }
+
+    fn write_weights(&self, folder: &Path, read: &mut ReadTensor<'_>) -> Result<()> {
         let slots: Vec<&ParameterSlot> = self.part().of(&self.program).collect();
         let Some(adapter) = &self.adapter else {
             let contents = Contents::new(&self.source, &self.program)?;
             let mut bytes_of = |slot: &ParameterSlot| Ok(read(&slot.weight)?.bytes);
-            write_weights(folder, contents.infos.clone(), |tensor| contents.bytes(tensor, &mut bytes_of))?;
-            let from = &self.source.folder;
-            return write_files(&self.source.config, self.dtype, from, self.template.as_deref(), folder);
+            return write_weights(folder, contents.infos.clone(), |tensor| contents.bytes(tensor, &mut bytes_of));
         };
         let tensors = slots.iter().map(|slot| Ok((WeightSet::Adapter.name(slot), read(&slot.weight)?)));
         let (mut tensors, path) = (tensors.collect::<Result<Vec<_>>>()?, folder.join("adapter_model.safetensors"));
@@ -307,9 +323,19 @@ impl Trained {
         if let Some(index) = tied {
             tensors.push((peft::TIED_HEAD.to_owned(), tensors[index].1.clone()));
         }
+        let form = &self.source.model.files;
+        let mut others = Vec::new();
+        if let Some(began) = self.began.as_deref().filter(|_| !form.carried.is_empty()) {
+            let files = peft::weights(began)?;
+            for name in files.names().into_iter().filter(|name| other_parts::is_other(name, form)) {
+                let view = files.get(name).map_err(TrainError::model_file)?;
+                tensors.push((name.to_owned(), view.to_host().map_err(TrainError::unreadable)?));
+            }
+            others = other_parts::modules(&files, form);
+        }
         write_with(&path, &tensors, &quantised_base::metadata(&self.program))?;
-        let partial = !self.source.model.files.carried.is_empty();
-        let config = peft::config(adapter, &self.program, &self.base, partial, embedding)?;
+        let parts = (!form.carried.is_empty(), others);
+        let config = peft::config(adapter, &self.program, &self.base, parts, embedding)?;
         write_synced(&folder.join("adapter_config.json"), pretty(&config).as_bytes())
     }
 }

@@ -5,7 +5,6 @@
 //! used first, then tables grow.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::Path;
 
 use data::Stop;
@@ -16,17 +15,16 @@ use serde_json::{Map, Value, json};
 use tensor::HostTensor;
 
 use crate::error::{Result, TrainError, go_on};
-use crate::hf_config::{self, HfConfig};
-use crate::model_folder::{pretty, write_companions, write_weights};
+use crate::hf_config;
+use crate::model_folder::{TOKENIZER, TOKENIZER_FILE, pretty, read_json, replace, write_companions, write_weights};
+use crate::peft;
 use crate::prequantised;
+use crate::source::config_of;
 use crate::staged::{Staged, write_synced};
 use crate::written::Written;
 
-const TOKENIZER: &str = "tokenizer.json";
-const SETTINGS: &str = "tokenizer_config.json";
-
-/// Files next to [`TOKENIZER`] that list special tokens.
-const LISTS: [&str; 2] = [SETTINGS, "special_tokens_map.json"];
+/// Files next to [`TOKENIZER_FILE`] that list special tokens.
+const LISTS: [&str; 2] = [TOKENIZER, "special_tokens_map.json"];
 
 /// What [`extend`] did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,13 +58,13 @@ pub fn extend(
     what: Extend,
     stop: Stop<'_>,
 ) -> Result<Extended> {
-    let config = HfConfig::read(model)?;
+    let config = config_of(model)?;
     let rows = config.vocab_size().ok_or_else(|| {
         TrainError::Usage(format!("{}: there is no `vocab_size`", model.join(hf_config::FILE).display()))
     })?;
-    let mut tokenizer = read_json(&model.join(TOKENIZER))?;
+    let mut tokenizer = read_json(&model.join(TOKENIZER_FILE))?;
     let first_id = add_tokens(&mut tokenizer, tokens)
-        .map_err(|problem| TrainError::Usage(format!("{}: {problem}", model.join(TOKENIZER).display())))?;
+        .map_err(|problem| TrainError::Usage(format!("{}: {problem}", model.join(TOKENIZER_FILE).display())))?;
     let needed = first_id + tokens.len();
     let grown = if needed <= rows { Some(rows) } else { needed.checked_next_multiple_of(multiple.max(1)) };
     let Some(grown) = grown.filter(|&grown| grown <= MOST_IDS as usize) else {
@@ -85,16 +83,57 @@ pub fn extend(
     let config = config.with_vocab_size(grown);
     write_synced(&staged.path().join(hf_config::FILE), pretty(&config.0).as_bytes())?;
     write_companions(model, None, staged.path())?;
-    replace(staged.path(), TOKENIZER, &tokenizer)?;
+    replace(staged.path(), TOKENIZER_FILE, &tokenizer)?;
     for name in LISTS {
-        if model.join(name).is_file() {
-            let mut list = read_json(&model.join(name))?;
+        if staged.path().join(name).is_file() {
+            let mut list = read_json(&staged.path().join(name))?;
             list_tokens(&mut list, tokens, first_id);
             replace(staged.path(), name, &list)?;
         }
     }
     staged.commit(&mut written)?;
     Ok(Extended { first_id, rows: (rows, grown), tensors: tables })
+}
+
+/// Tokens that an adapter's tokenizer has beyond its model's, and the rows of the tables that the adapter holds for them; none
+/// where the model has as many rows.
+///
+/// Errors: an adapter whose tables are longer and whose tokenizer does not say what for.
+pub fn tokens_of_adapter(model: &Path, adapter: &Path) -> Result<Option<(Vec<String>, usize)>> {
+    let (config, files) = (config_of(model)?, peft::weights(adapter)?);
+    let Some(before) = config.vocab_size() else { return Ok(None) };
+    let is_table =
+        |name: &&str| ["embed_tokens.weight", "wte.weight", "lm_head.weight"].iter().any(|end| name.ends_with(end));
+    let mut rows = None;
+    for name in files.names().into_iter().filter(is_table) {
+        rows = rows.max(files.get(name).map_err(TrainError::model_file)?.shape.first().copied());
+    }
+    let Some(rows) = rows.filter(|rows| *rows > before) else { return Ok(None) };
+    let read = |folder: &Path| -> Result<Vec<(String, usize)>> {
+        let path = folder.join(TOKENIZER_FILE);
+        known_tokens(&read_json(&path)?).map_err(|what| TrainError::Usage(format!("{}: {what}", path.display())))
+    };
+    let unknown = || {
+        let text = format!(
+            "{}: its embedding has {rows} rows, the model's {before}\n  hint: put the tokenizer.json that it was trained with \
+             into its folder, so that the new tokens are known",
+            adapter.display()
+        );
+        TrainError::Usage(text)
+    };
+    if !adapter.join(TOKENIZER_FILE).is_file() || !model.join(TOKENIZER_FILE).is_file() {
+        return Err(unknown());
+    }
+    let first = read(model)?.iter().map(|(_, id)| id + 1).max().unwrap_or(0);
+    let mut new: Vec<(usize, String)> =
+        read(adapter)?.into_iter().filter(|(_, id)| *id >= first).map(|(token, id)| (id, token)).collect();
+    new.sort_unstable();
+    new.dedup();
+    let follow_each_other = new.iter().enumerate().all(|(index, (id, _))| *id == first + index);
+    match new.is_empty() || !follow_each_other {
+        true => Err(unknown()),
+        false => Ok(Some((new.into_iter().map(|(_, token)| token).collect(), rows))),
+    }
 }
 
 /// The new rows of a table, and all that it has then.
@@ -141,19 +180,6 @@ fn write_tables(model: &Path, to: &Path, rows: usize, new: Rows, stop: Stop<'_>)
         }
     })?;
     Ok(tables)
-}
-
-fn read_json(path: &Path) -> Result<Value> {
-    let text = data::small_file::read_text(path).map_err(|e| TrainError::io("read", path, e))?;
-    serde_json::from_str(&text)
-        .map_err(|e| TrainError::Usage(format!("{}: this is not valid JSON: {e}", path.display())))
-}
-
-/// Writes another text in the place of a file that was copied.
-fn replace(folder: &Path, name: &str, value: &Value) -> Result<()> {
-    let path = folder.join(name);
-    fs::remove_file(&path).map_err(|e| TrainError::io("replace", &path, e))?;
-    write_synced(&path, pretty(value).as_bytes())
 }
 
 /// A matrix or a bias with a row for each token: outside of the layers, whose names have numbers.

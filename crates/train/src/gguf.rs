@@ -3,6 +3,7 @@
 //!
 //! Knows no architecture.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use data::Stop;
@@ -11,10 +12,11 @@ use data::safetensors::Weights;
 use rayon::prelude::*;
 use serde::Deserialize;
 use serde_json::Value;
-use tensor::HostTensor;
+use tensor::{DType, HostTensor};
 
 use crate::error::{Result, TrainError, go_on};
 use crate::prequantised;
+use crate::rounding::Rounding;
 use crate::weights::is_computed;
 
 /// What a file consists of.
@@ -73,6 +75,8 @@ pub struct GgufDone {
     pub bytes: u64,
     /// Matrices whose rows are no whole blocks of the encoding, with the one that they have instead.
     pub otherwise: Vec<(String, &'static str)>,
+    /// A sentence on what was rounded, if anything was.
+    pub rounded: Option<String>,
 }
 
 /// Elements that one thread encodes at a time: whole blocks of every encoding.
@@ -128,9 +132,21 @@ pub fn write_gguf(model: &Path, description: &str, encoding: &str, output: &Path
         writer.put(&parts.concat()).map_err(failed)?;
     }
     writer.finish().map_err(failed)?;
-    verify(&files, &of, &table, output)?;
+    let rounded = verify(&files, &of, &table, output)?.text(encoding);
     let bytes = std::fs::metadata(output).map_err(|e| TrainError::io("read", output, e))?.len();
-    Ok(GgufDone { tensors: table.len(), bytes, otherwise })
+    Ok(GgufDone { tensors: table.len(), bytes, otherwise, rounded })
+}
+
+/// Returns the encoding that keeps most of a model's weights: `f16` where the largest part of them is in it, else `bf16`.
+pub fn default_encoding(model: &Path) -> Result<&'static str> {
+    let files = prequantised::weights(model)?;
+    let mut bytes: BTreeMap<&'static str, usize> = BTreeMap::new();
+    for name in files.names() {
+        let view = files.get(name).map_err(TrainError::model_file)?;
+        *bytes.entry(view.dtype.name()).or_default() += view.length();
+    }
+    let most = bytes.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(name, _)| name);
+    Ok(if most == Some(DType::F16.name()) { "f16" } else { "bf16" })
 }
 
 fn value_of(kind: &str, value: &Value) -> GgufValue {
@@ -232,13 +248,14 @@ impl Frequencies {
     }
 }
 
-/// Reads the file as another program would and holds every element against the model's.
-fn verify(files: &Weights, of: &Description, table: &[GgufTensor], output: &Path) -> Result<()> {
+/// Reads the file as another program would and holds every element against the model's. Gives what was rounded.
+fn verify(files: &Weights, of: &Description, table: &[GgufTensor], output: &Path) -> Result<Rounding> {
     let wrong = |what: String| TrainError::Failed(format!("{}: written and read back, {what}", output.display()));
     let file = GgufFile::open(output).map_err(|e| TrainError::Failed(e.to_string()))?;
     if !file.tensors().eq(table) {
         return Err(wrong("the table of tensors is another".to_owned()));
     }
+    let mut rounding = Rounding::default();
     for tensor in table {
         let bytes = file.bytes(&tensor.name).map_err(TrainError::unreadable)?;
         let found = tensor.encoding.decode(&bytes);
@@ -251,8 +268,9 @@ fn verify(files: &Weights, of: &Description, table: &[GgufTensor], output: &Path
                 return Err(wrong(format!("`{}` holds other values", tensor.name)));
             }
         }
+        rounding.add(&expected, &found);
     }
-    Ok(())
+    Ok(rounding)
 }
 
 #[cfg(test)]

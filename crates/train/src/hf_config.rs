@@ -24,6 +24,12 @@ const SCALING: [&str; 2] = ["rope_scaling", "rope_parameters"];
 /// Where transformers 5 and 4 keep the element type.
 const DTYPE: [&str; 2] = ["dtype", "torch_dtype"];
 
+/// The tokens that end answers: one or a list.
+const END: &str = "eos_token_id";
+
+/// Whether the head is the embedding.
+const TIE: &str = "tie_word_embeddings";
+
 /// What says that weights are quantised.
 const QUANTISED: [&str; 2] = ["quantization_config", "compression_config"];
 
@@ -99,6 +105,50 @@ impl HfConfig {
                 *inner = json!(name);
             }
         }
+        changed
+    }
+
+    /// The same without the tokens that end answers.
+    pub fn without_end_tokens(&self) -> HfConfig {
+        let mut changed = self.clone();
+        if let Some(part) = changed.0.get_mut(TEXT).and_then(Value::as_object_mut) {
+            part.remove(END);
+        }
+        if let Some(fields) = changed.0.as_object_mut() {
+            fields.remove(END);
+        }
+        changed
+    }
+
+    /// The same with another token that ends answers, in the place of one, before those of a list.
+    pub fn with_end_token(&self, id: u32) -> HfConfig {
+        let mut changed = self.clone();
+        let name = |fields: &mut Value| match fields.get_mut(END) {
+            Some(Value::Array(known)) => known.insert(0, json!(id)),
+            _ => fields[END] = json!(id),
+        };
+        match changed.0.get_mut(TEXT).filter(|part| part.get(END).is_some()) {
+            Some(part) => name(part),
+            None => name(&mut changed.0),
+        }
+        if self.0.get(END).is_some() && self.0.get(TEXT).is_some_and(|part| part.get(END).is_some()) {
+            name(&mut changed.0);
+        }
+        changed
+    }
+
+    /// True if the fields say that the head is not the embedding.
+    pub fn is_untied(&self) -> bool {
+        self.0.get(TIE).or_else(|| self.text().get(TIE)) == Some(&Value::Bool(false))
+    }
+
+    /// The same with a head of its own, which the files have although the fields say that it is the embedding.
+    pub fn untied(&self) -> HfConfig {
+        let mut changed = self.clone();
+        if let Some(part) = changed.0.get_mut(TEXT).filter(|part| part.get(TIE).is_some()) {
+            part[TIE] = json!(false);
+        }
+        changed.0[TIE] = json!(false);
         changed
     }
 

@@ -44,6 +44,7 @@ mod model_folder;
 mod nodes;
 mod opening;
 mod origins;
+mod other_parts;
 mod packed_weights;
 mod peft;
 mod plan;
@@ -59,6 +60,7 @@ mod recommend;
 mod record;
 mod resume;
 mod rope_scaling;
+mod rounding;
 mod row_length;
 mod run;
 mod run_folder;
@@ -71,6 +73,7 @@ mod staged;
 mod startup;
 mod step;
 mod time;
+mod tokenizer_class;
 mod trainer;
 mod units;
 mod weight_source;
@@ -81,12 +84,13 @@ mod written;
 pub use device::{Device, DeviceRequest};
 pub use encoded::Encoded;
 pub use error::{Result, TrainError};
-pub use extend::{Extend, Extended, extend};
+pub use extend::{Extend, Extended, extend, tokens_of_adapter};
 pub use feed::{CheckedData, check_data, choose_files, matching_names};
 pub use generate::{
-    Finish, Generation, GenerationOptions, Generator, Piece, Prompt, PromptEncoder, section as generation_section,
+    EndTokens, Finish, Generation, GenerationOptions, Generator, Messages, Piece, Prompt, PromptEncoder, Request,
+    section as generation_section,
 };
-pub use gguf::{GgufDone, write_gguf};
+pub use gguf::{GgufDone, default_encoding, write_gguf};
 pub use journal::Journal;
 pub use merge::{Merged, ModelNames, merge};
 pub use metrics::{EvaluationMetrics, StepMetrics};
@@ -100,5 +104,5 @@ pub use recommend::recommended;
 pub use run::{Observer, Outcome, run};
 pub use scaling::Flushed;
 pub use score::{BATCH_TOKENS, Score, ScoreRequest, Scoring};
-pub use source::{ModelSource, model_config};
+pub use source::{ModelSource, has_own_head, model_config};
 pub use trainer::Trainer;

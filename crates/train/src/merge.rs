@@ -16,18 +16,21 @@ use tensor::{DType, HostTensor};
 use crate::adapted::{self, Pairs};
 use crate::card::{self, Form};
 use crate::error::{Result, TrainError, go_on};
+use crate::generate::{follow_end_tokens, write_end_tokens};
 use crate::hf_config::HfConfig;
-use crate::model_folder::{handed_on, write_companions_of_adapter, write_files, write_weights};
+use crate::model_folder::{TOKENIZER_FILE, handed_on, write_companions_of_adapter, write_files, write_weights};
 use crate::packed_weights::PackedWeights;
 use crate::peft;
 use crate::prequantised;
 use crate::quantised_base::{self, QuantisedBase};
-use crate::source::stacks;
+use crate::rounding::Rounding;
+use crate::source::{config_of, stacks};
 use crate::staged::Staged;
+use crate::tokenizer_class;
 use crate::weight_source::read_as_f32;
 use crate::written::Written;
 
-/// A weight with its adapter added, in the weight's type. A is [r, in], B is [out, r]; the weight is [out, in], or
+/// A weight with its adapter added, in the weight's type; what that rounds is added to `rounding`. A is [r, in], B is [out, r]; the weight is [out, in], or
 /// [in, out] if `transposed`. With a magnitude for each output (DoRA), the sum is scaled to it.
 ///
 /// # Panics
@@ -38,6 +41,7 @@ pub fn merged(
     magnitude: Option<&HostTensor>,
     scale: f64,
     transposed: bool,
+    rounding: &mut Rounding,
 ) -> HostTensor {
     let (rank, inputs, outputs) = (a.shape[0], a.shape[1], b.shape[0]);
     let shape = if transposed { [inputs, outputs] } else { [outputs, inputs] };
@@ -58,7 +62,7 @@ pub fn merged(
     if let Some(magnitude) = magnitude {
         rescale(&mut sum, &magnitude.to_f32(), transposed);
     }
-    HostTensor::from_f32(shape, &sum).cast(weight.dtype)
+    rounding.cast(HostTensor::from_f32(shape, &sum), weight.dtype)
 }
 
 /// Scales what belongs to each output of an adapted weight to its magnitude.
@@ -98,6 +102,8 @@ pub struct Merged {
     pub bytes: usize,
     /// The form of the quantised weights that the adapter was trained on, if these were made again.
     pub quantised: Option<String>,
+    /// What whoever merges should know: rounding, a class of the tokenizer.
+    pub notes: Vec<String>,
 }
 
 /// Writes a model with an adapter in PEFT's form added to its weights. Every weight keeps its type. One tensor is in
@@ -121,11 +127,11 @@ pub fn merge(
     let options = peft::read_options(adapter, DType::F32, &names.adapters)?;
     let renamed = names.renamed.as_slice();
     let rules = AdapterRules::new(&options)?;
-    let config = HfConfig::read(model)?;
+    let config = config_of(model)?;
     handed_on(model)?;
     handed_on(adapter)?;
     let base = prequantised::weights(model)?.unstacked(&stacks(&names.adapters)).map_err(TrainError::model_file)?;
-    let adapters = Weights::open(adapter).map_err(TrainError::model_file)?;
+    let adapters = peft::weights(adapter)?;
     let transposed = peft::says_transposed(adapter)?;
     let targets = targets(&base, &adapters, (&options, &rules), renamed, transposed).map_err(|problems| {
         let place = adapter.display();
@@ -154,12 +160,14 @@ pub fn merge(
     let tensors = parts.iter().map(info).collect::<Result<Vec<_>>>()?;
     let floats = tensors.iter().filter(|t| t.dtype.is_float());
     let dtype = floats.max_by_key(|t| t.bytes()).map_or(DType::F32, |t| t.dtype);
-    let done = Merged {
+    let mut done = Merged {
         adapted: parts.values().filter(|of| of.values().any(|name| is_added(&targets, name))).count(),
         tensors: tensors.len(),
         bytes: tensors.iter().map(TensorInfo::bytes).sum(),
         quantised: trained_on.map(|of| quantised_base::text(of.made)),
+        notes: Vec::new(),
     };
+    let mut rounding = Rounding::default();
     let mut written = Written::by("merge");
     Staged::clear_abandoned(&written.owner, output)?;
     let staged = Staged::begin(&written, output)?;
@@ -172,13 +180,13 @@ pub fn merge(
         let dtype = dtype_of(name)?;
         if let Some(Change::Replaced(name)) = targets.get(name) {
             let whole = adapters.get(name).map_err(TrainError::model_file)?;
-            return Ok(whole.to_host().map_err(TrainError::unreadable)?.cast(dtype).bytes);
+            return Ok(rounding.cast(whole.to_host().map_err(TrainError::unreadable)?, dtype).bytes);
         }
         let weight = match packed.contains_key(name) {
             true => packed_weights.values(name)?,
             false => base.get(name).map_err(TrainError::model_file)?.to_host().map_err(TrainError::unreadable)?,
         };
-        let weight = if weight.dtype == dtype { weight } else { weight.cast(dtype) };
+        let weight = rounding.cast(weight, dtype);
         let Some(Change::Added(of)) = targets.get(name) else { return Ok(weight.bytes) };
         let read = |which: &str| {
             let name = format!("{}{}.{which}", peft::PREFIX, of.module);
@@ -186,7 +194,7 @@ pub fn merge(
         };
         let pair = pairs.of(&of.module, |which| read(&format!("{which}.weight")))?;
         let magnitude = options.magnitudes.then(|| read("lora_magnitude_vector")).transpose()?;
-        Ok(adapted::added(&weight, of, pair, magnitude.as_ref(), transposed).bytes)
+        Ok(adapted::added(&weight, of, pair, magnitude.as_ref(), transposed, &mut rounding).bytes)
     };
     write_weights(staged.path(), tensors, |tensor| {
         let mut bytes = Vec::with_capacity(tensor.bytes());
@@ -198,9 +206,27 @@ pub fn merge(
     })?;
     write_files(&config, dtype, model, None, staged.path())?;
     write_companions_of_adapter(adapter, staged.path())?;
+    name_end_tokens(model, adapter, staged.path(), &config)?;
     card::hand_on(adapter, Form::Merged, staged.path())?;
+    done.notes.extend(rounding.text(dtype.name()));
+    let tokenizer = if adapter.join(TOKENIZER_FILE).is_file() { adapter } else { model };
+    done.notes.extend(tokenizer_class::note(tokenizer));
     staged.commit(&mut written)?;
     Ok(done)
+}
+
+/// Makes a merged model name the end tokens that its adapter was trained with: those that it brings along; of an adapter of
+/// another program, which brings a tokenizer alone, the end of an answer in its chat template.
+fn name_end_tokens(model: &Path, adapter: &Path, merged: &Path, config: &HfConfig) -> Result<()> {
+    let tokenizer = adapter.join(TOKENIZER_FILE);
+    match () {
+        () if !tokenizer.is_file() => Ok(()),
+        () if adapter.join("generation_config.json").is_file() => follow_end_tokens(merged, model),
+        () => {
+            let of_adapter = data::Tokenizer::from_folder(adapter);
+            write_end_tokens(merged, config, of_adapter.is_ok_and(|of| of.chat_template(false).is_some()))
+        }
+    }
 }
 
 /// The weights of a model that were in codes when its adapter was trained.
@@ -417,25 +443,28 @@ mod tests {
         let a = HostTensor::from_f32([2, 3], &[1.0, 0.0, -1.0, 0.5, 2.0, 0.25]);
         let b = HostTensor::from_f32([2, 2], &[2.0, 1.0, -1.0, 4.0]);
         let expected = [1.0 + 1.25, 2.0 + 1.0, 3.0 - 0.875, 4.0 + 0.5, 5.0 + 4.0, 6.0 + 1.0];
-        assert_eq!(merged(&weight, [&a, &b], None, 0.5, false).to_f32(), expected);
+        assert_eq!(merged(&weight, [&a, &b], None, 0.5, false, &mut Rounding::default()).to_f32(), expected);
         let flipped = HostTensor::from_f32([3, 2], &transpose(&weight.to_f32(), 2));
-        assert_eq!(transpose(&merged(&flipped, [&a, &b], None, 0.5, true).to_f32(), 3), expected);
+        assert_eq!(
+            transpose(&merged(&flipped, [&a, &b], None, 0.5, true, &mut Rounding::default()).to_f32(), 3),
+            expected
+        );
 
         // Scaled to magnitudes, rows have these norms, and their directions.
         let magnitudes = HostTensor::from_f32([2], &[3.0, 5.0]);
-        let scaled = merged(&weight, [&a, &b], Some(&magnitudes), 0.5, false).to_f32();
+        let scaled = merged(&weight, [&a, &b], Some(&magnitudes), 0.5, false, &mut Rounding::default()).to_f32();
         for (row, (found, of)) in scaled.chunks(3).zip(expected.chunks(3)).enumerate() {
             let norm = |x: &[f32]| x.iter().map(|x| x * x).sum::<f32>().sqrt();
             let factor = [3.0, 5.0][row] / norm(of);
             assert!(found.iter().zip(of).all(|(found, of)| (found - factor * of).abs() < 1e-5), "{scaled:?}");
         }
-        let other = merged(&flipped, [&a, &b], Some(&magnitudes), 0.5, true).to_f32();
+        let other = merged(&flipped, [&a, &b], Some(&magnitudes), 0.5, true, &mut Rounding::default()).to_f32();
         assert!(transpose(&other, 3).iter().zip(&scaled).all(|(a, b)| (a - b).abs() < 1e-5));
 
         // 1 + 2⁻⁸ + 2⁻⁸ is a bf16 number; rounded after each term it would stay 1.
         let small = 2f32.powi(-8);
         let one = HostTensor::from_f32([1, 1], &[1.0]).cast(DType::BF16);
         let (a, b) = (HostTensor::from_f32([2, 1], &[small; 2]), HostTensor::from_f32([1, 2], &[1.0; 2]));
-        assert_eq!(merged(&one, [&a, &b], None, 1.0, false).to_f32(), [1.0 + 2.0 * small]);
+        assert_eq!(merged(&one, [&a, &b], None, 1.0, false, &mut Rounding::default()).to_f32(), [1.0 + 2.0 * small]);
     }
 }

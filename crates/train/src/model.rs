@@ -17,7 +17,7 @@ use crate::device::Device;
 use crate::engine::Engine;
 use crate::error::{Result, TrainError};
 use crate::generate::Generator;
-use crate::peft;
+use crate::other_parts;
 use crate::plan::TASK;
 use crate::source::ModelSource;
 use crate::weights::{self, WeightSet};
@@ -265,7 +265,7 @@ impl Model {
 
 /// The options of an adapter folder in PEFT's form, without dropout.
 pub(crate) fn read_adapter(folder: &Path, source: &ModelSource) -> Result<AdapterOptions> {
-    peft::read_options(folder, DType::F32, &source.model.adapters).map(|of| AdapterOptions { dropout: 0.0, ..of })
+    other_parts::read_options(folder, DType::F32, &source.model).map(|of| AdapterOptions { dropout: 0.0, ..of })
 }
 
 /// Reads a model's weights, and an adapter's, to where a program has them.
@@ -275,7 +275,7 @@ pub(crate) fn load_weights(engine: &mut Engine, source: &ModelSource, adapter: O
     };
     read(WeightSet::Base, &source.folder, source.weights(&source.folder)?)?;
     if let Some(folder) = adapter {
-        read(WeightSet::Adapter, folder, Weights::open(folder).map_err(TrainError::model_file)?)?;
+        read(WeightSet::Adapter, folder, other_parts::weights(folder, &source.model.files)?)?;
     }
     engine.weights_written()
 }

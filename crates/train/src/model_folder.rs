@@ -13,6 +13,7 @@ use crate::checkpoint::OPTIMIZER;
 use crate::error::{Result, TrainError};
 use crate::hf_config::{self, HfConfig};
 use crate::staged::{create_new, write_synced};
+use crate::tokenizer_class;
 use crate::written::names;
 
 /// Largest file of a model.
@@ -49,13 +50,16 @@ const MORE_TEMPLATES: &str = "additional_chat_templates";
 const TEMPLATE: &str = "chat_template.jinja";
 
 /// The settings of the tokenizer, in which older readers look for the chat template.
-const TOKENIZER: &str = "tokenizer_config.json";
+pub const TOKENIZER: &str = "tokenizer_config.json";
+
+/// The tokenizer itself.
+pub const TOKENIZER_FILE: &str = "tokenizer.json";
 
 /// What is published of a model or an adapter besides weights and [`HANDED_ON`].
 const PUBLISHED: [&str; 3] = ["README.md", "adapter_config.json", hf_config::FILE];
 
 /// What only a folder with a tokenizer has.
-const OF_TOKENIZERS: [&str; 2] = ["tokenizer.json", "tokenizer.model"];
+const OF_TOKENIZERS: [&str; 2] = [TOKENIZER_FILE, "tokenizer.model"];
 
 /// Writes weights one after the other; `bytes` gives those of a tensor.
 pub fn write_weights(
@@ -94,19 +98,16 @@ pub fn write_companions(from: &Path, template: Option<&str>, to: &Path) -> Resul
         files.retain(|file| !is_template(file));
     }
     copy(&files, from, to)?;
+    tokenizer_class::settle(to)?;
     let Some(template) = template else { return Ok(()) };
     write_synced(&to.join(TEMPLATE), template.as_bytes())?;
-    let path = to.join(TOKENIZER);
-    if !path.is_file() {
+    if !to.join(TOKENIZER).is_file() {
         return Ok(());
     }
-    let text = data::small_file::read_text(&path).map_err(|e| TrainError::io("read", &path, e))?;
-    let mut settings: Value = serde_json::from_str(&text)
-        .map_err(|e| TrainError::Usage(format!("{}: this is not valid JSON: {e}", from.join(TOKENIZER).display())))?;
+    let mut settings = read_json(&to.join(TOKENIZER))?;
     if settings.get("chat_template").is_some() {
         settings["chat_template"] = template.into();
-        std::fs::remove_file(&path).map_err(|e| TrainError::io("replace", &path, e))?;
-        write_synced(&path, pretty(&settings).as_bytes())?;
+        replace(to, TOKENIZER, &settings)?;
     }
     Ok(())
 }
@@ -125,7 +126,8 @@ pub fn write_companions_of_adapter(adapter: &Path, to: &Path) -> Result<()> {
         }
     }
     let _ = std::fs::remove_dir(to.join(MORE_TEMPLATES));
-    copy(&files, adapter, to)
+    copy(&files, adapter, to)?;
+    tokenizer_class::settle(to)
 }
 
 fn is_template(file: &Path) -> bool {
@@ -199,6 +201,22 @@ pub fn leads_out(folder: &Path, file: &Path) -> bool {
     let snapshots = folder.parent().filter(|parent| parent.ends_with("snapshots"));
     let blobs = snapshots.and_then(Path::parent).map(|repository| repository.join("blobs"));
     !file.starts_with(&folder) && !blobs.is_some_and(|blobs| file.starts_with(blobs))
+}
+
+/// Reads a file of JSON.
+pub fn read_json(path: &Path) -> Result<Value> {
+    let text = data::small_file::read_text(path).map_err(|e| TrainError::io("read", path, e))?;
+    serde_json::from_str(&text)
+        .map_err(|e| TrainError::Usage(format!("{}: this is not valid JSON: {e}", path.display())))
+}
+
+/// Writes another text in the place of a file of a result, if it is there.
+pub fn replace(folder: &Path, name: &str, value: &Value) -> Result<()> {
+    let path = folder.join(name);
+    if path.is_file() {
+        std::fs::remove_file(&path).map_err(|e| TrainError::io("replace", &path, e))?;
+    }
+    write_synced(&path, pretty(value).as_bytes())
 }
 
 pub fn pretty(value: &Value) -> String {
@@ -309,7 +327,8 @@ mod tests {
             assert_eq!(read(folder, "chat_template.json"), None);
             assert!(!folder.join(MORE_TEMPLATES).exists());
             let settings: Value = serde_json::from_str(&read(folder, TOKENIZER).unwrap()).unwrap();
-            assert_eq!(settings, json!({"chat_template": "new", "eos_token": "</s>"}));
+            let class = "PreTrainedTokenizerFast";
+            assert_eq!(settings, json!({"chat_template": "new", "eos_token": "</s>", "tokenizer_class": class}));
             assert_eq!(read(folder, "generation_config.json").as_deref(), Some("{\"top_k\": 1}"));
         };
         write_companions(&model, Some("new"), &adapter).unwrap();

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use compiler::{AdapterExceptions, AdapterOf, AdapterOptions, AdapterRules};
+use data::safetensors::Weights;
 use graph::{AdapterForm, AdapterPlace};
 use program::{ParameterSlot, Program};
 use serde_json::{Map, Value, json};
@@ -18,6 +19,10 @@ pub const TIED_HEAD: &str = "base_model.model.lm_head.weight";
 
 /// The end of the name of a module's magnitudes.
 pub const MAGNITUDE: &str = ".lora_magnitude_vector";
+
+/// The file of an adapter's weights, and the one that PEFT wrote earlier.
+const WEIGHTS: &str = "adapter_model.safetensors";
+const PICKLED: &str = "adapter_model.bin";
 
 /// Keys that are read, that say where an adapter comes from, or that only steer how its training began.
 const UNDERSTOOD: &[&str] = &[
@@ -133,6 +138,20 @@ pub fn read_options(folder: &Path, dtype: DType, form: &AdapterForm) -> Result<A
     })
 }
 
+/// The weights of an adapter folder. Errors: one without a file that is read.
+pub fn weights(folder: &Path) -> Result<Weights> {
+    if folder.is_dir() && !folder.join(WEIGHTS).is_file() {
+        let found = if folder.join(PICKLED).is_file() { "there is adapter_model.bin" } else { "there is none" };
+        return Err(TrainError::Usage(format!(
+            "{}: the weights of an adapter are read from {WEIGHTS}, and {found}\n  hint: a `.bin` is a pickle, which may run \
+             code when it is opened; PEFT writes the other form: `PeftModel.from_pretrained(model, folder)\
+             .save_pretrained(new_folder, safe_serialization=True)`",
+            folder.display()
+        )));
+    }
+    Weights::open(folder).map_err(TrainError::model_file)
+}
+
 /// Where an adapter's base model came from, as its configuration says.
 pub fn base_of(folder: &Path) -> Result<Option<String>> {
     let (_, config) = read_config(folder)?;
@@ -203,13 +222,13 @@ fn exceptions(config: &Value) -> std::result::Result<AdapterExceptions, String> 
 }
 
 /// The `adapter_config.json` of a trained adapter, as PEFT 0.21 reads it. `base` is where the base
-/// model came from; `partial`: the program is one of several parts of it, whose modules may have the same names; `embedding`: the
-/// table of tokens, where the head is the same.
+/// model came from; `partial`: the program is one of several parts of it, whose modules may have the same names; `others`:
+/// adapted modules of such parts; `embedding`: the table of tokens, where the head is the same.
 pub fn config(
     adapter: &AdapterOptions,
     program: &Program,
     base: &str,
-    partial: bool,
+    (partial, others): (bool, Vec<String>),
     embedding: Option<&str>,
 ) -> Result<Value> {
     let (rules, adapter) = (AdapterRules::new(adapter)?, &compiler::converted(adapter)?);
@@ -221,6 +240,7 @@ pub fn config(
     // What is trained of a tied embedding is the head's, too.
     let ties = embedding.is_some_and(|table| adapter.saves(table).is_some());
     let parameters = (!adapter.parameters.is_empty()).then_some(&adapter.parameters);
+    let targets = [target_modules(program, &rules, &adapter.form, partial)?, others].concat();
     Ok(json!({
         "alpha_pattern": alphas,
         "auto_mapping": null,
@@ -240,7 +260,7 @@ pub fn config(
         "r": adapter.rank,
         "rank_pattern": ranks,
         "revision": null,
-        "target_modules": target_modules(program, &rules, &adapter.form, partial)?,
+        "target_modules": targets,
         "target_parameters": parameters,
         "task_type": "CAUSAL_LM",
         "use_dora": adapter.magnitudes,

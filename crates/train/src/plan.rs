@@ -20,7 +20,7 @@ use crate::encoded::Encoded;
 use crate::error::{Result, TrainError};
 use crate::formats::{self, dtype_of};
 use crate::generate::Samples;
-use crate::peft;
+use crate::other_parts;
 use crate::prequantised;
 use crate::row_length::RowLength;
 use crate::source::ModelSource;
@@ -400,11 +400,12 @@ fn adapter(
         form: form.clone(),
     };
     let Some(folder) = &of.adapter else {
+        check_new_rows(config, source, &requested, problems)?;
         let requested = with_open_dropout(config, requested, reasons, notes);
         check_parameters(config, &requested, problems);
         return Ok(requested);
     };
-    let found = peft::read_options(Path::new(folder), requested.dtype, form)?;
+    let found = other_parts::read_options(Path::new(folder), requested.dtype, &source.model)?;
     let sorted = |names: &[String]| {
         let mut names = names.to_vec();
         names.sort_unstable();
@@ -461,6 +462,29 @@ fn with_open_dropout(
 /// the others are that match nothing.
 fn parameters(of: &AdapterOptions) -> Vec<String> {
     compiler::converted(of).map(|of| of.parameters).unwrap_or_default()
+}
+
+/// New tokens have rows in every table of tokens, and an adapter carries those of the tables that it has as a whole.
+fn check_new_rows(
+    config: &Config,
+    source: &ModelSource,
+    of: &AdapterOptions,
+    problems: &mut Vec<Problem>,
+) -> Result<()> {
+    if config.model.new_tokens.is_empty() {
+        return Ok(());
+    }
+    let rows = source.vocab_size()?;
+    let all = source.model.parameters.iter().chain(source.model.tasks.iter().flat_map(|task| &task.parameters));
+    let tables = all.filter(|table| table.shape.len() == 2 && table.shape[0] == rows && !table.bias);
+    for table in tables.filter(|table| of.saves(&table.name).is_none()) {
+        let module = table.name.strip_suffix(".weight").unwrap_or(&table.name);
+        let module = module.rsplit('.').next().unwrap_or(module);
+        let message = format!("with `lora: true` the rows of `new_tokens` in `{module}` are not trained");
+        let hint = format!("add `{module}` to `modules_to_save`, or set `lora: false`");
+        problems.push(config.mistake("new_tokens", message, Some(hint)));
+    }
+    Ok(())
 }
 
 /// What PEFT does not do with adapters on parameters: their product is added to the matrices, so nothing of an input can be

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use compiler::{AdapterOf, AdapterRules};
 use data::Stop;
-use data::safetensors::{TensorView, Weights};
+use data::safetensors::TensorView;
 use program::{ParameterSlot, Program, TensorRef};
 use rayon::prelude::*;
 use tensor::{DType, HostTensor, convert};
@@ -17,6 +17,7 @@ use crate::adapted::{self, Factors, Pair, Pairs};
 use crate::engine::Engine;
 use crate::error::{Result, TrainError, go_on};
 use crate::hf_config::HfConfig;
+use crate::other_parts;
 use crate::peft;
 use crate::source::ModelSource;
 use crate::weights::{self, WeightSet};
@@ -56,7 +57,9 @@ fn compare_carried(source: &ModelSource, folder: &Path) -> Result<()> {
 impl Live<'_> {
     /// An error where a folder in Hugging Face's form is not the live model, its adapter added.
     pub fn compare_model(&mut self, source: &ModelSource, dtype: DType, folder: &Path) -> Result<()> {
-        if HfConfig::read(folder)? != source.config.with_dtype(dtype) {
+        // Which token ends answers is the run's.
+        let (found, expected) = (HfConfig::read(folder)?, source.config.with_dtype(dtype));
+        if found.without_end_tokens() != expected.without_end_tokens() {
             return Err(differs("`config.json` is not what was written".to_owned()));
         }
         compare_carried(source, folder)?;
@@ -85,7 +88,7 @@ impl Live<'_> {
     pub fn compare_adapter(&mut self, folder: &Path, source: &ModelSource) -> Result<()> {
         let embedding = compiler::tied(&source.model);
         let read = AdapterRules::new(&peft::read_options(folder, DType::F32, &source.model.adapters)?)?;
-        let files = Weights::open(folder).map_err(TrainError::model_file)?;
+        let files = other_parts::weights(folder, &source.model.files)?;
         let is_tied = |slot: &&ParameterSlot| slot.saved && Some(slot.name.as_str()) == embedding;
         let tied = WeightSet::Adapter.of(self.program).find(is_tied);
         let copy = tied.map(|_| peft::TIED_HEAD);

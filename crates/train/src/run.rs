@@ -26,6 +26,7 @@ use crate::resume::{self, Start};
 use crate::run_folder::RunFolder;
 use crate::saving::Saving;
 use crate::source::ModelSource;
+use crate::tokenizer_class;
 use crate::trainer::Trainer;
 use crate::words;
 
@@ -170,7 +171,8 @@ fn begin(
     trainer.begin_digest();
     prepare(&place, &mut start, &mut trainer, observer)?;
     trainer.compare_nodes()?;
-    for note in place.notes.iter().chain(&start.notes) {
+    let class = tokenizer_class::note(&trainer.source.folder);
+    for note in place.notes.iter().chain(&start.notes).chain(&class) {
         observer.line(&format!("Note: {note}"));
     }
     let run = Run::start(place, &mut trainer, observer)?;

@@ -41,6 +41,36 @@ pub(crate) fn stacks(adapters: &AdapterForm) -> Vec<Stack<'_>> {
     adapters.stacks.iter().map(|stack| Stack { name: &stack.name, parts: &stack.parts }).collect()
 }
 
+/// The configuration of a model's folder. Where the files hold a head that differs from the embedding, the model has a head
+/// of its own whatever the fields say, as in transformers.
+pub fn config_of(folder: &Path) -> Result<HfConfig> {
+    let config = HfConfig::read(folder)?;
+    Ok(if has_own_head(folder)? { config.untied() } else { config })
+}
+
+/// True if the files hold a head besides the embedding, with other numbers, and the fields do not say so.
+pub fn has_own_head(folder: &Path) -> Result<bool> {
+    // What cannot be read is an error where the fields are wanted.
+    let Ok(config) = HfConfig::read(folder) else { return Ok(false) };
+    if config.is_untied() || !prequantised::has_weights(folder) {
+        return Ok(false);
+    }
+    // What cannot be read is an error where the weights are wanted.
+    let Ok(files) = prequantised::weights(folder) else { return Ok(false) };
+    let named = |endings: &[&str]| {
+        let ends = |name: &&str| endings.iter().any(|end| name == end || name.ends_with(&format!(".{end}")));
+        let found = files.names().into_iter().find(ends).map(str::to_owned);
+        found.map(|name| files.get(&name).map_err(TrainError::model_file)).transpose()
+    };
+    let (head, table) = (named(&["lm_head.weight"])?, named(&["embed_tokens.weight", "wte.weight"])?);
+    match (head, table) {
+        (Some(head), Some(table)) if head.shape == table.shape => {
+            Ok(!head.has_bytes_of(&table).map_err(TrainError::unreadable)?)
+        }
+        _ => Ok(false),
+    }
+}
+
 /// Rejects a model that reads what no batch brings.
 fn check_inputs(model: &Model) -> Result<()> {
     let described = |of: &data::inputs::Input| {
@@ -65,7 +95,7 @@ fn check_inputs(model: &Model) -> Result<()> {
 impl ModelSource {
     /// Reads `config.json` of a folder; `ir` is the model's graph as JSON.
     pub fn open(folder: &Path, ir: &str) -> Result<ModelSource> {
-        let config = HfConfig::read(folder)?;
+        let config = config_of(folder)?;
         let model = graph::from_json(ir).map_err(|e| TrainError::Usage(e.to_string()))?;
         check_inputs(&model)?;
         Ok(ModelSource { folder: folder.to_owned(), config, model })

@@ -6,7 +6,6 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 
 use compiler::CompileOptions;
-use data::safetensors::Weights;
 use data::{Batch, Position, Stop};
 use program::{Choices, Variant, scalar};
 use serde::{Deserialize, Serialize};
@@ -23,10 +22,12 @@ use crate::feed::Feed;
 use crate::follow::Part;
 use crate::formats;
 use crate::generate::Sample;
+use crate::other_parts;
 use crate::plan::{self, Plan};
 use crate::preflight;
 use crate::preview::Shapes;
 use crate::recommend::recommended;
+use crate::rounding::Rounding;
 use crate::schedule::LearningRate;
 use crate::source::ModelSource;
 use crate::startup::Startup;
@@ -80,6 +81,8 @@ pub struct Trainer {
     pub(crate) startup: Option<Startup>,
     /// What became 0 in 8 bits is still to be said.
     pub(crate) tells_flushed: bool,
+    /// What the last merged result has less bits for.
+    pub(crate) rounding: Rounding,
     model_digest: Option<ModelDigest>,
     /// Reads the model's files for the digest meanwhile.
     digesting: Option<JoinHandle<Result<ModelDigest>>>,
@@ -156,6 +159,7 @@ impl Trainer {
             written,
             progress: Progress::default(),
             tells_flushed: true,
+            rounding: Rounding::default(),
             model_digest: None,
             digesting: None,
             data_digest,
@@ -383,7 +387,7 @@ impl Trainer {
 fn load(engine: &mut Engine, source: &ModelSource, part: WeightSet, folder: &Path) -> Result<()> {
     let files = match part {
         WeightSet::Base => source.weights(folder)?,
-        WeightSet::Adapter => Weights::open(folder).map_err(TrainError::model_file)?,
+        WeightSet::Adapter => other_parts::weights(folder, &source.model.files)?,
     };
     weights::load(engine, part, files, &folder.display().to_string())
 }
@@ -421,7 +425,12 @@ fn check_batch_size(config: &Config, sequence_len: usize, memory: usize) -> Resu
 
 /// The name that the options give, or the model's with the time.
 pub fn run_name(config: &Config, source: &ModelSource) -> String {
-    let model = || source.folder.file_name().map_or("run".into(), |name| name.to_string_lossy());
+    // A folder of a cache is named by digests.
+    let given = crate::card::base_name(&config.model.model);
+    let model = || {
+        let name = Path::new(&given).file_name().or(source.folder.file_name());
+        name.map_or("run".into(), |name| name.to_string_lossy().into_owned())
+    };
     let named = || format!("{}-{}", model(), jiff::Zoned::now().strftime("%Y%m%d-%H%M%S"));
     config.run.run_name.clone().unwrap_or_else(named)
 }

@@ -10,7 +10,7 @@ use tensor::Attrs;
 
 use super::embedding_noise::scalar_of_step;
 use super::{magnitude, stacked_adapters as stacks};
-use crate::adapter::{AdapterOf, AdapterOptions, AdapterRules, HEAD};
+use crate::adapter::{AdapterOf, AdapterOptions, AdapterRules, HEAD, is_in};
 use crate::{CompileError, CompileOptions, EntryOptions};
 
 pub fn run(graph: &mut Graph, options: &CompileOptions, entry: &EntryOptions) -> Result<(), CompileError> {
@@ -131,12 +131,12 @@ fn target_module(
 
 /// Every module that is to be trained as a whole is there, and no entry wants what it was before.
 fn check_saved(graph: &Graph, options: &CompileOptions, adapter: &AdapterOptions) -> Result<(), CompileError> {
-    let found: Vec<usize> = graph.parameters.iter().filter_map(|p| adapter.saves(&p.name)).collect();
     let uses = graph.use_counts();
     let is_shared = |p: &Parameter| p.saved && p.table && uses[p.value.0 as usize] > 1;
     let head_is_saved = graph.parameters.iter().any(is_shared);
-    for (index, name) in adapter.saved.iter().enumerate() {
-        let is_there = found.contains(&index) || name == HEAD && head_is_saved;
+    for name in &adapter.saved {
+        // PEFT lists a tied embedding under several names, all of which mean it.
+        let is_there = graph.parameters.iter().any(|p| is_in(&p.name, name)) || name == HEAD && head_is_saved;
         if !is_there {
             return Err(CompileError::Saved(no_module(graph, name)));
         }

@@ -23,8 +23,9 @@ options! {
         /// configuration has `output_router_logits: true`; 0 disables it.
         router_aux_loss_coef: Setting<f64> = auto, min = 0;
         /// Special tokens to add to the model before training, such as `<|note|>`: tokenizer, embedding and head grow
-        /// as with `surogate extend`. The extended model is stored in the cache; the adapter's configuration names it.
-        /// With `lora: true`, `modules_to_save` must name the embedding, whose new rows would otherwise not be trained.
+        /// as with `surogate extend`. The extended model is stored in the cache; an adapter names the model itself and
+        /// carries the new rows. With `lora: true`, `modules_to_save` must name the embedding, and the LM head where that is
+        /// another table: their new rows would otherwise not be trained.
         new_tokens: Vec<String> = [];
         /// Element type of the weights in training. `auto` is that of the model, and bfloat16 for a model that was
         /// saved in float16. With float16, the loss is scaled dynamically and master weights are float32.

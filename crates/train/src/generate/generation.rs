@@ -12,7 +12,8 @@ use super::capacity::Need;
 use super::defaults::Defaults;
 use super::generator::{Following, Generator, Reader, Row, rows_of};
 use super::pages::Pages;
-use super::prompt::{Prompt, PromptEncoder};
+use super::prompt::PromptEncoder;
+use super::request::{Prompt, Request};
 use super::sampling::next_token;
 use super::settings::{GenerationOptions, Settings};
 use super::text::Text;
@@ -33,6 +34,8 @@ pub enum Finish {
     Length,
     /// The longest sequence that the model allows.
     Context,
+    /// The prompt cannot be answered.
+    Refused,
 }
 
 impl Finish {
@@ -42,6 +45,7 @@ impl Finish {
             Finish::Stop => "stop",
             Finish::Length => "length",
             Finish::Context => "context",
+            Finish::Refused => "error",
         }
     }
 }
@@ -70,49 +74,64 @@ struct Sequence {
     /// Its slot while it runs.
     slot: u32,
     text: Text,
+    settings: Arc<Settings>,
+    /// Why it is not answered.
+    refused: Option<(Finish, String)>,
 }
 
 /// Prompts as token ids, before there is room for their answers.
 pub(crate) struct Asked {
     sequences: Vec<Sequence>,
-    settings: Settings,
+    settings: Arc<Settings>,
     tokenizer: Option<Arc<Tokenizer>>,
     /// The longest sequence whose tokens are rotated as those of short ones.
     turning: Option<usize>,
 }
 
 impl Asked {
-    /// Encodes prompts, and checks them against what the model takes.
+    /// Encodes prompts, and checks them against what the model takes. `goes_on`: one that cannot be answered ends at once
+    /// with the reason, else it is the error of all.
     pub fn new(
         source: &ModelSource,
         (encoder, defaults): (&PromptEncoder, &Defaults),
-        prompts: &[Prompt],
+        requests: Vec<Result<Request>>,
         options: &GenerationOptions,
+        goes_on: bool,
     ) -> Result<Asked> {
-        let settings = Settings::of(options, defaults, encoder.end_tokens(defaults))?;
+        let settings = Arc::new(Settings::of(options, defaults, encoder.end_tokens(defaults))?);
         let tokenizer = encoder.tokenizer().cloned();
-        if tokenizer.is_none() && !settings.stop.is_empty() {
+        if tokenizer.is_none() && !options.stop.iter().all(String::is_empty) {
             return Err(TrainError::Usage(
                 "stop: the model has no tokenizer.json, so stop texts cannot be found".into(),
             ));
         }
-        let encoded = prompts.iter().map(|prompt| encoder.encode(prompt)).collect::<Result<Vec<_>>>()?;
-        let mut sequences = Vec::new();
-        for (index, (prompt, ids)) in prompts.iter().zip(encoded).enumerate() {
-            check_ids(&ids, source.vocab_size()?)?;
-            let mut sequence = Sequence::new(index, ids, &settings, source.position_limit())?;
-            if matches!(prompt, Prompt::Text(_)) {
-                let end = &sequence.ids[sequence.prompt.saturating_sub(CONTEXT)..];
-                sequence.text = Text::new(&settings.stop, end);
+        let count = requests.len();
+        let mut sequences = Vec::with_capacity(count);
+        for (index, request) in requests.into_iter().enumerate() {
+            sequences.push(match request.and_then(|of| Sequence::of(source, encoder, &of, &settings)) {
+                Ok(sequence) => sequence,
+                Err(TrainError::Usage(text)) if goes_on => Sequence::refused(&settings, Finish::Refused, text),
+                Err(TrainError::Usage(text)) if count > 1 => {
+                    return Err(TrainError::Usage(format!("prompt {} of {count}: {text}", index + 1)));
+                }
+                Err(error) => return Err(error),
+            });
+            if let (false, Some((_, text))) = (goes_on, &sequences[index].refused) {
+                let place = if count > 1 { format!("prompt {} of {count}: ", index + 1) } else { String::new() };
+                return Err(TrainError::Usage(format!("{place}{text}")));
             }
-            sequences.push(sequence);
         }
         Ok(Asked { sequences, settings, tokenizer, turning: source.config.turning() })
     }
 
     /// What each sequence needs.
     pub fn needs(&self) -> Vec<Need> {
-        self.sequences.iter().map(Sequence::need).collect()
+        self.answered().map(|index| self.sequences[index].need()).collect()
+    }
+
+    /// Those that are answered.
+    fn answered(&self) -> impl Iterator<Item = usize> {
+        (0..self.sequences.len()).filter(|index| self.sequences[*index].refused.is_none())
     }
 
     /// Sequences at a time, at most.
@@ -124,13 +143,13 @@ impl Asked {
     pub fn begin(self, reader: &Reader<'_>, number: u64) -> Generation {
         let rows = if reader.runs_alone() { 1 } else { reader.capacity.rows.min(self.settings.batch_size) };
         Generation {
-            waiting: (0..self.sequences.len()).collect(),
+            waiting: self.answered().collect(),
+            refused: (0..self.sequences.len()).filter(|index| self.sequences[*index].refused.is_some()).collect(),
             sequences: self.sequences,
             running: Vec::new(),
             pages: Pages::new(reader.capacity.cache.pages),
             slots: (0..reader.capacity.cache.sequences as u32).rev().collect(),
             rows,
-            settings: self.settings,
             tokenizer: self.tokenizer,
             number,
             turning: self.turning,
@@ -150,12 +169,13 @@ fn check_ids(ids: &[i32], vocabulary: usize) -> Result<()> {
 pub struct Generation {
     sequences: Vec<Sequence>,
     waiting: VecDeque<usize>,
+    /// Those that are not answered, until a step says so.
+    refused: Vec<usize>,
     running: Vec<usize>,
     pages: Pages,
     /// Slots that no sequence has.
     slots: Vec<u32>,
     rows: usize,
-    settings: Settings,
     tokenizer: Option<Arc<Tokenizer>>,
     number: u64,
     /// The longest sequence whose tokens are rotated as those of short ones.
@@ -165,16 +185,39 @@ pub struct Generation {
 impl Generation {
     /// Encodes the prompts and makes room for them. An earlier generation of the same generator is over by it.
     pub fn start(generator: &mut Generator, prompts: &[Prompt], options: &GenerationOptions) -> Result<Generation> {
+        let requests = prompts.iter().map(|prompt| Ok(prompt.clone().into())).collect();
+        Generation::begin(generator, requests, options, false)
+    }
+
+    /// The same for prompts with options of their own. `goes_on`: one that cannot be read or answered does not end the
+    /// others; [`Generation::refusal`] says why.
+    pub fn begin(
+        generator: &mut Generator,
+        requests: Vec<Result<Request>>,
+        options: &GenerationOptions,
+        goes_on: bool,
+    ) -> Result<Generation> {
         let of = (generator.encoder(), generator.defaults());
-        let asked = Asked::new(generator.source(), of, prompts, options)?;
+        let asked = Asked::new(generator.source(), of, requests, options, goes_on)?;
         generator.started += 1;
-        generator.make_room(&asked.needs(), asked.batch_size())?;
+        let needs = asked.needs();
+        if needs.is_empty() {
+            // One token, so that there is something that reads.
+            generator.make_room(&[Need { prompt: 1, tokens: 1 }], 1)?;
+        } else {
+            generator.make_room(&needs, asked.batch_size())?;
+        }
         let number = generator.started;
         Ok(asked.begin(&generator.reader(), number))
     }
 
+    /// Why a prompt is not answered.
+    pub fn refusal(&self, prompt: usize) -> Option<&str> {
+        self.sequences[prompt].refused.as_ref().map(|(_, text)| text.as_str())
+    }
+
     pub fn is_done(&self) -> bool {
-        self.waiting.is_empty() && self.running.is_empty()
+        self.waiting.is_empty() && self.running.is_empty() && self.refused.is_empty()
     }
 
     /// The ids of an answer so far, the token that ended it included.
@@ -199,6 +242,11 @@ impl Generation {
 
     /// One step of a generation that nothing else comes between.
     pub(crate) fn advance(&mut self, reader: &mut Reader<'_>) -> Result<Vec<Piece>> {
+        if !self.refused.is_empty() {
+            let of = |index: usize| self.sequences[index].refused.as_ref().map(|(finish, _)| *finish);
+            let refused = std::mem::take(&mut self.refused).into_iter();
+            return Ok(refused.map(|prompt| Piece { prompt, text: String::new(), finish: of(prompt) }).collect());
+        }
         self.admit();
         let reading = self.running.iter().copied().find(|index| self.sequences[*index].is_behind());
         let asked: Vec<usize> = reading.map_or_else(|| self.running.clone(), |index| vec![index]);
@@ -210,7 +258,8 @@ impl Generation {
         let rows: Vec<Row<'_>> = asked.iter().map(|index| sequences[*index].next_row(limit)).collect();
         let whole = asked.iter().map(|index| sequences[*index].ids.len()).max().unwrap_or(0);
         let read: Vec<usize> = rows.iter().map(|row| row.ids.len()).collect();
-        let following = reader.read(&rows, whole, self.settings.wants_logits())?;
+        let wants_logits = asked.iter().any(|index| sequences[*index].settings.wants_logits());
+        let following = reader.read(&rows, whole, wants_logits)?;
         for (index, read) in asked.iter().zip(read) {
             self.sequences[*index].read += read;
         }
@@ -241,8 +290,8 @@ impl Generation {
         // Rows of padding are behind those that were requested.
         let logits = rows_of(logits, logits.shape[0]);
         let draw = |(row, index): (usize, &usize)| {
-            let ids = &self.sequences[*index].ids;
-            next_token(&logits(row), ids, ids.len(), &self.settings)
+            let Sequence { ids, prompt, most, settings, .. } = &self.sequences[*index];
+            next_token(&logits(row), (ids, *prompt), *most, settings)
         };
         asked.par_iter().enumerate().map(draw).collect()
     }
@@ -255,7 +304,7 @@ impl Generation {
             // All its tokens are rotated in another way from here on.
             sequence.read = 0;
         }
-        let ended = self.settings.end_tokens.contains(&id);
+        let ended = sequence.settings.end_tokens.contains(&id);
         let (mut text, stopped) = match &self.tokenizer {
             Some(tokenizer) if !ended => sequence.text.push(id, tokenizer)?,
             _ => (String::new(), false),
@@ -279,23 +328,55 @@ impl Generation {
 }
 
 impl Sequence {
-    fn new(index: usize, ids: Vec<i32>, settings: &Settings, longest: Option<usize>) -> Result<Sequence> {
+    /// A prompt before its answer. Errors: a prompt that is none, or that the model does not know.
+    fn of(source: &ModelSource, encoder: &PromptEncoder, of: &Request, settings: &Arc<Settings>) -> Result<Sequence> {
+        let ids = encoder.encode(&of.prompt)?;
+        check_ids(&ids, source.vocab_size()?)?;
+        let is_own = of.max_new_tokens.is_some() || of.temperature.is_some();
+        let settings = if is_own { Arc::new(settings.with(of)) } else { settings.clone() };
+        let mut sequence = Sequence::new(ids, &settings, source.position_limit())?;
+        if matches!(of.prompt, Prompt::Text(_)) {
+            let end = &sequence.ids[sequence.prompt.saturating_sub(CONTEXT)..];
+            sequence.text = Text::new(&settings.stop, end);
+        }
+        Ok(sequence)
+    }
+
+    fn new(ids: Vec<i32>, settings: &Arc<Settings>, longest: Option<usize>) -> Result<Sequence> {
         let prompt = ids.len();
         if prompt == 0 {
-            return Err(TrainError::Usage(format!("prompt {index} has no tokens, expected one or more")));
+            return Err(TrainError::Usage("the prompt has no tokens, expected one or more".into()));
         }
-        let asked = prompt + settings.max_new_tokens;
+        if let Some(longest) = longest.filter(|longest| prompt >= *longest) {
+            let text = format!(
+                "the prompt has {prompt} tokens, and the model allows sequences of {longest}, the answer included"
+            );
+            return Ok(Sequence { ids, prompt, ..Sequence::refused(settings, Finish::Context, text) });
+        }
+        // A length that the prompt has already says nothing of its answer.
+        let whole = settings.max_length.filter(|whole| *whole > prompt).unwrap_or(usize::MAX);
+        let asked = (prompt + settings.max_new_tokens).min(whole);
         let (most, ending) = match longest {
-            Some(longest) if prompt >= longest => {
-                return Err(TrainError::Usage(format!(
-                    "prompt {index} has {prompt} tokens, and the model allows sequences of {longest}, the answer included"
-                )));
-            }
             Some(longest) if asked > longest => (longest, Finish::Context),
             _ => (asked, Finish::Length),
         };
-        let text = Text::new(&settings.stop, &[]);
-        Ok(Sequence { ids, prompt, read: 0, most, ending, pages: Vec::new(), slot: 0, text })
+        Ok(Sequence { ids, prompt, most, ending, refused: None, ..Sequence::refused(settings, ending, String::new()) })
+    }
+
+    /// One that is not answered.
+    fn refused(settings: &Arc<Settings>, finish: Finish, why: String) -> Sequence {
+        Sequence {
+            ids: Vec::new(),
+            prompt: 0,
+            read: 0,
+            most: 0,
+            ending: finish,
+            pages: Vec::new(),
+            slot: 0,
+            text: Text::new(&settings.stop, &[]),
+            settings: settings.clone(),
+            refused: Some((finish, why)),
+        }
     }
 
     fn need(&self) -> Need {

@@ -9,7 +9,7 @@ use program::{Choices, EntryKind, Variant, generation};
 use tensor::{DType, HostTensor};
 
 use super::capacity::{Capacity, Need, variant};
-use super::defaults::Defaults;
+use super::defaults::{self, Defaults};
 use super::prompt::PromptEncoder;
 use crate::device::Device;
 use crate::engine::Engine;
@@ -93,12 +93,19 @@ impl Generator {
         };
         let folders: Vec<_> = adapter.iter().chain([&source.folder]).map(PathBuf::as_path).collect();
         let encoder = PromptEncoder::open(&folders)?;
-        let defaults = Defaults::read(&source.folder, &source.config.0)?;
+        // An adapter's own file names the end tokens that it was trained with.
+        let place = adapter.as_deref().filter(|folder| folder.join(defaults::FILE).is_file()).unwrap_or(&source.folder);
+        let defaults = Defaults::read(place, &source.config.0)?;
         Ok(Generator { device, source, adapter, options, engine: None, capacity: None, encoder, defaults, started: 0 })
     }
 
     pub fn encoder(&self) -> &PromptEncoder {
         &self.encoder
+    }
+
+    /// What of the model's `generation_config.json` would change its texts and is not applied.
+    pub fn unused_defaults(&self) -> &[String] {
+        &self.defaults.unused
     }
 
     pub fn defaults(&self) -> &Defaults {

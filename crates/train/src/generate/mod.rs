@@ -7,17 +7,23 @@
 
 mod capacity;
 mod defaults;
+mod ends;
 mod generation;
 mod generator;
+mod masks;
 mod pages;
 mod prompt;
+mod request;
 mod samples;
 mod sampling;
 mod settings;
 mod text;
 
+pub use ends::EndTokens;
+pub(crate) use ends::{follow as follow_end_tokens, write as write_end_tokens};
 pub use generation::{Finish, Generation, Piece};
 pub use generator::Generator;
-pub use prompt::{Prompt, PromptEncoder};
-pub(crate) use samples::{Sample, Samples};
+pub use prompt::PromptEncoder;
+pub use request::{Messages, Prompt, Request};
+pub(crate) use samples::{Sample, Samples, is_of_conversations};
 pub use settings::{GenerationOptions, section};

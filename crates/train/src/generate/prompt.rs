@@ -9,65 +9,41 @@ use data::template::{ChatTemplate, Conversation, clock_now};
 use serde_json::{Map, Value};
 
 use super::defaults::Defaults;
+use super::request::{Messages, Prompt};
 use crate::error::{Result, TrainError};
 
 /// The file without which a folder has no tokenizer.
 const TOKENIZER: &str = "tokenizer.json";
 
-/// What an answer must satisfy.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Prompt {
-    /// Token ids.
-    Ids(Vec<i32>),
-    /// A text that is continued.
-    Text(String),
-    /// Messages with `role` and `content`, which are answered.
-    Messages(Vec<Map<String, Value>>),
-}
-
-impl Prompt {
-    /// A text, a list of messages, or a list of ids, as JSON.
-    pub fn from_json(value: &Value) -> Result<Prompt> {
-        let wrong = || TrainError::Usage(format!("a prompt is a text or a list of messages, not {value}"));
-        match value {
-            Value::String(text) => Ok(Prompt::Text(text.clone())),
-            Value::Array(items) if !items.is_empty() && items.iter().all(Value::is_object) => {
-                Ok(Prompt::Messages(items.iter().filter_map(Value::as_object).cloned().collect()))
-            }
-            Value::Array(items) => {
-                let id = |item: &Value| item.as_i64().and_then(|id| i32::try_from(id).ok());
-                items.iter().map(id).collect::<Option<Vec<i32>>>().map(Prompt::Ids).ok_or_else(wrong)
-            }
-            _ => Err(wrong()),
-        }
-    }
-}
+/// The end of a message that is continued, by which it is found in what a template makes of it.
+const GOES_ON: &str = "SUROGATE-GOES-ON-HERE ";
 
 /// Encodes prompts as a model wants them.
 pub struct PromptEncoder {
     tokenizer: Option<Arc<Tokenizer>>,
-    template: Option<ChatTemplate>,
+    /// The template that is written in place of the tokenizer's own.
+    own: Option<String>,
+    /// The template, or why it is none: texts need none.
+    template: Option<std::result::Result<ChatTemplate, String>>,
 }
 
 impl PromptEncoder {
     /// Of the first folder that has a tokenizer: an adapter's own before its model's.
     pub fn open(folders: &[&Path]) -> Result<PromptEncoder> {
         let Some(folder) = folders.iter().find(|folder| folder.join(TOKENIZER).is_file()) else {
-            return Ok(PromptEncoder { tokenizer: None, template: None });
+            return Ok(PromptEncoder { tokenizer: None, own: None, template: None });
         };
         let tokenizer = Tokenizer::from_folder(folder).map_err(TrainError::model_file)?;
-        let variables = tokenizer.template_variables().clone();
-        let template = tokenizer.chat_template(false).map(|source| ChatTemplate::new(source, variables, clock_now()));
-        let template = template.transpose().map_err(TrainError::model_file)?;
-        Ok(PromptEncoder { tokenizer: Some(Arc::new(tokenizer)), template })
+        let source = tokenizer.chat_template(false);
+        let template = source.map(|source| compiled(source, &tokenizer, &Map::new()).map_err(|e| e.to_string()));
+        Ok(PromptEncoder { tokenizer: Some(Arc::new(tokenizer)), own: None, template })
     }
 
     /// The same with another template; `None` leaves it.
     pub fn with_template(mut self, text: Option<String>) -> Result<PromptEncoder> {
         if let (Some(text), Some(tokenizer)) = (text, &self.tokenizer) {
-            let variables = tokenizer.template_variables().clone();
-            let template = ChatTemplate::new(&text, variables, clock_now()).map_err(TrainError::model_file)?;
-            self.template = Some(template);
+            self.template = Some(Ok(compiled(&text, tokenizer, &Map::new())?));
+            self.own = Some(text);
         }
         Ok(self)
     }
@@ -88,21 +64,42 @@ impl PromptEncoder {
             Prompt::Text(text) => self.needed()?.encoder().encode(text, true).map_err(failed)?,
             Prompt::Messages(messages) => {
                 let tokenizer = self.needed()?;
-                let text = self.render(messages, true)?;
-                tokenizer.encoder().encode(&text, false).map_err(failed)?
+                tokenizer.encoder().encode(&self.text(messages)?, false).map_err(failed)?
             }
         };
         Ok(ids.into_iter().map(|id| id as i32).collect())
     }
 
-    /// Tokens that end an answer: those that the model names, the tokenizer's, and the one behind an answer in the template.
+    /// Tokens that end an answer: the one behind an answer in the template, those that the model names, the tokenizer's.
     pub fn end_tokens(&self, defaults: &Defaults) -> Vec<u32> {
-        let mut ids = defaults.end_tokens.clone();
-        ids.extend(self.tokenizer.as_ref().and_then(|tokenizer| tokenizer.eos()).map(|token| token.id));
-        ids.extend(self.end_of_turn());
-        ids.sort_unstable();
-        ids.dedup();
+        let of_text = self.tokenizer.as_ref().and_then(|tokenizer| tokenizer.eos()).map(|token| token.id);
+        let mut ids = Vec::new();
+        for id in self.end_of_turn().into_iter().chain(defaults.end_tokens.iter().copied()).chain(of_text) {
+            if !ids.contains(&id) {
+                ids.push(id);
+            }
+        }
         ids
+    }
+
+    /// The special token that the template puts behind an answer.
+    pub fn end_of_turn(&self) -> Option<u32> {
+        const ANSWER: &str = "surogate answers so";
+        let messages = [message("user", "?"), message("assistant", ANSWER)];
+        let text = self.render(&Messages::of(messages.to_vec()), false).ok()?;
+        let behind = text.rsplit_once(ANSWER)?.1.trim_start();
+        let special = self.tokenizer.as_ref()?.special_tokens();
+        let found = special.iter().filter(|token| behind.starts_with(&token.text));
+        found.max_by_key(|token| token.text.len()).map(|token| token.id)
+    }
+
+    /// True if prompts begin with the tokenizer's BOS: conversations where there is a template, else texts.
+    pub fn begins_with_bos(&self) -> bool {
+        let Some((tokenizer, bos)) = self.tokenizer.as_ref().and_then(|of| Some((of, of.bos()?))) else { return false };
+        match self.render(&Messages::of(vec![message("user", "?")]), true) {
+            Ok(text) if self.template.is_some() => text.starts_with(&bos.text),
+            _ => tokenizer.encoder().encode("a", true).is_ok_and(|ids| ids.first() == Some(&bos.id)),
+        }
     }
 
     fn needed(&self) -> Result<&Tokenizer> {
@@ -113,47 +110,53 @@ impl PromptEncoder {
         })
     }
 
-    fn render(&self, messages: &[Map<String, Value>], prompt: bool) -> Result<String> {
-        let Some(template) = &self.template else {
+    /// The text of a conversation up to where it goes on: with the assistant's turn opened, or inside the last message where
+    /// that is the assistant's.
+    fn text(&self, of: &Messages) -> Result<String> {
+        let Some(marked) = of.marked(GOES_ON) else { return self.render(of, true) };
+        let text = self.render(&marked, false)?;
+        let (mark, lost) = (GOES_ON.trim_end(), "the chat template leaves out the message that is to be continued");
+        let at = text.rfind(mark).ok_or_else(|| TrainError::Usage(lost.into()))?;
+        // A template that cuts white space off a message cuts it off here, too.
+        let is_kept = text[at..].starts_with(GOES_ON);
+        Ok(if is_kept { &text[..at] } else { text[..at].trim_end() }.to_owned())
+    }
+
+    fn render(&self, of: &Messages, prompt: bool) -> Result<String> {
+        let (Some(template), Some(tokenizer)) = (&self.template, &self.tokenizer) else {
             let hint = "give a text that is continued, or a model whose folder has a chat template";
             return Err(TrainError::Usage(format!("the model has no chat template for messages ({hint})")));
         };
-        let rendered = template.render(Conversation { messages, tools: None }, prompt);
+        let for_tools = tokenizer.chat_template(true).filter(|_| of.tools.is_some() && self.own.is_none());
+        let is_other = for_tools.is_some_and(|text| Some(text) != tokenizer.chat_template(false));
+        let other = if is_other || !of.variables.is_empty() {
+            let source = self.own.as_deref().or(for_tools).or(tokenizer.chat_template(false)).unwrap_or_default();
+            Some(compiled(source, tokenizer, &of.variables)?)
+        } else {
+            None
+        };
+        let template = template.as_ref().map_err(|fault| TrainError::Usage(fault.clone()))?;
+        let conversation = Conversation { messages: &of.messages, tools: of.tools.as_ref() };
+        let rendered = other.as_ref().unwrap_or(template).render(conversation, prompt);
         rendered.map(|rendered| rendered.text).map_err(|e| TrainError::Usage(format!("chat template: {e}")))
     }
+}
 
-    /// The special token that the template puts behind an answer.
-    fn end_of_turn(&self) -> Option<u32> {
-        const ANSWER: &str = "surogate answers so";
-        let message = |role: &str, content: &str| {
-            let fields = [("role", role), ("content", content)];
-            fields.map(|(name, value)| (name.to_owned(), Value::String(value.to_owned()))).into_iter().collect()
-        };
-        let text = self.render(&[message("user", "?"), message("assistant", ANSWER)], false).ok()?;
-        let behind = text.rsplit_once(ANSWER)?.1.trim_start();
-        let special = self.tokenizer.as_ref()?.special_tokens();
-        let found = special.iter().filter(|token| behind.starts_with(&token.text));
-        found.max_by_key(|token| token.text.len()).map(|token| token.id)
-    }
+/// A template with the tokenizer's variables and others.
+fn compiled(source: &str, tokenizer: &Tokenizer, more: &Map<String, Value>) -> Result<ChatTemplate> {
+    let mut variables = tokenizer.template_variables().clone();
+    variables.extend(more.clone());
+    ChatTemplate::new(source, variables, clock_now()).map_err(|e| TrainError::Usage(e.to_string()))
+}
+
+fn message(role: &str, content: &str) -> Map<String, Value> {
+    let fields = [("role", role), ("content", content)];
+    fields.map(|(name, value)| (name.to_owned(), Value::String(value.to_owned()))).into_iter().collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
-
-    #[test]
-    fn prompts_are_texts_messages_or_ids() {
-        assert_eq!(Prompt::from_json(&json!("a")).unwrap(), Prompt::Text("a".into()));
-        assert_eq!(Prompt::from_json(&json!([1, 2])).unwrap(), Prompt::Ids(vec![1, 2]));
-        let messages = Prompt::from_json(&json!([{"role": "user", "content": "a"}])).unwrap();
-        assert!(matches!(messages, Prompt::Messages(list) if list.len() == 1));
-        for wrong in [json!(3), json!(["a"]), json!([1, {"role": "user"}])] {
-            let error = Prompt::from_json(&wrong).unwrap_err().to_string();
-            assert!(error.contains("a text or a list of messages"), "{error}");
-        }
-    }
 
     #[test]
     fn without_a_tokenizer_only_ids_are_prompts() {
@@ -161,6 +164,7 @@ mod tests {
         assert_eq!(encoder.encode(&Prompt::Ids(vec![3])).unwrap(), [3]);
         let error = encoder.encode(&Prompt::Text("a".into())).unwrap_err().to_string();
         assert!(error.contains("tokenizer.json"), "{error}");
-        assert_eq!(encoder.end_tokens(&Defaults { end_tokens: vec![5, 2], ..Default::default() }), [2, 5]);
+        assert_eq!(encoder.end_tokens(&Defaults { end_tokens: vec![5, 2, 5], ..Default::default() }), [5, 2]);
+        assert!(!encoder.begins_with_bos());
     }
 }

@@ -10,7 +10,8 @@ use super::capacity::Capacity;
 use super::defaults::Defaults;
 use super::generation::Asked;
 use super::generator::{LOGITS, Reader};
-use super::prompt::{Prompt, PromptEncoder};
+use super::prompt::PromptEncoder;
+use super::request::{Messages, Prompt, Request};
 use super::settings::GenerationOptions;
 use crate::config::{Config, DatasetType};
 use crate::conversation::dialogue_options;
@@ -24,7 +25,7 @@ const ROWS: usize = 8;
 /// The prompts of a run.
 pub(crate) struct Samples {
     texts: Vec<String>,
-    prompts: Vec<Prompt>,
+    prompts: Vec<Request>,
     options: GenerationOptions,
     encoder: PromptEncoder,
     defaults: Defaults,
@@ -64,10 +65,10 @@ impl Samples {
         let defaults = Defaults::read(&source.folder, &source.config.0)?;
         let answers = encoder.has_template() && is_of_conversations(config);
         let prompt = |text: &String| match answers {
-            true => Prompt::Messages(messages(config, text)),
+            true => Prompt::Messages(Messages::of(messages(config, text))),
             false => Prompt::Text(text.clone()),
         };
-        let prompts: Vec<Prompt> = texts.iter().map(prompt).collect();
+        let prompts: Vec<Request> = texts.iter().map(|text| prompt(text).into()).collect();
         let most = config.logging.sample_tokens.to_string();
         let options =
             GenerationOptions::read(&[("max_new_tokens".into(), most), ("batch_size".into(), ROWS.to_string())])?;
@@ -75,7 +76,7 @@ impl Samples {
             let hint = "change `sample_prompts`, or remove it".to_owned();
             TrainError::Config(vec![config.mistake("sample_prompts", format!("`sample_prompts`: {error}"), Some(hint))])
         };
-        let asked = Asked::new(source, (&encoder, &defaults), &prompts, &options).map_err(refused)?;
+        let asked = Asked::new(source, (&encoder, &defaults), asked(&prompts), &options, false).map_err(refused)?;
         let capacity = Capacity::of(&asked.needs(), ROWS, source.position_limit(), false).in_one_shape();
         Ok(Some(Samples { texts, prompts, options, encoder, defaults, capacity }))
     }
@@ -89,7 +90,7 @@ impl Samples {
 
     /// The answers of a model in training.
     pub fn answers(&self, source: &ModelSource, engine: &mut Engine) -> Result<Vec<Sample>> {
-        let asked = Asked::new(source, (&self.encoder, &self.defaults), &self.prompts, &self.options)?;
+        let asked = Asked::new(source, (&self.encoder, &self.defaults), asked(&self.prompts), &self.options, false)?;
         let mut reader = Reader { engine, capacity: &self.capacity };
         let mut generation = asked.begin(&reader, 0);
         let sample = |prompt: &String| Sample { prompt: prompt.clone(), text: String::new(), finish: "", tokens: 0 };
@@ -112,8 +113,13 @@ impl fmt::Debug for Samples {
     }
 }
 
+/// The prompts, all of which could be read.
+fn asked(prompts: &[Request]) -> Vec<Result<Request>> {
+    prompts.iter().cloned().map(Ok).collect()
+}
+
 /// Whether what is trained are answers to messages, so that a prompt is one.
-fn is_of_conversations(config: &Config) -> bool {
+pub(crate) fn is_of_conversations(config: &Config) -> bool {
     let is_plain = |of: DatasetType| matches!(of, DatasetType::Text | DatasetType::Tokens);
     let datasets = config.data.datasets.as_deref().unwrap_or_default();
     config.template.use_chat_template && !datasets.iter().all(|dataset| is_plain(dataset.r#type))

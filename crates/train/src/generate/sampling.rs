@@ -1,6 +1,7 @@
 //! The next token from the scores of all: the order of the steps is that of transformers (penalty, temperature, top-k,
 //! top-p, min-p). Does not know where scores come from.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 
 use tensor::philox::{Purpose, unit, word};
@@ -16,21 +17,20 @@ const FEW: usize = 256;
 /// Candidates that are sorted at first where a sum decides how many are wanted.
 const FIRST: usize = 1024;
 
-/// The token that follows. `there`: all ids of the sequence, each at least once. `position`: how many it has.
-pub fn next_token(logits: &[f32], there: &[i32], position: usize, settings: &Settings) -> u32 {
-    let penalised;
-    let logits = match settings.repetition_penalty {
-        1.0 => logits,
-        penalty => {
-            penalised = penalise(logits, there, penalty);
-            &penalised
-        }
-    };
+/// The token that follows a sequence, of which the first `prompt` ids are the prompt and which may have `most`.
+pub fn next_token(logits: &[f32], (ids, prompt): (&[i32], usize), most: usize, settings: &Settings) -> u32 {
+    let mut changed = Cow::Borrowed(logits);
+    if settings.repetition_penalty != 1.0 {
+        changed = Cow::Owned(penalise(logits, ids, settings.repetition_penalty));
+    }
+    if !settings.masks.is_empty() {
+        settings.masks.apply(changed.to_mut(), (ids, prompt), &settings.end_tokens, most);
+    }
     match &settings.drawing {
-        None => likeliest(logits),
+        None => likeliest(&changed),
         Some(drawing) => {
-            let u = unit(word(settings.seed, Purpose::Generation, 0, 0, position as u64));
-            draw(candidates(logits, drawing), u)
+            let u = unit(word(settings.seed, Purpose::Generation, 0, 0, ids.len() as u64));
+            draw(candidates(&changed, drawing), u)
         }
     }
 }
@@ -136,18 +136,18 @@ fn draw(candidates: Vec<Candidate>, u: f32) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::defaults::Defaults;
+    use super::super::settings::GenerationOptions;
     use super::*;
 
     fn settings(drawing: Option<Drawing>) -> Settings {
-        Settings {
-            max_new_tokens: 1,
-            drawing,
-            repetition_penalty: 1.0,
-            seed: 3,
-            stop: vec![],
-            end_tokens: vec![],
-            batch_size: 1,
-        }
+        let options = GenerationOptions::read(&[("seed".into(), "3".into())]).unwrap();
+        Settings { drawing, ..Settings::of(&options, &Defaults::default(), vec![]).unwrap() }
+    }
+
+    /// The token behind so many others, none of which plays a part.
+    fn at(logits: &[f32], position: usize, of: &Settings) -> u32 {
+        next_token(logits, (&vec![0; position], 0), usize::MAX, of)
     }
 
     const ALL: Drawing = Drawing { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0 };
@@ -156,7 +156,7 @@ mod tests {
     fn shares(logits: &[f32], drawing: Drawing) -> Vec<f64> {
         let mut counts = vec![0.0; logits.len()];
         for position in 0..20_000 {
-            counts[next_token(logits, &[], position, &settings(Some(drawing))) as usize] += 1.0 / 20_000.0;
+            counts[at(logits, position, &settings(Some(drawing))) as usize] += 1.0 / 20_000.0;
         }
         counts
     }
@@ -207,19 +207,22 @@ mod tests {
     fn repeated_tokens_become_less_likely() {
         let mut of = settings(None);
         of.repetition_penalty = 2.0;
-        assert_eq!(next_token(&[3.0, 2.0, -1.0], &[], 0, &of), 0);
-        assert_eq!(next_token(&[3.0, 2.0, -1.0], &[0, 0], 0, &of), 1);
-        assert_eq!(next_token(&[-3.0, -2.0, -2.5], &[1], 0, &of), 2);
-        assert_eq!(next_token(&[1.0, 1.0], &[], 0, &settings(None)), 0);
+        let next = |logits: &[f32], ids: &[i32], of: &Settings| next_token(logits, (ids, 0), 9, of);
+        assert_eq!(next(&[3.0, 2.0, -1.0], &[], &of), 0);
+        assert_eq!(next(&[3.0, 2.0, -1.0], &[0, 0], &of), 1);
+        assert_eq!(next(&[-3.0, -2.0, -2.5], &[1], &of), 2);
+        assert_eq!(next(&[1.0, 1.0], &[], &settings(None)), 0);
+        of.masks.never = vec![1];
+        assert_eq!(next(&[3.0, 2.0, -1.0], &[0], &of), 0, "what is taken out stays out");
     }
 
     #[test]
     fn a_number_belongs_to_seed_and_position() {
         let logits = vec![0.0; 1000];
         let of = settings(Some(ALL));
-        let sequence: Vec<u32> = (0..50).map(|position| next_token(&logits, &[], position, &of)).collect();
-        assert_eq!(sequence, (0..50).map(|position| next_token(&logits, &[], position, &of)).collect::<Vec<_>>());
+        let sequence: Vec<u32> = (0..50).map(|position| at(&logits, position, &of)).collect();
+        assert_eq!(sequence, (0..50).map(|position| at(&logits, position, &of)).collect::<Vec<_>>());
         let other = Settings { seed: 4, ..of };
-        assert_ne!(sequence, (0..50).map(|position| next_token(&logits, &[], position, &other)).collect::<Vec<_>>());
+        assert_ne!(sequence, (0..50).map(|position| at(&logits, position, &other)).collect::<Vec<_>>());
     }
 }

@@ -3,14 +3,16 @@
 use options::{Fault, Node, Problem, Reader, Section, Setting, Tree, options, read_table};
 
 use super::defaults::Defaults;
+use super::masks::Masks;
+use super::request::Request;
 use crate::error::{self, TrainError};
 
 options! {
     /// How text is generated. `auto` is what the model's `generation_config.json` says, and where it says nothing, what
     /// transformers does.
     pub struct GenerationOptions: "Generation" {
-        /// Maximum tokens of an answer.
-        max_new_tokens: u64 = 256, min = 1;
+        /// Maximum tokens of an answer. `auto` is the model's value, else 256, and no more than its `max_length` leaves.
+        max_new_tokens: Setting<u64> = auto, min = 1;
         /// Divides the logits before sampling: below 1, likely tokens become likelier. 0 takes the most likely token each
         /// time, as `auto` does unless the model asks for sampling.
         temperature: Setting<f64> = auto, min = 0;
@@ -25,7 +27,7 @@ options! {
         repetition_penalty: Setting<f64> = auto, above = 0;
         /// Key of the random numbers. A prompt gets the same ones alone and in a batch.
         seed: u64 = 0;
-        /// Texts that end an answer, which is cut before them.
+        /// Texts that end an answer, which is cut before them; those of the model (`stop_strings`) do too.
         stop: Vec<String> = [];
         /// Continue after end tokens, up to `max_new_tokens`.
         ignore_end_tokens: bool = false;
@@ -63,6 +65,8 @@ impl GenerationOptions {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     pub max_new_tokens: usize,
+    /// Tokens of prompt and answer at most, where nobody asked for a number of new ones.
+    pub max_length: Option<usize>,
     /// None takes the likeliest token each time.
     pub drawing: Option<Drawing>,
     pub repetition_penalty: f32,
@@ -70,8 +74,14 @@ pub struct Settings {
     pub stop: Vec<String>,
     /// Tokens that end an answer.
     pub end_tokens: Vec<u32>,
+    pub masks: Masks,
     pub batch_size: usize,
+    /// How tokens would be drawn, where nothing says so.
+    pub otherwise: Drawing,
 }
+
+/// Tokens of an answer where neither the options nor the model say how many.
+const MOST_NEW_TOKENS: usize = 256;
 
 /// How a token is drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -88,7 +98,20 @@ pub struct Drawing {
 impl Settings {
     /// Whether more than the likeliest token decides.
     pub fn wants_logits(&self) -> bool {
-        self.drawing.is_some() || self.repetition_penalty != 1.0
+        self.drawing.is_some() || self.repetition_penalty != 1.0 || !self.masks.is_empty()
+    }
+
+    /// The same for one prompt, with what is its own.
+    pub fn with(&self, request: &Request) -> Settings {
+        let mut own = self.clone();
+        if let Some(most) = request.max_new_tokens {
+            (own.max_new_tokens, own.max_length) = (most, None);
+        }
+        if let Some(temperature) = request.temperature {
+            let drawing = Drawing { temperature: temperature as f32, ..self.drawing.unwrap_or(self.otherwise) };
+            own.drawing = (temperature > 0.0).then_some(drawing);
+        }
+        own
     }
 
     /// The options with the model's defaults. Errors: an option of drawing where nothing is drawn.
@@ -111,21 +134,28 @@ impl Settings {
             );
             return Err(TrainError::Usage(text));
         }
-        let drawing = (temperature > 0.0).then(|| Drawing {
+        let drawing = Drawing {
             temperature: temperature as f32,
             top_k: options.top_k.value().map_or(defaults.top_k.unwrap_or(50), |k| *k as usize),
             top_p: options.top_p.value().copied().or(defaults.top_p).unwrap_or(1.0) as f32,
             min_p: options.min_p.value().copied().or(defaults.min_p).unwrap_or(0.0) as f32,
-        });
+        };
         let penalty = options.repetition_penalty.value().copied().or(defaults.repetition_penalty).unwrap_or(1.0);
+        let asked = options.max_new_tokens.value().map(|most| *most as usize).or(defaults.max_new_tokens);
+        let stop = options.stop.iter().chain(&defaults.stop).filter(|text| !text.is_empty());
+        // An answer that goes on after its end is not made to have one.
+        let last = defaults.masks.last.filter(|_| !options.ignore_end_tokens);
         Ok(Settings {
-            max_new_tokens: options.max_new_tokens as usize,
-            drawing,
+            max_new_tokens: asked.unwrap_or(MOST_NEW_TOKENS).max(1),
+            max_length: defaults.max_length.filter(|_| asked.is_none()),
+            drawing: (temperature > 0.0).then_some(drawing),
             repetition_penalty: penalty as f32,
             seed: options.seed,
-            stop: options.stop.iter().filter(|text| !text.is_empty()).cloned().collect(),
+            stop: stop.cloned().collect(),
             end_tokens: if options.ignore_end_tokens { Vec::new() } else { end_tokens },
+            masks: Masks { last, ..defaults.masks.clone() },
             batch_size: options.batch_size as usize,
+            otherwise: drawing,
         })
     }
 }
@@ -158,6 +188,31 @@ mod tests {
         assert!(error.contains("top_k narrows what is drawn"), "{error}");
         let error = settings(&[("temprature", "1"), ("max_new_tokens", "0")], &plain).unwrap_err().to_string();
         assert!(error.contains("temperature") && error.contains("max_new_tokens"), "{error}");
+    }
+
+    #[test]
+    fn lengths_and_stop_texts_are_the_models_unless_somebody_asks() {
+        let defaults = Defaults {
+            max_new_tokens: None,
+            max_length: Some(20),
+            stop: vec!["END".into()],
+            top_k: Some(7),
+            ..Defaults::default()
+        };
+        let of = settings(&[("stop", r#"["a"]"#)], &defaults).unwrap();
+        assert_eq!((of.max_new_tokens, of.max_length), (256, Some(20)));
+        assert_eq!(of.stop, ["a", "END"]);
+        let of = settings(&[("max_new_tokens", "9")], &defaults).unwrap();
+        assert_eq!((of.max_new_tokens, of.max_length), (9, None));
+        let defaults = Defaults { max_new_tokens: Some(12), ..defaults };
+        let of = settings(&[], &defaults).unwrap();
+        assert_eq!((of.max_new_tokens, of.max_length, of.drawing), (12, None, None));
+        let row = serde_json::json!({"text": "a", "temperature": 0.5, "max_new_tokens": 3});
+        let own = of.with(&Request::from_json(&row).unwrap());
+        let drawing = Drawing { temperature: 0.5, top_k: 7, top_p: 1.0, min_p: 0.0 };
+        assert_eq!((own.max_new_tokens, own.drawing), (3, Some(drawing)));
+        let row = serde_json::json!({"text": "a", "temperature": 0});
+        assert_eq!(own.with(&Request::from_json(&row).unwrap()).drawing, None);
     }
 
     #[test]

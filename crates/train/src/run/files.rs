@@ -50,6 +50,9 @@ impl Run {
                 return self.stop(trainer, observer);
             }
             observer.line(&format!("Merged: {} (read back and compared with the model in memory)", merged.display()));
+            if let Some(text) = trainer.rounding.text(trainer.plan.compile.weights.name()) {
+                observer.line(&format!("Note: {text}"));
+            }
         }
         observer.line(&format!("Result: {} (read back and compared with the model in memory)", result.display()));
         observer.line(&ending::summary(steps, self.began.elapsed().as_secs_f64(), &judged));

@@ -108,8 +108,8 @@ fn answers_end_where_they_should() {
     let given = [("max_new_tokens", "12"), ("ignore_end_tokens", "true")];
     assert_eq!(answers(&mut generator, &[long], &given)[0].len(), 3);
     for (ids, message) in [
-        (prompt(limit, 3), format!("prompt 0 has {limit} tokens, and the model allows sequences of {limit}")),
-        (vec![], "prompt 0 has no tokens".to_owned()),
+        (prompt(limit, 3), format!("the prompt has {limit} tokens, and the model allows sequences of {limit}")),
+        (vec![], "the prompt has no tokens".to_owned()),
         (vec![1, 100_000], "token id 100000 is outside of the vocabulary".to_owned()),
     ] {
         let error = Generation::start(&mut generator, &[Prompt::Ids(ids)], &options(&[])).err().unwrap().to_string();

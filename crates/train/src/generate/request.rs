@@ -1,0 +1,200 @@
+//! What is asked of a model: a prompt, and what of the options differs for it. Read from JSON, as lines of a file have it.
+//! Does not know how a prompt becomes tokens.
+
+use serde_json::{Map, Value};
+
+use crate::error::{Result, TrainError};
+
+/// What an answer must satisfy.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Prompt {
+    /// Token ids.
+    Ids(Vec<i32>),
+    /// A text that is continued.
+    Text(String),
+    /// Messages, which are answered; the last one is continued where it is the assistant's.
+    Messages(Messages),
+}
+
+/// A conversation, and what a template sees besides.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Messages {
+    /// Objects with `role` and `content`.
+    pub messages: Vec<Map<String, Value>>,
+    /// Function definitions.
+    pub tools: Option<Value>,
+    /// Variables of the template by name, such as `enable_thinking`.
+    pub variables: Map<String, Value>,
+}
+
+impl Messages {
+    /// Those of a conversation alone.
+    pub fn of(messages: Vec<Map<String, Value>>) -> Messages {
+        Messages { messages, ..Messages::default() }
+    }
+
+    /// The same with a mark behind the text of the last message, where that is an assistant's and has a text to go on from.
+    pub fn marked(&self, mark: &str) -> Option<Messages> {
+        let mut marked = self.clone();
+        let last = marked.messages.last_mut().filter(|message| message.get("role") == Some(&"assistant".into()))?;
+        if last.get("tool_calls").is_some_and(|calls| !calls.is_null() && *calls != Value::Array(Vec::new())) {
+            return None;
+        }
+        let content = last.entry("content").or_insert(Value::Null);
+        match content {
+            Value::Null => *content = mark.into(),
+            Value::String(text) => text.push_str(mark),
+            Value::Array(parts) => {
+                let text = |part: &mut Value| part.get_mut("text").filter(|text| text.is_string()).map(Value::take);
+                let (index, text) = parts.iter_mut().enumerate().rev().find_map(|(i, part)| Some((i, text(part)?)))?;
+                parts[index]["text"] = format!("{}{mark}", text.as_str().unwrap_or_default()).into();
+            }
+            _ => return None,
+        }
+        Some(marked)
+    }
+}
+
+impl Prompt {
+    /// A text, a list of messages, or a list of ids, as JSON.
+    pub fn from_json(value: &Value) -> Result<Prompt> {
+        let wrong = || TrainError::Usage(format!("a prompt is a text or a list of messages, not {value}"));
+        match value {
+            Value::String(text) => Ok(Prompt::Text(text.clone())),
+            Value::Array(items) if !items.is_empty() && items.iter().all(Value::is_object) => {
+                Ok(Prompt::Messages(Messages::of(items.iter().filter_map(Value::as_object).cloned().collect())))
+            }
+            Value::Array(items) => {
+                let id = |item: &Value| item.as_i64().and_then(|id| i32::try_from(id).ok());
+                items.iter().map(id).collect::<Option<Vec<i32>>>().map(Prompt::Ids).ok_or_else(wrong)
+            }
+            _ => Err(wrong()),
+        }
+    }
+}
+
+/// A prompt with what of the options is its own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    pub prompt: Prompt,
+    pub max_new_tokens: Option<usize>,
+    pub temperature: Option<f64>,
+}
+
+impl From<Prompt> for Request {
+    fn from(prompt: Prompt) -> Request {
+        Request { prompt, max_new_tokens: None, temperature: None }
+    }
+}
+
+impl Request {
+    /// Fields of an object that hold its prompt, in the order in which they are looked for.
+    pub const PROMPTS: [&'static str; 3] = ["prompt", "messages", "text"];
+
+    /// Fields that are its own besides.
+    pub const OWN: [&'static str; 4] = ["tools", "chat_template_kwargs", "max_new_tokens", "temperature"];
+
+    /// A prompt, or an object with one of [`Request::PROMPTS`] and any of [`Request::OWN`]; other fields are left out. A field
+    /// that is null is as if it were not there.
+    pub fn from_json(value: &Value) -> Result<Request> {
+        let Value::Object(fields) = value else { return Ok(Prompt::from_json(value)?.into()) };
+        let given = |name: &str| fields.get(name).filter(|value| !value.is_null());
+        let wrong = |name: &str, expected: &str| {
+            let value = given(name).map(Value::to_string).unwrap_or_default();
+            TrainError::Usage(format!("`{name}` is {value}, expected {expected}"))
+        };
+        let named = Request::PROMPTS.iter().find_map(|name| given(name));
+        let expected = || TrainError::Usage(format!("there is none of {}", Request::PROMPTS.join(", ")));
+        let mut prompt = Prompt::from_json(named.ok_or_else(expected)?)?;
+        let tools = given("tools").map(|tools| tools_of(tools).ok_or_else(|| wrong("tools", "a list of functions")));
+        let variables = given("chat_template_kwargs");
+        let as_object = |value: &Value| value.as_object().cloned();
+        let variables =
+            variables.map(|of| as_object(of).ok_or_else(|| wrong("chat_template_kwargs", "names with values")));
+        let (tools, variables) = (tools.transpose()?, variables.transpose()?);
+        match &mut prompt {
+            Prompt::Messages(of) => (of.tools, of.variables) = (tools, variables.unwrap_or_default()),
+            _ if tools.is_some() || variables.is_some() => {
+                let text = "`tools` and `chat_template_kwargs` go into the chat template of messages, and the prompt is a text";
+                return Err(TrainError::Usage(text.into()));
+            }
+            _ => {}
+        }
+        let most = given("max_new_tokens").map(|value| {
+            let count = value.as_u64().filter(|count| *count >= 1);
+            count.map(|n| n as usize).ok_or_else(|| wrong("max_new_tokens", "a whole number from 1"))
+        });
+        let temperature = given("temperature")
+            .map(|value| value.as_f64().filter(|t| *t >= 0.0).ok_or_else(|| wrong("temperature", "a number from 0")));
+        Ok(Request { prompt, max_new_tokens: most.transpose()?, temperature: temperature.transpose()? })
+    }
+}
+
+/// A list of functions, also where it is JSON as a text; none where it is something else. An empty list is none.
+fn tools_of(value: &Value) -> Option<Value> {
+    let parsed = value.as_str().map(serde_json::from_str::<Value>).transpose().ok()?;
+    let tools = parsed.unwrap_or_else(|| value.clone());
+    tools.as_array().is_some_and(|tools| !tools.is_empty() && tools.iter().all(Value::is_object)).then_some(tools)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn prompts_are_texts_messages_or_ids() {
+        assert_eq!(Prompt::from_json(&json!("a")).unwrap(), Prompt::Text("a".into()));
+        assert_eq!(Prompt::from_json(&json!([1, 2])).unwrap(), Prompt::Ids(vec![1, 2]));
+        let messages = Prompt::from_json(&json!([{"role": "user", "content": "a"}])).unwrap();
+        assert!(matches!(messages, Prompt::Messages(of) if of.messages.len() == 1));
+        for wrong in [json!(3), json!(["a"]), json!([1, {"role": "user"}])] {
+            let error = Prompt::from_json(&wrong).unwrap_err().to_string();
+            assert!(error.contains("a text or a list of messages"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_row_has_options_of_its_own() {
+        let tools = json!([{"type": "function", "function": {"name": "add"}}]);
+        let messages = json!([{"role": "user", "content": "a"}]);
+        for tools in [tools.clone(), json!(tools.to_string())] {
+            let row = json!({"messages": messages, "tools": tools, "chat_template_kwargs": {"x": 1}, "text": null,
+                "max_new_tokens": 3, "temperature": 0.5, "id": 7});
+            let request = Request::from_json(&row).unwrap();
+            let Prompt::Messages(of) = &request.prompt else { panic!("{request:?}") };
+            assert_eq!(
+                (of.tools.as_ref().unwrap()[0]["type"].as_str(), &of.variables["x"]),
+                (Some("function"), &json!(1))
+            );
+            assert_eq!((request.max_new_tokens, request.temperature), (Some(3), Some(0.5)));
+        }
+        for (row, said) in [
+            (json!({"id": 7}), "there is none of prompt, messages, text"),
+            (json!({"text": "a", "tools": tools}), "the prompt is a text"),
+            (json!({"messages": messages, "tools": "none"}), "`tools` is \"none\", expected a list"),
+            (json!({"text": "a", "max_new_tokens": 0}), "`max_new_tokens` is 0, expected a whole number from 1"),
+            (json!({"text": "a", "temperature": "hot"}), "`temperature` is \"hot\", expected a number from 0"),
+        ] {
+            let error = Request::from_json(&row).unwrap_err().to_string();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_last_message_is_continued_where_it_is_the_assistants_text() {
+        let marked = |last: Value| {
+            let last = last.as_object().unwrap().clone();
+            Messages::of(vec![last]).marked("|").map(|of| of.messages[0]["content"].clone())
+        };
+        assert_eq!(marked(json!({"role": "user", "content": "a"})), None);
+        assert_eq!(marked(json!({"role": "assistant", "content": "a"})), Some(json!("a|")));
+        assert_eq!(marked(json!({"role": "assistant", "content": null})), Some(json!("|")));
+        let parts = json!([{"type": "text", "text": "a"}, {"type": "image"}]);
+        let found = marked(json!({"role": "assistant", "content": parts})).unwrap();
+        assert_eq!(found, json!([{"type": "text", "text": "a|"}, {"type": "image"}]));
+        assert_eq!(marked(json!({"role": "assistant", "content": "a", "tool_calls": [{}]})), None);
+        assert_eq!(marked(json!({"role": "assistant", "content": "a", "tool_calls": null})), Some(json!("a|")));
+    }
+}

@@ -1,0 +1,81 @@
+//! What an adapter holds for parts of the model that are not computed, such as a vision tower: it is left out where the
+//! adapter is loaded, and handed on to the adapter that is trained further.
+//!
+//! Knows names; merging, which goes by the model's files, needs none of this.
+
+use std::path::Path;
+
+use compiler::{AdapterOptions, AdapterRules};
+use data::safetensors::Weights;
+use graph::{FileForm, Model};
+use tensor::DType;
+
+use crate::error::{Result, TrainError};
+use crate::peft::{self, PREFIX};
+
+/// The end of the name of an adapter's first matrix.
+const FIRST: &str = ".lora_A.weight";
+
+/// True if a tensor of an adapter's file is on a part that is not computed.
+pub fn is_other(name: &str, form: &FileForm) -> bool {
+    let Some(name) = name.strip_prefix(PREFIX) else { return false };
+    let renamed = |[from, to]: &[String; 2]| Some(format!("{to}{}", name.strip_prefix(from.as_str())?));
+    let own = form.renamed.iter().find_map(renamed);
+    form.carries(own.as_deref().unwrap_or(name))
+}
+
+/// Modules of an adapter that are on such parts, as targets name them.
+pub fn modules(files: &Weights, form: &FileForm) -> Vec<String> {
+    let others = files.names().into_iter().filter(|name| is_other(name, form));
+    others.filter_map(|name| Some(name.strip_prefix(PREFIX)?.strip_suffix(FIRST)?.to_owned())).collect()
+}
+
+/// The options of an adapter folder for the part of the model that is computed: without the targets and whole modules that
+/// the adapter has only elsewhere. Errors: an adapter that is on other parts alone.
+pub fn read_options(folder: &Path, dtype: DType, model: &Model) -> Result<AdapterOptions> {
+    let mut options = peft::read_options(folder, dtype, &model.adapters)?;
+    if model.files.carried.is_empty() {
+        return Ok(options);
+    }
+    let files = peft::weights(folder)?;
+    let (others, own): (Vec<&str>, Vec<&str>) = files
+        .names()
+        .into_iter()
+        .filter_map(|name| name.strip_prefix(PREFIX))
+        .partition(|name| is_other(&format!("{PREFIX}{name}"), &model.files));
+    if others.is_empty() {
+        return Ok(options);
+    }
+    let mut targets = Vec::new();
+    for target in &options.targets {
+        let alone = AdapterOptions { targets: vec![target.clone()], parameters: Vec::new(), ..options.clone() };
+        let rules = AdapterRules::new(&alone)?;
+        let hits = |names: &[&str]| {
+            let mut weights = names.iter().filter_map(|name| name.strip_suffix(FIRST));
+            weights.any(|module| matches!(rules.of(&format!("{module}.weight")), Ok(Some(_))))
+        };
+        if hits(&own) || !hits(&others) {
+            targets.push(target.clone());
+        }
+    }
+    options.targets = targets;
+    let alone = |saved: &String| AdapterOptions { saved: vec![saved.clone()], ..options.clone() };
+    let is_in = |saved: &String, names: &[&str]| names.iter().any(|name| alone(saved).saves(name).is_some());
+    let saved: Vec<String> =
+        options.saved.iter().filter(|name| is_in(name, &own) || !is_in(name, &others)).cloned().collect();
+    options.saved = saved;
+    if options.targets.is_empty() && options.parameters.is_empty() {
+        let text = format!(
+            "{}: all that it adapts is in parts of the model that are not computed here: {}",
+            folder.display(),
+            model.files.carried.join(", ")
+        );
+        return Err(TrainError::Usage(text));
+    }
+    Ok(options)
+}
+
+/// The weights of an adapter folder on the part of the model that is computed.
+pub fn weights(folder: &Path, form: &FileForm) -> Result<Weights> {
+    Ok(peft::weights(folder)?.filtered(|name| !is_other(name, form)))
+}

@@ -316,6 +316,8 @@ pub struct RecomputeOptions {
 /// What is trained and how.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Training {
+    /// The model's own dropout is active.
+    pub dropout: bool,
     /// NEFTune's alpha: the strength of the noise on embeddings; 0 for none.
     pub embedding_noise: f64,
     /// `None`: gradients are computed and kept, nothing is updated.

@@ -32,6 +32,7 @@ mod gguf;
 mod hf_config;
 mod instruments;
 mod journal;
+mod live;
 mod log;
 pub mod machines;
 mod memory;

@@ -82,6 +82,7 @@ impl Plan {
             compute: dtype,
             recipe: formats::recipe(config),
             training: Some(Training {
+                dropout: true,
                 embedding_noise: config.training.neftune_noise_alpha.unwrap_or(0.0),
                 optimizer: Some(OptimizerOptions { master, ..optimizer(config) }),
             }),

@@ -16,6 +16,7 @@ mod sampling;
 mod settings;
 mod text;
 
+pub(crate) use defaults::Defaults;
 pub use generation::{Finish, Generation, Piece};
 pub use generator::Generator;
 pub use prompt::{Prompt, PromptEncoder};

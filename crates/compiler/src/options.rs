@@ -9,6 +9,7 @@ use tensor::packed::Quantisation;
 use tensor::storage::Packing;
 
 use crate::adapter::AdapterOptions;
+use crate::rates::Rates;
 use crate::recipes::Recipe;
 
 /// Steps in a row with finite gradients after which the loss scale is doubled.
@@ -316,6 +317,8 @@ pub struct RecomputeOptions {
 /// What is trained and how.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Training {
+    /// What is not trained, and what learns at rates of its own.
+    pub rates: Rates,
     /// The model's own dropout is active.
     pub dropout: bool,
     /// NEFTune's alpha: the strength of the noise on embeddings; 0 for none.

@@ -135,6 +135,8 @@ pub struct Parameter {
     /// Kept in f32, and moved by nothing that follows from the loss.
     pub buffer: bool,
     pub trainable: bool,
+    /// Factor of the learning rate.
+    pub rate: f64,
     /// An adapter matrix: kept apart from the base weights, exported in PEFT form.
     pub adapter: bool,
     /// A base weight that is trained in full alongside adapters, and kept with them.
@@ -306,6 +308,7 @@ impl Graph {
             table: false,
             buffer: false,
             trainable: false,
+            rate: 1.0,
             adapter: false,
             saved: false,
             storage: Storage::Plain(storage),

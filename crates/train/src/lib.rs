@@ -39,6 +39,7 @@ mod memory;
 mod merge;
 mod metrics;
 mod milestones;
+mod mixture;
 mod model;
 mod model_folder;
 mod nodes;

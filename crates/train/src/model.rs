@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::slice::from_ref;
 use std::sync::{Arc, OnceLock};
 
-use compiler::{AdapterOptions, CompileOptions, EntryOptions, PlanOptions, Recipe, Sharding, Training};
+use compiler::{AdapterOptions, CompileOptions, EntryOptions, PlanOptions, Rates, Recipe, Sharding, Training};
 use data::Batch;
 use data::safetensors::Weights;
 use options::Setting;
@@ -295,7 +295,8 @@ impl Model {
     fn engine_for(&mut self, batch: &Batch, wanted: EntryOptions) -> Result<&mut Engine> {
         let mut options = self.options.clone();
         if wanted.kind == EntryKind::FirstMicroStep && options.training.is_none() {
-            options.training = Some(Training { dropout: false, embedding_noise: 0.0, optimizer: None });
+            let rates = Rates::default();
+            options.training = Some(Training { rates, dropout: false, embedding_noise: 0.0, optimizer: None });
         }
         match options.entries.iter_mut().find(|entry| entry.kind == wanted.kind) {
             Some(known) => known.keep(wanted.outputs.iter().map(String::as_str)),

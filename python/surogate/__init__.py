@@ -5,7 +5,9 @@ logits = model.forward(input_ids)                      # numpy [B, T, V]
 loss, gradients = model.loss_and_gradients(input_ids, labels)
 
 trainer = surogate.Trainer("run.yaml")
-metrics = trainer.step()
+for metrics in trainer:                                # or trainer.step(), trainer.train(callbacks=[…])
+    print(metrics["loss"])
+trainer.model.generate("Once upon a time")             # the weights as they are
 trainer.export("result")
 """
 
@@ -14,6 +16,7 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from ._native import __version__
+    from .callbacks import Callback
     from .errors import (
         ConfigError,
         DataError,
@@ -25,20 +28,24 @@ if TYPE_CHECKING:
         RunError,
         SurogateError,
     )
+    from .metrics import EvaluationMetrics, StepMetrics
     from .model import Model, load
     from .tokenizer import Tokenizer
     from .trainer import Trainer
 
 __all__ = [
+    "Callback",
     "ConfigError",
     "DataError",
     "DivergedError",
+    "EvaluationMetrics",
     "MemoryPlanError",
     "Model",
     "ModelConfigError",
     "ModelError",
     "NodeLostError",
     "RunError",
+    "StepMetrics",
     "SurogateError",
     "Tokenizer",
     "Trainer",
@@ -47,7 +54,16 @@ __all__ = [
 ]
 
 #: Where the names are that are not in `errors`.
-_PLACES = {"__version__": "_native", "Model": "model", "load": "model", "Tokenizer": "tokenizer", "Trainer": "trainer"}
+_PLACES = {
+    "Callback": "callbacks",
+    "EvaluationMetrics": "metrics",
+    "Model": "model",
+    "StepMetrics": "metrics",
+    "Tokenizer": "tokenizer",
+    "Trainer": "trainer",
+    "__version__": "_native",
+    "load": "model",
+}
 
 if not TYPE_CHECKING:
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from . import _native, errors, export, extend, extras, files, hub, merge, push
+from . import _native, errors, export, extend, extras, files, hub, merge, push, watch
 from .arguments import UsageError, parser, split_overrides
 from .log_readers import LogReaders
 from .machine import site_packages
@@ -138,14 +138,12 @@ def _train_one(config: _native.Config, options: Namespace) -> int:
     config = hub.with_data(config)
     if config.push_to_hub:
         push.prepare(*config.push_to_hub)
-    # Python would answer SIGINT only when the engine returns; the engine watches for it itself.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     shown = "nothing" if options.quiet else "events" if options.json else "lines"
     readers = LogReaders(json.loads(config.trackers))
     try:
-        code = _native.run(config, folder, ir, site_packages(), shown, readers.pipes)
+        with watch.signals():
+            code = _native.run(config, folder, ir, site_packages(), shown, readers.pipes)
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         readers.finish()
     if code == 0:
         _end(config, shown == "lines")

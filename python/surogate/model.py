@@ -8,16 +8,17 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
-import numpy.typing as npt
-
 from . import _native, extend, hub, models
-from .arrays import Floats, floats, integers, optional
+from .arrays import Floats, Rows, batch
 from .machine import site_packages
 
 if TYPE_CHECKING:
     from typing import Unpack  # from Python 3.11 on
 
 Gradients = dict[str, Floats]
+
+#: A beginning and its continuation: texts, or token ids.
+Pair = tuple[str, str] | tuple[Sequence[int], Sequence[int]]
 
 #: Messages with `role` and `content`.
 Conversation = list[dict[str, Any]]
@@ -39,7 +40,8 @@ class GenerationOptions(TypedDict, total=False):
 
 
 class Model:
-    """A model on a device, in evaluation mode: dropout is off. Created by :func:`load`.
+    """A model on a device, in evaluation mode: dropout is off. Created by :func:`load`, or the model of a
+    :class:`Trainer`, whose weights it has at each call.
 
     A program is compiled for each shape of input: the first call with a new [B, T] takes longer.
     """
@@ -48,63 +50,63 @@ class Model:
         self._native = native
         self._told = False
 
+    def __repr__(self) -> str:
+        return f"<surogate.Model {self._native.summary()}>"
+
     @property
     def parameter_names(self) -> list[str]:
         """Names of the parameters for which :meth:`loss_and_gradients` returns gradients."""
         return self._native.parameter_names()
 
     @overload
-    def forward(
-        self, input_ids: npt.ArrayLike, position_ids: npt.ArrayLike | None = None, hidden: Literal[False] = False
-    ) -> Floats: ...
+    def forward(self, input_ids: Rows, position_ids: Rows | None = None, hidden: Literal[False] = False) -> Floats: ...
 
     @overload
     def forward(
-        self, input_ids: npt.ArrayLike, position_ids: npt.ArrayLike | None = None, *, hidden: Literal[True]
+        self, input_ids: Rows, position_ids: Rows | None = None, *, hidden: Literal[True]
     ) -> tuple[Floats, list[Floats]]: ...
 
     def forward(
-        self, input_ids: npt.ArrayLike, position_ids: npt.ArrayLike | None = None, hidden: bool = False
+        self, input_ids: Rows, position_ids: Rows | None = None, hidden: bool = False
     ) -> Floats | tuple[Floats, list[Floats]]:
         """Logits, float32 [B, T, V].
 
         `input_ids` [B, T]. `position_ids` [B, T]: positions inside the document; a document starts
         where they do not continue, and documents do not attend to each other. By default every row is one
-        document. With `hidden`, also the residual stream: [embedding output, after layer 0, …],
+        document. Rows of unequal lengths are padded on the right; results of padding are 0. With `hidden`, also the residual stream: [embedding output, after layer 0, …],
         each [B, T, H].
         """
-        ids = integers("input_ids", input_ids)
-        positions = optional(integers, "position_ids", position_ids, ids.shape)
-        logits, states = self._native.forward(ids, positions, hidden)
+        ids, _, positions, _, lengths = batch(input_ids, position_ids=position_ids)
+        logits, states = self._native.forward(ids, positions, hidden, lengths)
         return (logits, states) if hidden else logits
 
     @overload
     def loss_and_gradients(
         self,
-        input_ids: npt.ArrayLike,
-        labels: npt.ArrayLike,
-        position_ids: npt.ArrayLike | None = None,
-        weights: npt.ArrayLike | None = None,
+        input_ids: Rows,
+        labels: Rows,
+        position_ids: Rows | None = None,
+        weights: Rows | None = None,
         per_token: Literal[False] = False,
     ) -> tuple[float, Gradients]: ...
 
     @overload
     def loss_and_gradients(
         self,
-        input_ids: npt.ArrayLike,
-        labels: npt.ArrayLike,
-        position_ids: npt.ArrayLike | None = None,
-        weights: npt.ArrayLike | None = None,
+        input_ids: Rows,
+        labels: Rows,
+        position_ids: Rows | None = None,
+        weights: Rows | None = None,
         *,
         per_token: Literal[True],
     ) -> tuple[Floats, Gradients]: ...
 
     def loss_and_gradients(
         self,
-        input_ids: npt.ArrayLike,
-        labels: npt.ArrayLike,
-        position_ids: npt.ArrayLike | None = None,
-        weights: npt.ArrayLike | None = None,
+        input_ids: Rows,
+        labels: Rows,
+        position_ids: Rows | None = None,
+        weights: Rows | None = None,
         per_token: bool = False,
     ) -> tuple[float | Floats, Gradients]:
         """Loss and its gradients by tensor name (of the model's files; with an adapter, only the adapter's, by
@@ -116,13 +118,7 @@ class Model:
         entropy of each position, float32 [B, T]: entry t is that of predicting `labels[t + 1]`, 0
         where nothing is trained. The gradients are the same.
         """
-        ids = integers("input_ids", input_ids)
-        loss, each, gradients = self._native.loss_and_gradients(
-            ids,
-            integers("labels", labels, ids.shape),
-            optional(integers, "position_ids", position_ids, ids.shape),
-            optional(floats, "weights", weights, ids.shape),
-        )
+        loss, each, gradients = self._native.loss_and_gradients(*batch(input_ids, labels, position_ids, weights))
         return (each if per_token else loss), gradients
 
     @property
@@ -130,14 +126,14 @@ class Model:
         """The longest sequence that the model allows, in tokens; None if its configuration has no limit."""
         return self._native.longest()
 
-    def score(
-        self, requests: Iterable[tuple[Sequence[int], Sequence[int]]], batch_tokens: int | None = None
-    ) -> list[tuple[float, bool]]:
-        """Log-likelihoods of continuations. For each pair (beginning, continuation) of token ids: the natural logarithm of
+    def score(self, requests: Iterable[Pair], batch_tokens: int | None = None) -> list[tuple[float, bool]]:
+        """Log-likelihoods of continuations. For each pair (beginning, continuation): the natural logarithm of
         the probability of the continuation, and whether each of its tokens is the most likely one.
 
-        Sequences of all lengths are packed into rows of one shape. `batch_tokens` is the size of a batch (8192 by
-        default); a smaller one needs less memory. A beginning that is too long for the model loses its first tokens.
+        A pair is of two texts, which are encoded as one, or of two sequences of token ids. A token over the border of two
+        texts belongs to the continuation. Sequences of all lengths are packed into rows of one shape. `batch_tokens` is the
+        size of a batch (8192 by default); a smaller one needs less memory. A beginning that is too long for the model loses
+        its first tokens.
         """
         pairs = list(requests)
         results = [(0.0, True)] * len(pairs)
@@ -145,11 +141,9 @@ class Model:
             results[index] = (likelihood, greedy)
         return results
 
-    def scores(
-        self, requests: Iterable[tuple[Sequence[int], Sequence[int]]], batch_tokens: int | None = None
-    ) -> Iterator[tuple[int, float, bool]]:
+    def scores(self, requests: Iterable[Pair], batch_tokens: int | None = None) -> Iterator[tuple[int, float, bool]]:
         """The results of :meth:`score` with the number of the request, batch by batch."""
-        pairs = [([*map(int, context)], [*map(int, continuation)]) for context, continuation in requests]
+        pairs = [_pair(index, *request) for index, request in enumerate(requests)]
         scoring = self._native.score(pairs, batch_tokens)
         while not scoring.done:
             yield from scoring.step()
@@ -218,3 +212,12 @@ def load(
         folder = extend.for_adapter(folder, adapter_folder)
     ir = models.build(hub.model_config(folder))
     return Model(_native.Model.load(folder, ir, adapter_folder, device, dtype, site_packages()))
+
+
+def _pair(index: int, beginning: Any, continuation: Any) -> tuple[str, str] | tuple[list[int], list[int]]:
+    texts = [isinstance(part, str) for part in (beginning, continuation)]
+    if all(texts):
+        return beginning, continuation
+    if any(texts):
+        raise ValueError(f"request {index} has a text and token ids, expected two texts or two sequences of token ids")
+    return [*map(int, beginning)], [*map(int, continuation)]

@@ -19,7 +19,11 @@ class Tokenizer:
     """The tokenizer of a model folder, or of a name on the Hub."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._native = _native.Tokenizer(hub.folder(os.fspath(path), weights=False))
+        self._path = os.fspath(path)
+        self._native = _native.Tokenizer(hub.folder(self._path, weights=False))
+
+    def __repr__(self) -> str:
+        return f"<surogate.Tokenizer {self._path}>"
 
     @property
     def bos_token_id(self) -> int | None:

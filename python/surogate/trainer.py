@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy.typing as npt
-
-from . import _native, hub
-from .arrays import floats, integers, optional
+from . import _native, hub, notebook
+from .arrays import Arrays, Rows
+from .arrays import batch as arrays
+from .callbacks import Callback, OnStep
 from .log_readers import LogReaders
 from .machine import site_packages
+from .metrics import EvaluationMetrics, StepMetrics
+from .model import Model
 from .run import load_config, open_source
 
 #: What a batch may hold.
@@ -47,6 +49,16 @@ class Trainer:
             raise
         self._end = weakref.finalize(self, _end, self._native, readers, None)
 
+    def __repr__(self) -> str:
+        return f"<surogate.Trainer {self._native.summary()}>"
+
+    @property
+    def model(self) -> Model:
+        """The model in training, in evaluation mode: logits, gradients, likelihoods and text with the weights as they are
+        at each call. A step ends text that is being streamed. Only one of the two is compiled into the device's memory, so
+        changing between steps and calls takes a moment."""
+        return Model(self._native.model())
+
     def close(self) -> None:
         """Ends the log, and waits until the trackers have received it. The trainer continues without a log."""
         self._end()
@@ -60,13 +72,43 @@ class Trainer:
             _end(native, readers, f"{type(error).__name__}: {error}")
         self.close()
 
-    def step(
-        self, batch: Mapping[str, npt.ArrayLike] | None = None, learning_rate: float | None = None
-    ) -> dict[str, Any] | None:
+    def train(self, callbacks: Iterable[Callback | Callable[[StepMetrics], object]] = ()) -> None:
+        """Runs the steps that are left on the configured data, and the evaluations of `eval_strategy`, `eval_steps`,
+        `early_stopping_patience`. Writes nothing but the log: :meth:`save` and :meth:`export` do.
+
+        A callback is a :class:`Callback`, or a function that is called with the metrics of each step; one that returns
+        False ends the training. In a notebook progress and the loss curve are displayed.
+        """
+        calls = [of if isinstance(of, Callback) else OnStep(of) for of in callbacks]
+        if notebook.is_running():
+            calls.append(notebook.Display())
+        # All of them are called, also behind one that ends the training.
+        ends = [call.on_start(self) is False for call in calls]
+        try:
+            steps = iter(self)
+            while not any(ends) and (metrics := next(steps, None)) is not None:
+                ends = [call.on_step(self, metrics) is False for call in calls]
+                if self._native.is_evaluation_due() and (evaluation := self.evaluate()) is not None:
+                    ends += [call.on_evaluation(self, evaluation) is False for call in calls]
+                    ends.append(self._native.stalled() is not None)
+        finally:
+            for call in calls:
+                call.on_end(self)
+
+    def __iter__(self) -> Iterator[StepMetrics]:
+        """The steps that are left on the configured data, each when its metrics are asked for."""
+        while self.total_steps is None or self.steps_done < self.total_steps:
+            metrics = self.step()
+            if metrics is None:
+                return
+            yield metrics
+
+    def step(self, batch: Mapping[str, Rows] | None = None, learning_rate: float | None = None) -> StepMetrics | None:
         """One optimizer step; returns None at the end of the configured data.
 
         `batch` holds `input_ids` and `labels`, and optionally `position_ids` and `weights`, each
-        [accumulation, B, T]; a document starts where `position_ids` does not continue. The default is
+        [accumulation, B, T]; a document starts where `position_ids` does not continue. Rows of unequal lengths are padded
+        on the right with tokens that are not trained. The default is
         the next batch of the configured data. `learning_rate` overrides the schedule.
 
         Returns `step` (from 0), `loss` (before the update), `grad_norm` (before clipping),
@@ -86,7 +128,12 @@ class Trainer:
         """Steps of the run; None if neither options nor data determine them."""
         return self._native.total_steps
 
-    def evaluate(self) -> dict[str, Any] | None:
+    @property
+    def steps_done(self) -> int:
+        """Steps that are done, those before a checkpoint included."""
+        return self._native.steps_done
+
+    def evaluate(self) -> EvaluationMetrics | None:
         """The loss over the configured validation data: `step`, `loss`, `tokens`, `seconds`; None
         without such data."""
         return self._native.evaluate()
@@ -114,16 +161,10 @@ def _end(native: _native.Trainer, readers: LogReaders | None, error: str | None)
             readers.finish()
 
 
-def _arrays(batch: Mapping[str, npt.ArrayLike]) -> tuple[Any, ...]:
+def _arrays(batch: Mapping[str, Rows]) -> Arrays:
     unknown = [name for name in batch if name not in BATCH]
     missing = [name for name in BATCH[:2] if name not in batch]
     if unknown or missing:
         wrong = [f"has `{name}`" for name in unknown] + [f"lacks `{name}`" for name in missing]
         raise ValueError(f"batch: {', '.join(wrong)}; expected {', '.join(BATCH)}, the last two optional")
-    ids = integers("input_ids", batch["input_ids"], None, 3)
-    return (
-        ids,
-        integers("labels", batch["labels"], ids.shape, 3),
-        optional(integers, "position_ids", batch.get("position_ids"), ids.shape),
-        optional(floats, "weights", batch.get("weights"), ids.shape),
-    )
+    return arrays(**batch, axes=3)

@@ -71,6 +71,28 @@ def test_scores_do_not_depend_on_the_batch(stories):
     assert stories.score([([1, 403], likeliest), ([1, 403], [7])])[0][1]
 
 
+@pytest.mark.parametrize(
+    ("beginning", "continuation"),
+    [("Once upon a", " time"), ("Once upon a ", "time"), ("", "Once"), ("Once up", "on a time"), ("<s>Once", " é\n")],
+)
+def test_texts_are_encoded_as_one(stories, beginning, continuation):
+    tokenizer = surogate.Tokenizer(STORIES)
+    ids = tokenizer.encode(beginning + continuation, not beginning.startswith("<s>"))
+    ends = [len(tokenizer.decode(ids[: count + 1], True).encode()) for count in range(len(ids))]
+    before = len(beginning.removeprefix("<s>").encode())
+    border = next(count for count, end in enumerate(ends) if end > before)
+    close(stories.score([(beginning, continuation)])[0], expected(stories, ids[:border], ids[border:]))
+
+
+def test_a_space_between_texts_is_encoded_once(stories):
+    (time, likeliest), (table, _) = stories.score([("Once upon a", word) for word in (" time", " table")])
+    assert likeliest and -0.1 < time < 0 and table < -5
+    with pytest.raises(ValueError, match="request 1 has a text and token ids"):
+        stories.score([("a", "b"), ("a", [3])])
+    with pytest.raises(SurogateError, match="request 0 has an empty continuation"):
+        stories.score([("Once", "")])
+
+
 def test_what_cannot_be_scored_is_refused(stories):
     for pair, said in {
         ((), (1,)): "no token in front",

@@ -128,12 +128,17 @@ def tokens(**changes: Any) -> Callable[[Options], Options]:
     return lambda options: {"datasets": [{**options["datasets"][0], **changes}]}
 
 
+def parts(options: Options) -> list[Options]:
+    """A part of the dataset."""
+    return [{**options["datasets"][0], "samples": 20}]
+
+
 FULL = {"lora": False}
 KEPT = {"recompute_rmsnorm": False, "recompute_swiglu": False, "recompute_qkv": False}
 RATES = {"lr_scheduler_type": "wsd", "cooldown_steps": 2}
 
 # Option → (what is observed, what is changed, what both runs also set).
-EFFECTS: dict[str, tuple[Callable[[Options, Path], Any], Any, Options]] = {
+EFFECTS: dict[str, tuple[Callable[[Options, Path], Any], Any, Any]] = {
     "num_epochs": (numbers, 1, {"max_steps": -1}),
     "save_steps": (files, 2, {}),
     "save_total_limit": (files, 1, {"save_steps": 1}),
@@ -164,6 +169,9 @@ EFFECTS: dict[str, tuple[Callable[[Options, Path], Any], Any, Options]] = {
     "optimizer": (numbers, "adamw", FULL),
     "learning_rate": (numbers, 1e-3, {}),
     "lr_scheduler_type": (numbers, "cosine", {}),
+    "lr_cycles": (numbers, 3, {"lr_scheduler_type": "cosine_with_restarts"}),
+    "learning_rates": (numbers, {"q_proj": 1e-3}, {}),
+    "frozen_parameters": (numbers, ["layers.0"], FULL),
     "warmup_ratio": (numbers, 0.5, {}),
     "warmup_steps": (numbers, 2, {}),
     "cooldown_steps": (numbers, 1, {**RATES}),
@@ -184,6 +192,8 @@ EFFECTS: dict[str, tuple[Callable[[Options, Path], Any], Any, Options]] = {
     "lora": (numbers, False, {}),
     "lora_rank": (numbers, 8, {}),
     "lora_alpha": (numbers, 8, {}),
+    "lora_rslora": (numbers, True, {}),
+    "loraplus_lr_ratio": (numbers, 16.0, {}),
     "lora_dropout": (numbers, 0.4, {}),
     "lora_dtype": (numbers, "bfloat16", {}),
     "lora_target_modules": (numbers, ["q_proj"], {}),
@@ -211,6 +221,12 @@ EFFECTS: dict[str, tuple[Callable[[Options, Path], Any], Any, Options]] = {
     "truncation_strategy": (numbers, "right", {"max_length": 6}),
     "datasets": (numbers, lambda o: {"datasets": o["datasets"] * 2}, {}),
     "validation_datasets": (numbers, lambda o: {"validation_datasets": o["datasets"]}, {}),
+    "interleave_probs": (numbers, [0.25, 0.75], lambda o: {"datasets": o["datasets"] + parts(o)}),
+    "interleave_stopping": (
+        numbers,
+        "all_exhausted",
+        lambda o: {"datasets": o["datasets"] + parts(o), "interleave_probs": [0.25, 0.75]},
+    ),
     "datasets.samples": (numbers, tokens(samples=20), {}),
     "datasets.repeats": (numbers, tokens(repeats=2.0), {}),
 }
@@ -301,7 +317,7 @@ def available() -> list[str]:
 @pytest.mark.parametrize("option", EFFECTS)
 def test_each_option_changes_something(base, tmp_path, option):
     observe, change, in_both = EFFECTS[option]
-    before = {**base, **in_both}
+    before = {**base, **(in_both(base) if callable(in_both) else in_both)}
     changed = change(before) if callable(change) else {option: change}
     folders = [tmp_path / "before", tmp_path / "after"]
     for folder in folders:

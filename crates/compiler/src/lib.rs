@@ -17,6 +17,7 @@ mod pass;
 mod passes;
 mod plan;
 mod probes;
+mod rates;
 mod recipes;
 mod reduce;
 mod residency;
@@ -43,6 +44,7 @@ pub use pass::{Observer, Pass, PassTrace, Passes};
 pub use passes::expand::expand;
 use passes::stage::Cut;
 pub use probes::{Links, Probe, links, probes};
+pub use rates::Rates;
 pub use recipes::{Fp8Hybrid, GradientFormat, Nvfp4, Recipe};
 pub use tied::tied;
 
@@ -95,7 +97,12 @@ impl CompileError {
 pub fn parameters(model: &Model, options: &CompileOptions) -> Result<Vec<Parameter>, CompileError> {
     let mut graph = first_entry(model, options)?;
     passes::adapters::run(&mut graph, options, options.entries.first().expect("at least one entry is requested"))?;
+    set_rates(&mut graph, options)?;
     Ok(graph.parameters)
+}
+
+fn set_rates(graph: &mut Graph, options: &CompileOptions) -> Result<(), CompileError> {
+    options.training.as_ref().map_or(Ok(()), |training| rates::run(graph, &training.rates))
 }
 
 /// The weights of the layers' products that the recipe leaves in the compute type, by their names with a star for the layer;
@@ -259,6 +266,8 @@ fn whole_graph(
     passes.run(kind, Pass::PackedLinears, &mut graph, |g| passes::packed_linears::run(g, options))?;
     // Before merging: an adapter belongs to one weight by its name.
     passes.run(kind, Pass::Adapters, &mut graph, |g| passes::adapters::run(g, options, entry))?;
+    // Behind the adapters, which have parameters of their own; before merging and differentiation look at what is trained.
+    passes.run(kind, Pass::Rates, &mut graph, |g| set_rates(g, options))?;
     // Before autodiff: the backward pass of a merged linear is merged by construction.
     passes.run(kind, Pass::MergeLinears, &mut graph, |g| passes::merge_linears::run(g, options))?;
     // After merging, which also decides how parameters lie.

@@ -9,6 +9,7 @@ use tensor::packed::Quantisation;
 use tensor::storage::Packing;
 
 use crate::adapter::AdapterOptions;
+use crate::rates::Rates;
 use crate::recipes::Recipe;
 
 /// Steps in a row with finite gradients after which the loss scale is doubled.
@@ -321,6 +322,10 @@ pub struct RecomputeOptions {
 /// The settings of an entry that trains.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Training {
+    /// What is not trained, and what learns at rates of its own.
+    pub rates: Rates,
+    /// The model's own dropout is active.
+    pub dropout: bool,
     /// NEFTune's alpha: the strength of the noise on embeddings; 0 for none.
     pub embedding_noise: f64,
     /// `None`: gradients are computed and kept, nothing is updated.

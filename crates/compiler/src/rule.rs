@@ -41,6 +41,23 @@ pub(crate) enum Per {
     Row,
 }
 
+/// What parameters of one rule differ by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Pace {
+    /// Whether weights decay.
+    pub decay: bool,
+    /// Factor of the learning rate.
+    pub rate: f64,
+}
+
+impl Pace {
+    /// The attributes of an update with what it takes of these.
+    pub fn on(self, attrs: Attrs, optimizer: &OptimizerOptions) -> Attrs {
+        let attrs = attrs.with("weight_decay", if self.decay { optimizer.weight_decay } else { 0.0 });
+        if self.rate == 1.0 { attrs } else { attrs.with("rate", self.rate) }
+    }
+}
+
 const fn state(name: &'static str, dtype: DType, per: Per) -> State {
     State { name, dtype, per }
 }

@@ -79,8 +79,8 @@ pub(crate) fn entry(
             Work::Momentum { batch, index, gradient, first } => {
                 orthogonal.momentum(steps, lowering, (*batch, *index), gradient, first);
             }
-            Work::Step { batch, from, matrices, decay, rounded } => {
-                orthogonal.step(steps, lowering, (*batch, *from), matrices, *decay, slice.number);
+            Work::Step { batch, from, matrices, pace, rounded } => {
+                orthogonal.step(steps, lowering, (*batch, *from), matrices, *pace, slice.number);
                 if let Some(weight) = rounded {
                     let flat = matrices.weight.reshape(&[weight.len()]).expect("a matrix that moves lies densely");
                     let taken = orthogonal.end(*batch);
@@ -203,8 +203,7 @@ fn update_run(
         attrs = attrs.with("frozen", true);
     }
     if run.rule.descends() {
-        attrs = attrs
-            .with("weight_decay", if run.decay { optimizer.weight_decay } else { 0.0 })
+        attrs = (run.pace.on(attrs, optimizer))
             .with("stochastic_rounding", updated.dtype == DType::BF16)
             .with("seed", seed)
             .with("stream", stream as u64);

@@ -93,6 +93,22 @@ impl Batch {
         })
     }
 
+    /// The same with padding behind so many tokens of each row, at least one: a document of its own, of which nothing is
+    /// trained and nothing is counted.
+    pub fn padded_from(mut self, lengths: &[usize]) -> Batch {
+        for (row, length) in lengths.iter().enumerate() {
+            for t in *length..self.seq_len {
+                let at = row * self.seq_len + t;
+                (self.position_ids[at], self.document_start[at]) = ((t - length) as i32, *length as i32);
+                self.present[at] = 0.0;
+                // The token before predicts none of it.
+                (self.targets[at - 1], self.weights[at - 1]) = (IGNORE, 0.0);
+                (self.targets[at], self.weights[at]) = (IGNORE, 0.0);
+            }
+        }
+        self
+    }
+
     /// Tokens that are trained.
     pub fn trained_tokens(&self) -> usize {
         self.targets.iter().filter(|&&target| target != IGNORE).count()

@@ -135,6 +135,8 @@ pub struct Parameter {
     /// True for a value that is kept in f32 and that no gradient of the loss moves.
     pub buffer: bool,
     pub trainable: bool,
+    /// Factor of the learning rate.
+    pub rate: f64,
     /// An adapter matrix: kept apart from the base weights, exported in PEFT form.
     pub adapter: bool,
     /// A base weight that is trained in full alongside adapters, and kept with them.
@@ -308,6 +310,7 @@ impl Graph {
             table: false,
             buffer: false,
             trainable: false,
+            rate: 1.0,
             adapter: false,
             saved: false,
             storage: Storage::Plain(storage),

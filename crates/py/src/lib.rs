@@ -49,7 +49,7 @@ mod _native {
     #[pymodule_export]
     use crate::operations::{batch_inputs, infer, op_schemas};
     #[pymodule_export]
-    use crate::run::{cache_folder, machine_names, preview, run, say, unsaid, visible, visible_text};
+    use crate::run::{cache_folder, machine_names, preview, run, say, signalled, unsaid, visible, visible_text};
     #[pymodule_export]
     use crate::score::Scoring;
     #[pymodule_export]

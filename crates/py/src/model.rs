@@ -1,4 +1,4 @@
-//! A model in evaluation mode, for `surogate.load`.
+//! A model in evaluation mode, for `surogate.load` and `Trainer.model`.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,16 +15,24 @@ use train::{Device, DeviceRequest, ModelSource};
 use crate::arrays::{self, Floats, Integers};
 use crate::errors::train_error;
 use crate::generate::Generation;
-use crate::score::Scoring;
+use crate::score::{Pair, Scoring};
+use crate::trainer::Trainer;
 
 type Array<'py> = Bound<'py, PyArrayDyn<f32>>;
 
 /// Weights on a device.
 #[pyclass(frozen, module = "surogate._native")]
-pub struct Model {
-    model: Mutex<train::Model>,
-    /// Made when text is first requested.
-    generator: Mutex<Option<train::Generator>>,
+pub struct Model(Of);
+
+/// Whose weights they are.
+enum Of {
+    Loaded {
+        model: Mutex<train::Model>,
+        /// Made when text is first requested.
+        generator: Mutex<Option<train::Generator>>,
+    },
+    /// Those of a model in training.
+    Trained(Py<Trainer>),
 }
 
 fn device_setting(name: &str) -> PyResult<Setting<DeviceKind>> {
@@ -48,6 +56,11 @@ fn element_type(name: &str) -> PyResult<Setting<DType>> {
 }
 
 impl Model {
+    /// The model that a trainer trains.
+    pub fn in_training(trainer: Py<Trainer>) -> Model {
+        Model(Of::Trained(trainer))
+    }
+
     /// Calls the engine without the interpreter's lock. A panic in an earlier call has left nothing
     /// half done that a later one would read.
     pub fn with<T: Send>(
@@ -55,34 +68,40 @@ impl Model {
         py: Python<'_>,
         call: impl FnOnce(&mut train::Model) -> train::Result<T> + Send,
     ) -> PyResult<T> {
+        let (model, generator) = match &self.0 {
+            Of::Loaded { model, generator } => (model, generator),
+            Of::Trained(trainer) => return trainer.get().with(py, |trainer| trainer.with_model(call)),
+        };
         let result = py.detach(|| {
-            let mut generator = self.generator.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut model = self.model.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut generator = generator.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(generator) = &mut *generator {
-                model.take_back(generator);
+                model.take_back(generator)?;
             }
             drop(generator);
             call(&mut model)
         });
         result.map_err(|error| train_error(py, error))
     }
-}
 
-impl Model {
     /// The same with what generates text.
     pub fn with_generator<T: Send>(
         &self,
         py: Python<'_>,
         call: impl FnOnce(&mut train::Generator) -> train::Result<T> + Send,
     ) -> PyResult<T> {
+        let (model, generator) = match &self.0 {
+            Of::Loaded { model, generator } => (model, generator),
+            Of::Trained(trainer) => return trainer.get().with(py, |trainer| trainer.with_generator(call)),
+        };
         let result = py.detach(|| {
-            let mut generator = self.generator.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut model = self.model.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut generator = generator.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
             let generator = match &mut *generator {
                 Some(known) => known,
                 none => none.insert(model.generator()?),
             };
-            model.lend(generator);
+            model.lend(generator)?;
             drop(model);
             call(generator)
         });
@@ -110,15 +129,15 @@ impl Model {
         self.with_generator(py, |generator| Ok(generator.unused_defaults().to_vec()))
     }
 
-    /// Begins to score pairs of a beginning and its continuation, both as ids.
-    #[pyo3(signature = (requests, batch_tokens = None))]
+    /// Begins to score pairs of a beginning and its continuation.
+    #[pyo3(signature = (pairs, batch_tokens = None))]
     fn score(
         slf: &Bound<'_, Self>,
         py: Python<'_>,
-        requests: Vec<(Vec<i32>, Vec<i32>)>,
+        pairs: Vec<Pair>,
         batch_tokens: Option<usize>,
     ) -> PyResult<Scoring> {
-        Scoring::start(py, slf, requests, batch_tokens)
+        Scoring::start(py, slf, pairs, batch_tokens)
     }
 
     /// The longest sequence that the model allows.
@@ -146,8 +165,16 @@ impl Model {
             train::Model::load(device, source, adapter.as_deref(), dtype)
         });
         loaded
-            .map(|model| Model { model: Mutex::new(model), generator: Mutex::new(None) })
+            .map(|model| Model(Of::Loaded { model: Mutex::new(model), generator: Mutex::new(None) }))
             .map_err(|error| train_error(py, error))
+    }
+
+    /// The model in words.
+    fn summary(&self, py: Python<'_>) -> PyResult<String> {
+        match &self.0 {
+            Of::Loaded { .. } => self.with(py, |model| Ok(model.summary())),
+            Of::Trained(trainer) => trainer.get().summary(py),
+        }
     }
 
     /// Names of the tensors that gradients are given for.
@@ -155,16 +182,21 @@ impl Model {
         self.with(py, train::Model::parameter_names)
     }
 
-    /// (logits, hidden states); the list is empty when it is not requested.
+    /// (logits, hidden states); the list is empty when it is not requested. `lengths`: tokens of each row, where padding
+    /// follows, of which all results are 0.
     fn forward<'py>(
         &self,
         py: Python<'py>,
         input_ids: Integers<'py>,
         position_ids: Option<Integers<'py>>,
         hidden: bool,
+        lengths: Option<Vec<usize>>,
     ) -> PyResult<(Array<'py>, Vec<Array<'py>>)> {
-        let batch = arrays::batches(&(input_ids.clone(), input_ids, position_ids, None))?.remove(0);
-        let result = self.with(py, |model| model.forward(&batch, hidden))?;
+        let batch = arrays::batches(&(input_ids.clone(), input_ids, position_ids, None, lengths.clone()))?.remove(0);
+        let mut result = self.with(py, |model| model.forward(&batch, hidden))?;
+        for tensor in std::iter::once(&mut result.logits).chain(&mut result.hidden) {
+            arrays::clear_padding(tensor, lengths.as_deref());
+        }
         let states = result.hidden.iter().map(|state| arrays::to_numpy(py, state)).collect::<PyResult<_>>()?;
         Ok((arrays::to_numpy(py, &result.logits)?, states))
     }
@@ -177,8 +209,9 @@ impl Model {
         labels: Integers<'py>,
         position_ids: Option<Integers<'py>>,
         weights: Option<Floats<'py>>,
+        lengths: Option<Vec<usize>>,
     ) -> PyResult<(f32, Array<'py>, Bound<'py, PyDict>)> {
-        let batch = arrays::batches(&(input_ids, labels, position_ids, weights))?.remove(0);
+        let batch = arrays::batches(&(input_ids, labels, position_ids, weights, lengths))?.remove(0);
         let result = self.with(py, |model| model.loss_and_gradients(&batch))?;
         let gradients = PyDict::new(py);
         for (name, gradient) in &result.gradients {

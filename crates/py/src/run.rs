@@ -39,7 +39,7 @@ pub fn run(
     };
     let outcome = py.detach(|| {
         let source = Arc::new(ModelSource::open(&folder, ir)?.configured(&config.config)?);
-        let mut console = Console::new(show, announce)?;
+        let mut console = Console::new(show, announce);
         let request = device_request(config, site_packages);
         let nodes = match train::come_together(&config.config, &request, &mut console) {
             Err(TrainError::Stopped) => return Ok(Some(console.exit_code())),
@@ -53,6 +53,12 @@ pub fn run(
         }
     });
     outcome.map_err(|error| train_error(py, error))
+}
+
+/// Notes that the process received a signal which ends the run in progress; 0 forgets those before.
+#[pyfunction]
+pub fn signalled(number: u8) {
+    console::signalled(number);
 }
 
 /// A sentence to be shown in between what a run shows by itself. For other threads than the run's.

@@ -7,6 +7,13 @@ use train::ScoreRequest;
 
 use crate::model::Model;
 
+/// A beginning and its continuation, both as texts or both as ids.
+#[derive(FromPyObject)]
+pub enum Pair {
+    Texts(String, String),
+    Ids(Vec<i32>, Vec<i32>),
+}
+
 /// Answers to some requests, while they are made.
 #[pyclass(frozen, module = "surogate._native")]
 pub struct Scoring {
@@ -15,17 +22,22 @@ pub struct Scoring {
 }
 
 impl Scoring {
-    /// Begins with pairs of a beginning and its continuation, both as ids.
+    /// Begins with pairs of a beginning and its continuation.
     pub fn start(
         py: Python<'_>,
         model: &Bound<'_, Model>,
-        requests: Vec<(Vec<i32>, Vec<i32>)>,
+        pairs: Vec<Pair>,
         batch_tokens: Option<usize>,
     ) -> PyResult<Self> {
         let batch_tokens = batch_tokens.unwrap_or(train::BATCH_TOKENS);
-        let requests = requests.into_iter().map(|(context, continuation)| ScoreRequest { context, continuation });
-        let requests = requests.collect();
-        let started = model.get().with(py, |model| train::Scoring::start(model, requests, batch_tokens))?;
+        let started = model.get().with(py, |model| {
+            let request = |pair| match pair {
+                Pair::Texts(beginning, continuation) => model.score_request(&beginning, &continuation),
+                Pair::Ids(context, continuation) => Ok(ScoreRequest { context, continuation }),
+            };
+            let requests = pairs.into_iter().map(request).collect::<train::Result<_>>()?;
+            train::Scoring::start(model, requests, batch_tokens)
+        })?;
         Ok(Scoring { model: model.clone().unbind(), scoring: Mutex::new(started) })
     }
 }

@@ -12,6 +12,7 @@ use crate::arrays::{self, BatchArrays};
 use crate::config::Config;
 use crate::console;
 use crate::errors::train_error;
+use crate::model::Model;
 
 /// A run that is driven by its caller.
 #[pyclass(frozen, module = "surogate._native")]
@@ -62,7 +63,21 @@ impl Driven {
 }
 
 impl Trainer {
-    fn with<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&mut Driven) -> train::Result<T> + Send) -> PyResult<T> {
+    /// Calls the engine without the interpreter's lock.
+    pub fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut train::Trainer) -> train::Result<T> + Send,
+    ) -> PyResult<T> {
+        self.with_log(py, |driven| call(&mut driven.trainer))
+    }
+
+    /// The same with the log.
+    fn with_log<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut Driven) -> train::Result<T> + Send,
+    ) -> PyResult<T> {
         let result = py.detach(|| call(&mut self.driven.lock().unwrap_or_else(PoisonError::into_inner)));
         result.map_err(|error| train_error(py, error))
     }
@@ -86,7 +101,7 @@ impl Trainer {
 
     /// Ends the log, with an error if there was one.
     fn close(&self, py: Python<'_>, error: Option<String>) -> PyResult<()> {
-        self.with(py, |driven| driven.journal.take().map_or(Ok(()), |journal| journal.close(error.as_deref())))
+        self.with_log(py, |driven| driven.journal.take().map_or(Ok(()), |journal| journal.close(error.as_deref())))
     }
 
     /// One step, on the arrays or on the next batches of the data; None at their end.
@@ -97,7 +112,7 @@ impl Trainer {
         learning_rate: Option<f64>,
     ) -> PyResult<Option<Bound<'py, PyDict>>> {
         let batches = batch.as_ref().map(arrays::batches).transpose()?;
-        let metrics = self.with(py, |driven| {
+        let metrics = self.with_log(py, |driven| {
             let metrics = match &batches {
                 Some(batches) => driven.trainer.step(batches, learning_rate).map(Some)?,
                 None => driven.trainer.next_step(learning_rate)?,
@@ -112,7 +127,7 @@ impl Trainer {
 
     /// The loss over the validation data; None where there is none.
     fn evaluate<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        let metrics = self.with(py, |driven| {
+        let metrics = self.with_log(py, |driven| {
             let metrics = driven.trainer.evaluate()?;
             if let Some(metrics) = &metrics {
                 driven.record(|journal, trainer| journal.evaluation(trainer, metrics).map(|()| None))?;
@@ -124,7 +139,7 @@ impl Trainer {
 
     /// Writes a checkpoint.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        self.with(py, |driven| {
+        self.with_log(py, |driven| {
             driven.trainer.save(&path)?;
             driven.record(|journal, trainer| journal.checkpoint(trainer, &path).map(|()| None))
         })
@@ -132,23 +147,49 @@ impl Trainer {
 
     /// Writes the adapter or the model, loads it again and compares.
     fn export(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        self.with(py, |driven| driven.trainer.export(&path))
+        self.with(py, |trainer| trainer.export(&path))
     }
 
     /// Writes the model with the adapter added to its weights, loads it again and compares.
     fn export_merged(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        self.with(py, |driven| driven.trainer.export_merged(&path))
+        self.with(py, |trainer| trainer.export_merged(&path))
     }
 
     /// Where the time of a micro-step goes, a row for each instruction, as JSON.
     fn time_breakdown(&self, py: Python<'_>) -> PyResult<String> {
-        self.with(py, |driven| Ok(driven.trainer.time_breakdown()?.to_string()))
+        self.with(py, |trainer| Ok(trainer.time_breakdown()?.to_string()))
     }
 
     /// Steps of the run; None where the options do not say.
     #[getter]
     fn total_steps(&self, py: Python<'_>) -> PyResult<Option<u64>> {
-        self.with(py, |driven| Ok(driven.trainer.total_steps()))
+        self.with(py, |trainer| Ok(trainer.total_steps()))
+    }
+
+    /// Steps that are done.
+    #[getter]
+    fn steps_done(&self, py: Python<'_>) -> PyResult<u64> {
+        self.with(py, |trainer| Ok(trainer.steps_done()))
+    }
+
+    /// Whether the options want an evaluation after the steps that are done.
+    fn is_evaluation_due(&self, py: Python<'_>) -> PyResult<bool> {
+        self.with(py, train::Trainer::is_evaluation_due)
+    }
+
+    /// Why the options want the training to end after the steps that are done; None where they do not.
+    fn stalled(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        self.with(py, |trainer| Ok(trainer.stalled()))
+    }
+
+    /// The trainer in words.
+    pub fn summary(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, |trainer| Ok(trainer.summary()))
+    }
+
+    /// A model over the weights in training.
+    fn model(slf: &Bound<'_, Self>) -> Model {
+        Model::in_training(slf.clone().unbind())
     }
 }
 

@@ -49,7 +49,7 @@ impl Judged {
 
 impl Trainer {
     /// Why the run ends before its last step, if it does; a sentence.
-    pub(crate) fn stalled(&self) -> Option<String> {
+    pub fn stalled(&self) -> Option<String> {
         let patience = self.config.training.early_stopping_patience?;
         let Judged { best, stale, .. } = &self.progress.judged;
         let best = best.map(|of| format!(" (the best was {:.4}, after {} steps)", of.loss, of.step));

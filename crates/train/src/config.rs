@@ -20,6 +20,7 @@ mod offload;
 mod optimizer;
 mod pipeline;
 mod precision;
+mod rates;
 mod recommended;
 mod recompute;
 mod reference;
@@ -34,7 +35,7 @@ mod training;
 
 pub use cadence::{Epochs, Strategy};
 pub use checks::MachineFacts;
-pub use data::{Data, Dataset, DatasetType, SystemPromptType};
+pub use data::{Data, Dataset, DatasetType, Stopping, SystemPromptType};
 pub use distributed::{Distributed, MultiNode};
 pub use dtype::{Dtype, MatmulDtype};
 pub use foreign::{hint_for as foreign_hint, name_for as foreign_name};

@@ -17,6 +17,7 @@ use options::cache::folder_of_user;
 use crate::config::{self, Config, Dataset, DatasetType, SystemPromptType};
 use crate::conversation::dialogue_options;
 use crate::error::{Result, TrainError};
+use crate::mixture;
 use crate::nodes;
 use crate::plan::Plan;
 use crate::portions::Portion;
@@ -147,33 +148,10 @@ impl Encoded {
         notes
             .extend(summary.datasets.iter().filter_map(DatasetSummary::warning).map(|text| format!("Warning: {text}")));
         summary.datasets.iter().try_for_each(|of| of.check_lengths()).map_err(TrainError::data)?;
-        let train = repeated(train, datasets, &counts, config.data.train_seed);
+        let train = mixture::mixed(config, train, datasets, &counts, &mut notes);
         let pad_id = tokenizer.map_or(0, |t| t.pad_id() as i32);
         Ok(Encoded { train, held_out, summary, notes, sequence_len, because: None, pad_id, template })
     }
-}
-
-/// The training documents with each as often as its set asks for. `counts` are the documents of the sets, one behind the
-/// other in the corpus. Which of them a part of a set takes follows from the seed.
-fn repeated(of: DocumentSet, datasets: &[Dataset], counts: &[usize], seed: u64) -> DocumentSet {
-    if datasets.iter().all(|set| set.repeats == 1.0) {
-        return of;
-    }
-    let (mut members, mut begin) = (Vec::new(), 0);
-    for (index, (set, count)) in datasets.iter().zip(counts).enumerate() {
-        let end = begin + count;
-        let own: Vec<u32> =
-            of.members.iter().copied().filter(|member| (begin..end).contains(&(*member as usize))).collect();
-        let whole = set.repeats.floor() as usize;
-        let (_, chosen) = data::order::split(own.len(), set.repeats.fract(), seed.wrapping_add(index as u64));
-        let mut chosen = chosen.into_iter().peekable();
-        for (place, member) in own.into_iter().enumerate() {
-            let more = usize::from(chosen.next_if_eq(&(place as u32)).is_some());
-            members.extend(std::iter::repeat_n(member, whole + more));
-        }
-        begin = end;
-    }
-    DocumentSet { corpus: of.corpus, members: members.into() }
 }
 
 /// Threads that prepare data; 0: the loop itself.

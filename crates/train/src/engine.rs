@@ -24,6 +24,13 @@ use crate::weights::{WeightSet, fill};
 /// Shapes that a program keeps compiled when batches bring new ones; the one that was used least recently goes first.
 const MAX_VARIANTS: usize = 8;
 
+/// What an engine is compiled for, to come back to.
+pub(crate) struct Compiled {
+    options: CompileOptions,
+    parts: Vec<Arc<Program>>,
+    program: Arc<Program>,
+}
+
 /// A model that runs.
 pub struct Engine {
     device: Arc<Device>,
@@ -183,12 +190,22 @@ impl Engine {
     /// same parameters.
     pub fn replace(&mut self, options: CompileOptions) -> Result<()> {
         let program = compile(&self.source, &options, &self.device)?;
-        if program.has_layout_of(&self.program) {
-            self.session().adopt(program.clone())?;
+        self.resume(Compiled { options, parts: vec![program.clone()], program })
+    }
+
+    /// What it is compiled for.
+    pub(crate) fn compiled(&self) -> Compiled {
+        Compiled { options: self.options.clone(), parts: self.parts.clone(), program: self.program.clone() }
+    }
+
+    /// Comes back to what it was compiled for, or goes on with something else of the same parameters.
+    pub(crate) fn resume(&mut self, of: Compiled) -> Result<()> {
+        if of.program.has_layout_of(&self.program) {
+            self.session().adopt(of.program.clone())?;
         } else {
-            self.move_to(program.clone())?;
+            self.move_to(of.program.clone())?;
         }
-        (self.parts, self.program, self.options) = (vec![program.clone()], program, options);
+        (self.parts, self.program, self.options) = (of.parts, of.program, of.options);
         Ok(())
     }
 
@@ -397,7 +414,7 @@ pub fn variant_of(round: &[Batch], one_per_row: bool) -> Variant {
 }
 
 /// The options with every state where it is in a program, and cut as there.
-fn in_place(mut options: CompileOptions, program: &Program) -> CompileOptions {
+pub(crate) fn in_place(mut options: CompileOptions, program: &Program) -> CompileOptions {
     let of = &mut options.plan.offload;
     let settings = [
         (ArenaKind::Optimizer, &mut of.optimizer),

@@ -4,6 +4,7 @@
 use crate::config::{Config, Strategy};
 use crate::error::Result;
 use crate::feed::Feed;
+use crate::trainer::Trainer;
 
 /// The steps of a run after which something is done.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,6 +60,21 @@ impl Milestones {
     pub fn count_of_checkpoints(&self, from: u64, total: u64) -> u64 {
         let last = u64::from(total > from && !self.saves(total));
         self.checkpoints.until(total) - self.checkpoints.until(from.min(total)) + last
+    }
+}
+
+impl Trainer {
+    /// Whether the options want the validation data gone through after the steps that are done.
+    pub fn is_evaluation_due(&mut self) -> Result<bool> {
+        let (Some(feed), Some(total)) = (&self.feed, self.total_steps()) else { return Ok(false) };
+        let of = match self.milestones.take() {
+            Some(known) => known,
+            None => Milestones::new(&self.config, feed, total)?,
+        };
+        let done = self.progress.step;
+        let is_due = of.evaluates(done) || of.ever_evaluates() && done == total;
+        self.milestones = Some(of);
+        Ok(is_due)
     }
 }
 

@@ -1,24 +1,25 @@
 //! A model in evaluation mode: logits, hidden states, loss and gradients for batches of any shape.
 //! Nothing is updated and nothing is dropped.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::slice::from_ref;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use compiler::{AdapterOptions, CompileOptions, EntryOptions, PlanOptions, Recipe, Sharding, Training};
+use compiler::{AdapterOptions, CompileOptions, EntryOptions, PlanOptions, Rates, Recipe, Sharding, Training};
 use data::Batch;
 use data::safetensors::Weights;
 use options::Setting;
-use program::{Arch, Choices, EntryKind, scalar};
+use program::{Arch, Choices, EntryKind, ParameterSlot, scalar};
 use tensor::packed::Quantisation;
 use tensor::{DType, HostTensor};
 
 use crate::device::Device;
-use crate::engine::Engine;
+use crate::engine::{Compiled, Engine};
 use crate::error::{Result, TrainError};
-use crate::generate::Generator;
+use crate::generate::{Generator, PromptEncoder};
 use crate::other_parts;
 use crate::plan::TASK;
+use crate::score::ScoreRequest;
 use crate::source::ModelSource;
 use crate::weights::{self, WeightSet};
 
@@ -34,11 +35,15 @@ const LIKELIEST: &str = "likeliest";
 pub struct Model {
     device: Arc<Device>,
     source: Arc<ModelSource>,
-    adapter: Option<std::path::PathBuf>,
+    adapter: Option<PathBuf>,
     options: CompileOptions,
     engine: Option<Engine>,
     /// The engine was compiled for something else meanwhile.
     is_strange: bool,
+    /// What the engine was compiled for here when it was given away.
+    kept: Option<Compiled>,
+    /// Opened when texts are first scored.
+    encoder: OnceLock<PromptEncoder>,
 }
 
 /// What [`Model::forward`] gives.
@@ -100,7 +105,18 @@ impl Model {
             plan: PlanOptions::default(),
             sharding: Sharding::default(),
         };
-        Ok(Model { device, source, adapter: adapter.map(Path::to_owned), options, engine: None, is_strange: false })
+        Ok(Model::of(device, source, adapter.map(Path::to_owned), options))
+    }
+
+    /// A model with the options of its programs, of which entries and shapes follow from what is requested.
+    pub(crate) fn of(
+        device: Arc<Device>,
+        source: Arc<ModelSource>,
+        adapter: Option<PathBuf>,
+        options: CompileOptions,
+    ) -> Model {
+        let (engine, kept, encoder) = (None, None, OnceLock::new());
+        Model { device, source, adapter, options, engine, is_strange: false, kept, encoder }
     }
 
     /// What generates text with the same weights.
@@ -109,21 +125,41 @@ impl Model {
         Generator::new(self.device.clone(), self.source.clone(), self.adapter.clone(), dtype)
     }
 
+    /// Takes weights that are on the device, with what they were last compiled for here.
+    pub(crate) fn take(&mut self, engine: Engine) -> Result<()> {
+        let engine = self.engine.insert(engine);
+        self.is_strange = true;
+        if let Some(kept) = self.kept.take() {
+            engine.resume(kept)?;
+            self.is_strange = false;
+        }
+        Ok(())
+    }
+
+    /// Gives the weights away.
+    pub(crate) fn release(&mut self) -> Option<Engine> {
+        let engine = self.engine.take()?;
+        self.kept = (!self.is_strange).then(|| engine.compiled());
+        Some(engine)
+    }
+
     /// Gives the weights to what generates, so that they are on the device once. What keeps them in another form reads them
     /// again.
-    pub fn lend(&mut self, generator: &mut Generator) {
+    pub fn lend(&mut self, generator: &mut Generator) -> Result<()> {
         if generator.is_loaded() {
-            return;
+            return Ok(());
         }
-        if let Some(engine) = self.engine.take().filter(|engine| generator.shares(engine)) {
-            generator.take(engine);
+        match self.release().filter(|engine| generator.shares(engine)) {
+            Some(engine) => generator.take(engine),
+            None => Ok(()),
         }
     }
 
     /// Takes the weights back; what is being generated is over.
-    pub fn take_back(&mut self, generator: &mut Generator) {
-        if let Some(engine) = generator.release().filter(|engine| engine.options().has_weights_of(&self.options)) {
-            (self.engine, self.is_strange) = (Some(engine), true);
+    pub fn take_back(&mut self, generator: &mut Generator) -> Result<()> {
+        match generator.release().filter(|engine| engine.options().has_weights_of(&self.options)) {
+            Some(engine) => self.take(engine),
+            None => Ok(()),
         }
     }
 
@@ -153,7 +189,7 @@ impl Model {
         let wanted: &[&str] = if hidden { &[LOGITS, HIDDEN] } else { &[LOGITS] };
         let engine = self.engine_for(batch, EntryOptions::forward().keeping(wanted.iter().copied()))?;
         let variant = engine.prepare(engine.variant_of(from_ref(batch), false))?;
-        engine.run(EntryKind::Forward, variant, from_ref(batch))?;
+        engine.run(EntryKind::Forward, variant, &round(engine, batch))?;
         let logits = engine.output(EntryKind::Forward, variant, LOGITS)?;
         let mut states = Vec::new();
         for name in if hidden { hidden_names(engine) } else { Vec::new() } {
@@ -166,8 +202,13 @@ impl Model {
     /// weight otherwise.
     pub fn loss_and_gradients(&mut self, batch: &Batch) -> Result<LossAndGradients> {
         self.source.check_ids(std::slice::from_ref(batch))?;
-        let adapted = self.adapter.is_some();
+        let adapted = self.options.adapter.is_some();
         let engine = self.engine_for(batch, EntryOptions::train(TASK).keeping([TOKEN_LOSS]))?;
+        if engine.ranks() > 1 {
+            let text = "the gradients of a model in training on several devices are shared out among them: only \
+                        `forward`, `score` and `generate` are available";
+            return Err(TrainError::Usage(text.into()));
+        }
         let variant = engine.prepare(engine.variant_of(from_ref(batch), false))?;
         engine.set_i32(scalar::MICRO_STEP, 0)?;
         engine.run(EntryKind::FirstMicroStep, variant, from_ref(batch))?;
@@ -180,9 +221,10 @@ impl Model {
         let token_loss = engine.output(EntryKind::FirstMicroStep, variant, TOKEN_LOSS)?;
         let program = engine.program().clone();
         let part = if adapted { WeightSet::Adapter } else { WeightSet::Base };
+        let loss_scale = if engine.scales_loss() { engine.sum_f32(scalar::LOSS_SCALE)? as f32 } else { 1.0 };
         let mut gradients = Vec::new();
         for slot in &program.layout.parameters {
-            if let Some(gradient) = weights::read_gradient(engine.session(), slot, 1.0 / weight)? {
+            if let Some(gradient) = weights::read_gradient(engine.session(), slot, 1.0 / weight / loss_scale)? {
                 gradients.push((part.name(slot), gradient));
             }
         }
@@ -193,11 +235,32 @@ impl Model {
     pub(crate) fn token_scores(&mut self, batch: &Batch) -> Result<TokenScores> {
         let engine = self.engine_for(batch, EntryOptions::evaluate(TASK).keeping([TOKEN_LOSS, LIKELIEST]))?;
         let variant = engine.prepare(engine.variant_of(from_ref(batch), false))?;
-        engine.run(EntryKind::Evaluate, variant, from_ref(batch))?;
+        engine.run(EntryKind::Evaluate, variant, &round(engine, batch))?;
         let losses = engine.output(EntryKind::Evaluate, variant, TOKEN_LOSS)?.to_f32();
         let likeliest = engine.output_as_stored(EntryKind::Evaluate, variant, LIKELIEST)?;
         let ids = likeliest.bytes.as_chunks().0.iter().map(|id| i32::from_le_bytes(*id));
         Ok(TokenScores { losses, likeliest: ids.collect() })
+    }
+
+    /// The request for a continuation of a text: both are encoded as one text.
+    pub fn score_request(&self, beginning: &str, continuation: &str) -> Result<ScoreRequest> {
+        let encoder = match self.encoder.get() {
+            Some(encoder) => encoder,
+            None => {
+                let folders: Vec<&Path> = self.adapter.as_deref().into_iter().chain([&*self.source.folder]).collect();
+                let opened = PromptEncoder::open(&folders)?;
+                self.encoder.get_or_init(|| opened)
+            }
+        };
+        let (context, continuation) = encoder.encode_pair(beginning, continuation)?;
+        Ok(ScoreRequest { context, continuation })
+    }
+
+    /// The model in words.
+    pub fn summary(&self) -> String {
+        let adapter = self.options.adapter.as_ref().map(|of| format!(" with an adapter of rank {}", of.rank));
+        let (family, dtype, machine) = (self.source.model_type(), self.options.weights, &self.device.machine.name);
+        format!("{}: {family}{} in {dtype} on {machine}", self.source.folder.display(), adapter.unwrap_or_default())
     }
 
     /// The longest sequence that the model allows.
@@ -223,19 +286,26 @@ impl Model {
     pub fn parameter_names(&mut self) -> Result<Vec<String>> {
         let batch = Batch::from_labels(1, 2, vec![0; 2], &[0; 2], None, None).expect("a batch of two tokens");
         let program = self.engine_for(&batch, EntryOptions::forward())?.program().clone();
-        let part = if self.adapter.is_some() { WeightSet::Adapter } else { WeightSet::Base };
-        Ok(part.of(&program).map(|slot| part.name(slot)).collect())
+        let part = if self.options.adapter.is_some() { WeightSet::Adapter } else { WeightSet::Base };
+        let is_trained = |slot: &&ParameterSlot| slot.trainable || self.options.training.is_none();
+        Ok(part.of(&program).filter(is_trained).map(|slot| part.name(slot)).collect())
     }
 
     /// The engine, with an entry and its outputs compiled in.
     fn engine_for(&mut self, batch: &Batch, wanted: EntryOptions) -> Result<&mut Engine> {
         let mut options = self.options.clone();
         if wanted.kind == EntryKind::FirstMicroStep && options.training.is_none() {
-            options.training = Some(Training { embedding_noise: 0.0, optimizer: None });
+            let rates = Rates::default();
+            options.training = Some(Training { rates, dropout: false, embedding_noise: 0.0, optimizer: None });
         }
         match options.entries.iter_mut().find(|entry| entry.kind == wanted.kind) {
             Some(known) => known.keep(wanted.outputs.iter().map(String::as_str)),
-            None => options.entries.insert(0, wanted),
+            // An entry that trains is the first: it has what all of them report.
+            None => {
+                let trains = |entry: &EntryOptions| entry.kind == EntryKind::FirstMicroStep;
+                let first = if trains(&wanted) { 0 } else { options.entries.iter().filter(|of| trains(of)).count() };
+                options.entries.insert(first, wanted);
+            }
         }
         match &mut self.engine {
             Some(_) if options == self.options && !self.is_strange => {
@@ -261,6 +331,11 @@ impl Model {
         load_weights(&mut engine, &self.source, self.adapter.as_deref())?;
         Ok(engine)
     }
+}
+
+/// The batch as often as there are replicas: all compute the same.
+fn round(engine: &Engine, batch: &Batch) -> Vec<Batch> {
+    vec![batch.clone(); engine.replicas()]
 }
 
 /// The options of an adapter folder in PEFT's form, without dropout.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use compiler::{
     AdapterOptions, Blocks, CompileOptions, Compression, EntryOptions, OffloadOptions, OptimizerKind, OptimizerOptions,
-    PlanOptions, RecomputeOptions, Scope, Sharding, Training,
+    PlanOptions, Rates, RecomputeOptions, Scope, Sharding, Training,
 };
 use options::Setting;
 use program::Machine;
@@ -83,6 +83,8 @@ impl Plan {
             compute: dtype,
             recipe: formats::recipe(config),
             training: Some(Training {
+                rates: rates(config),
+                dropout: true,
                 embedding_noise: config.training.neftune_noise_alpha.unwrap_or(0.0),
                 optimizer: Some(OptimizerOptions { master, ..optimizer(config) }),
             }),
@@ -367,6 +369,17 @@ fn optimizer(config: &Config) -> OptimizerOptions {
     }
 }
 
+/// Factors of `learning_rate` where parameters have others, and what stays.
+fn rates(config: &Config) -> Rates {
+    let of = &config.optimizer;
+    let factor = |rate: &f64| rate / of.learning_rate;
+    Rates {
+        frozen: of.frozen_parameters.clone(),
+        factors: of.learning_rates.iter().flatten().map(|(pattern, rate)| (pattern.clone(), factor(rate))).collect(),
+        second_matrices: config.lora.loraplus_lr_ratio,
+    }
+}
+
 /// The adapter of the options, or the one that they continue with: its rank, scale and targets hold.
 fn adapter(
     config: &Config,
@@ -389,7 +402,7 @@ fn adapter(
     let requested = AdapterOptions {
         rank: of.lora_rank as usize,
         alpha: f64::from(of.lora_alpha),
-        rank_stabilised: false,
+        rank_stabilised: of.lora_rslora,
         magnitudes: of.lora_dora,
         dropout: of.lora_dropout.value().copied().unwrap_or(DROPOUT),
         dtype: dtype_of(of.lora_dtype),
@@ -417,6 +430,7 @@ fn adapter(
         ("lora_target_modules", sorted(&requested.targets), sorted(&found.targets)),
         ("lora_target_parameters", sorted(&requested.parameters), sorted(&found.parameters)),
         ("lora_dora", requested.magnitudes.to_string(), found.magnitudes.to_string()),
+        ("lora_rslora", requested.rank_stabilised.to_string(), found.rank_stabilised.to_string()),
         ("modules_to_save", sorted(&requested.saved), sorted(&found.saved)),
     ] {
         if config.is_written(path) && requested != found {

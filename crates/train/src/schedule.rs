@@ -12,6 +12,8 @@ pub struct LearningRate {
     pub last: f64,
     pub warmup: u64,
     pub cooldown: u64,
+    /// Waves of a cosine with restarts.
+    pub cycles: u32,
     /// Steps of the run.
     pub total: u64,
 }
@@ -26,6 +28,7 @@ impl LearningRate {
             last: options.learning_rate * options.final_lr_fraction,
             warmup: options.warmup(total),
             cooldown: options.cooldown(total),
+            cycles: options.lr_cycles,
             total,
         }
     }
@@ -50,9 +53,13 @@ impl LearningRate {
     /// The main phase at a progress from 0 to 1.
     fn main(&self, progress: f64) -> f64 {
         let (base, last) = (self.base, self.last);
+        let wave = |progress: f64| last + (base - last) * (1.0 + (std::f64::consts::PI * progress).cos()) / 2.0;
         match self.kind {
             Schedule::Linear => base + (last - base) * progress,
-            Schedule::Cosine => last + (base - last) * (1.0 + (std::f64::consts::PI * progress).cos()) / 2.0,
+            Schedule::Cosine => wave(progress),
+            // The last wave ends with the phase, instead of beginning another.
+            Schedule::CosineWithRestarts if progress >= 1.0 => last,
+            Schedule::CosineWithRestarts => wave((progress * f64::from(self.cycles)).fract()),
             Schedule::Wsd | Schedule::Constant => base,
         }
     }
@@ -63,7 +70,7 @@ mod tests {
     use super::*;
 
     fn schedule(kind: Schedule, warmup: u64, cooldown: u64, total: u64, fraction: f64) -> Vec<f64> {
-        let rate = LearningRate { kind, base: 1.0, last: fraction, warmup, cooldown, total };
+        let rate = LearningRate { kind, base: 1.0, last: fraction, warmup, cooldown, cycles: 2, total };
         (0..total).map(|step| rate.at(step)).collect()
     }
 
@@ -88,8 +95,24 @@ mod tests {
     fn cosine_is_half_a_wave() {
         let half = 0.5f64.sqrt() / 2.0;
         assert_close(&schedule(Schedule::Cosine, 0, 0, 4, 0.0), &[1.0, 0.5 + half, 0.5, 0.5 - half]);
-        let rate = LearningRate { kind: Schedule::Cosine, base: 2.0, last: 1.0, warmup: 2, cooldown: 0, total: 12 };
+        let rate =
+            LearningRate { kind: Schedule::Cosine, base: 2.0, last: 1.0, warmup: 2, cooldown: 0, cycles: 1, total: 12 };
         assert_close(&[rate.at(0), rate.at(1), rate.at(2), rate.at(7), rate.at(12)], &[1.0, 2.0, 2.0, 1.5, 1.0]);
+    }
+
+    #[test]
+    fn each_wave_begins_at_the_peak() {
+        let kind = Schedule::CosineWithRestarts;
+        let half = 0.5f64.sqrt() / 2.0;
+        let wave = [1.0, 0.5 + half, 0.5, 0.5 - half];
+        assert_close(&schedule(kind, 0, 0, 8, 0.0), &[wave, wave].concat());
+        // The floor holds, and a cool-down begins where the last wave has ended.
+        let floored = schedule(kind, 1, 2, 11, 0.2);
+        let above: Vec<f64> = [wave, wave].concat().iter().map(|rate| 0.2 + 0.8 * rate).collect();
+        assert_close(&floored[1..9], &above);
+        assert_close(&floored[9..], &[0.2, 0.2]);
+        let once = LearningRate { kind, base: 1.0, last: 0.0, warmup: 0, cooldown: 0, cycles: 1, total: 4 };
+        assert_close(&[once.at(0), once.at(2), once.at(4), once.at(9)], &[1.0, 0.5, 0.0, 0.0]);
     }
 
     #[test]
@@ -111,7 +134,8 @@ mod tests {
 
     #[test]
     fn the_last_rate_is_held_after_the_end() {
-        let rate = LearningRate { kind: Schedule::Wsd, base: 1.0, last: 0.1, warmup: 0, cooldown: 2, total: 4 };
+        let rate =
+            LearningRate { kind: Schedule::Wsd, base: 1.0, last: 0.1, warmup: 0, cooldown: 2, cycles: 1, total: 4 };
         assert_close(&[rate.at(3), rate.at(4), rate.at(100)], &[0.1, 0.1, 0.1]);
     }
 }

@@ -22,6 +22,8 @@ use crate::feed::Feed;
 use crate::follow::Part;
 use crate::formats;
 use crate::generate::Sample;
+use crate::live::Live;
+use crate::milestones::Milestones;
 use crate::other_parts;
 use crate::plan::{self, Plan};
 use crate::preflight;
@@ -70,7 +72,12 @@ pub struct Trainer {
     pub source: Arc<ModelSource>,
     pub device: Arc<Device>,
     pub(crate) feed: Option<Feed>,
+    /// Absent before the first step, and while it is lent.
     pub(crate) engine: Option<Engine>,
+    /// A model over the same weights, once it was requested.
+    pub(crate) live: Option<Live>,
+    /// When the run evaluates, once it was asked.
+    pub(crate) milestones: Option<Milestones>,
     pub(crate) schedule: Option<LearningRate>,
     /// What was started and not read yet, and what is known of the step before.
     pub(crate) flight: Flight,
@@ -154,6 +161,8 @@ impl Trainer {
             device,
             feed,
             engine: None,
+            live: None,
+            milestones: None,
             schedule,
             flight: Flight::default(),
             written,
@@ -251,6 +260,18 @@ impl Trainer {
         self.progress.step
     }
 
+    /// The run in words: what is trained, and how far it is.
+    pub fn summary(&self) -> String {
+        let trained = match &self.plan.compile.adapter {
+            Some(adapter) => format!("an adapter of rank {}", adapter.rank),
+            None => "all weights".to_owned(),
+        };
+        let total = self.total_steps().map(|total| format!(" of {total}")).unwrap_or_default();
+        let (family, dtype) = (self.source.model_type(), self.plan.compile.weights);
+        let (optimizer, done) = (self.config.optimizer.optimizer, self.progress.step);
+        format!("{}: {family} in {dtype}, {trained} by {optimizer}, {done}{total} steps done", self.name)
+    }
+
     /// The shapes of the run's batches; `None` without data.
     pub(crate) fn shapes(&mut self) -> Result<Option<Shapes>> {
         if let (None, Some(feed)) = (&self.shapes, &self.feed) {
@@ -288,6 +309,7 @@ impl Trainer {
     /// The compiled model; made when there is none yet: for the shapes of the data, or without data
     /// for these batches, one for each rank.
     pub(crate) fn engine_for(&mut self, round: &[Batch], one_per_row: bool) -> Result<&mut Engine> {
+        self.take_back()?;
         if self.engine.is_none() {
             let variants = match &self.feed {
                 Some(feed) => feed.variants(),

@@ -193,17 +193,18 @@ def next_loss_scale(*inputs: Tensor | Parameter, growth_interval: int | each[int
 
     growth_interval: steps in a row with finite gradients, from 1"""
 
-def adamw(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float | each[float], epsilon: float | each[float], weight_decay: float | each[float], stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int], start: int | each[int] | None = None, start_per_rank: int | each[int] | None = None, frozen: bool | each[bool] | None = None) -> Any:
-    """g = gradient·gradient_scale; w ← w(1 − lr·weight_decay); m ← m + (g − m)(1 − β₁); v ← β₂v + (1 − β₂)g²; w ← w
-    − lr/c₁·m/(√v/√c₂ + epsilon). Frozen: m ← gradient, or 0 where v is 0, v stays, and m/(√v/√c₂ + epsilon) is at
-    most max(1, (1 − β₁)/√(1 − β₂)), as it is for Adam. Nothing changes when applied is 0. gradient f32 [n],
-    learning_rate, bias_correction_1 (c₁), bias_correction_2 (c₂), gradient_scale, applied f32 [1], step i32 [1] →
-    weight [n], first (m) f32 [n], second (v) f32 [n].
+def adamw(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float | each[float], epsilon: float | each[float], weight_decay: float | each[float], rate: float | each[float] | None = None, stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int], start: int | each[int] | None = None, start_per_rank: int | each[int] | None = None, frozen: bool | each[bool] | None = None) -> Any:
+    """lr = learning_rate·rate; g = gradient·gradient_scale; w ← w(1 − lr·weight_decay); m ← m + (g − m)(1 − β₁); v ←
+    β₂v + (1 − β₂)g²; w ← w − lr/c₁·m/(√v/√c₂ + epsilon). Frozen: m ← gradient, or 0 where v is 0, v stays, and
+    m/(√v/√c₂ + epsilon) is at most max(1, (1 − β₁)/√(1 − β₂)), as it is for Adam. Nothing changes when applied is
+    0. gradient f32 [n], learning_rate, bias_correction_1 (c₁), bias_correction_2 (c₂), gradient_scale, applied
+    f32 [1], step i32 [1] → weight [n], first (m) f32 [n], second (v) f32 [n].
 
     beta1: decay of the first moment
     beta2: decay of the second moment
     epsilon: added to the root of the second moment
     weight_decay: decoupled: each step takes learning_rate·weight_decay
+    rate: factor of learning_rate, 1 by default
     stochastic_rounding: round a weight stored as bf16 up or down with a probability given by the distance
     seed: key of the random numbers
     stream: keeps the random numbers of different tensors apart
@@ -217,7 +218,7 @@ def even_bias(*inputs: Tensor | Parameter, rate: float | each[float]) -> Any:
 
     rate: how far a bias moves in a step"""
 
-def adamw_8bit(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float | each[float], epsilon: float | each[float], weight_decay: float | each[float], stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int], start: int | each[int] | None = None, start_per_rank: int | each[int] | None = None) -> Any:
+def adamw_8bit(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float | each[float], epsilon: float | each[float], weight_decay: float | each[float], rate: float | each[float] | None = None, stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int], start: int | each[int] | None = None, start_per_rank: int | each[int] | None = None) -> Any:
     """AdamW on moments stored as codes of a book times a scale for each 256 elements. g = gradient·gradient_scale; m
     ← β₁m + (1 − β₁)g; v ← β₂v + (1 − β₂)g²; w ← (w − lr·√c₂/c₁·m/(√v + √c₂·epsilon))(1 − lr·weight_decay); then m
     and v go to the nearest codes, a negative m never to that of 0. Nothing changes when applied is 0. gradient
@@ -229,6 +230,7 @@ def adamw_8bit(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: f
     beta2: decay of the second moment
     epsilon: added to the root of the second moment
     weight_decay: decoupled: each step takes learning_rate·weight_decay
+    rate: factor of learning_rate, 1 by default
     stochastic_rounding: round a weight stored as bf16 up or down with a probability given by the distance
     seed: key of the random numbers
     stream: keeps the random numbers of different tensors apart
@@ -268,16 +270,17 @@ def newton_schulz_polynomial(*inputs: Tensor | Parameter, a: float | each[float]
     b: factor of x
     c: factor of the square"""
 
-def normuon(*inputs: Tensor | Parameter, beta2: float | each[float], epsilon: float | each[float], scale: float | each[float], weight_decay: float | each[float], cautious: bool | each[bool] | None = None, stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int], start: int | each[int] | None = None, start_per_rank: int | each[int] | None = None) -> Any:
-    """For each matrix O [m, n]: v ← β₂v + (1 − β₂)·mean of O² over each row; Ô = O/(√v + epsilon); w ← w(1 −
-    lr·weight_decay), with `cautious` only where Ô·w ≥ 0; w ← w − scale·lr·√(mn)/‖Ô‖·Ô, nothing where Ô is 0.
-    Nothing changes when applied is 0. direction (O) [count, m, n], learning_rate, applied f32 [1], step i32 [1] →
-    weight [count, m, n], rows (v) f32 [count, m].
+def normuon(*inputs: Tensor | Parameter, beta2: float | each[float], epsilon: float | each[float], scale: float | each[float], weight_decay: float | each[float], rate: float | each[float] | None = None, cautious: bool | each[bool] | None = None, stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int], start: int | each[int] | None = None, start_per_rank: int | each[int] | None = None) -> Any:
+    """lr = learning_rate·rate. For each matrix O [m, n]: v ← β₂v + (1 − β₂)·mean of O² over each row; Ô = O/(√v +
+    epsilon); w ← w(1 − lr·weight_decay), with `cautious` only where Ô·w ≥ 0; w ← w − scale·lr·√(mn)/‖Ô‖·Ô,
+    nothing where Ô is 0. Nothing changes when applied is 0. direction (O) [count, m, n], learning_rate, applied
+    f32 [1], step i32 [1] → weight [count, m, n], rows (v) f32 [count, m].
 
     beta2: decay of the mean of the squares
     epsilon: added to the root of the mean
     scale: root mean square of a step, in learning rates
     weight_decay: decoupled: each step takes learning_rate·weight_decay
+    rate: factor of learning_rate, 1 by default
     cautious: decay only the weights that the step makes smaller anyway
     stochastic_rounding: round a weight stored as bf16 up or down with a probability given by the distance
     seed: key of the random numbers

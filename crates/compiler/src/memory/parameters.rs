@@ -16,7 +16,7 @@ use super::shards::{Bucket, GRANULE, Group, Stretch, frozen_group, frozen_unit, 
 use super::{ALIGNMENT_BYTES, ALIGNMENT_ELEMENTS, SCALAR_BYTES, StatePlan, align, arena};
 use crate::load_groups::LoadGroups;
 use crate::options::{CompileOptions, Sharding};
-use crate::rule::{Per, Rule, State};
+use crate::rule::{Pace, Per, Rule, State};
 
 /// A stretch of a flat arena that the optimizer treats alike.
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ pub(crate) struct Run {
     pub states: Vec<OptimizerState>,
     /// The f32 copy that the optimizer updates in the weights' place.
     pub master: Option<TensorRef>,
-    pub decay: bool,
+    pub pace: Pace,
     /// Rows of all its matrices, as they are laid out.
     rows: usize,
     /// Units in it since its last bucket.
@@ -239,6 +239,8 @@ struct Treatment {
     adapter: bool,
     trainable: bool,
     no_decay: bool,
+    /// The bits of a factor, which are ordered as positive factors are.
+    rate: u64,
     rule: Rule,
 }
 
@@ -246,7 +248,8 @@ fn treatment(parameter: &Parameter, options: &CompileOptions) -> Treatment {
     let optimizer = options.training.as_ref().and_then(|t| t.optimizer.as_ref());
     // Without an optimizer all are alike.
     let rule = optimizer.map_or(Rule::AdamW, |optimizer| Rule::of(optimizer.kind, parameter));
-    Treatment { adapter: parameter.adapter, trainable: parameter.trainable, no_decay: !parameter.is_matrix(), rule }
+    let (no_decay, rate) = (!parameter.is_matrix(), parameter.rate.to_bits());
+    Treatment { adapter: parameter.adapter, trainable: parameter.trainable, no_decay, rate, rule }
 }
 
 /// True if the optimizer treats two parameters alike.
@@ -566,7 +569,7 @@ fn extend_runs(runs: &mut Vec<(Treatment, Run)>, slot: &ParameterSlot, treatment
     }
     let flat = |t: &TensorRef| TensorRef::dense(t.arena, t.offset, t.dtype, [elements]);
     let (weight, gradient) = (flat(&slot.weight), flat(gradient));
-    let (rule, decay) = (treatment.rule, slot.decay);
+    let (rule, pace) = (treatment.rule, Pace { decay: slot.decay, rate: f64::from_bits(treatment.rate) });
     runs.push((
         treatment,
         Run {
@@ -575,7 +578,7 @@ fn extend_runs(runs: &mut Vec<(Treatment, Run)>, slot: &ParameterSlot, treatment
             rule,
             states: Vec::new(),
             master: None,
-            decay,
+            pace,
             rows,
             open: 0,
             filled: 0,

@@ -13,8 +13,7 @@ use crate::{CompileError, CompileOptions};
 const FIRST_STREAM: u64 = 1 << 16;
 
 pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Result<(), CompileError> {
-    let updates = options.training.as_ref().is_some_and(|training| training.optimizer.is_some());
-    let drops = kind == EntryKind::FirstMicroStep && updates;
+    let drops = kind == EntryKind::FirstMicroStep && options.training.as_ref().is_some_and(|training| training.dropout);
     for node in graph.nodes.iter_mut().filter(|node| node.op == id::ATTENTION) {
         let p = node.attrs.optional_float("dropout").ok().flatten().unwrap_or(0.0);
         if drops && p > 0.0 {

@@ -10,7 +10,7 @@ use super::push_behind;
 use crate::lowering::Lowering;
 use crate::memory::{ALIGNMENT_BYTES, Matrices, Run, align, arena, scalar_ref};
 use crate::options::{OptimizerKind, OptimizerOptions};
-use crate::rule::Rule;
+use crate::rule::{Pace, Rule};
 
 /// Bytes of the values of one batch, unless a single matrix needs more. Fixed, because the number of matrices of a
 /// batch may decide how a product is summed.
@@ -51,7 +51,7 @@ pub(super) fn update(
         }
         let mut from = 0;
         for (part, stream) in batch.parts.iter().zip(numbers.by_ref()) {
-            orthogonal.step(steps, lowering, (number, from), part, run.decay, stream);
+            orthogonal.step(steps, lowering, (number, from), part, run.pace, stream);
             from += part.count();
         }
     }
@@ -148,7 +148,7 @@ impl<'a> Orthogonal<'a> {
         lowering: &mut Lowering<'_>,
         (batch, from): (usize, usize),
         part: &Matrices,
-        decay: bool,
+        pace: Pace,
         stream: usize,
     ) {
         let OptimizerKind::NorMuon { cautious, .. } = self.optimizer.kind else {
@@ -159,11 +159,11 @@ impl<'a> Orthogonal<'a> {
             .with("beta2", self.rule()[1])
             .with("epsilon", ROW_EPSILON)
             .with("scale", STEP_SIZE)
-            .with("weight_decay", if decay { self.optimizer.weight_decay } else { 0.0 })
             .with("cautious", cautious)
             .with("stochastic_rounding", part.weight.dtype == DType::BF16)
             .with("seed", self.seed)
             .with("stream", stream as u64);
+        let attrs = pace.on(attrs, self.optimizer);
         let [rows, columns] = part.extents();
         let numbers = part.count() * (rows * columns).next_multiple_of(4);
         let attrs = if self.sharded { attrs.with("start_per_rank", numbers as u64) } else { attrs };

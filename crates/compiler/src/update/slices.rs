@@ -10,7 +10,7 @@ use super::matrices::{Batch, batches};
 use crate::memory::{ALIGNMENT_ELEMENTS, Matrices, Run, align, arena};
 use crate::options::Sharding;
 use crate::residency::{Homes, Stay, ring};
-use crate::rule::{Per, State};
+use crate::rule::{Pace, Per, State};
 
 /// Slices begin on multiples of this many elements, so that every tensor of theirs begins on 16 bytes.
 const GRANULE: usize = 16 * ALIGNMENT_ELEMENTS;
@@ -33,7 +33,7 @@ pub(crate) enum Work {
     /// The momentum of one matrix, which is that of this index in its batch.
     Momentum { batch: usize, index: usize, gradient: TensorRef, first: TensorRef },
     /// The step of matrices of a batch from this index on, and the weights that are rounded from their copies.
-    Step { batch: usize, from: usize, matrices: Matrices, decay: bool, rounded: Option<TensorRef> },
+    Step { batch: usize, from: usize, matrices: Matrices, pace: Pace, rounded: Option<TensorRef> },
     /// The weights of a run, rounded from their copies.
     Rounding { master: TensorRef, weight: TensorRef },
 }
@@ -136,7 +136,7 @@ impl Cut {
                 for at in (0..part.count()).step_by(step) {
                     let matrices = part.part(at, step);
                     let rounded = rounded.map(|weight| flat(weight, &matrices.first));
-                    self.push(Work::Step { batch, from: from + at, matrices, decay: run.decay, rounded }, 0);
+                    self.push(Work::Step { batch, from: from + at, matrices, pace: run.pace, rounded }, 0);
                 }
                 from += part.count();
                 self.numbers += 1;

@@ -17,6 +17,7 @@ pub const ATTRIBUTES: &[Attribute] = &[
     Attribute { name: "beta2", kind: "float", doc: "decay of the second moment" },
     Attribute { name: "epsilon", kind: "float", doc: "added to the root of the second moment" },
     Attribute { name: "weight_decay", kind: "float", doc: "decoupled: each step takes learning_rate·weight_decay" },
+    RATE,
     Attribute {
         name: "stochastic_rounding",
         kind: "bool?",
@@ -31,6 +32,14 @@ pub const ATTRIBUTES: &[Attribute] = &[
     },
     START_PER_RANK,
 ];
+
+/// The attribute of tensors that have a learning rate of their own.
+pub const RATE: Attribute = Attribute { name: "rate", kind: "float?", doc: "factor of learning_rate, 1 by default" };
+
+/// Returns the factor of the learning rate.
+pub fn rate(attrs: &Attrs) -> Result<f64, String> {
+    Ok(attrs.optional_float(RATE.name)?.unwrap_or(1.0))
+}
 
 /// The distance between the starts of consecutive ranks of a cluster, which share a tensor.
 pub const START_PER_RANK: Attribute =
@@ -57,6 +66,7 @@ pub fn check(inputs: &[ValueType], attrs: &Attrs) -> Result<usize, String> {
     for name in ["beta1", "beta2", "epsilon", "weight_decay"] {
         attrs.float(name)?;
     }
+    rate(attrs)?;
     attrs.flag("stochastic_rounding")?;
     seed_of(attrs)?;
     attrs.size("stream")?;
@@ -149,7 +159,7 @@ impl<T: Real> Rule<T> {
             rest2: T::from_f64(1.0 - number("beta2")),
             epsilon: T::from_f64(number("epsilon")),
             weight_decay: T::from_f64(number("weight_decay")),
-            learning_rate: scalar(1),
+            learning_rate: scalar(1) * T::from_f64(rate(attrs).expect("checked by the shape rule")),
             correction1: scalar(2),
             correction2: scalar(3),
             gradient_scale: scalar(4),
@@ -184,6 +194,7 @@ pub fn defines(attrs: &Attrs, weight: &TensorRef, tensors: &[&TensorRef], thread
         ("REST2", float(1.0 - number("beta2"))),
         ("EPSILON", float(number("epsilon"))),
         ("WEIGHT_DECAY", float(number("weight_decay"))),
+        ("RATE", float(rate(attrs).expect("checked by the shape rule"))),
         ("SEED", format!("{seed}ull")),
         ("STREAM", format!("{}u", attrs.size("stream").expect("checked by the shape rule"))),
         ("STOCHASTIC", ((stochastic && weight.dtype == DType::BF16) as u32).to_string()),

@@ -1,5 +1,5 @@
-//! Console output of a run, and the signals that end it: one line per step and, on a terminal, a panel below; or the
-//! events of the log; or nothing.
+//! Console output of a run, and the signal that ends it, which Python passes on: one line per step and, on a terminal, a
+//! panel below; or the events of the log; or nothing.
 //!
 //! Knows texts, events and signals, not what a step is. `panel.rs` formats the panel.
 
@@ -9,8 +9,8 @@ mod panel;
 use std::fs::File;
 use std::io::{BufReader, IsTerminal, Write, stdout};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use console::Term;
@@ -18,9 +18,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pace::Pace;
 use panel::{Panel, shortened, wrapped};
 use serde_json::{Value, json};
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
-use signal_hook::flag;
-use train::{Observer, Result, TrainError};
+use train::Observer;
 
 /// Draws of the panel in a second, at most.
 const DRAWS: u8 = 10;
@@ -48,6 +46,17 @@ pub fn unsaid() -> Vec<String> {
     std::mem::take(&mut SAID.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
+/// The number of the signal that ends the run; 0 for none.
+static SIGNAL: AtomicU8 = AtomicU8::new(0);
+
+/// SIGTERM, which stands for a signal that another node received.
+const SIGTERM: u8 = 15;
+
+/// Notes that a signal was received; 0 forgets those before.
+pub fn signalled(number: u8) {
+    SIGNAL.store(number, Ordering::SeqCst);
+}
+
 /// Writes the path of a run's log to files. Readers that have exited are ignored.
 pub fn announce(files: &[PathBuf], log: &Value, output: &Value) {
     let reported = format!("{}\n", json!({"log": log, "output": output}));
@@ -57,9 +66,8 @@ pub fn announce(files: &[PathBuf], log: &Value, output: &Value) {
     }
 }
 
-/// Lines go to standard output, signals come from the system.
+/// Lines go to standard output.
 pub struct Console {
-    signal: Arc<AtomicUsize>,
     show: Show,
     /// Files that receive the path of the log, as soon as there is one.
     announce: Vec<PathBuf>,
@@ -72,25 +80,16 @@ pub struct Console {
 }
 
 impl Console {
-    /// From now on the first SIGINT, SIGTERM or SIGUSR1 is remembered; a second SIGINT ends the process.
-    pub fn new(show: Show, announce: Vec<PathBuf>) -> Result<Console> {
-        let (signal, stopping) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
-        let failed = |error: std::io::Error| TrainError::Failed(format!("cannot watch for signals: {error}"));
-        // The order matters: the check of the second signal comes before the mark of the first.
-        flag::register_conditional_shutdown(SIGINT, 128 + SIGINT, stopping.clone()).map_err(failed)?;
-        flag::register(SIGINT, stopping).map_err(failed)?;
-        for number in [SIGINT, SIGTERM, SIGUSR1] {
-            flag::register_usize(number, signal.clone(), number as usize).map_err(failed)?;
-        }
+    pub fn new(show: Show, announce: Vec<PathBuf>) -> Console {
         let pace = Pace::begin(Instant::now());
-        Ok(Console { signal, show, announce, bar: None, columns: width(), panel: Panel::default(), pace })
+        Console { show, announce, bar: None, columns: width(), panel: Panel::default(), pace }
     }
 
     /// 128 and the signal that was received here; else it was received by another node, and this one is ended.
     pub fn exit_code(&self) -> u8 {
-        match self.signal.load(Ordering::SeqCst) {
-            0 => 128 + SIGTERM as u8,
-            signal => 128 + signal as u8,
+        match SIGNAL.load(Ordering::SeqCst) {
+            0 => 128 + SIGTERM,
+            signal => 128 + signal,
         }
     }
 
@@ -178,7 +177,7 @@ impl Observer for Console {
     }
 
     fn interrupted(&mut self) -> bool {
-        self.signal.load(Ordering::SeqCst) != 0
+        SIGNAL.load(Ordering::SeqCst) != 0
     }
 }
 

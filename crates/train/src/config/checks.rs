@@ -25,6 +25,8 @@ pub(super) fn check_options(config: &Config, reader: &mut Reader) {
     check_nodes(config, reader);
     check_ranks(config, reader);
     check_adapter(config, reader);
+    super::rates::check_rates(config, reader);
+    super::rates::check_shares(config, reader);
     check_lengths(config, reader);
     check_device(config, reader);
     check_conversations(config, reader);

@@ -12,6 +12,11 @@ options! {
         validation_datasets: Option<Vec<Dataset>> = null;
         /// Fraction of the training rows held out for validation if there are no `validation_datasets`.
         validation_split_ratio: f64 = 0.1, min = 0, below = 1;
+        /// Mix the training datasets by probability: the share of each in the documents of an epoch, one number for each of
+        /// `datasets`, 1 in all. Null takes every document as often as `repeats` says.
+        interleave_probs: Option<Vec<f64>> = null;
+        /// When an epoch of `interleave_probs` ends.
+        interleave_stopping: Stopping = "first_exhausted";
         /// Seed of shuffling, dropout and weight initialization in training.
         train_seed: u64 = 1234;
         /// Seed of the order in evaluation, which decides which documents share a row. The loss covers all rows, so
@@ -76,6 +81,16 @@ options! {
         /// Names of message properties in the data, as `role: from`. The usual pairs, `role`/`content` and
         /// `from`/`value`, are recognized without it.
         message_property_mappings: Option<BTreeMap<String, String>> = null, belongs_to = "conversation";
+    }
+}
+
+choices! {
+    /// When an epoch of a mixture ends.
+    pub enum Stopping {
+        /// Before the first document would come twice: of all other datasets some are left out.
+        FirstExhausted = "first_exhausted",
+        /// When every document has come: of all other datasets some come several times.
+        AllExhausted = "all_exhausted",
     }
 }
 

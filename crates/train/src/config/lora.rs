@@ -13,6 +13,12 @@ options! {
         lora_rank: u32 = 16, min = 1, max = 262144;
         /// Scale of the adapters: their output is multiplied by alpha divided by rank.
         lora_alpha: u32 = 32, min = 1, max = 16777216;
+        /// rsLoRA: divide alpha by the square root of the rank instead of the rank, so that a higher rank does not make
+        /// the steps of the adapters smaller.
+        lora_rslora: bool = false;
+        /// LoRA+: learning rate of the second matrices (B) of the adapters, as a multiple of that of the first ones. 16 is
+        /// a common value. Null trains both at `learning_rate`.
+        loraplus_lr_ratio: Option<f64> = null, above = 0;
         /// Dropout probability of the adapters' inputs. `auto` is 0.05, and 0 if parameters get adapters, which as in PEFT have
         /// none: with `all-linear` those of most mixtures of experts.
         lora_dropout: Setting<f64> = auto, min = 0, below = 1;

@@ -1,5 +1,7 @@
 //! Options of the optimizer and its schedule.
 
+use std::collections::BTreeMap;
+
 use options::{Setting, choices, options};
 
 options! {
@@ -20,8 +22,17 @@ options! {
         /// Last steps, over which the learning rate falls to its final value. `auto` is 0, or a tenth of all steps for
         /// `wsd`.
         cooldown_steps: Setting<u64> = auto;
+        /// Waves of `lr_scheduler_type: cosine_with_restarts`: in each the rate falls from its peak to the final rate.
+        lr_cycles: u32 = 2, min = 1;
         /// Final learning rate as a fraction of `learning_rate`.
         final_lr_fraction: f64 = 0.0, min = 0, max = 1;
+        /// Peak learning rates of single parameters, as `pattern: rate`; they follow the same schedule. A pattern is the end
+        /// of the name of a parameter or of a module around it, such as `embed_tokens`, `layers.0`, `lora_B`, or a regular
+        /// expression for the whole of such a name, such as `model\.layers\.[0-3]`.
+        learning_rates: Option<BTreeMap<String, f64>> = null, resumable;
+        /// Parameters that are not trained with `lora: false`, by the same patterns: no gradient is computed and no
+        /// optimizer state is kept for them.
+        frozen_parameters: Vec<String> = [];
         /// Weight decay of every parameter with more than one dimension.
         weight_decay: f64 = 0.1, min = 0;
         /// Maximum gradient norm: larger gradients are clipped to it. 0 disables clipping; the norm is still reported.
@@ -64,6 +75,8 @@ choices! {
         Linear = "linear",
         /// Cosine decay to the final rate.
         Cosine = "cosine",
+        /// `lr_cycles` such waves one after the other.
+        CosineWithRestarts = "cosine_with_restarts",
         /// Constant, then decay during the cooldown.
         Wsd = "wsd",
         /// Constant after the warm-up, to the end unless there is a cooldown.

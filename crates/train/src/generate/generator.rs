@@ -12,7 +12,7 @@ use super::capacity::{Capacity, Need, variant};
 use super::defaults::{self, Defaults};
 use super::prompt::PromptEncoder;
 use crate::device::Device;
-use crate::engine::Engine;
+use crate::engine::{Compiled, Engine};
 use crate::error::{Result, TrainError};
 use crate::model::{load_weights, read_adapter};
 use crate::quantised_base;
@@ -29,6 +29,8 @@ pub struct Generator {
     engine: Option<Engine>,
     /// What the engine is compiled for; nothing where it was made for something else.
     capacity: Option<Capacity>,
+    /// What the engine was compiled for here when it was given away.
+    kept: Option<(Compiled, Capacity)>,
     encoder: PromptEncoder,
     defaults: Defaults,
     /// Counts generations: one at a time owns the cache.
@@ -96,7 +98,20 @@ impl Generator {
         // An adapter's own file names the end tokens that it was trained with.
         let place = adapter.as_deref().filter(|folder| folder.join(defaults::FILE).is_file()).unwrap_or(&source.folder);
         let defaults = Defaults::read(place, &source.config.0)?;
-        Ok(Generator { device, source, adapter, options, engine: None, capacity: None, encoder, defaults, started: 0 })
+        Ok(Generator::of(device, source, adapter, options, encoder, defaults))
+    }
+
+    /// A generator with the options of its programs, of which entries and shapes follow from the prompts.
+    pub(crate) fn of(
+        device: Arc<Device>,
+        source: Arc<ModelSource>,
+        adapter: Option<PathBuf>,
+        options: CompileOptions,
+        encoder: PromptEncoder,
+        defaults: Defaults,
+    ) -> Generator {
+        let (engine, capacity, kept) = (None, None, None);
+        Generator { device, source, adapter, options, engine, capacity, kept, encoder, defaults, started: 0 }
     }
 
     pub fn encoder(&self) -> &PromptEncoder {
@@ -131,15 +146,20 @@ impl Generator {
         self.engine.is_some()
     }
 
-    /// Takes weights that are on the device.
-    pub(crate) fn take(&mut self, engine: Engine) {
-        (self.engine, self.capacity) = (Some(engine), None);
+    /// Takes weights that are on the device, with what they were last compiled for here.
+    pub(crate) fn take(&mut self, engine: Engine) -> Result<()> {
+        let engine = self.engine.insert(engine);
+        if let Some((compiled, capacity)) = self.kept.take() {
+            engine.resume(compiled)?;
+            self.capacity = Some(capacity);
+        }
+        Ok(())
     }
 
     /// Gives the weights to something else: what was being generated is over.
     pub(crate) fn release(&mut self) -> Option<Engine> {
         let engine = self.engine.take()?;
-        self.capacity = None;
+        self.kept = self.capacity.take().map(|capacity| (engine.compiled(), capacity));
         self.started += 1;
         Some(engine)
     }
@@ -166,7 +186,9 @@ impl Generator {
 
     fn compile(&mut self, capacity: &Capacity) -> Result<()> {
         let entry = capacity.entry().keeping([LOGITS]);
-        let options = CompileOptions { variants: capacity.variants(), entries: vec![entry], ..self.options.clone() };
+        let others = self.options.entries.iter().map(|other| other.clone().keeping_cache(capacity.cache));
+        let entries = others.chain([entry]).collect();
+        let options = CompileOptions { variants: capacity.variants(), entries, ..self.options.clone() };
         match &mut self.engine {
             Some(engine) => engine.replace(options)?,
             None => {

@@ -19,6 +19,7 @@ mod sampling;
 mod settings;
 mod text;
 
+pub(crate) use defaults::Defaults;
 pub use ends::EndTokens;
 pub(crate) use ends::{follow as follow_end_tokens, write as write_end_tokens};
 pub use generation::{Finish, Generation, Piece};

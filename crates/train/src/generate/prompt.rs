@@ -70,6 +70,18 @@ impl PromptEncoder {
         Ok(ids.into_iter().map(|id| id as i32).collect())
     }
 
+    /// The ids of a beginning and of its continuation, which are encoded as one text. A token over their border is the
+    /// continuation's. Tokens that the tokenizer adds behind a text are left out.
+    pub fn encode_pair(&self, beginning: &str, continuation: &str) -> Result<(Vec<i32>, Vec<i32>)> {
+        let failed = |e: data::RowError| TrainError::Usage(format!("the texts cannot be encoded: {e}"));
+        let encoded = self.needed()?.encode_document(&format!("{beginning}{continuation}")).map_err(failed)?;
+        let is_text = |(start, end): &(usize, usize)| end > start;
+        let behind = encoded.offsets.iter().rposition(is_text).map_or(encoded.ids.len(), |last| last + 1);
+        let border = encoded.offsets[..behind].iter().position(|(_, end)| *end > beginning.len()).unwrap_or(behind);
+        let ids = |part: &[u32]| part.iter().map(|id| *id as i32).collect();
+        Ok((ids(&encoded.ids[..border]), ids(&encoded.ids[border..behind])))
+    }
+
     /// Tokens that end an answer: the one behind an answer in the template, those that the model names, the tokenizer's.
     pub fn end_tokens(&self, defaults: &Defaults) -> Vec<u32> {
         let of_text = self.tokenizer.as_ref().and_then(|tokenizer| tokenizer.eos()).map(|token| token.id);

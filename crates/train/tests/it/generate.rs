@@ -139,10 +139,10 @@ fn batches_and_generations_share_the_weights() {
     let logits = model.forward(&batch, false).unwrap().logits;
     let mut generator = model.generator().unwrap();
     for _ in 0..2 {
-        model.lend(&mut generator);
+        model.lend(&mut generator).unwrap();
         assert_eq!(answers(&mut generator, std::slice::from_ref(&ids), &given), expected);
         let mut open = Generation::start(&mut generator, &[Prompt::Ids(ids.clone())], &options(&given)).unwrap();
-        model.take_back(&mut generator);
+        model.take_back(&mut generator).unwrap();
         assert!(open.step(&mut generator).unwrap_err().to_string().contains("batch was run"));
         assert!(model.forward(&batch, false).unwrap().logits.bytes == logits.bytes);
         assert!(model.loss_and_gradients(&batch).unwrap().loss > 0.0);
@@ -158,6 +158,6 @@ fn batches_and_generations_share_the_weights() {
     let mut generator = model.generator().unwrap();
     model.forward(&batch, false).unwrap();
     std::fs::remove_file(gone.path().join("model.safetensors")).unwrap();
-    model.lend(&mut generator);
+    model.lend(&mut generator).unwrap();
     assert_eq!(answers(&mut generator, &[ids], &given), expected);
 }

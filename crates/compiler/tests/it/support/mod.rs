@@ -38,6 +38,8 @@ pub fn options() -> CompileOptions {
         compute: DType::F32,
         recipe: Default::default(),
         training: Some(Training {
+            rates: Default::default(),
+            dropout: true,
             embedding_noise: 0.0,
             optimizer: Some(OptimizerOptions {
                 kind: OptimizerKind::AdamW,

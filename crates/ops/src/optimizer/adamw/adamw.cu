@@ -1,6 +1,6 @@
 // AdamW (Loshchilov & Hutter 2019) as PyTorch computes it, with decay before the step:
 //   w *= 1 − lr·decay;  m += (g − m)(1 − β1);  v = β2·v + (1 − β2)g²;  w −= lr/c1 · m/(√v/√c2 + eps)
-// with g = gradient·scale. gradient, m, v f32 [COUNT], w WEIGHT_T [COUNT]. Nothing changes when
+// with lr = learning_rate·RATE, g = gradient·scale. gradient, m, v f32 [COUNT], w WEIGHT_T [COUNT]. Nothing changes when
 // *applied is 0. Each thread takes four neighbours: one block of random words rounds their weights.
 // FROZEN: gradient is the m of this step, v stays, where v is 0 so is m, and m/(...) is between -BOUND and BOUND. `before` such blocks of the whole tensor come before these. Products and sums are written uncontracted:
 // the bits are those of the CPU reference.
@@ -20,7 +20,7 @@ adamw(const float* __restrict__ gradient, const float* __restrict__ learning_rat
   auto w = read_part<4, ALIGNED>(weight + start, count);
   auto m = read_part<4, ALIGNED>(first + start, count);
   auto v = read_part<4, ALIGNED>(second + start, count);
-  const float rate = *learning_rate, root = sqrtf(*correction2);
+  const float rate = __fmul_rn(*learning_rate, RATE), root = sqrtf(*correction2);
 #if !FROZEN
   const float scale = *gradient_scale;
 #endif

@@ -117,7 +117,7 @@ impl Op for AdamW {
     }
 
     fn doc(&self) -> &'static str {
-        "g = gradient·gradient_scale; w ← w(1 − lr·weight_decay); m ← m + (g − m)(1 − β₁); v ← β₂v + (1 − β₂)g²; \
+        "lr = learning_rate·rate; g = gradient·gradient_scale; w ← w(1 − lr·weight_decay); m ← m + (g − m)(1 − β₁); v ← β₂v + (1 − β₂)g²; \
          w ← w − lr/c₁·m/(√v/√c₂ + epsilon). Frozen: m ← gradient, or 0 where v is 0, v stays, and m/(√v/√c₂ + \
          epsilon) is at most max(1, (1 − β₁)/√(1 − β₂)), as it is for Adam. Nothing changes when applied is 0. gradient f32 [n], learning_rate, \
          bias_correction_1 (c₁), bias_correction_2 (c₂), gradient_scale, applied f32 [1], step i32 [1] → weight [n], \
@@ -197,7 +197,7 @@ impl Op for AdamW {
             Example::new(rule::example_inputs(n, applied), rule::example_attrs(stochastic)).with_state(state)
         };
         let mut part = example(4096, true, true);
-        part.attrs = part.attrs.with("start", 8192u64);
+        part.attrs = part.attrs.with("start", 8192u64).with("rate", 16.3);
         let frozen = |mut of: Example| {
             of.attrs = of.attrs.with(FROZEN, true);
             // Some had no gradient before.

@@ -165,7 +165,7 @@ adamw_8bit(const float* __restrict__ gradient, const float* __restrict__ learnin
   for (int i = threadIdx.x; i < 3 * BUCKETS; i += THREADS) tables[i] = index[i];
   __syncthreads();
   const float scale = *gradient_scale;
-  const float rate = *learning_rate, root = sqrtf(*correction2);
+  const float rate = __fmul_rn(*learning_rate, RATE), root = sqrtf(*correction2);
   const float size = __fdiv_rn(__fmul_rn(rate, root), *correction1), least = __fmul_rn(root, EPSILON);
   const float kept = __fsub_rn(1.0f, __fmul_rn(rate, WEIGHT_DECAY));
   const u32 moment = (u32)*step;

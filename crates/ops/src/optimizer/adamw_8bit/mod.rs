@@ -137,7 +137,7 @@ impl Op for AdamW8bit {
         };
         let example = |n: usize, stochastic: bool, applied: bool| of(None, n, stochastic, applied, 0.5);
         let mut part = example(4096, true, true);
-        part.attrs = part.attrs.with("start", 8192u64);
+        part.attrs = part.attrs.with("start", 8192u64).with("rate", 16.3);
         // A block without any gradient, blocks whose moments are as good as none, one with zeros among others.
         let faint = |i: usize| [0.0, 1e-33, 3e-20, (i % 3) as f32][i / BLOCK] * (1.0 + i as f32 / 100.0);
         let signed = |i: usize| if i % 5 < 2 { -faint(i) } else { faint(i) };

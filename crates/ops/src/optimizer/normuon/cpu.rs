@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use crate::call::Call;
-use crate::optimizer::rule::Rounding;
+use crate::optimizer::rule::{self, Rounding};
 use crate::real::Real;
 use crate::vector::{Loop, sum_of, vectorised};
 
@@ -34,6 +34,7 @@ impl<'a, T: Real> Loop<&'a [T]> for SquaresOf {
 pub fn reference<T: Real>(call: &mut Call<'_, T>) {
     let number = |name: &str| call.attrs.float(name).expect("checked by the shape rule");
     let (rate, applied) = (call.inputs[1].real()[0], call.inputs[2].real()[0]);
+    let rate = rate * T::from_f64(rule::rate(call.attrs).expect("checked by the shape rule"));
     if applied == T::default() {
         return;
     }

@@ -40,7 +40,7 @@ impl Op for NorMuon {
     }
 
     fn doc(&self) -> &'static str {
-        "For each matrix O [m, n]: v ← β₂v + (1 − β₂)·mean of O² over each row; Ô = O/(√v + epsilon); w ← w(1 − \
+        "lr = learning_rate·rate. For each matrix O [m, n]: v ← β₂v + (1 − β₂)·mean of O² over each row; Ô = O/(√v + epsilon); w ← w(1 − \
          lr·weight_decay), with `cautious` only where Ô·w ≥ 0; w ← w − scale·lr·√(mn)/‖Ô‖·Ô, nothing where Ô is 0. \
          Nothing changes when applied is 0. direction (O) [count, m, n], learning_rate, applied f32 [1], step i32 [1] \
          → weight [count, m, n], rows (v) f32 [count, m]."
@@ -56,6 +56,7 @@ impl Op for NorMuon {
                 kind: "float",
                 doc: "decoupled: each step takes learning_rate·weight_decay",
             },
+            rule::RATE,
             Attribute {
                 name: "cautious",
                 kind: "bool?",
@@ -89,6 +90,7 @@ impl Op for NorMuon {
         for name in ["beta2", "epsilon", "scale", "weight_decay"] {
             attrs.float(name)?;
         }
+        rule::rate(attrs)?;
         for name in ["cautious", "stochastic_rounding"] {
             attrs.flag(name)?;
         }
@@ -172,7 +174,7 @@ impl Op for NorMuon {
             Example::new(vec![direction, scalar(1e-2), scalar(applied), step], attrs).with_state(state)
         };
         let mut later = example([1, 64, 24], &["stochastic_rounding"], 1.0);
-        later.attrs = later.attrs.with("start", 3072u64);
+        later.attrs = later.attrs.with("start", 3072u64).with("rate", 0.3);
         vec![
             example([2, 48, 80], &["cautious"], 1.0),
             example([3, 7, 33], &[], 1.0),
@@ -208,6 +210,7 @@ fn defines(call: &LowerCall<'_>, weight: &TensorRef, means: &TensorRef) -> Vec<(
         ("EPSILON", float(number("epsilon"))),
         ("SCALE", float(number("scale") * ((rows * columns) as f64).sqrt())),
         ("WEIGHT_DECAY", float(number("weight_decay"))),
+        ("RATE", float(rule::rate(call.attrs).expect("checked by the shape rule"))),
         ("CAUTIOUS", u32::from(flag("cautious")).to_string()),
         ("STOCHASTIC", u32::from(flag("stochastic_rounding") && weight.dtype == DType::BF16).to_string()),
         ("SEED", format!("{}ull", seed_of(call.attrs).expect("checked by the shape rule"))),

@@ -1,7 +1,7 @@
 // The step of NorMuon on gridDim.y matrices [ROWS, COLUMNS]: direction O dense, weights WEIGHT_STRIDE and means
 // MEANS_STRIDE apart.
 //   v = β2·v + (1−β2)·mean(O²) of each row;  Ô = O/(√v + eps);  w −= lr·SCALE/‖Ô‖·Ô, decayed before
-// with SCALE = scale·√(mn). First one block a row, then one block a matrix, then four elements a thread. No atomics:
+// with lr = learning_rate·RATE, SCALE = scale·√(mn). First one block a row, then one block a matrix, then four elements a thread. No atomics:
 // sums in a fixed order. Products and sums of the step are written uncontracted, as the CPU reference computes them.
 #include "types.cuh"
 #include "reduce.cuh"
@@ -37,7 +37,7 @@ normuon_factors(const float* __restrict__ squares, const float* __restrict__ lea
   float sum = 0.0f;
   for (u32 i = threadIdx.x; i < ROWS; i += THREADS) sum += squares[i];
   const float norm = sqrtf(block_sum<THREADS>(sum));
-  if (threadIdx.x == 0) factors[blockIdx.y] = norm == 0.0f ? 0.0f : __fdiv_rn(__fmul_rn(*learning_rate, SCALE), norm);
+  if (threadIdx.x == 0) factors[blockIdx.y] = norm == 0.0f ? 0.0f : __fdiv_rn(__fmul_rn(__fmul_rn(*learning_rate, RATE), SCALE), norm);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -50,7 +50,7 @@ normuon_step(const DIRECTION_T* __restrict__ direction, const float* __restrict_
   weight += blockIdx.y * WEIGHT_STRIDE + start;
   const auto o = read_part<4, ALIGNED>(direction + (u64)blockIdx.y * ELEMENTS + start, count);
   auto w = read_part<4, ALIGNED>(weight, count);
-  const float factor = factors[blockIdx.y], kept = __fsub_rn(1.0f, __fmul_rn(*learning_rate, WEIGHT_DECAY));
+  const float factor = factors[blockIdx.y], kept = __fsub_rn(1.0f, __fmul_rn(__fmul_rn(*learning_rate, RATE), WEIGHT_DECAY));
   inverse += (u64)blockIdx.y * ROWS;
 #if STOCHASTIC
   // Every matrix has blocks of random words of its own.

@@ -1,0 +1,110 @@
+//! The weights of a trainer, lent to a model in evaluation mode and to what generates text: one session, whose program is
+//! exchanged. The trainer takes it back, as it was, before anything of its own runs.
+
+use compiler::{AdapterOptions, CompileOptions, EntryOptions, Training};
+use program::{EntryKind, Program, scalar};
+
+use crate::conversation::dialogue_options;
+use crate::engine::{Compiled, in_place};
+use crate::error::{Result, TrainError};
+use crate::generate::{Defaults, Generator, PromptEncoder};
+use crate::model::Model;
+use crate::trainer::Trainer;
+
+/// A model over the weights in training.
+pub(crate) struct Live {
+    /// Of the programs of both, without their entries.
+    options: CompileOptions,
+    model: Model,
+    /// Made when text is first requested.
+    generator: Option<Generator>,
+    /// What the trainer's engine is compiled for, while it is lent.
+    training: Option<Compiled>,
+}
+
+impl Trainer {
+    /// Calls the model in training, in evaluation mode. What was being generated is over.
+    pub fn with_model<T>(&mut self, call: impl FnOnce(&mut Model) -> Result<T>) -> Result<T> {
+        let live = self.lend()?;
+        if let Some(generator) = &mut live.generator {
+            live.model.take_back(generator)?;
+        }
+        call(&mut live.model)
+    }
+
+    /// Calls what generates text with the weights in training.
+    pub fn with_generator<T>(&mut self, call: impl FnOnce(&mut Generator) -> Result<T>) -> Result<T> {
+        self.lend()?;
+        let live = self.live.as_ref().expect("the weights were lent");
+        let made = if live.generator.is_none() { Some(self.generator(live.options.clone())?) } else { None };
+        let Live { model, generator, .. } = self.live.as_mut().expect("the weights were lent");
+        let generator = match made {
+            Some(made) => generator.insert(made),
+            None => generator.as_mut().expect("it was made before"),
+        };
+        model.lend(generator)?;
+        call(generator)
+    }
+
+    /// Lends the compiled model, which is made when there is none yet.
+    fn lend(&mut self) -> Result<&mut Live> {
+        if self.live.as_ref().is_none_or(|live| live.training.is_none()) {
+            if self.config.sequence() > 1 || self.config.stages() > 1 {
+                let option = if self.config.stages() > 1 { "pipeline_parallel_size" } else { "sequence_parallel_size" };
+                let text =
+                    format!("`{option}`: a device has a part of each row or of the layers: there is no live model");
+                return Err(TrainError::Usage(text));
+            }
+            let options = self.plan.compile.clone();
+            let engine = self.engine()?;
+            let options = in_place(in_evaluation(options, engine.program()), engine.program());
+            let training = engine.compiled();
+            let (device, source) = (self.device.clone(), self.source.clone());
+            let engine = self.engine.take().expect("just seen");
+            let live = self.live.get_or_insert_with(|| Live {
+                model: Model::of(device, source, None, options.clone()),
+                options,
+                generator: None,
+                training: None,
+            });
+            live.training = Some(training);
+            live.model.take(engine)?;
+        }
+        Ok(self.live.as_mut().expect("just lent"))
+    }
+
+    fn generator(&self, options: CompileOptions) -> Result<Generator> {
+        let (source, config) = (self.source.clone(), &self.config);
+        let encoder = PromptEncoder::open(&[&source.folder])?;
+        let (dialogue, _) = dialogue_options(config, &source, encoder.tokenizer().map(|of| &**of))?;
+        let encoder = encoder.with_template(dialogue.template)?;
+        let defaults = Defaults::read(&source.folder, &source.config.0)?;
+        Ok(Generator::of(self.device.clone(), source, None, options, encoder, defaults))
+    }
+
+    /// Takes back what was lent, as it was.
+    pub(crate) fn take_back(&mut self) -> Result<()> {
+        let Some(live) = &mut self.live else { return Ok(()) };
+        let Some(training) = live.training.take() else { return Ok(()) };
+        if let Some(generator) = &mut live.generator {
+            live.model.take_back(generator)?;
+        }
+        let engine = live.model.release().expect("who borrows keeps it");
+        self.engine.insert(engine).resume(training)
+    }
+}
+
+/// The options of a program over the same parameters and states in which nothing is drawn.
+fn in_evaluation(options: CompileOptions, program: &Program) -> CompileOptions {
+    // What a micro-step reports or records has places among the states.
+    let reports = program.layout.scaling.is_some() || program.scalar(scalar::ROUTER_REPORT).is_some();
+    let is_kept = |entry: &EntryOptions| reports && entry.kind == EntryKind::FirstMicroStep;
+    let entries = options.entries.into_iter().filter(is_kept).map(|entry| EntryOptions { cache: None, ..entry });
+    CompileOptions {
+        variants: Vec::new(),
+        entries: entries.collect(),
+        training: options.training.map(|of| Training { dropout: false, embedding_noise: 0.0, ..of }),
+        adapter: options.adapter.map(|of| AdapterOptions { dropout: 0.0, ..of }),
+        ..options
+    }
+}

@@ -64,7 +64,7 @@ def is_file(task: str) -> bool:
 
 
 def with_files(given: dict[str, Any] | None, folders: list[Path]) -> dict[str, Any] | None:
-    """The arguments of a task's data with their files from the root: beside the task, else in the working directory."""
+    """The arguments of a task's data with their files from the root: next to the task, else in the working directory."""
     if not given:
         return given
 

@@ -54,7 +54,7 @@ def folder(model: str, *, weights: bool = True, what: str = "model") -> Path:
 
 
 def _siblings(missing: Path) -> str | None:
-    """The folders beside a missing one, in words; None where there are none."""
+    """The folders next to a missing one, in words; None where there are none."""
     if not missing.parent.is_dir():
         return None
     names = sorted(path.name for path in missing.parent.iterdir() if path.is_dir())

@@ -664,7 +664,7 @@ def test_what_takes_long_says_so(capsys, run_file, monkeypatch):
 
 
 def test_a_result_says_what_adds_host_memory(capsys, tmp_path):
-    """Codes that do not fit beside what else is on the card lie in host memory: how much of it is said."""
+    """Codes that do not fit together with what else is on the card lie in host memory: how much of it is said."""
     sizes = {"vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 8}
     heads = {"num_attention_heads": 64, "num_key_value_heads": 8, "torch_dtype": "bfloat16"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **sizes, **heads}))

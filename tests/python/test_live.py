@@ -60,10 +60,12 @@ def test_the_live_model_has_the_weights_in_training(llama, tmp_path, form):
             model.loss_and_gradients(ids, ids)
     assert seen == wanted
     run.export_merged(tmp_path / "merged")
-    dtype = "float32" if options.get("torch_dtype", "float32") == "float32" else "bfloat16"
+    dtype = "bfloat16" if options.get("torch_dtype") == "bfloat16" else "float32"
     exported = surogate.load(tmp_path / "merged", dtype=dtype)
-    close = {"bf16": 2e-2, "f16": 5e-2, "fp8": 0.3, "nf4": 1e-1}.get(form, 1e-4)
-    np.testing.assert_allclose(model.forward(ids), exported.forward(ids), rtol=0, atol=close)
+    found, expected = model.forward(ids), exported.forward(ids)
+    # With the recipe, the live model multiplies in 8 bits.
+    close = {"bf16": 1e-2, "f16": 1e-2, "fp8": 0.3, "nf4": 5e-2}.get(form, 1e-5)
+    assert np.linalg.norm(found - expected) <= close * np.linalg.norm(expected)
     # A further step changes it.
     before = model.forward(ids)
     run.step(batches[0])
@@ -73,7 +75,8 @@ def test_the_live_model_has_the_weights_in_training(llama, tmp_path, form):
 @pytest.mark.parametrize("form", ["full", "adapter", "f16"])
 def test_live_gradients_are_those_of_the_exported_model(llama, tmp_path, form):
     run = trainer(llama, tmp_path, learning_rate=1e-2, **FORMS[form])
-    losses(run, range(3))
+    # In float16 the first steps are skipped, until their loss scale fits.
+    losses(run, range(16 if form == "f16" else 3))
     batch = random_batch((2, 12), 9)
     loss, gradients = run.model.loss_and_gradients(**batch)
     assert set(gradients) == set(run.model.parameter_names)
@@ -142,7 +145,7 @@ def test_an_iteration_ends_with_the_run(tmp_path):
     assert list(run) == []
     assert repr(run).startswith("<surogate.Trainer ") and "an adapter of rank 2" in repr(run) and "6 of 6" in repr(run)
     assert repr(run.model).startswith("<surogate.Model ") and "6 of 6" in repr(run.model)
-    assert "llama in float32 on" in repr(surogate.load(STORIES / "model")) and "stories" in repr(
+    assert "llama in f32 on" in repr(surogate.load(STORIES / "model")) and "stories" in repr(
         surogate.Tokenizer(STORIES / "model")
     )
 

@@ -164,7 +164,7 @@ def test_a_result_is_uploaded(capfd, monkeypatch, model, options, tmp_path):
 def test_names_that_are_published():
     for source, name in {
         "owner/model": "owner/model",
-        "/home/me/.cache/huggingface/hub/models--owner--a-b.c/snapshots/0123": "owner/a-b.c",
+        "/users/me/.cache/huggingface/hub/models--owner--a-b.c/snapshots/0123": "owner/a-b.c",
         "/srv/me/secret/model/": "model",
         "./a/b": "b",
         "a/b/c": "c",

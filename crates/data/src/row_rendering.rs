@@ -12,7 +12,7 @@ use crate::template::{ChatTemplate, Conversation, Rendered};
 /// Bytes that all renderings of a row may make, some seconds of work.
 const MOST: u64 = 10_000_000_000;
 
-/// Bytes that may be written in the time that a message takes beside its text.
+/// Bytes that may be written in the time that a message takes besides its text.
 const MESSAGE: u64 = 1000;
 
 /// Renders the conversations of one row.

@@ -68,11 +68,11 @@ mod tests {
 
     #[test]
     fn the_users_own_folder_stands_for_a_tilde() {
-        let of = |path: &str| expand_with(path, Some("/home/me/")).map(Cow::into_owned).map_err(|why| why.message);
+        let of = |path: &str| expand_with(path, Some("/users/me/")).map(Cow::into_owned).map_err(|why| why.message);
         for (path, expected) in [
-            ("~", "/home/me"),
-            ("~/runs", "/home/me/runs"),
-            ("~/a ~/b", "/home/me/a ~/b"),
+            ("~", "/users/me"),
+            ("~/runs", "/users/me/runs"),
+            ("~/a ~/b", "/users/me/a ~/b"),
             ("runs/~", "runs/~"),
             ("./~me", "./~me"),
             ("~notes.jsonl", "~notes.jsonl"),
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn variables_are_refused_by_name() {
-        let named = |path: &str| expand_with(path, Some("/home/me")).unwrap_err().message;
+        let named = |path: &str| expand_with(path, Some("/users/me")).unwrap_err().message;
         for (path, name) in [
             ("$HOME/x", "$HOME"),
             ("/scratch/$USER", "$USER"),

@@ -11,7 +11,7 @@ pub fn visible(text: &str) -> Cow<'_, str> {
 }
 
 /// The same of prose, such as the answer of a model: joiners, and marks of direction that reach no further than the
-/// characters beside them, belong to the spelling of words and emoji, and stay.
+/// characters next to them, belong to the spelling of words and emoji, and stay.
 pub fn visible_text(text: &str) -> Cow<'_, str> {
     spelled(text, |c| is_hidden(c) && !is_of_words(c))
 }

@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(public_name("s3://bucket/x/data.jsonl"), "data.jsonl");
         assert_eq!(public_name("Qwen/Qwen3-0.6B"), "Qwen/Qwen3-0.6B");
         assert_eq!(public_name("owner/set@main"), "owner/set");
-        let cached = "/home/me/.cache/huggingface/hub/models--Qwen--Qwen3-0.6B/snapshots/0123abc/";
+        let cached = "/users/me/.cache/huggingface/hub/models--Qwen--Qwen3-0.6B/snapshots/0123abc/";
         assert_eq!((public_name(cached), base_name(cached)), ("Qwen/Qwen3-0.6B".into(), "Qwen/Qwen3-0.6B".into()));
         assert_eq!(base_name("/srv/me/model"), "/srv/me/model");
         assert_eq!(published(&"/srv/me/a.jinja".into()), "a.jinja");

@@ -22,27 +22,39 @@ pub(crate) struct Live {
     training: Option<Compiled>,
 }
 
+const LENT: &str = "the weights were lent, and who borrows keeps them";
+
+impl Live {
+    /// Gives the model what generates text has. Nothing is compared: there are no other weights than these.
+    fn gather(&mut self) -> Result<()> {
+        match self.generator.as_mut().and_then(Generator::release) {
+            Some(engine) => self.model.take(engine),
+            None => Ok(()),
+        }
+    }
+}
+
 impl Trainer {
     /// Calls the model in training, in evaluation mode. What was being generated is over.
     pub fn with_model<T>(&mut self, call: impl FnOnce(&mut Model) -> Result<T>) -> Result<T> {
         let live = self.lend()?;
-        if let Some(generator) = &mut live.generator {
-            live.model.take_back(generator)?;
-        }
+        live.gather()?;
         call(&mut live.model)
     }
 
     /// Calls what generates text with the weights in training.
     pub fn with_generator<T>(&mut self, call: impl FnOnce(&mut Generator) -> Result<T>) -> Result<T> {
         self.lend()?;
-        let live = self.live.as_ref().expect("the weights were lent");
+        let live = self.live.as_ref().expect(LENT);
         let made = if live.generator.is_none() { Some(self.generator(live.options.clone())?) } else { None };
-        let Live { model, generator, .. } = self.live.as_mut().expect("the weights were lent");
+        let Live { model, generator, .. } = self.live.as_mut().expect(LENT);
         let generator = match made {
             Some(made) => generator.insert(made),
             None => generator.as_mut().expect("it was made before"),
         };
-        model.lend(generator)?;
+        if !generator.is_loaded() {
+            generator.take(model.release().expect(LENT))?;
+        }
         call(generator)
     }
 
@@ -86,10 +98,8 @@ impl Trainer {
     pub(crate) fn take_back(&mut self) -> Result<()> {
         let Some(live) = &mut self.live else { return Ok(()) };
         let Some(training) = live.training.take() else { return Ok(()) };
-        if let Some(generator) = &mut live.generator {
-            live.model.take_back(generator)?;
-        }
-        let engine = live.model.release().expect("who borrows keeps it");
+        live.gather()?;
+        let engine = live.model.release().expect(LENT);
         self.engine.insert(engine).resume(training)
     }
 }

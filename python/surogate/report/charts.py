@@ -76,7 +76,7 @@ class Chart:
         level = ""
         if self.level and y.low <= self.level[1] <= y.high:
             level = f'<em style="bottom:{100 * y.place(self.level[1]):.3f}%"></em>'
-            # Beside the plot: on a narrow screen a label in it would lie over the curve.
+            # Next to the plot: on a narrow screen a label in it would lie over the curve.
             legend += f'<span class="k level">{escape(self.level[0])}</span>'
         values = [
             {"n": line.name, "c": line.colour, "p": [[round(px, 3), float(f"{py:.5g}")] for px, py in line.points]}

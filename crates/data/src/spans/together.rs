@@ -66,7 +66,7 @@ impl Sentinels<'_> {
 }
 
 impl Marked {
-    /// The text between two neighbors of the order; the first and the last have the ends of the text beside them.
+    /// The text between two neighbors of the order; the first and the last are bounded by the ends of the text.
     fn between(&self, before: Option<usize>, after: Option<usize>) -> &str {
         let begin = before.map_or(0, |i| self.places[i].1.end);
         let end = after.map_or(self.text.len(), |i| self.places[i].1.start);

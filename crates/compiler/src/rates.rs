@@ -70,8 +70,11 @@ pub(crate) fn run(graph: &mut Graph, rates: &Rates) -> Result<(), CompileError> 
     let mut factors = rates.factors.iter().map(|(text, _)| Pattern::new(RATES, text)).collect::<Result<Vec<_>, _>>()?;
     let names: Vec<String> = graph.parameters.iter().filter(|of| of.trainable).map(|of| of.name.clone()).collect();
     for parameter in graph.parameters.iter_mut().filter(|parameter| parameter.trainable) {
-        // Each counts, also where one is enough.
-        let stays = frozen.iter_mut().map(|pattern| pattern.takes(parameter)).fold(false, |all, of| all || of);
+        // Every pattern counts its matches, also where one is enough.
+        let mut stays = false;
+        for pattern in &mut frozen {
+            stays |= pattern.takes(parameter);
+        }
         parameter.trainable = !stays;
         if stays || parameter.buffer {
             continue;

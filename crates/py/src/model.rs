@@ -24,13 +24,16 @@ type Array<'py> = Bound<'py, PyArrayDyn<f32>>;
 #[pyclass(frozen, module = "surogate._native")]
 pub struct Model(Of);
 
-/// Whose weights they are.
+/// A model of its own.
+struct Loaded {
+    model: Mutex<train::Model>,
+    /// Made when text is first requested.
+    generator: Mutex<Option<train::Generator>>,
+}
+
+/// The owner of the weights.
 enum Of {
-    Loaded {
-        model: Mutex<train::Model>,
-        /// Made when text is first requested.
-        generator: Mutex<Option<train::Generator>>,
-    },
+    Loaded(Box<Loaded>),
     /// Those of a model in training.
     Trained(Py<Trainer>),
 }
@@ -69,7 +72,7 @@ impl Model {
         call: impl FnOnce(&mut train::Model) -> train::Result<T> + Send,
     ) -> PyResult<T> {
         let (model, generator) = match &self.0 {
-            Of::Loaded { model, generator } => (model, generator),
+            Of::Loaded(loaded) => (&loaded.model, &loaded.generator),
             Of::Trained(trainer) => return trainer.get().with(py, |trainer| trainer.with_model(call)),
         };
         let result = py.detach(|| {
@@ -91,7 +94,7 @@ impl Model {
         call: impl FnOnce(&mut train::Generator) -> train::Result<T> + Send,
     ) -> PyResult<T> {
         let (model, generator) = match &self.0 {
-            Of::Loaded { model, generator } => (model, generator),
+            Of::Loaded(loaded) => (&loaded.model, &loaded.generator),
             Of::Trained(trainer) => return trainer.get().with(py, |trainer| trainer.with_generator(call)),
         };
         let result = py.detach(|| {
@@ -165,14 +168,14 @@ impl Model {
             train::Model::load(device, source, adapter.as_deref(), dtype)
         });
         loaded
-            .map(|model| Model(Of::Loaded { model: Mutex::new(model), generator: Mutex::new(None) }))
+            .map(|model| Model(Of::Loaded(Box::new(Loaded { model: Mutex::new(model), generator: Mutex::new(None) }))))
             .map_err(|error| train_error(py, error))
     }
 
     /// The model in words.
     fn summary(&self, py: Python<'_>) -> PyResult<String> {
         match &self.0 {
-            Of::Loaded { .. } => self.with(py, |model| Ok(model.summary())),
+            Of::Loaded(_) => self.with(py, |model| Ok(model.summary())),
             Of::Trained(trainer) => trainer.get().summary(py),
         }
     }

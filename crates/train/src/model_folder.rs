@@ -162,8 +162,8 @@ pub fn handed_on(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 fn stay_inside(folder: &Path, files: &[PathBuf]) -> Result<()> {
-    let paths = files.iter().map(|file| folder.join(file));
-    for path in paths.filter(|path| leads_out(folder, path)) {
+    let mut paths = files.iter().map(|file| folder.join(file));
+    if let Some(path) = paths.find(|path| leads_out(folder, path)) {
         return Err(TrainError::Usage(format!(
             "{} leads to {}, outside of the model's folder: a result would carry what is there\n  hint: put a copy in \
              its place",

@@ -300,7 +300,7 @@ mod tests {
         );
         assert_eq!(mapped.unwrap().0, openai);
         let list = [json!(json!({"role": "user", "content": "hi"}).to_string())];
-        assert_eq!(messages(&list, &BTreeMap::new()).unwrap(), [openai.clone()]);
+        assert_eq!(messages(&list, &BTreeMap::new()).unwrap(), std::slice::from_ref(&openai));
         let pair = messages(&[json!({"human": "hi", "assistant": "a"})], &BTreeMap::new()).unwrap();
         assert_eq!(pair, [openai, Message::new("assistant", "a")]);
     }

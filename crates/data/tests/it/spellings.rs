@@ -352,7 +352,7 @@ fn earlier_turns_of_an_instruction_are_turns() {
         {"role": "user", "content": "0?"}, {"role": "assistant", "content": "Zero."},
         {"role": "user", "content": "And 1?"}, {"role": "assistant", "content": "One."},
     ]});
-    let expected = &all_texts(&[talk.clone()], CHAT)[0];
+    let expected = &all_texts(std::slice::from_ref(&talk), CHAT)[0];
     let messages = Value::Array(talk["messages"].as_array().unwrap()[..4].to_vec());
     for history in [pairs.clone(), json!(pairs.to_string()), messages] {
         assert_eq!(&all_texts(&[row(history.clone())], CHAT)[0], expected, "{history}");

@@ -49,9 +49,9 @@ COMMAND_FLAGS = {
     "doctor": {"--output": 1, "--only": 1, "--seconds": 1},
     "push": {"--public": 0, "--dry-run": 0},
     "generate": {
-        "--prompt": 1, "--prompts": 1, "--chat": 0, "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1,
+        "--prompt": 1, "--prompts": 1, "--chat": 0, "--tools": 1, "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1,
     },
-    "chat": {"--system": 1, "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1},
+    "chat": {"--system": 1, "--tools": 1, "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1},
     "evaluate": {
         "--tasks": 1, "--include-path": 1, "--num-fewshot": 1, "--limit": 1, "--chat": 0, "--system": 1, "--max-length": 1,
         "--batch-size": 1, "--batch-tokens": 1, "--output": 1, "--samples": 0,

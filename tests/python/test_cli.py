@@ -122,7 +122,7 @@ def test_help_has_choices_and_groups_in_80_columns(capsys):
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
     words = " ".join(out.split())
-    assert "One of: linear, cosine, wsd, constant." in words
+    assert "One of: linear, cosine, cosine_with_restarts, wsd, constant." in words
     assert "--distributed.num-nodes" in words and "datasets[].messages_field" in words
     for word in ("--per-device-train-batch-size", "micro-batches", "--gradient-accumulation-steps"):
         assert word in out
@@ -320,7 +320,7 @@ def test_plan_is_made_for_a_machine_that_is_not_here(capsys, run_file):
 
 
 def test_what_does_not_fit_ends_with_3(capsys, run_file):
-    code, _, err = run(capsys, "plan", run_file[0], "--machine", "h200", "--per-device-train-batch-size", "100000000")
+    code, _, err = run(capsys, "plan", run_file[0], "--machine", "h200", "--per-device-train-batch-size", "1000000")
     assert code == 3 and "the smallest plan needs" in err
 
 

@@ -50,7 +50,7 @@ def test_tokenize_shows_what_became_of_the_rows(capsys, tmp_path, chat_model):
     code, text = tokenize(capsys, tmp_path, chat_model, dataset=str(data))
     assert code == 0, text
     assert "recognised as conversation (OpenAI form) in `messages`" in text
-    assert "dropped 1 rows: too long (first:" in text and "dropped 1 rows: unreadable (first:" in text
+    assert "dropped 1 row: too long (first:" in text and "dropped 1 row: unreadable (first:" in text
     assert "7 documents to train on, 1 for evaluation" in text
     table = text[text.index("rows  kept") :]
     header, row = (line.split() for line in table.splitlines()[:2])

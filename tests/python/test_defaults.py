@@ -66,7 +66,8 @@ def least(tmp_path):
 
 
 def test_every_architecture_has_a_model_here():
-    assert set(MODELS) == set(ARCHITECTURES)
+    own = {name for name in ARCHITECTURES if not name.endswith("ForTests")}
+    assert set(MODELS) == own
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -128,7 +128,7 @@ def test_a_result_names_the_end_token_that_it_was_trained_with(family, base, tmp
     check(tmp_path / "theirs", end, text)
 
     pushed = {}
-    monkeypatch.setattr("surogate.hub.call_hub", lambda what, call: call())
+    monkeypatch.setattr("surogate.hub.call_hub", lambda what, call, *doing: call())
     api = type("Api", (), {"endpoint": "https://x", "upload_folder": lambda self, **of: pushed.update(of)})
     monkeypatch.setattr("huggingface_hub.HfApi", api)
     push.upload(full / "model", "me/x", private=True)
@@ -203,7 +203,7 @@ DIGITS = {
 }
 
 
-def test_a_tokenizer_is_opened_as_it_was_trained_with(make_model, tmp_path, capsys):
+def test_a_tokenizer_is_opened_as_it_was_trained_with(make_model, tmp_path, capfd):
     model = make_model(tiny_llama(vocab_size=544, max_position_embeddings=128))
     words = {chr(number): number for number in range(33, 127)}
     tokenizer = {"model": {"type": "BPE", "vocab": words, "merges": []}, "pre_tokenizer": DIGITS, "added_tokens": []}
@@ -215,12 +215,12 @@ def test_a_tokenizer_is_opened_as_it_was_trained_with(make_model, tmp_path, caps
     out = train(model, place, None, **texts, merge_adapter=True)
     for folder in ("adapter", "merged"):
         assert read(out / folder, "tokenizer_config.json")["tokenizer_class"] == "PreTrainedTokenizerFast"
-    capsys.readouterr()
+    capfd.readouterr()
     shutil.rmtree(out)
     assert main(["sft", str(place / "run.yaml")]) == 0
-    assert "`tokenizer_class: PreTrainedTokenizerFast` instead of `GPT2Tokenizer`" in capsys.readouterr().out
+    assert "`tokenizer_class: PreTrainedTokenizerFast` instead of `GPT2Tokenizer`" in capfd.readouterr().out
     assert main(["merge", str(out), "--output", str(tmp_path / "merged")]) == 0
-    assert "instead of" not in capsys.readouterr().out, "the adapter's is right already"
+    assert "instead of" not in capfd.readouterr().out, "the adapter's is right already"
     tokenizer["pre_tokenizer"] = DIGITS["pretokenizers"][1]
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
     out = train(model, tmp_path / "plain", None, **texts)

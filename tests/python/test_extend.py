@@ -86,8 +86,9 @@ def test_a_run_extends_its_model_once(tmp_path, capsys, monkeypatch):
     assert "resize_token_embeddings(576)" in card and "2 tokens" in card
     log = next((tmp_path / "run").glob("log-*.json"))
     assert log.name.startswith("log-model-") and f"\n# {log.stem.removeprefix('log-')}\n" in card
-    for file in (*adapter.iterdir(), tmp_path / "run" / "resolved.yaml"):
-        assert str(kept).encode() not in file.read_bytes() and whole.name.encode() not in file.read_bytes(), file
+    for written in (*adapter.iterdir(), tmp_path / "run" / "resolved.yaml"):
+        content = written.read_bytes()
+        assert str(kept).encode() not in content and whole.name.encode() not in content, written
     assert main(["generate", str(tmp_path / "run"), "--prompt", "<|note|>", "--max-new-tokens", "6", "--temperature", "0"]) == 0
     assert capsys.readouterr().out.strip().startswith("a b c")
     # Resumed: nothing is made again, and what was removed is.

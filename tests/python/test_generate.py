@@ -334,7 +334,7 @@ def test_a_conversation_on_the_terminal(talkative, monkeypatch, capsys):
 def test_a_message_may_have_several_lines_and_help_is_at_hand(talkative, monkeypatch, capsys):
     asked = []
     answer = chat._answer
-    monkeypatch.setattr(chat, "_answer", lambda model, messages, settings: asked.append(messages[-1]["content"]) or answer(model, messages, settings))
+    monkeypatch.setattr(chat, "_answer", lambda model, prompt, settings: asked.append(prompt["messages"][-1]["content"]) or answer(model, prompt, settings))
     monkeypatch.setattr("sys.stdin", io.StringIO("/help\nOnce\\\nupon a\\\ntime\nthe end\\"))
     assert cli.main(["chat", str(talkative), "--max-new-tokens", "2", "--device", DEVICE]) == 0
     assert asked == ["Once\nupon a\ntime", "the end"]

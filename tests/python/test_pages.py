@@ -85,6 +85,9 @@ def place(tmp_path, monkeypatch, finished):
     (tmp_path / "path" / "to").mkdir(parents=True)
     for name in ("model", "other"):
         (tmp_path / "path" / "to" / name).symlink_to(REPOSITORY / MODEL)
+    shutil.copytree(REPOSITORY / MODEL, tmp_path / "path" / "to" / "talkative")
+    template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    (tmp_path / "path" / "to" / "talkative" / "chat_template.jinja").write_text(template)
     shutil.copytree(finished, tmp_path / "output")
     shutil.copytree(finished / "stories" / "adapter", tmp_path / "my-adapter")
     (tmp_path / "run.yaml").write_text((REPOSITORY / "examples/stories.yaml").read_text())
@@ -107,6 +110,8 @@ def test_commands_do_what_they_say(page, place, capfd):
         words = words[: words.index(">")] if ">" in words else words
         if words[1] == "evaluate":
             words = [OF_HERE.get(word, word) for word in words] + ["--include-path", str(TASKS)]
+        if words[1] == "chat":
+            words = ["path/to/talkative" if word == "path/to/model" else word for word in words]
         if words[1] in ("sft", "pt"):
             if "--resume-from-checkpoint" not in words and "--output-dir" not in words:
                 shutil.rmtree(place / "output" / "stories", ignore_errors=True)

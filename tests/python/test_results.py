@@ -154,6 +154,7 @@ def test_a_result_is_uploaded(capfd, monkeypatch, model, options, tmp_path):
     code, out, _ = run(capfd, "push", output, "me/mine", "--dry-run")
     assert code == 0 and len(asked) == 4 and "not uploaded: .env, notes.txt, sub" in out
     assert run(capfd, "push", output, "me/mine")[0] == 0 and asked[5]["files"] == files
+    (output / "adapter/LICENSE").unlink(missing_ok=True)
     (output / "adapter/LICENSE").symlink_to("/etc/passwd")
     code, _, err = run(capfd, "push", output, "me/mine")
     assert code == 2 and "LICENSE leads to /etc/passwd" in err

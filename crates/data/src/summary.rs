@@ -387,7 +387,7 @@ mod tests {
             text,
             "rows  kept  dropped  documents     tokens  trained  longest  dataset\n   \
              2     1        1          1  1 234 567    0.0 %        3  set\n  \
-             dropped 1 rows: too long (first: a, row 3: 9 tokens)\n"
+             dropped 1 row: too long (first: a, row 3: 9 tokens)\n"
         );
     }
 }

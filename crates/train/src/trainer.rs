@@ -471,7 +471,7 @@ mod tests {
             Config::load_json(&options.to_string(), crate::config::Task::Sft, &[]).unwrap()
         };
         assert!(check_batch_size(&config(1000), 1000, 1 << 30).is_ok());
-        let error = check_batch_size(&config(u32::MAX.into()), 1000, 1 << 30).unwrap_err();
+        let error = check_batch_size(&config(1 << 20), 1000, 1 << 30).unwrap_err();
         assert!(error.exit_code() == 3 && error.to_string().contains("gradient_accumulation_steps"), "{error}");
     }
 }

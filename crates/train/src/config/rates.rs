@@ -32,16 +32,22 @@ pub(super) fn check_rates(config: &Config, reader: &mut Reader) {
         reader.report("learning_rates", message, Some("set `learning_rate` above 0".into()));
     }
     let is_waved = of.lr_scheduler_type == Schedule::CosineWithRestarts;
-    if reader.is_written("lr_cycles") && !is_waved && !reader.is_faulty("lr_scheduler_type") {
+    if is_changed(config, reader, "lr_cycles") && !is_waved && !reader.is_faulty("lr_scheduler_type") {
         needs(reader, "lr_cycles", "lr_scheduler_type", "cosine_with_restarts");
     }
+}
+
+/// True if an option is written and has another value than its default, as a resolved file has all options.
+fn is_changed(config: &Config, reader: &Reader, name: &str) -> bool {
+    let default = super::rows().find(|row| row.name == name).map(|row| row.default_json());
+    reader.is_written(name) && default.as_ref() != config.to_json().get(name)
 }
 
 /// Checks the shares of datasets.
 pub(super) fn check_shares(config: &Config, reader: &mut Reader) {
     const OPTION: &str = "interleave_probs";
     let Some(shares) = &config.data.interleave_probs else {
-        if reader.is_written("interleave_stopping") && !reader.is_faulty(OPTION) {
+        if is_changed(config, reader, "interleave_stopping") && !reader.is_faulty(OPTION) {
             needs(reader, "interleave_stopping", OPTION, "[…]");
         }
         return;

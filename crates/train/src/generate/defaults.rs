@@ -172,7 +172,10 @@ impl Fields<'_> {
             Value::Bool(true) | Value::String(_) => false,
         };
         let counts = |(name, value): &(String, Value)| !NO_TEXT.contains(&name.as_str()) && !does_nothing(name, value);
-        self.of.into_iter().filter(counts).map(|(name, value)| format!("{name}: {value}")).collect()
+        let mut unused: Vec<String> =
+            self.of.into_iter().filter(counts).map(|(name, value)| format!("{name}: {value}")).collect();
+        unused.sort();
+        unused
     }
 }
 

@@ -25,7 +25,15 @@ fn an_adapter_is_trained_saved_and_exported() {
     assert!(observer.lines.iter().any(|line| line.starts_with("Step 0/12 | Loss: ")), "{:?}", observer.lines);
     let checkpoints: Vec<String> = names(&output).into_iter().filter(|n| n.starts_with("checkpoint-")).collect();
     assert_eq!(checkpoints, ["checkpoint-10", "checkpoint-12"]);
-    let expected = ["adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors", "state.json"];
+    let expected = [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "generation_config.json",
+        "optimizer.safetensors",
+        "state.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ];
     assert_eq!(names(&output.join("checkpoint-12")), expected);
     let held: Vec<u64> =
         events.iter().filter(|of| of["held_seconds"].is_number()).filter_map(|of| of["step"].as_u64()).collect();

@@ -320,7 +320,7 @@ def test_plan_is_made_for_a_machine_that_is_not_here(capsys, run_file):
 
 
 def test_what_does_not_fit_ends_with_3(capsys, run_file):
-    code, _, err = run(capsys, "plan", run_file[0], "--machine", "h200", "--per-device-train-batch-size", "1000000")
+    code, _, err = run(capsys, "plan", run_file[0], "--machine", "h200", "--memory-limit", "1MiB")
     assert code == 3 and "the smallest plan needs" in err
 
 

@@ -28,7 +28,7 @@ def test_bash_completes_commands_options_values_and_files(tmp_path):
     assert set(COMMANDS) <= set(completed(tmp_path, ""))
     assert completed(tmp_path, "sft", "run.yaml", "--lora-ra") == ["--lora-rank"]
     assert {"h100", "h200"} <= set(completed(tmp_path, "plan", "run.yaml", "--machine", "h"))
-    assert completed(tmp_path, "sft", "--lr-scheduler-type", "") == ["linear", "cosine", "wsd", "constant"]
+    assert completed(tmp_path, "sft", "--lr-scheduler-type", "") == ["linear", "cosine", "cosine_with_restarts", "wsd", "constant"]
     assert completed(tmp_path, "sft", "--shuffle", "f") == ["false"]
     assert completed(tmp_path, "show", "m") == ["memory"]
     assert completed(tmp_path, "merge", "--lora") == []

@@ -224,7 +224,11 @@ ROWS: dict[str, tuple[dict[str, object], dict[str, object], dict[str, object]]] 
         {**ASKED, "input_field": "more"},
         {"prompt_format": "Q {instruction} {input} A {output}"},
     ),
-    "prompt_format_no_input": (QUESTION, ASKED, {"prompt_format_no_input": "Q {instruction} A {output}"}),
+    "prompt_format_no_input": (
+        QUESTION,
+        {**ASKED, "prompt_format": "Q {instruction} {input} A {output}"},
+        {"prompt_format_no_input": "Ask {instruction} A {output}"},
+    ),
     "messages_field": (CHAT, {"type": "conversation"}, {"messages_field": "talk"}),
     "system_field": (CHAT, {"type": "conversation"}, {"system_field": "about"}),
     "tools_field": (CHAT, {"type": "conversation"}, {"tools_field": "tools"}),

@@ -129,10 +129,15 @@ def test_a_result_names_the_end_token_that_it_was_trained_with(family, base, tmp
 
     pushed = {}
     monkeypatch.setattr("surogate.hub.call_hub", lambda what, call, *doing: call())
-    api = type("Api", (), {"endpoint": "https://x", "upload_folder": lambda self, **of: pushed.update(of)})
+
+    def take(_, **of):
+        pushed.update((file.name, file.read_bytes()) for file in Path(of["folder_path"]).iterdir())
+
+    api = type("Api", (), {"endpoint": "https://x", "upload_folder": take})
     monkeypatch.setattr("huggingface_hub.HfApi", api)
     push.upload(full / "model", "me/x", private=True)
-    assert Path(pushed["folder_path"]) == full / "model"
+    for name in ("generation_config.json", "model.safetensors", "tokenizer.json"):
+        assert pushed[name] == (full / "model" / name).read_bytes()
 
 
 def test_prompts_of_a_chat_model_begin_with_bos_where_its_template_says_so(base, tmp_path):

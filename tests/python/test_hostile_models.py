@@ -112,9 +112,12 @@ def test_a_file_that_never_ends_is_refused(tmp_path, kind):
         hub.model_config(tmp_path)
 
 
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+
+
 def tokenizer(folder: Path, **changes: object) -> None:
-    model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b"], **changes.pop("model", {})}
-    fields = {"model": model, "added_tokens": [], "pre_tokenizer": {"type": "ByteLevel"}, **changes}
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [], **changes.pop("model", {})}
+    fields = {"model": model, "added_tokens": [], "pre_tokenizer": BYTES, **changes}
     (folder / "tokenizer.json").write_text(json.dumps(fields))
 
 

@@ -47,7 +47,7 @@ def test_rows_are_run_and_recorded(made):
         steps = result["steps"]
         # The median and the mean of the same steps; an idle moment of the machine is no factor of three.
         ratio = result["tokens_per_second"] / result["mean_tokens_per_second"]
-        assert steps > 3 and 1 / 3 < ratio < 3, result
+        assert steps >= 3 and 1 / 3 < ratio < 3, result
         assert result["tokens_per_step"] == result["batch"] * result["accumulation"] * result["seq_len"]
         assert 0 < result["to_step_1"] < 60
     assert printed.count("\nlora-0.6b ") + printed.startswith("lora-0.6b ") == 2

@@ -73,7 +73,7 @@ else
   printf '\nNot run without ../shared: real data.\n'
 fi
 stage "wheel" install_wheel
-# Many tests wait for processes: twice as many workers as cores keep these busy.
-stage "python tests" "$python" -m pytest -q -rs --numprocesses $((2 * $(nproc))) --dist loadgroup
+# Many tests wait for processes: one worker more than cores keeps these busy.
+stage "python tests" "$python" -m pytest -q -rs --numprocesses $(($(nproc) + 1)) --dist loadgroup
 
 printf '\nall stages passed in %d s\n' $((SECONDS - started))

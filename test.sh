@@ -68,7 +68,7 @@ stage "rust tests" cargo test --release --workspace
   --skip gpu:: --skip cudnn_plans:: --skip nvrtc:: --skip families:: --skip real_data:: --skip tokenizers::
 if [ -d ../shared ]; then
   stage "real data" cargo test --release --workspace --test it --lib -- --ignored \
-    families:: real_data:: tokenizers:: fast_encoder::
+    families:: real_data:: tokenizers:: fast_encoder:: spellings::
 else
   printf '\nNot run without ../shared: real data.\n'
 fi

@@ -322,7 +322,7 @@ pub struct RecomputeOptions {
 /// The settings of an entry that trains.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Training {
-    /// What is not trained, and what learns at rates of its own.
+    /// The parameters that are not trained, and those with rates of their own.
     pub rates: Rates,
     /// The model's own dropout is active.
     pub dropout: bool,

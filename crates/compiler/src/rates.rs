@@ -7,9 +7,9 @@ use graph::{Graph, Parameter};
 
 use crate::CompileError;
 
-/// What parameter names of adapters begin with, as PEFT writes them.
+/// The prefix of parameter names of adapters, as PEFT writes them.
 const ADAPTER: &str = "base_model.model.";
-/// What those of the second matrix of an adapter end with.
+/// The suffix of names of the second matrix of an adapter.
 const SECOND: &str = ".lora_B.weight";
 
 /// Names of a model that a message lists, at most.
@@ -44,7 +44,7 @@ impl<'a> Pattern<'a> {
         Ok(Pattern { text, regex: regex.map_err(wrong)?, hits: 0 })
     }
 
-    /// Whether it means a parameter, which is counted.
+    /// True if it means a parameter, which is counted.
     fn takes(&mut self, parameter: &Parameter) -> bool {
         let name = parameter.name.strip_prefix(ADAPTER).unwrap_or(&parameter.name);
         let mut names = name.match_indices('.').map(|(end, _)| &name[..end]).chain([name]);

@@ -41,10 +41,10 @@ pub(crate) enum Per {
     Row,
 }
 
-/// What parameters of one rule differ by.
+/// The properties by which parameters of one rule differ.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Pace {
-    /// Whether weights decay.
+    /// True if the weights decay here.
     pub decay: bool,
     /// Factor of the learning rate.
     pub rate: f64,

@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Items that one thread takes at a time.
 const CHUNK: usize = 128;
 
-/// How often a caller is asked whether to go on while one item takes long.
+/// The period at which a caller is asked whether to go on while one item takes long.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 thread_local! {

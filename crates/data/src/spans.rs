@@ -198,7 +198,7 @@ struct Turns<'a> {
 }
 
 impl Turns<'_> {
-    /// What is trained of message `i`, which is at `own`.
+    /// Returns the trained bytes of message `i`, which is at `own`.
     fn range(&mut self, i: usize, own: &Located) -> Result<Range<usize>, RowError> {
         let (text, markers, start) = (self.text, self.markers, own.range.start);
         let before = match i {
@@ -224,7 +224,7 @@ impl Turns<'_> {
         Ok(begin..turn_end(text, own, limit, markers))
     }
 
-    /// As [`plain_answer_start`] for message `i`. After messages of one role it is rendered once.
+    /// Returns [`plain_answer_start`] for message `i`. After messages of one role it is rendered once.
     fn plain_answer_start(&mut self, i: usize, before: Option<usize>, start: usize) -> Option<usize> {
         let find = || plain_answer_start(self.text, &self.plain[..i], before, self.sentinels, self.render);
         let (Some(openings), Some(before), true) = (&mut self.openings, before, i > 0) else { return find() };

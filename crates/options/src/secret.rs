@@ -6,7 +6,7 @@ use std::borrow::Cow;
 
 use serde_json::Value;
 
-/// What is written in the place of a user and a password.
+/// The text that replaces a user and a password.
 const HIDDEN: &str = "***";
 
 /// Returns the text with `***` for what is before the `@` of an address such as `scheme://user:password@host`.

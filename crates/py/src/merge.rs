@@ -26,7 +26,7 @@ pub fn published(py: Python<'_>, folder: PathBuf) -> PyResult<Vec<PathBuf>> {
     train::published(&folder).map_err(|error| train_error(py, error))
 }
 
-/// Whether a model's files hold a head that differs from the embedding, although its configuration does not say so.
+/// Returns true if a model's files hold a head that differs from the embedding, although its configuration ties them.
 #[pyfunction]
 pub fn has_own_head(py: Python<'_>, model: PathBuf) -> PyResult<bool> {
     train::has_own_head(&model).map_err(|error| train_error(py, error))

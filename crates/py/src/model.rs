@@ -34,7 +34,7 @@ struct Loaded {
 /// The owner of the weights.
 enum Of {
     Loaded(Box<Loaded>),
-    /// Those of a model in training.
+    /// The weights of a model in training.
     Trained(Py<Trainer>),
 }
 
@@ -127,7 +127,7 @@ impl Model {
         Generation::start(py, slf, prompts, &options, goes_on)
     }
 
-    /// What of the model's `generation_config.json` would change its texts and is not applied.
+    /// Returns the fields of the model's `generation_config.json` that would change its texts and are not applied.
     fn unused_defaults(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         self.with_generator(py, |generator| Ok(generator.unused_defaults().to_vec()))
     }

@@ -172,7 +172,7 @@ impl Trainer {
         self.with(py, |trainer| Ok(trainer.steps_done()))
     }
 
-    /// Whether the options want an evaluation after the steps that are done.
+    /// Returns true if the options want an evaluation after the steps that are done.
     fn is_evaluation_due(&self, py: Python<'_>) -> PyResult<bool> {
         self.with(py, train::Trainer::is_evaluation_due)
     }

@@ -175,7 +175,7 @@ fn name_in_cache(path: &str) -> Option<String> {
     is_whole.then(|| repository.replacen("--", "/", 1))
 }
 
-/// What other programs must do before they load an adapter whose tables are longer than its base's.
+/// The steps that other programs need before they load an adapter whose tables are longer than its base's.
 fn new_rows(trainer: &Trainer, form: Form) -> String {
     let tokens = &trainer.config.model.new_tokens;
     let rows = trainer.source.vocab_size().unwrap_or_default();

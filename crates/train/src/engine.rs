@@ -24,7 +24,7 @@ use crate::weights::{WeightSet, fill};
 /// Shapes that a program keeps compiled when batches bring new ones; the one that was used least recently goes first.
 const MAX_VARIANTS: usize = 8;
 
-/// What an engine is compiled for, to come back to.
+/// The entries and shapes that an engine is compiled for, to come back to.
 pub(crate) struct Compiled {
     options: CompileOptions,
     parts: Vec<Arc<Program>>,
@@ -193,7 +193,7 @@ impl Engine {
         self.resume(Compiled { options, parts: vec![program.clone()], program })
     }
 
-    /// What it is compiled for.
+    /// The entries and shapes that it is compiled for.
     pub(crate) fn compiled(&self) -> Compiled {
         Compiled { options: self.options.clone(), parts: self.parts.clone(), program: self.program.clone() }
     }

@@ -27,7 +27,7 @@ const DTYPE: [&str; 2] = ["dtype", "torch_dtype"];
 /// The tokens that end answers: one or a list.
 const END: &str = "eos_token_id";
 
-/// Whether the head is the embedding.
+/// Returns true if the head is the embedding.
 const TIE: &str = "tie_word_embeddings";
 
 /// What says that weights are quantised.

@@ -18,7 +18,7 @@ pub(crate) struct Live {
     model: Model,
     /// Made when text is first requested.
     generator: Option<Generator>,
-    /// What the trainer's engine is compiled for, while it is lent.
+    /// The entries of the trainer's engine, while it is lent.
     training: Option<Compiled>,
 }
 

@@ -102,7 +102,7 @@ pub struct Merged {
     pub bytes: usize,
     /// The form of the quantised weights that the adapter was trained on, if these were made again.
     pub quantised: Option<String>,
-    /// What whoever merges should know: rounding, a class of the tokenizer.
+    /// Notes for the user who merges: rounding, a class of the tokenizer.
     pub notes: Vec<String>,
 }
 

@@ -64,7 +64,7 @@ impl Milestones {
 }
 
 impl Trainer {
-    /// Whether the options want the validation data gone through after the steps that are done.
+    /// Returns true if the options want the validation data evaluated after the steps that are done.
     pub fn is_evaluation_due(&mut self) -> Result<bool> {
         let (Some(feed), Some(total)) = (&self.feed, self.total_steps()) else { return Ok(false) };
         let of = match self.milestones.take() {

@@ -1,4 +1,4 @@
-//! How often an epoch takes each training document: as its set says, or so that the sets have given shares.
+//! The number of times that an epoch takes each training document: as its set says, or by given shares of the sets.
 //!
 //! Knows options and numbers of documents; not what is in them.
 
@@ -51,7 +51,7 @@ pub(crate) fn mixed(
     DocumentSet { corpus: of.corpus, members: members.into() }
 }
 
-/// What an epoch takes of a set: all of its documents so often, and a part of them once more.
+/// The documents that an epoch takes of a set: all of them a number of times, and a part of them once more.
 struct Portion {
     whole: usize,
     part: f64,
@@ -83,7 +83,7 @@ fn interleaved(sizes: &[usize], shares: &[f64], stopping: Stopping) -> Vec<usize
     sizes.iter().zip(shares).map(number).collect()
 }
 
-/// What becomes of the sets, in a sentence.
+/// Describes in a sentence how the sets are mixed.
 fn said(datasets: &[Dataset], sizes: &[usize], numbers: &[usize]) -> String {
     let sets = datasets.iter().zip(sizes.iter().zip(numbers));
     let of = sets.map(|(set, (size, number))| match number > size {

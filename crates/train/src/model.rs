@@ -40,7 +40,7 @@ pub struct Model {
     engine: Option<Engine>,
     /// The engine was compiled for something else meanwhile.
     is_strange: bool,
-    /// What the engine was compiled for here when it was given away.
+    /// The entries that the engine was compiled for when it was given away.
     kept: Option<Compiled>,
     /// Opened when texts are first scored.
     encoder: OnceLock<PromptEncoder>,

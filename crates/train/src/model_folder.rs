@@ -55,7 +55,7 @@ pub const TOKENIZER: &str = "tokenizer_config.json";
 /// The tokenizer itself.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 
-/// What is published of a model or an adapter besides weights and [`HANDED_ON`].
+/// The files that are published of a model or an adapter besides weights and [`HANDED_ON`].
 const PUBLISHED: [&str; 3] = ["README.md", "adapter_config.json", hf_config::FILE];
 
 /// What only a folder with a tokenizer has.

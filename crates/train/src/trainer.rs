@@ -76,7 +76,7 @@ pub struct Trainer {
     pub(crate) engine: Option<Engine>,
     /// A model over the same weights, once it was requested.
     pub(crate) live: Option<Live>,
-    /// When the run evaluates, once it was asked.
+    /// The steps at which the run evaluates, once computed.
     pub(crate) milestones: Option<Milestones>,
     pub(crate) schedule: Option<LearningRate>,
     /// What was started and not read yet, and what is known of the step before.
@@ -88,7 +88,7 @@ pub struct Trainer {
     pub(crate) startup: Option<Startup>,
     /// What became 0 in 8 bits is still to be said.
     pub(crate) tells_flushed: bool,
-    /// What the last merged result has less bits for.
+    /// The rounding of the last merged result.
     pub(crate) rounding: Rounding,
     model_digest: Option<ModelDigest>,
     /// Reads the model's files for the digest meanwhile.

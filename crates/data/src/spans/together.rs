@@ -29,7 +29,7 @@ struct Marked {
 struct Sentinels<'a> {
     messages: &'a [Map<String, Value>],
     fields: Vec<Field>,
-    /// What the sentinels of either kind begin with, which the conversation's rendering does not hold.
+    /// The prefixes of the sentinels of either kind, which the conversation's rendering does not hold.
     begins: [String; 2],
     render: Render<'a>,
 }
@@ -184,7 +184,7 @@ fn compared(given: &Sentinels<'_>, all: [&Marked; 2], order: &[usize]) -> Option
     parts.iter().all(|part| part.start + part.tail <= part.text.len()).then_some(parts)
 }
 
-/// Where each part is in `base`, if template and parts one behind the other are its text.
+/// Returns the place of each part in `base`, if template and parts one after the other are its text.
 fn put_together(base: &str, all: &Marked, parts: &[Part]) -> Option<Vec<Range<usize>>> {
     let bytes = base.as_bytes();
     let (mut at, mut tail) = (0, None);

@@ -31,7 +31,7 @@ const MOST_ADDED: usize = 4096;
 /// Bytes for which a table of characters may write one, without counting as growth: that of NFKC has one of 33.
 const LONGEST_NORMALIZED: usize = 64;
 
-/// How long a text may become, at most: a factor for its bytes, and bytes besides them.
+/// The maximal length that a text may reach: a factor for its bytes, and bytes besides them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Growth {
     factor: f64,

@@ -25,7 +25,7 @@ impl Config {
         names.zip(self.values().into_iter().flatten()).collect::<Map<_, _>>().into()
     }
 
-    /// As [`Config::to_json`], with the choices for what is left open, and without passwords in addresses.
+    /// Returns [`Config::to_json`] with the choices for what is left open, and without passwords in addresses.
     pub fn resolved_json(&self, reasons: &Reasons) -> Value {
         let mut values = self.to_json();
         for (name, reason) in reasons {

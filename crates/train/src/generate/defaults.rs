@@ -161,7 +161,7 @@ impl Fields<'_> {
         self.take(name, |value| of(value).or_else(|| list(value))).unwrap_or_default()
     }
 
-    /// Those that are left and would change the text, each with its value.
+    /// Returns the fields that are left and would change the text, each with its value.
     fn unused(self) -> Vec<String> {
         let neutral = |name: &str| NEUTRAL.iter().find(|(known, _)| *known == name).map_or(0.0, |(_, value)| *value);
         let does_nothing = |name: &str, value: &Value| match value {

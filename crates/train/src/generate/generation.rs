@@ -129,7 +129,7 @@ impl Asked {
         self.answered().map(|index| self.sequences[index].need()).collect()
     }
 
-    /// Those that are answered.
+    /// The prompts that are answered already.
     fn answered(&self) -> impl Iterator<Item = usize> {
         (0..self.sequences.len()).filter(|index| self.sequences[*index].refused.is_none())
     }
@@ -169,7 +169,7 @@ fn check_ids(ids: &[i32], vocabulary: usize) -> Result<()> {
 pub struct Generation {
     sequences: Vec<Sequence>,
     waiting: VecDeque<usize>,
-    /// Those that are not answered, until a step says so.
+    /// The prompts that are not answered, until a step says so.
     refused: Vec<usize>,
     running: Vec<usize>,
     pages: Pages,

@@ -29,7 +29,7 @@ pub struct Generator {
     engine: Option<Engine>,
     /// What the engine is compiled for; nothing where it was made for something else.
     capacity: Option<Capacity>,
-    /// What the engine was compiled for here when it was given away.
+    /// The entries that the engine was compiled for when it was given away.
     kept: Option<(Compiled, Capacity)>,
     encoder: PromptEncoder,
     defaults: Defaults,
@@ -118,7 +118,7 @@ impl Generator {
         &self.encoder
     }
 
-    /// What of the model's `generation_config.json` would change its texts and is not applied.
+    /// Returns the fields of the model's `generation_config.json` that would change its texts and are not applied.
     pub fn unused_defaults(&self) -> &[String] {
         &self.defaults.unused
     }
@@ -211,7 +211,7 @@ impl Generator {
 /// A compiled model that goes on where its sequences were, whoever has it.
 pub(crate) struct Reader<'a> {
     pub engine: &'a mut Engine,
-    /// What it is compiled for.
+    /// The entries and shapes that it is compiled for.
     pub capacity: &'a Capacity,
 }
 

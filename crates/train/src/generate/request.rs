@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{Result, TrainError};
 
-/// What an answer must satisfy.
+/// The constraints that an answer must satisfy.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Prompt {
     /// Token ids.
@@ -28,7 +28,7 @@ pub struct Messages {
 }
 
 impl Messages {
-    /// Those of a conversation alone.
+    /// The fields of a conversation alone.
     pub fn of(messages: Vec<Map<String, Value>>) -> Messages {
         Messages { messages, ..Messages::default() }
     }

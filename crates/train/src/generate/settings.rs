@@ -76,7 +76,7 @@ pub struct Settings {
     pub end_tokens: Vec<u32>,
     pub masks: Masks,
     pub batch_size: usize,
-    /// How tokens would be drawn, where nothing says so.
+    /// The default way in which tokens are drawn.
     pub otherwise: Drawing,
 }
 

@@ -165,7 +165,8 @@ def measured(logged: list[dict[str, Any]], began: float, warm_up: float) -> dict
         "tokens_per_second": median,
         "mean_tokens_per_second": whole,
         "mfu": mfu,
-        "tokens_per_step": statistics.mean(b["tokens"] for _, b in pairs),
+        # The last step of an epoch may be shorter.
+        "tokens_per_step": statistics.median(b["tokens"] for _, b in pairs),
         "steps": len(pairs),
         "seconds": seconds,
         "planned_seconds_per_step": planned,

@@ -1,12 +1,13 @@
 //! `cargo xtask kernels [--all] [ARCHITECTURE|OPERATION…]`: compiles the kernels of every operation's examples, in f32, bf16
 //! and f16, with NVRTC. Needs no GPU.
 //!
-//! A text that several architectures share is compiled for the lowest and the newest of them, one of an operation whose
-//! kernels take long for one of them; `--all` compiles every text for every architecture. What has compiled is kept in
+//! A text that several architectures share is compiled for the lowest and the newest of them if it reads `__CUDA_ARCH__`,
+//! and else for one of the two in turn. Of an operation whose kernels take long, every third text of a kernel is compiled, for
+//! any of its architectures in turn. `--all` compiles every text for every architecture. What has compiled is kept in
 //! `target/kernels` and not compiled again. Without NVRTC it says so and fails. The CUDA backend's own kernels are compiled
 //! by that crate's tests.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -47,6 +48,12 @@ impl Unit {
         let parts = [version.as_bytes(), self.name.as_bytes(), self.text.as_bytes()];
         digest(&parts.into_iter().chain(headers).chain(options).collect::<Vec<_>>())
     }
+
+    /// True if the preprocessor may leave another program on another architecture.
+    fn reads_architecture(&self) -> bool {
+        let headers = self.headers.iter().map(|(_, text)| *text);
+        headers.chain([self.text.as_str()]).any(|text| text.contains("__CUDA_ARCH__"))
+    }
 }
 
 impl fmt::Display for Unit {
@@ -75,11 +82,14 @@ pub fn run(words: &[&str]) -> Result<(), String> {
     let parsed = |text: &str| text.parse::<usize>().map_err(|e| e.to_string());
     let (number, parts) = (parsed(number)?, parsed(parts)?);
     let targets = targets(operations.copied(), &architectures);
-    let jobs = targets.iter().enumerate().flat_map(|(turn, (unit, target))| {
-        let chosen = if crossing { target.architectures.clone() } else { target.sampled(turn) };
-        chosen.into_iter().map(move |architecture| (unit, architecture))
-    });
-    let jobs: Vec<(&Unit, &str)> = jobs.collect();
+    let mut turns = BTreeMap::<&str, usize>::new();
+    let mut jobs: Vec<(&Unit, &str)> = Vec::new();
+    for (unit, target) in &targets {
+        let turn = turns.entry(&unit.name).or_default();
+        let chosen = if crossing { target.architectures.clone() } else { target.sampled(unit, *turn) };
+        jobs.extend(chosen.into_iter().map(|architecture| (unit, architecture)));
+        *turn += 1;
+    }
     compile(jobs.iter().skip(number).step_by(parts).copied())?;
     if number == 0 {
         println!("{} kernels, {} compilations for {}", targets.len(), jobs.len(), architectures.join(", "));
@@ -95,12 +105,14 @@ struct Target {
 }
 
 impl Target {
-    /// The architectures that stand for the others: each side of an `#if __CUDA_ARCH__ >= N` is compiled. `turn` spreads long
-    /// ones over the architectures.
-    fn sampled(&self, turn: usize) -> Vec<&'static str> {
+    /// Returns the architectures that stand for the others: each side of an `#if __CUDA_ARCH__ >= N` is compiled. `turn` is the
+    /// number of the text among those of its kernel: it spreads them over the architectures.
+    fn sampled(&self, unit: &Unit, turn: usize) -> Vec<&'static str> {
         match self.architectures.as_slice() {
-            all if self.takes_long => vec![all[turn % all.len()]],
-            [lowest, .., newest] => vec![lowest, newest],
+            _ if self.takes_long && turn % LONG_EVERY != 0 => Vec::new(),
+            all if self.takes_long => vec![all[turn / LONG_EVERY % all.len()]],
+            [lowest, .., newest] if unit.reads_architecture() => vec![lowest, newest],
+            [lowest, .., newest] => vec![if turn % 2 == 0 { lowest } else { newest }],
             all => all.to_vec(),
         }
     }
@@ -153,14 +165,16 @@ fn targets(operations: impl Iterator<Item = &'static dyn Op>, architectures: &[&
     let mut targets = BTreeMap::<Unit, Target>::new();
     let known: Vec<&'static str> = ARCHITECTURES.into_iter().filter(|known| architectures.contains(known)).collect();
     for op in operations {
-        for architecture in &known {
-            let arch = Arch::Cuda(architecture.parse().expect("one of the supported"));
-            let units: BTreeSet<Unit> = units_of(op, &Machine { arch, ..Machine::h200() }).into_iter().collect();
-            for unit in units {
-                let target = targets.entry(unit).or_default();
-                target.takes_long |= op.class() == Class::Attention || LONG.contains(&op.id().name());
-                if !target.architectures.contains(architecture) {
-                    target.architectures.push(architecture);
+        let takes_long = op.class() == Class::Attention || LONG.contains(&op.id().name());
+        for instance in instances(op) {
+            for architecture in &known {
+                let arch = Arch::Cuda(architecture.parse().expect("one of the supported"));
+                for unit in units_of(&instance, &Machine { arch, ..Machine::h200() }) {
+                    let target = targets.entry(unit).or_default();
+                    target.takes_long |= takes_long;
+                    if !target.architectures.contains(architecture) {
+                        target.architectures.push(architecture);
+                    }
                 }
             }
         }
@@ -172,25 +186,32 @@ fn targets(operations: impl Iterator<Item = &'static dyn Op>, architectures: &[&
 const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
 /// Operations besides attention whose kernels take seconds each.
-const LONG: [&str; 4] = ["grouped_codes", "grouped_linear", "grouped_weight_gradient", "cached_attention"];
+const LONG: [&str; 7] = [
+    "cached_attention",
+    "cached_delta",
+    "gated_delta",
+    "gated_delta_backward",
+    "grouped_codes",
+    "grouped_linear",
+    "grouped_weight_gradient",
+];
 
-/// The kernels that an operation lowers its examples to on a machine.
-fn units_of(op: &'static dyn Op, machine: &Machine) -> Vec<Unit> {
-    if matches!(op.class(), Class::View | Class::Constant) {
-        return Vec::new();
-    }
-    let mut units = Vec::new();
-    let examples = op.examples();
-    for (example, dtype) in examples.iter().flat_map(|e| DTYPES.iter().map(move |d| (e, d))) {
-        let instance = instantiate(example, op, *dtype, 0);
-        for padded in [false, true] {
-            let place = |t: &HostTensor| if padded { padded_rows(t) } else { dense(t) };
-            units.extend(lower(&instance, &place, machine));
-            // Only elementwise operations take any layout; the others say what they need.
-            if op.class() != Class::Elementwise {
-                break;
-            }
-        }
+/// One in so many texts of their kernels is compiled.
+const LONG_EVERY: usize = 3;
+
+/// The examples of an operation in every element type; none of one that has no kernels.
+fn instances(op: &'static dyn Op) -> impl Iterator<Item = Instance> {
+    let examples = if matches!(op.class(), Class::View | Class::Constant) { Vec::new() } else { op.examples() };
+    let crossed = examples.into_iter().flat_map(|example| DTYPES.map(|dtype| (example.clone(), dtype)));
+    crossed.map(move |(example, dtype)| instantiate(&example, op, dtype, 0))
+}
+
+/// The kernels that an example lowers to on a machine.
+fn units_of(instance: &Instance, machine: &Machine) -> Vec<Unit> {
+    let mut units = lower(instance, &dense, machine);
+    // Only elementwise operations take any layout; the others say what they need.
+    if instance.op.class() == Class::Elementwise {
+        units.extend(lower(instance, &padded_rows, machine));
     }
     units
 }

@@ -164,6 +164,8 @@ fn strangers_are_refused_and_disturb_nobody() {
         thread::sleep(Duration::from_millis(600));
         let refused = come(&place(1, 2, &at, 5.0), "another token", &[]).0.unwrap_err().to_string();
         assert!(refused.contains("refuses node 1: the token is not that of the run"), "{refused}");
+        // The leader notes a refusal after the other end has closed.
+        thread::sleep(Duration::from_secs(1));
         let (follower, _) = come(&place(1, 2, &at, 20.0), "token", &[]);
         let (leader, notes) = leader.join().unwrap();
         assert_eq!((leader.unwrap().count, follower.unwrap().node), (2, 1));

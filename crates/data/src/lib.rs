@@ -53,7 +53,7 @@ pub use batch::{Batch, IGNORE};
 pub use cache::RowCache;
 pub use corpus::{Corpus, DocumentSet};
 pub use dataset::{
-    AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, InstructionColumns, RowShard, SystemPrompt,
+    AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, InstructionColumns, RowShard, SystemPrompt, Writing,
 };
 pub use dealing::{Place, Position};
 pub use dialogue::{DialogueEncoder, DialogueOptions};

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::dataset::Writing;
 use crate::document::Document;
 use crate::error::{DataError, RowError, RowReason, shown};
 use crate::remarks::Remarks;
@@ -37,6 +38,9 @@ pub struct DatasetSummary {
     pub found: Option<String>,
     /// Columns that look like data and are not read.
     pub unused: Vec<String>,
+    /// Columns that are read where they are there, and that none of the first rows has.
+    pub absent: Vec<String>,
+    pub writing: Writing,
     /// The files of the set.
     #[serde(skip)]
     pub files: Vec<PathBuf>,
@@ -154,8 +158,8 @@ impl DatasetSummary {
 
     /// The summary of a set of the same name, of which nothing was read.
     pub(crate) fn named_like(other: &DatasetSummary) -> DatasetSummary {
-        let DatasetSummary { name, files, left_out, found, unused, .. } = other.clone();
-        DatasetSummary { name, files, left_out, found, unused, ..DatasetSummary::default() }
+        let DatasetSummary { name, files, left_out, found, unused, absent, writing, .. } = other.clone();
+        DatasetSummary { name, files, left_out, found, unused, absent, writing, ..DatasetSummary::default() }
     }
 
     /// Adds what became of other rows of the set, but for the documents of each.
@@ -329,6 +333,10 @@ impl Summary {
             (Some(found), unused) => writeln!(f, "  recognised as {}; not used: {}", shown(found), shown(unused))?,
             (None, "") => {}
             (None, unused) => writeln!(f, "  columns that are not used: {}", shown(unused))?,
+        }
+        if !of.absent.is_empty() {
+            let names = of.absent.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+            writeln!(f, "  the first rows have no column {}, which the options name", shown(names))?;
         }
         if of.files.len() > 1 {
             writeln!(f, "  read from {} files", of.files.len())?;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use data::{
     AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, DatasetSummary, DialogueOptions, DocumentSet,
     EncodedCorpus, InstructionColumns, Keeping, PrepareOptions, RowCache, RowLimit, Stop, Summary, SystemPrompt,
-    Tokenizer, Truncation,
+    Tokenizer, Truncation, Writing,
 };
 use net::Nodes;
 use options::cache::folder_of_user;
@@ -145,6 +145,8 @@ impl Encoded {
             notes.extend(other.notes);
             (DocumentSet::all(corpus), DocumentSet::all(other.corpus))
         };
+        let writings: Vec<Writing> = summary.datasets.iter().map(|of| of.writing).collect();
+        notes.extend(config::notes_on_template(config, &writings));
         notes
             .extend(summary.datasets.iter().filter_map(DatasetSummary::warning).map(|text| format!("Warning: {text}")));
         summary.datasets.iter().try_for_each(|of| of.check_lengths()).map_err(TrainError::data)?;

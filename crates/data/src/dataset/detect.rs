@@ -89,29 +89,77 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// Recognises the type of a set by some of its rows.
+/// The types that options of a dataset belong to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    Text,
+    Instruction,
+    Conversation,
+}
+
+impl AutoColumns {
+    /// The type that the given options belong to, and one of them.
+    fn owner(&self) -> Option<(Owner, &'static str)> {
+        let (task, talk) = (&self.instruction, &self.conversation);
+        let options = [
+            (!self.text.is_empty(), Owner::Text, "text_field"),
+            (!talk.messages.is_empty(), Owner::Conversation, "messages_field"),
+            (!talk.properties.is_empty(), Owner::Conversation, "message_property_mappings"),
+            (talk.system.is_some(), Owner::Conversation, "system_field"),
+            (talk.tools.is_some(), Owner::Conversation, "tools_field"),
+            (!task.instruction.is_empty(), Owner::Instruction, "instruction_field"),
+            (!task.output.is_empty(), Owner::Instruction, "output_field"),
+            (task.input.is_some(), Owner::Instruction, "input_field"),
+            (task.prompt_format.is_some(), Owner::Instruction, "prompt_format"),
+            (task.system != SystemPrompt::None, Owner::Instruction, "system_prompt_type"),
+        ];
+        options.into_iter().find(|(is_given, ..)| *is_given).map(|(_, owner, option)| (owner, option))
+    }
+
+    /// True if a column with the trained text is named.
+    fn names_column(&self) -> bool {
+        !self.conversation.messages.is_empty() || !self.instruction.output.is_empty() || !self.text.is_empty()
+    }
+}
+
+/// Recognises the type of a set by some of its rows. Options that belong to one type decide for it.
 pub(crate) fn detect(rows: &[&Map<String, Value>], hints: &AutoColumns) -> Result<Detected, Refused> {
     let columns = Columns { rows };
-    let is_given =
-        !hints.conversation.messages.is_empty() || !hints.instruction.instruction.is_empty() || !hints.text.is_empty();
-    if !is_given && let Some(refused) = preference(&columns).or_else(|| no_json(&columns)) {
+    if !hints.names_column()
+        && let Some(refused) = preference(&columns).or_else(|| no_json(&columns))
+    {
         return Err(refused);
     }
-    if let Some(found) = conversation(&columns, &hints.conversation)
-        .or_else(|| instruction(&columns, &hints.instruction))
-        .or_else(|| tokens(&columns))
-    {
+    let found = match hints.owner() {
+        Some((Owner::Text, _)) => text(&columns, hints),
+        Some((Owner::Conversation, _)) => conversation(&columns, &hints.conversation),
+        Some((Owner::Instruction, _)) => instruction(&columns, &hints.instruction),
+        None => conversation(&columns, &hints.conversation)
+            .or_else(|| instruction(&columns, &hints.instruction))
+            .or_else(|| tokens(&columns)),
+    };
+    if let Some(found) = found {
         return Ok(found);
     }
-    if !is_given && let Some(refused) = prompt_only(&columns) {
+    let shown = columns.names().into_iter().map(|name| {
+        let value = columns.values(name).next().unwrap_or(&Value::Null);
+        format!("`{name}` ({})", kind(value))
+    });
+    let shown = shown.collect::<Vec<_>>().join(", ");
+    if let Some((owner, option)) = hints.owner() {
+        let what = match owner {
+            Owner::Text => "the text that it names",
+            Owner::Instruction => "a task and its answer",
+            Owner::Conversation => "messages",
+        };
+        let problem = format!("`{option}` is given, but {what} cannot be found in the columns {shown}");
+        return Err((problem, format!("correct or remove `{option}`, or set `type` and the names of its columns")));
+    }
+    if let Some(refused) = prompt_only(&columns) {
         return Err(refused);
     }
     text(&columns, hints).ok_or_else(|| {
-        let shown = columns.names().into_iter().map(|name| {
-            let value = columns.values(name).next().unwrap_or(&Value::Null);
-            format!("`{name}` ({})", kind(value))
-        });
-        let problem = format!("the type cannot be detected from the columns {}", shown.collect::<Vec<_>>().join(", "));
+        let problem = format!("the type cannot be detected from the columns {shown}");
         (problem, "set `type` and the names of its columns".to_owned())
     })
 }
@@ -249,18 +297,20 @@ fn conversation(columns: &Columns<'_>, hints: &ConversationColumns) -> Option<De
 }
 
 fn instruction(columns: &Columns<'_>, hints: &InstructionColumns) -> Option<Detected> {
-    let given = (!hints.instruction.is_empty() && !hints.output.is_empty())
-        .then(|| (hints.instruction.clone(), hints.output.clone()));
-    let usual = || {
-        PAIRS.into_iter().find_map(|(task, answers)| {
-            let answer = columns.first_of(answers, |name| columns.is_text(name))?;
-            columns.is_text(task).then(|| (task.to_owned(), answer.to_owned()))
-        })
+    let given = |name: &str| (!name.is_empty()).then(|| name.to_owned());
+    let is_text = |name: &str| columns.is_text(name);
+    let usual = |task: &str, answers: &[&'static str]| {
+        let task = given(&hints.instruction).or_else(|| is_text(task).then(|| task.to_owned()))?;
+        let answer = given(&hints.output).or_else(|| columns.first_of(answers, is_text).map(str::to_owned))?;
+        (task != answer).then_some((task, answer))
     };
-    let (task, answer) = given.or_else(usual)?;
+    let (task, answer) = PAIRS.into_iter().find_map(|(task, answers)| usual(task, answers))?;
     let is_other = |name: &&str| *name != task && *name != answer;
-    let input = ["input", "context"].into_iter().filter(is_other).find(|name| columns.is_text(name));
-    let system = SYSTEM.into_iter().find(|name| columns.is_text(name));
+    // What a prompt format has no place for is not read.
+    let has_place = |name: &str| hints.prompt_format.as_ref().is_none_or(|format| format.contains(name));
+    let input =
+        ["input", "context"].into_iter().filter(is_other).find(|name| columns.is_text(name) && has_place("{input}"));
+    let system = SYSTEM.into_iter().find(|name| columns.is_text(name) && has_place("{system}"));
     // A prompt format has no place for earlier turns.
     let is_history = |value: &Value| *value == "" || as_list(value).is_some();
     let history = (hints.prompt_format.is_none() && columns.all(HISTORY, is_history)).then(|| HISTORY.to_owned());
@@ -300,13 +350,14 @@ fn tokens(columns: &Columns<'_>) -> Option<Detected> {
 }
 
 fn text(columns: &Columns<'_>, hints: &AutoColumns) -> Option<Detected> {
-    let given = (!hints.text.is_empty()).then_some(hints.text.as_str());
+    let given = Some(hints.text.as_str()).filter(|name| columns.is_text(name));
     let usual = || columns.first_of(&["text", "content", "document"], |name| columns.is_text(name));
     let only = || match columns.names()[..] {
         [only] => columns.is_text(only).then_some(only),
         _ => None,
     };
-    let field = given.or_else(usual).or_else(only)?.to_owned();
+    let open = || usual().or_else(only);
+    let field = if hints.text.is_empty() { open() } else { given }?.to_owned();
     let words = format!("text in `{field}`");
     Some(Detected { kind: DatasetKind::Text { field }, words })
 }
@@ -427,5 +478,35 @@ mod tests {
             ..Default::default()
         };
         assert!(detect(&[&row], &hints).unwrap().words.contains("in `messages`"));
+        let hints = AutoColumns { text: "essay".into(), ..Default::default() };
+        assert_eq!(detect(&[&row], &hints).unwrap().words, "text in `essay`");
+    }
+
+    #[test]
+    fn options_of_a_type_decide_for_it_or_are_refused() {
+        let row = json!({"messages": [{"role": "user", "content": "hi"}], "text": "t", "q": "a", "answer": "b"});
+        let Value::Object(row) = row else { unreachable!() };
+        let task = |instruction: &str, output: &str| AutoColumns {
+            instruction: InstructionColumns {
+                instruction: instruction.into(),
+                output: output.into(),
+                ..Default::default()
+            },
+            ..Default::default()
+        };
+        let words = |hints: &AutoColumns| detect(&[&row], hints).unwrap().words;
+        assert_eq!(words(&task("q", "")), "instruction (question and answer): `q` and `answer`");
+        assert_eq!(words(&task("q", "text")), "instruction (question and answer): `q` and `text`");
+        let format = InstructionColumns { prompt_format: Some("{instruction}".into()), ..Default::default() };
+        let tools = ConversationColumns { tools: Some("tools".into()), ..Default::default() };
+        for (hints, option) in [
+            (AutoColumns { text: "story".into(), ..Default::default() }, "text_field"),
+            (task("", "answer"), "output_field"),
+            (AutoColumns { instruction: format, ..Default::default() }, "prompt_format"),
+        ] {
+            let (problem, _) = detect(&[&row], &hints).unwrap_err();
+            assert!(problem.starts_with(&format!("`{option}` is given, but ")), "{problem}");
+        }
+        assert!(words(&AutoColumns { conversation: tools, ..Default::default() }).contains("in `messages`"));
     }
 }

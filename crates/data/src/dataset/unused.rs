@@ -31,6 +31,18 @@ fn looks_like_data(value: &Value) -> bool {
     }
 }
 
+/// The columns that the type reads where they are there, and that none of some rows has.
+pub(crate) fn absent(rows: &[&Map<String, Value>], kind: &DatasetKind) -> Vec<String> {
+    let optional = match kind {
+        DatasetKind::Tokens | DatasetKind::Text { .. } => Vec::new(),
+        DatasetKind::Instruction(of) => vec![of.input.as_ref()],
+        DatasetKind::Conversation(of) => vec![of.system.as_ref(), of.tools.as_ref()],
+        DatasetKind::Auto(_) => panic!("the type of a set is recognised before its columns are compared"),
+    };
+    let is_absent = |name: &&String| !rows.is_empty() && rows.iter().all(|row| !row.contains_key(*name));
+    optional.into_iter().flatten().filter(is_absent).cloned().collect()
+}
+
 fn used(kind: &DatasetKind) -> Vec<&str> {
     let (always, maybe) = match kind {
         DatasetKind::Tokens => (vec!["input_ids", "labels", "position_ids", "weights"], vec![]),
@@ -75,5 +87,17 @@ mod tests {
             ..InstructionColumns::default()
         };
         assert_eq!(unused(&[&row], &DatasetKind::Instruction(columns)), ["messages", "tools"]);
+    }
+
+    #[test]
+    fn columns_that_no_row_has_are_named() {
+        let Value::Object(row) = json!({"messages": [], "tools": null}) else { unreachable!() };
+        let of = |tools: &str| {
+            let (system, tools) = (Some("persona".to_owned()), Some(tools.to_owned()));
+            DatasetKind::Conversation(ConversationColumns { system, tools, ..ConversationColumns::default() })
+        };
+        assert_eq!(absent(&[&row], &of("tools")), ["persona"]);
+        assert_eq!(absent(&[&row], &of("tolls")), ["persona", "tolls"]);
+        assert!(absent(&[], &of("tolls")).is_empty());
     }
 }

@@ -104,10 +104,9 @@ impl Encoded {
             true => Some(Arc::new(Tokenizer::from_folder(&source.folder).map_err(TrainError::Data)?)),
             false => None,
         };
-        let (dialogue, note) = dialogue_options(config, source, tokenizer.as_deref())?;
+        let (dialogue, mut notes) = dialogue_options(config, source, tokenizer.as_deref())?;
         let template = dialogue.template.clone();
         let options = prepare_options(config, source, sequence_len, workers(config), dialogue)?;
-        let mut notes: Vec<String> = note.into_iter().collect();
         let cache = row_cache(config, &mut notes);
         let notify = |text: &str| eprintln!("surogate: {}", options::visible(text));
         let specs = |list: &[Dataset], option: &str| -> Result<Vec<DatasetSpec>> {

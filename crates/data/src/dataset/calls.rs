@@ -103,16 +103,35 @@ pub fn tools(place: &str, value: Option<&Value>) -> Result<Option<Value>, RowErr
             .map_err(|e| RowError::new(RowReason::WrongType, format!("column `{place}` is not valid JSON: {e}")))?,
         Some(other) => other,
     };
-    let is_one = |value: &Value| value.get("name").or_else(|| value.get("function")).is_some_and(|of| !of.is_array());
+    let is_group = |value: &Value| GROUPS.iter().any(|name| value.get(*name).is_some());
+    let is_one = |value: &Value| {
+        is_group(value) || value.get("name").or_else(|| value.get("function")).is_some_and(|of| !of.is_array())
+    };
     let list = match value {
         Value::Null => return Ok(None),
         one if one.is_object() && is_one(one) => vec![one.clone()],
         other => as_list(other).ok_or_else(|| wrong(place, "a list of tools", other))?.into_owned(),
     };
-    let read = |(i, tool): (usize, &Value)| tool_of(&format!("{place}[{i}]"), tool);
-    let tools: Vec<Value> = list.iter().enumerate().map(read).collect::<Result<_, _>>()?;
+    let read = |(i, tool): (usize, &Value)| tools_of(&format!("{place}[{i}]"), tool);
+    let tools = list.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?.concat();
     Ok((!tools.is_empty()).then_some(Value::Array(tools)))
 }
+
+/// The definitions of one element: several, where it is a group of Google's interface.
+fn tools_of(place: &str, tool: &Value) -> Result<Vec<Value>, RowError> {
+    let tool = opened(tool);
+    let group = GROUPS.iter().find_map(|name| as_list(tool.get(*name)?));
+    match group {
+        Some(group) => group.iter().map(|tool| tool_of(place, tool)).collect(),
+        None => Ok(vec![tool_of(place, &tool)?]),
+    }
+}
+
+/// Names of a group of definitions.
+const GROUPS: [&str; 2] = ["functionDeclarations", "function_declarations"];
+
+/// Other names of the schema of a function's parameters.
+const SCHEMAS: [&str; 4] = ["input_schema", "inputSchema", "parameters_json_schema", "parametersJsonSchema"];
 
 fn tool_of(place: &str, tool: &Value) -> Result<Value, RowError> {
     let Value::Object(mut tool) = opened(tool).into_owned() else {
@@ -125,6 +144,11 @@ fn tool_of(place: &str, tool: &Value) -> Result<Value, RowError> {
     }
     if let Some(function) = tool.get_mut("function") {
         *function = opened(function).into_owned();
+        if let Some(fields) = function.as_object_mut().filter(|fields| !fields.contains_key("parameters"))
+            && let Some(schema) = SCHEMAS.iter().find_map(|name| fields.shift_remove(*name))
+        {
+            fields.insert("parameters".to_owned(), schema);
+        }
         if let Some(parameters) = function.get_mut("parameters") {
             *parameters = opened(parameters).into_owned();
         }
@@ -186,6 +210,10 @@ mod tests {
             json!([{"type": "function", "function": in_text.to_string()}]),
             function.clone(),
             json!(function.to_string()),
+            json!([{"name": "f", "input_schema": schema}]),
+            json!([{"name": "f", "inputSchema": schema.to_string()}]),
+            json!([{"functionDeclarations": [function]}]),
+            json!({"function_declarations": [function]}),
         ] {
             assert_eq!(tools("tools", Some(&form)).unwrap(), Some(expected.clone()), "{form}");
         }

@@ -5,6 +5,7 @@
 use serde_json::{Map, Value};
 
 use super::json_text::{as_list, opened};
+use super::message::PAIRS as TURNS;
 use super::{ConversationColumns, DatasetKind, InstructionColumns, SystemPrompt};
 use crate::rows::json::kind;
 
@@ -142,8 +143,14 @@ pub(crate) fn detect(rows: &[&Map<String, Value>], hints: &AutoColumns) -> Resul
         return Ok(found);
     }
     let shown = columns.names().into_iter().map(|name| {
-        let value = columns.values(name).next().unwrap_or(&Value::Null);
-        format!("`{name}` ({})", kind(value))
+        let mut kinds: Vec<&str> = Vec::new();
+        columns.values(name).map(kind).for_each(|of| {
+            if !kinds.contains(&of) {
+                kinds.push(of)
+            }
+        });
+        let kinds = if kinds.is_empty() { "null".to_owned() } else { kinds.join(" or ") };
+        format!("`{name}` ({kinds})")
     });
     let shown = shown.collect::<Vec<_>>().join(", ");
     if let Some((owner, option)) = hints.owner() {
@@ -229,8 +236,8 @@ fn form_of(columns: &Columns<'_>, name: &str, hints: &ConversationColumns) -> Op
         "Google form"
     } else if has(&[&role]) {
         if role == "role" && content == "content" { "OpenAI form" } else { "own names" }
-    } else if has(&["human", "assistant"]) {
-        "pairs of `human` and `assistant`"
+    } else if let Some((asks, answers)) = TURNS.iter().find(|(asks, answers)| has(&[asks, answers])) {
+        &format!("pairs of `{asks}` and `{answers}`")
     } else {
         return None;
     };
@@ -260,8 +267,8 @@ fn conversation(columns: &Columns<'_>, hints: &ConversationColumns) -> Option<De
         completion = columns.first_of(COMPLETIONS, |of| is_part(of) && (form_of(of).or(form_of(name))).is_some());
         (is_part(name) && completion.is_some()).then_some(PROMPT)
     };
+    let answers = |name: &str| speaks(columns, name, role, &["assistant", "gpt", "model"], true);
     let any = || {
-        let answers = |name: &str| speaks(columns, name, role, &["assistant", "gpt", "model"], true);
         let is_talk = |name: &&str| *name != HISTORY && form_of(name).is_some() && (*name != PROMPT || answers(name));
         columns.names().into_iter().find(is_talk)
     };
@@ -270,6 +277,11 @@ fn conversation(columns: &Columns<'_>, hints: &ConversationColumns) -> Option<De
         Some(given) => given,
         None => usual().or_else(|| with_completion(PROMPT)).or_else(any)?,
     };
+    // Messages that end with a question are a prompt, whatever their column is called.
+    if given.is_none() && completion.is_none() && !answers(name) {
+        let is_answer = |of: &str| of != name && (columns.is_text(of) || form_of(of).is_some());
+        completion = columns.first_of(COMPLETIONS, is_answer);
+    }
     let form = form_of(name).or_else(|| completion.and_then(form_of))?;
     let opens_with_system = speaks(columns, name, role, &["system", "developer"], false);
     let is_prompt = |value: &Value| value.is_string() || value.is_object();
@@ -382,6 +394,11 @@ mod tests {
                 "conversation (ShareGPT form) in `conversations`, system prompt in `system`, tools in `tools`",
             ),
             (json!({"talk": message, "n": 1}), "conversation (OpenAI form) in `talk`"),
+            (
+                json!({"context": message, "response": "ok"}),
+                "prompt and completion (OpenAI form) in `context` and `response`",
+            ),
+            (json!({"chat": [{"user": "a", "gpt": "b"}]}), "conversation (pairs of `user` and `gpt`) in `chat`"),
             (
                 json!({"instruction": "a", "input": "", "output": "b"}),
                 "instruction (Alpaca form): `instruction` and `output`, input in `input`",

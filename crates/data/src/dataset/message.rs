@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use super::calls::calls;
 use super::columns::wrong;
 use super::json_text::{as_list, opened};
+use super::results;
 use crate::error::{RowError, RowReason};
 use crate::rows::json::kind;
 use crate::spans::Message;
@@ -50,20 +51,34 @@ pub fn messages(list: &[Value], properties: &BTreeMap<String, String>) -> Result
             messages.extend(pair);
             continue;
         }
-        let (message, continues) = message(&value, properties).map_err(in_message)?;
-        match messages.last_mut().filter(|last| continues && last.is_assistant() && last.weight == message.weight) {
-            Some(last) => add_calls(last, message),
-            None => messages.push(message),
+        for value in results::split(&value).unwrap_or_else(|| vec![value.into_owned()]) {
+            let (message, continues) = message(&value, properties).map_err(in_message)?;
+            match messages.last_mut().filter(|last| continues && last.is_assistant() && last.weight == message.weight) {
+                Some(last) => add_calls(last, message),
+                None => messages.push(message),
+            }
         }
     }
     Ok(messages)
 }
 
-/// A question and its answer in one object.
-fn pair(value: &Value) -> Option<[Message; 2]> {
-    let text = |name: &str| value.get(name).and_then(Value::as_str);
-    let (question, answer) = (text("human").or_else(|| text("user"))?, text("assistant").or_else(|| text("gpt"))?);
-    value.get("role").is_none().then(|| [Message::new("user", question), Message::new("assistant", answer)])
+/// Names of a question and its answer in an object that holds both.
+pub(super) const PAIRS: [(&str, &str); 4] =
+    [("human", "assistant"), ("user", "assistant"), ("human", "gpt"), ("user", "gpt")];
+
+/// A question and its answer in one object, behind a system prompt where it has one. What else it holds is left to the
+/// question, so that it is named if nothing reads it.
+fn pair(value: &Value) -> Option<Vec<Message>> {
+    let fields = value.as_object().filter(|fields| !fields.contains_key("role"))?;
+    let text = |name: &str| fields.get(name).and_then(Value::as_str);
+    let (names, question, answer) = PAIRS.iter().find_map(|names| Some((names, text(names.0)?, text(names.1)?)))?;
+    let system = text("system").filter(|text| !text.is_empty());
+    let mut asked = Message::new("user", question);
+    let is_read = |name: &str| name == names.0 || name == names.1 || (name == "system" && text(name).is_some());
+    let others = fields.iter().filter(|(name, value)| !is_read(name) && !value.is_null());
+    asked.fields.extend(others.map(|(name, value)| (name.clone(), value.clone())));
+    let system = system.map(|text| Message::new("system", text));
+    Some(system.into_iter().chain([asked, Message::new("assistant", answer)]).collect())
 }
 
 /// Puts the calls of a message that holds nothing else into the turn before it.
@@ -302,7 +317,10 @@ mod tests {
         let list = [json!(json!({"role": "user", "content": "hi"}).to_string())];
         assert_eq!(messages(&list, &BTreeMap::new()).unwrap(), std::slice::from_ref(&openai));
         let pair = messages(&[json!({"human": "hi", "assistant": "a"})], &BTreeMap::new()).unwrap();
-        assert_eq!(pair, [openai, Message::new("assistant", "a")]);
+        assert_eq!(pair, [openai.clone(), Message::new("assistant", "a")]);
+        let pair = messages(&[json!({"user": "hi", "gpt": "a", "system": "s", "id": 7})], &BTreeMap::new()).unwrap();
+        assert_eq!((&pair[0], &pair[2]), (&Message::new("system", "s"), &Message::new("assistant", "a")));
+        assert_eq!((&pair[1].fields["content"], &pair[1].fields["id"]), (&json!("hi"), &json!(7)));
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod instruction;
 mod json_text;
 mod message;
 mod padding;
+mod results;
 mod text;
 mod tokens;
 mod unused;

@@ -13,7 +13,8 @@ pub(crate) fn unused(rows: &[&Map<String, Value>], kind: &DatasetKind) -> Vec<St
     let mut found: Vec<String> = Vec::new();
     for (name, value) in rows.iter().flat_map(|row| row.iter()) {
         let is_new = found.len() < MOST && !found.contains(name);
-        if is_new && !used.contains(&name.as_str()) && looks_like_data(value) {
+        let is_answer = || ANSWERS.contains(&name.as_str()) && !value.is_null() && *value != "";
+        if is_new && !used.contains(&name.as_str()) && (looks_like_data(value) || is_answer()) {
             found.push(name.clone());
         }
     }
@@ -21,11 +22,18 @@ pub(crate) fn unused(rows: &[&Map<String, Value>], kind: &DatasetKind) -> Vec<St
     found
 }
 
-/// Numbers, flags and single words say something of a row, such as its number or its source.
+/// Columns whose values are data however short they are.
+const ANSWERS: [&str; 9] =
+    ["answer", "response", "output", "completion", "solution", "label", "target", "weight", "sample_weight"];
+
+/// Numbers, flags and single words say something of a row, such as its number or its source. Words of several scripts are
+/// not separated by spaces.
 fn looks_like_data(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => false,
-        Value::String(text) => text.trim().contains(char::is_whitespace),
+        Value::String(text) => {
+            text.trim().contains(char::is_whitespace) || text.chars().any(|c| !c.is_ascii() && c.is_alphabetic())
+        }
         Value::Array(list) => !list.is_empty(),
         Value::Object(fields) => !fields.is_empty(),
     }
@@ -71,22 +79,22 @@ mod tests {
     #[test]
     fn data_that_is_not_read_is_named() {
         let row = json!({"messages": [{"role": "user"}], "tools": [{"name": "f"}], "id": 7, "source": "web", "ok": true,
-            "history": [["a", "b"]], "images": [], "note": "two words"});
+            "history": [["a", "b"]], "images": [], "note": "two words", "answer": "yes", "备注": "没有空格"});
         let Value::Object(row) = row else { unreachable!() };
         let of = |tools: Option<&str>| {
             let messages = "messages".to_owned();
             let tools = tools.map(str::to_owned);
             DatasetKind::Conversation(ConversationColumns { messages, tools, ..ConversationColumns::default() })
         };
-        assert_eq!(unused(&[&row], &of(Some("tools"))), ["history", "note"]);
-        assert_eq!(unused(&[&row, &row], &of(None)), ["history", "note", "tools"]);
+        assert_eq!(unused(&[&row], &of(Some("tools"))), ["answer", "history", "note", "备注"]);
+        assert_eq!(unused(&[&row, &row], &of(None)), ["answer", "history", "note", "tools", "备注"]);
         let columns = InstructionColumns {
             instruction: "note".into(),
             output: "note".into(),
             history: Some("history".into()),
             ..InstructionColumns::default()
         };
-        assert_eq!(unused(&[&row], &DatasetKind::Instruction(columns)), ["messages", "tools"]);
+        assert_eq!(unused(&[&row], &DatasetKind::Instruction(columns)), ["answer", "messages", "tools", "备注"]);
     }
 
     #[test]

@@ -58,7 +58,15 @@ fn call(place: &str, value: &Value) -> Result<Value, RowError> {
     }
     whole.extend(call);
     whole.insert("type".to_owned(), json!("function"));
-    whole.insert("function".to_owned(), Value::Object(with_arguments(function)));
+    let function = with_arguments(function);
+    if let Some(text) = function.get(ARGUMENTS[0]).and_then(Value::as_str)
+        && text.trim_start().starts_with(['{', '['])
+        && parsed(text).is_none()
+    {
+        let problem = format!("`{place}.{}`: the arguments are a text that is not valid JSON", ARGUMENTS[0]);
+        return Err(RowError::new(RowReason::WrongType, problem));
+    }
+    whole.insert("function".to_owned(), Value::Object(function));
     Ok(Value::Object(whole))
 }
 
@@ -191,6 +199,13 @@ mod tests {
         );
         for none in [json!(""), json!([]), json!({}), json!({"name": null, "arguments": null})] {
             assert!(calls("c", &none).unwrap().is_empty(), "{none}");
+        }
+        for broken in ["{\"x\": 1", "{'x': True}"] {
+            let error = calls("c", &json!([{"function": {"name": "f", "arguments": broken}}])).unwrap_err();
+            assert!(
+                error.detail.contains("`c[0].function.arguments`: the arguments are a text that is not valid"),
+                "{error}"
+            );
         }
         assert!(calls("c", &json!("f(1)")).unwrap_err().detail.contains("a text that is not valid JSON"));
     }

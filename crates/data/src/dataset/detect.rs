@@ -287,7 +287,9 @@ fn conversation(columns: &Columns<'_>, hints: &ConversationColumns) -> Option<De
     let is_prompt = |value: &Value| value.is_string() || value.is_object();
     let system = SYSTEM.into_iter().find(|name| columns.all(name, is_prompt) && !opens_with_system);
     let is_tools = |value: &Value| value.is_array() || value.is_string() || value.is_object();
-    let tools = ["tools", "functions"].into_iter().find(|name| columns.all(name, is_tools));
+    let is_any = |value: &Value| as_list(value).is_none_or(|list| !list.is_empty());
+    let tools = ["tools", "functions"].into_iter().filter(|name| columns.all(name, is_tools));
+    let tools = tools.max_by_key(|name| (columns.values(name).any(is_any), *name == "tools"));
     let found = ConversationColumns {
         messages: name.to_owned(),
         completion: completion.map(str::to_owned),
@@ -397,6 +399,10 @@ mod tests {
             (
                 json!({"context": message, "response": "ok"}),
                 "prompt and completion (OpenAI form) in `context` and `response`",
+            ),
+            (
+                json!({"messages": message, "tools": [], "functions": [{"name": "f"}]}),
+                "conversation (OpenAI form) in `messages`, tools in `functions`",
             ),
             (json!({"chat": [{"user": "a", "gpt": "b"}]}), "conversation (pairs of `user` and `gpt`) in `chat`"),
             (

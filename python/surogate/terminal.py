@@ -32,7 +32,7 @@ def show_piece(text: str) -> None:
 
 
 def show_prompt(text: str) -> None:
-    """A text that is continued, dimmed, in front of its continuation: on a terminal alone. Files and pipes get what is new."""
+    """A text that is continued, dimmed, before its continuation: on a terminal alone. Files and pipes get what is new."""
     if not sys.stdout.isatty():
         return
     begin, end = ("", "") if os.environ.get("NO_COLOR") else DIM

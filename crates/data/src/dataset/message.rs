@@ -66,7 +66,7 @@ pub fn messages(list: &[Value], properties: &BTreeMap<String, String>) -> Result
 pub(super) const PAIRS: [(&str, &str); 4] =
     [("human", "assistant"), ("user", "assistant"), ("human", "gpt"), ("user", "gpt")];
 
-/// A question and its answer in one object, behind a system prompt where it has one. What else it holds is left to the
+/// A question and its answer in one object, after a system prompt where it has one. What else it holds is left to the
 /// question, so that it is named if nothing reads it.
 fn pair(value: &Value) -> Option<Vec<Message>> {
     let fields = value.as_object().filter(|fields| !fields.contains_key("role"))?;

@@ -19,7 +19,7 @@ pub(crate) enum Packing {
     Zstd,
 }
 
-/// A file's content as it is read: damage behind its first bytes shows when it is reached.
+/// A file's content as it is read: damage after its first bytes shows when it is reached.
 pub(super) fn open(path: &Path) -> Result<Box<dyn BufRead + Send>, DataError> {
     let file = File::open(path).map_err(|e| DataError::io("open", path, e))?;
     let content: Box<dyn BufRead + Send> = match format_of(path).and_then(|(_, packing)| packing) {

@@ -2,9 +2,9 @@
 //! on are errors of `checks.rs` and `prompts.rs` instead; these may stand in a file that is used for several runs.
 
 use data::Writing;
-use options::Setting;
+use options::{Setting, Table};
 
-use super::{Config, LossScale, OptimizerKind, Reporter, rows};
+use super::{Config, Distributed, LossScale, OptimizerKind, Reporter, Strategy, rows};
 
 /// Options that one condition switches off: what they are, and the condition in words, where it holds.
 type Group = (&'static [&'static str], Option<String>);
@@ -14,9 +14,11 @@ pub fn notes(config: &Config) -> Vec<String> {
     let (training, data) = (&config.training, &config.data);
     let reports = |to: Reporter| config.logging.report_to.iter().flatten().any(|of| *of == to);
     let when = |holds: bool, words: &str| holds.then(|| words.to_owned());
-    let groups: [Group; 9] = [
+    let held_out = data.validation_datasets.is_some() || data.validation_split_ratio > 0.0;
+    let of = &config.qlora;
+    let groups: [Group; 12] = [
         (
-            &["lora_rank", "lora_alpha", "lora_dropout", "lora_dtype", "lora_target_modules"],
+            &["lora_rank", "lora_alpha", "lora_dropout", "lora_dtype", "lora_target_modules", "recompute_lora"],
             when(!config.lora.lora, "with `lora: false`"),
         ),
         (
@@ -28,10 +30,19 @@ pub fn notes(config: &Config) -> Vec<String> {
         (&["validation_split_ratio"], when(data.validation_datasets.is_some(), "next to `validation_datasets`")),
         (
             &["eval_steps", "eval_strategy", "eval_seed"],
+            when(!held_out, "without validation data (`validation_datasets` or `validation_split_ratio`)"),
+        ),
+        (&["eval_seed"], when(held_out && training.eval_strategy == Strategy::No, "with `eval_strategy: no`")),
+        (
+            &["qlora_block_size", "qlora_bnb_block_size", "qlora_bnb_double_quant", "qlora_four_over_six"],
             when(
-                data.validation_datasets.is_none() && data.validation_split_ratio == 0.0,
-                "without validation data (`validation_datasets` or `validation_split_ratio`)",
+                !(of.qlora_bnb || of.qlora_fp8 || of.qlora_fp4),
+                "without `qlora_bnb: true`, `qlora_fp8: true` or `qlora_fp4: true`",
             ),
+        ),
+        (
+            &["node_rank", "rendezvous", "timeout", "min_nodes", "worker_output_dir"],
+            when(config.nodes() == 1, "with `distributed.num_nodes: 1`"),
         ),
         (&["sample_tokens"], when(config.logging.sample_prompts.is_empty(), "without `sample_prompts`")),
         (&["wandb_project", "wandb_name"], when(!reports(Reporter::Wandb), "without `wandb` in `report_to`")),
@@ -45,17 +56,22 @@ pub fn notes(config: &Config) -> Vec<String> {
     notes
 }
 
-/// Returns a sentence on options of the chat template and of turns where the rows of no set are written with it.
-pub fn notes_on_template(config: &Config, writings: &[Writing]) -> Option<String> {
+/// Returns sentences on options of the chat template and of conversations where no set has any, by how the sets are written.
+pub fn notes_on_template(config: &Config, writings: &[Writing]) -> Vec<String> {
+    let mut notes = Vec::new();
     const OF_TEMPLATE: [&str; 5] = ["template", "system", "clock", "response_prefix", "agent_template"];
+    if !writings.is_empty() && writings.iter().all(|of| *of == Writing::Column) {
+        notes.extend(note(config, &["truncation_strategy"], "because texts are always split"));
+    }
     if writings.is_empty() || writings.contains(&Writing::Template) {
-        return None;
+        return notes;
     }
     let mut names = OF_TEMPLATE.to_vec();
     if config.template.loss_scale != LossScale::Default {
         names.push("loss_scale");
     }
-    note(config, &names, "because no dataset is written with the chat template")
+    notes.extend(note(config, &names, "because no dataset is written with the chat template"));
+    notes
 }
 
 /// A sentence on those of some options that the user changed.
@@ -80,6 +96,10 @@ fn lengths(config: &Config) -> Option<String> {
 /// True if an option is written and has another value than its default, as a resolved file has all options.
 fn is_changed(config: &Config, name: &str) -> bool {
     let default = rows().find(|row| row.name == name).map(|row| row.default_json());
+    if let Some(row) = Distributed::ROWS.iter().find(|row| row.name == name) {
+        let value = &config.to_json()["distributed"][name];
+        return config.is_written(&format!("distributed.{name}")) && row.default_json() != *value;
+    }
     config.is_written(name) && default.as_ref() != config.to_json().get(name)
 }
 
@@ -105,6 +125,11 @@ mod tests {
             ("wandb_project: p\n", "`wandb_project` has no effect without `wandb` in `report_to`"),
             ("aim_repo: r\nreport_to: wandb\n", "`aim_repo` has no effect without `aim` in `report_to`"),
             ("sample_tokens: 9\n", "`sample_tokens` has no effect without `sample_prompts`"),
+            (
+                "qlora_bnb_block_size: 128\n",
+                "`qlora_bnb_block_size` has no effect without `qlora_bnb: true`, `qlora_fp8: true` or `qlora_fp4: true`",
+            ),
+            ("distributed: {timeout: 30}\n", "`timeout` has no effect with `distributed.num_nodes: 1`"),
             ("zero_level: 2\n", "`zero_level` has no effect on one device"),
             (
                 "max_length: 64\nsequence_len: 32\n",
@@ -138,9 +163,17 @@ mod tests {
     #[test]
     fn options_of_the_template_need_a_set_that_is_written_with_it() {
         let config = load("system: Be brief.\nloss_scale: all\n");
-        let found = notes_on_template(&config, &[Writing::Column, Writing::Tokens]).unwrap();
-        assert!(found.starts_with("`system`, `loss_scale` have no effect because no dataset"), "{found}");
-        assert_eq!(notes_on_template(&config, &[Writing::Column, Writing::Template]), None);
-        assert_eq!(notes_on_template(&load(""), &[Writing::Column]), None);
+        let found = notes_on_template(&config, &[Writing::Column, Writing::Tokens]);
+        assert!(found[0].starts_with("`system`, `loss_scale` have no effect because no dataset"), "{found:?}");
+        let cut = load("truncation_strategy: right\n");
+        let found = notes_on_template(&cut, &[Writing::Column]);
+        assert_eq!(found, ["`truncation_strategy` has no effect because texts are always split"]);
+        for (config, writings) in [
+            (&config, [Writing::Column, Writing::Template]),
+            (&cut, [Writing::Column, Writing::Tokens]),
+            (&load(""), [Writing::Column; 2]),
+        ] {
+            assert_eq!(notes_on_template(config, &writings), Vec::<String>::new());
+        }
     }
 }

@@ -9,7 +9,7 @@ use super::json_text::{as_list, opened, parsed};
 use crate::error::{RowError, RowReason};
 
 /// Names under which the arguments of a call are found.
-const ARGUMENTS: [&str; 4] = ["arguments", "parameters", "args", "input"];
+const ARGUMENTS: [&str; 6] = ["arguments", "parameters", "args", "input", "kwargs", "tool_input"];
 
 /// A call or a list of them, each possibly as a text of JSON: `{"name": …, "arguments": …}`, by itself or in `function`.
 /// Arguments that are a text of a JSON object become the object; they may be missing.
@@ -46,10 +46,13 @@ fn call(place: &str, value: &Value) -> Result<Value, RowError> {
         None => parts(&mut call),
     };
     match function.get("name") {
-        Some(Value::String(_)) => {}
         None | Some(Value::Null) => {
             return Err(RowError::new(RowReason::MissingField, format!("`{place}` has no `name`")));
         }
+        Some(Value::String(name)) if name.trim().is_empty() => {
+            return Err(RowError::new(RowReason::MissingField, format!("`{place}.name` is empty")));
+        }
+        Some(Value::String(_)) => {}
         Some(other) => return Err(wrong(&format!("{place}.name"), "a string", other)),
     }
     let mut whole = Map::new();
@@ -58,6 +61,14 @@ fn call(place: &str, value: &Value) -> Result<Value, RowError> {
     }
     whole.extend(call);
     whole.insert("type".to_owned(), json!("function"));
+    let is_given = ARGUMENTS.iter().any(|name| function.get(*name).is_some_and(|value| !value.is_null()));
+    let is_filled = |value: &Value| value.as_object().is_some_and(|of| !of.is_empty());
+    if let Some((other, _)) =
+        function.iter().chain(&whole).find(|(name, of)| !is_given && *name != "function" && is_filled(of))
+    {
+        let problem = format!("`{place}` has no `arguments`, but an object in `{other}`");
+        return Err(RowError::new(RowReason::MissingField, problem));
+    }
     let function = with_arguments(function);
     if let Some(text) = function.get(ARGUMENTS[0]).and_then(Value::as_str)
         && text.trim_start().starts_with(['{', '['])
@@ -70,7 +81,7 @@ fn call(place: &str, value: &Value) -> Result<Value, RowError> {
     Ok(Value::Object(whole))
 }
 
-/// A function with its arguments under their usual name, as an object where they are a text of one.
+/// A function with its arguments under their usual name, as an object where they are a text of one or missing.
 fn with_arguments(mut function: Map<String, Value>) -> Map<String, Value> {
     let given = ARGUMENTS.iter().find(|name| function.get(**name).is_some_and(|value| !value.is_null()));
     match given.and_then(|name| Some((*name, function.get(*name)?.clone()))) {
@@ -80,7 +91,7 @@ fn with_arguments(mut function: Map<String, Value>) -> Map<String, Value> {
             }
             function.insert(ARGUMENTS[0].to_owned(), object_of(&value).unwrap_or(value));
         }
-        None => drop(function.shift_remove(ARGUMENTS[0])),
+        None => drop(function.insert(ARGUMENTS[0].to_owned(), json!({}))),
     }
     function
 }
@@ -97,8 +108,7 @@ pub(crate) fn object_of(arguments: &Value) -> Option<Value> {
     if text.is_empty() {
         return Some(json!({}));
     }
-    let inner = || serde_json::from_str::<String>(text).ok().and_then(|text| parsed(&text));
-    parsed(text).or_else(inner).filter(Value::is_object)
+    parsed(text).filter(Value::is_object)
 }
 
 /// Function definitions: a list, one definition, or either as a text of JSON, as may be each definition, its function
@@ -183,6 +193,7 @@ mod tests {
             json!([{"function": "f", "arguments": {"x": 1}}]),
             json!([{"type": "tool_use", "name": "f", "input": {"x": 1}}]),
             json!([{"name": "f", "parameters": {"x": 1}}]),
+            json!([{"name": "f", "kwargs": {"x": 1}}]),
             json!(json!([in_text]).to_string()),
             in_text.clone(),
             twice,
@@ -197,6 +208,15 @@ mod tests {
             calls("c", &json!([{"name": "f", "arguments": ""}])).unwrap()[0]["function"]["arguments"],
             json!({})
         );
+        for arguments in [json!({"name": "f"}), json!({"name": "f", "arguments": null})] {
+            assert_eq!(calls("c", &json!([arguments])).unwrap()[0]["function"]["arguments"], json!({}), "{arguments}");
+        }
+        for (call, problem) in [
+            (json!({"name": "f", "payload": {"x": 1}}), "`c[0]` has no `arguments`, but an object in `payload`"),
+            (json!({"name": " ", "arguments": {}}), "`c[0].name` is empty"),
+        ] {
+            assert!(calls("c", &json!([call])).unwrap_err().detail.contains(problem), "{call}");
+        }
         for none in [json!(""), json!([]), json!({}), json!({"name": null, "arguments": null})] {
             assert!(calls("c", &none).unwrap().is_empty(), "{none}");
         }

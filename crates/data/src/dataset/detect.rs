@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value};
 
-use super::json_text::{as_list, opened};
+use super::json_text::{as_list, opened, parsed};
 use super::message::PAIRS as TURNS;
 use super::{ConversationColumns, DatasetKind, InstructionColumns, SystemPrompt};
 use crate::rows::json::kind;
@@ -164,6 +164,15 @@ pub(crate) fn detect(rows: &[&Map<String, Value>], hints: &AutoColumns) -> Resul
     }
     if let Some(refused) = prompt_only(&columns) {
         return Err(refused);
+    }
+    if let Some(DatasetKind::Text { field }) = text(&columns, hints).map(|found| found.kind)
+        && columns.all(&field, |value| value.as_str().and_then(parsed).is_some())
+    {
+        let problem = format!("column `{field}` holds JSON, whose source would be trained as text");
+        let hint = format!(
+            "write its fields as columns, or set `type: text` with `text_field: {field}` to train on the source"
+        );
+        return Err((problem, hint));
     }
     text(&columns, hints).ok_or_else(|| {
         let problem = format!("the type cannot be detected from the columns {shown}");
@@ -483,6 +492,15 @@ mod tests {
                 "{refused:?}"
             );
         }
+    }
+
+    #[test]
+    fn the_source_of_json_is_no_text_unless_it_is_asked_for() {
+        let message = json!([{"role": "user", "content": "hi"}]);
+        let (problem, hint) = found(json!({"data": json!({"messages": message}).to_string()})).unwrap_err();
+        assert!(problem.contains("column `data` holds JSON") && hint.contains("text_field: data"), "{problem} {hint}");
+        let twice = json!(message.to_string()).to_string();
+        assert_eq!(found(json!({"data": twice})).unwrap().words, "conversation (OpenAI form, as JSON text) in `data`");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::calls::calls;
 use super::columns::wrong;
-use super::json_text::{as_list, opened};
+use super::json_text::{as_list, opened, parsed};
 use super::results;
 use crate::error::{RowError, RowReason};
 use crate::rows::json::kind;
@@ -167,6 +167,9 @@ fn read_role(role: &str, fields: &mut Map<String, Value>) -> Result<(), RowError
 
 /// Brings `tool_calls` into one form; `function_call` is the earlier name of a single one.
 fn read_calls(fields: &mut Map<String, Value>) -> Result<(), RowError> {
+    if let Some(calls) = fields.shift_remove("toolCalls") {
+        fields.entry("tool_calls").or_insert(calls);
+    }
     let mut all = match fields.get("tool_calls") {
         Some(value) => calls("tool_calls", value)?,
         None => Vec::new(),
@@ -185,7 +188,11 @@ fn read_calls(fields: &mut Map<String, Value>) -> Result<(), RowError> {
 fn read_content(fields: &mut Map<String, Value>) -> Result<(), RowError> {
     let is = |role: &str| fields.get("role").is_some_and(|of| of == role);
     let (is_result, is_assistant) = (is("tool"), is("assistant"));
-    match fields.get("content").cloned() {
+    let content = match fields.get("content").cloned() {
+        Some(Value::String(text)) if !is_result => parts_of(&text).map_or(Value::String(text), Value::Array).into(),
+        other => other,
+    };
+    match content {
         Some(Value::String(_)) => {}
         Some(Value::Array(parts)) => match joined(&parts, is_assistant) {
             Ok(parts) => parts.write(fields),
@@ -202,6 +209,14 @@ fn read_content(fields: &mut Map<String, Value>) -> Result<(), RowError> {
         None => return Err(RowError::new(RowReason::MissingField, "no `content` (and no `value`), or it is null")),
     }
     Ok(())
+}
+
+/// The parts that a content is as a text of JSON: objects with a type, of which one at least is a text.
+fn parts_of(content: &str) -> Option<Vec<Value>> {
+    let Value::Array(parts) = parsed(content)? else { return None };
+    let is_part = |part: &Value| part.get("type").is_some_and(Value::is_string);
+    let is_text = |part: &Value| part["type"] == "text" && part.get("text").is_some_and(Value::is_string);
+    (parts.iter().all(is_part) && parts.iter().any(is_text)).then_some(parts)
 }
 
 /// The text, reasoning and calls of the parts of a message.
@@ -306,6 +321,7 @@ mod tests {
             json!({"role": "user", "content": [{"type": "text", "value": "hi", "image": null}]}),
             json!({"role": "user", "content": [{"type": "input_text", "text": "hi"}]}),
             json!({"role": "user", "content": ["hi"], "function_call": null}),
+            json!({"role": "user", "content": "[{\"type\": \"text\", \"text\": \"hi\"}]"}),
         ] {
             assert_eq!(read(form.clone()).unwrap(), openai, "{form}");
         }
@@ -422,6 +438,7 @@ mod tests {
             json!({"from": "function_call", "value": text}),
             json!({"role": "tool_call", "content": text}),
             json!({"role": "tool_calls", "content": [earlier]}),
+            json!({"role": "assistant", "content": "", "toolCalls": [earlier]}),
             json!({"role": "assistant", "content": "", "function_call": earlier}),
             json!({"role": "assistant", "content": null, "function_call": earlier.to_string()}),
             json!({"role": "assistant", "content": [{"type": "tool_call", "value": text}]}),

@@ -270,11 +270,12 @@ fn conversation(columns: &Columns<'_>, hints: &ConversationColumns) -> Option<De
     let given = (!hints.messages.is_empty()).then_some(hints.messages.as_str());
     let usual = || columns.first_of(&MESSAGES, |name| form_of(name).is_some());
     let mut completion = None;
-    let mut with_completion = |name: &str| {
+    let mut with_completion = |task: &'static str, names: &[&'static str]| {
         // Either may be a plain text, but not both: that is an instruction.
         let is_part = |name: &str| form_of(name).is_some() || columns.is_text(name);
-        completion = columns.first_of(COMPLETIONS, |of| is_part(of) && (form_of(of).or(form_of(name))).is_some());
-        (is_part(name) && completion.is_some()).then_some(PROMPT)
+        let answers = |of: &str| is_part(of) && (form_of(of).or(form_of(task))).is_some();
+        completion = is_part(task).then(|| columns.first_of(names, answers)).flatten();
+        completion.map(|_| task)
     };
     let answers = |name: &str| speaks(columns, name, role, &["assistant", "gpt", "model"], true);
     let any = || {
@@ -282,9 +283,11 @@ fn conversation(columns: &Columns<'_>, hints: &ConversationColumns) -> Option<De
         columns.names().into_iter().find(is_talk)
     };
     let name = match given {
-        Some(PROMPT) => with_completion(PROMPT).or(given)?,
+        Some(PROMPT) => with_completion(PROMPT, COMPLETIONS).or(given)?,
         Some(given) => given,
-        None => usual().or_else(|| with_completion(PROMPT)).or_else(any)?,
+        None => {
+            usual().or_else(|| PAIRS.into_iter().find_map(|(task, names)| with_completion(task, names))).or_else(any)?
+        }
     };
     // Messages that end with a question are a prompt, whatever their column is called.
     if given.is_none() && completion.is_none() && !answers(name) {
@@ -398,6 +401,7 @@ mod tests {
     #[test]
     fn the_usual_forms_are_distinguished() {
         let message = json!([{"role": "user", "content": "hi"}]);
+        let answered = json!([message[0], {"role": "assistant", "content": "a"}]);
         for (row, words) in [
             (json!({"id": 1, "messages": message}), "conversation (OpenAI form) in `messages`"),
             (
@@ -405,6 +409,11 @@ mod tests {
                 "conversation (ShareGPT form) in `conversations`, system prompt in `system`, tools in `tools`",
             ),
             (json!({"talk": message, "n": 1}), "conversation (OpenAI form) in `talk`"),
+            (
+                json!({"question": "q", "answer": [{"role": "assistant", "content": "a"}]}),
+                "prompt and completion (OpenAI form) in `question` and `answer`",
+            ),
+            (json!({"topic": "q", "output": answered}), "conversation (OpenAI form) in `output`"),
             (
                 json!({"context": message, "response": "ok"}),
                 "prompt and completion (OpenAI form) in `context` and `response`",

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use data::{
-    AutoColumns, DataError, DatasetKind, DatasetSpec, DialogueOptions, EncodedCorpus, IGNORE, LossRule, PrepareOptions,
-    Tokenizer, Truncation, prepare,
+    AutoColumns, DataError, DatasetKind, DatasetSpec, DialogueOptions, EncodedCorpus, IGNORE, InstructionColumns,
+    LossRule, PrepareOptions, Tokenizer, Truncation, prepare,
 };
 use serde_json::{Value, json};
 
@@ -544,4 +544,20 @@ fn files_in_utf_16_are_read_as_those_in_utf_8() {
         let of = |path: &Path| texts(&prepared(path, &options(CHAT)).unwrap(), &tokenizer());
         assert_eq!(of(&wide), of(&plain), "{name}");
     }
+}
+
+#[test]
+fn messages_as_texts_of_json_are_read_or_refused_in_every_column() {
+    let system = json!({"role": "system", "content": "Be brief."});
+    let talk = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]);
+    let as_text = json!({"system": system.to_string(), "messages": talk});
+    let whole = json!({"messages": [system, talk[0], talk[1]]});
+    assert_eq!(all_texts(&[as_text], CHAT), all_texts(&[whole], CHAT));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.jsonl");
+    fs::write(&path, json!({"q": json!([talk[0]]).to_string(), "a": "Yes."}).to_string()).unwrap();
+    let columns = InstructionColumns { instruction: "q".into(), output: "a".into(), ..InstructionColumns::default() };
+    let spec = DatasetSpec::new(&path, DatasetKind::Instruction(columns));
+    let error = prepare(&[spec], Some(&tokenizer()), &options(CHAT)).unwrap_err().to_string();
+    assert!(error.contains("column `q` holds messages as JSON"), "{error}");
 }

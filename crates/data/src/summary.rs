@@ -13,11 +13,14 @@ use crate::dataset::Writing;
 use crate::document::Document;
 use crate::error::{DataError, RowError, RowReason, shown};
 use crate::remarks::Remarks;
-use crate::rows::RowLocation;
+use crate::rows::{RowLocation, format_of};
 
 /// The share of rows whose loss is worth a warning, and the share that a longer limit should keep.
 const MANY: f64 = 0.05;
 const ENOUGH: f64 = 0.99;
+
+/// Files that are left out for one reason and named.
+const SHOWN_FILES: usize = 8;
 
 /// Rows that were dropped for one reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -341,8 +344,14 @@ impl Summary {
         if of.files.len() > 1 {
             writeln!(f, "  read from {} files", of.files.len())?;
         }
-        for file in &of.left_out {
-            writeln!(f, "  {} belongs to no split and is left out", shown(file.display()))?;
+        for (is_read, why) in [(true, "belongs to no split"), (false, "has a format that is not read")] {
+            let files: Vec<_> = of.left_out.iter().filter(|file| format_of(file).is_some() == is_read).collect();
+            for file in files.iter().take(SHOWN_FILES) {
+                writeln!(f, "  {} {why} and is left out", shown(file.display()))?;
+            }
+            if let Some(more) = files.len().checked_sub(SHOWN_FILES).filter(|more| *more > 0) {
+                writeln!(f, "  … as are {more} more of these")?;
+            }
         }
         for (reason, dropped) in &of.dropped {
             let example = shown(of.example(dropped));

@@ -166,7 +166,7 @@ pub(crate) fn detect(rows: &[&Map<String, Value>], hints: &AutoColumns) -> Resul
         return Err(refused);
     }
     if let Some(DatasetKind::Text { field }) = text(&columns, hints).map(|found| found.kind)
-        && columns.all(&field, |value| value.as_str().and_then(parsed).is_some())
+        && columns.all(&field, |value| value.as_str().is_some_and(is_json))
     {
         let problem = format!("column `{field}` holds JSON, whose source would be trained as text");
         let hint = format!(
@@ -197,6 +197,12 @@ fn preference(columns: &Columns<'_>) -> Option<Refused> {
     steps.then(|| {
         ("these are steps with a verdict each: columns `completions` and `labels`".to_owned(), hint.to_owned())
     })
+}
+
+/// True for a text that is the source of JSON, or of lines of it.
+fn is_json(text: &str) -> bool {
+    let mut lines = text.lines().filter(|line| !line.trim().is_empty()).take(SAMPLE).peekable();
+    parsed(text).is_some() || (lines.peek().is_some() && lines.all(|line| parsed(line).is_some()))
 }
 
 /// Messages as a text in the notation of a programming language.
@@ -508,6 +514,9 @@ mod tests {
         let message = json!([{"role": "user", "content": "hi"}]);
         let (problem, hint) = found(json!({"data": json!({"messages": message}).to_string()})).unwrap_err();
         assert!(problem.contains("column `data` holds JSON") && hint.contains("text_field: data"), "{problem} {hint}");
+        let lines = "{\"text\": \"a\"}\n\n{\"text\": \"b\"}\n";
+        assert!(found(json!({"text": lines})).unwrap_err().0.contains("column `text` holds JSON"));
+        assert!(found(json!({"text": "{\"a\": 1} is JSON"})).is_ok());
         let twice = json!(message.to_string()).to_string();
         assert_eq!(found(json!({"data": twice})).unwrap().words, "conversation (OpenAI form, as JSON text) in `data`");
     }

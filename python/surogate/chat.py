@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import generate
 from .arguments import generation_options
 from .errors import ConfigError
-from .terminal import put, show, show_piece, warn
+from .terminal import DIM, put, show, show_piece, warn
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ HELP = (
 
 #: What models put around what they think before they answer.
 THINKING = ("<think>", "</think>")
-
-#: What is around thoughts on a terminal: dim, and normal again.
-DIM = ("\x1b[2m", "\x1b[0m")
 
 
 def run(options: Namespace) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from . import _native, export, hub, json_file, merge
 from .arguments import UsageError, generation_options
 from .errors import ConfigError
-from .terminal import show_piece, warn
+from .terminal import show_piece, show_prompt, warn
 
 if TYPE_CHECKING:
     from .model import Model
@@ -68,6 +68,8 @@ def run(options: Namespace) -> int:
     model = open_model(options)
     generation = model.start(prompts, goes_on=options.prompts is not None, **generation_options(options))
     if options.prompts is None and not options.json:
+        if not options.chat:
+            show_prompt(options.prompt)
         for _, text, _ in pieces(generation):
             show_piece(text)
         show_piece("\n")

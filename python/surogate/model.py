@@ -155,13 +155,16 @@ class Model:
         `max_new_tokens` or `temperature` of its own. With `goes_on`, one that cannot be answered ends at once, with `error`
         or `context`, and its `refusal` says why.
         """
+        given = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in options.items()]
+        generation = self._native.start(json.dumps(list(prompts)), given, goes_on)
         if not self._told:
             self._told = True
             if unused := self._native.unused_defaults():
                 named = ", ".join(unused)
                 warnings.warn(f"not applied of the model's generation_config.json: {named}", stacklevel=2)
-        given = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in options.items()]
-        return self._native.start(json.dumps(list(prompts)), given, goes_on)
+            if note := self._native.rounded():
+                warnings.warn(note, stacklevel=2)
+        return generation
 
     @overload
     def generate(self, prompt: str | Conversation, **options: Unpack[GenerationOptions]) -> str: ...

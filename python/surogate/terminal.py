@@ -5,6 +5,7 @@ The only file of the package that prints.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,9 @@ from contextlib import contextmanager
 from time import monotonic
 
 from . import _native
+
+#: Codes of a terminal that begin and end dimmed text.
+DIM = ("\x1b[2m", "\x1b[0m")
 
 #: Seconds before a word on what takes long, and between further ones.
 PATIENCE = (2.0, 10.0)
@@ -25,6 +29,16 @@ def show(text: str, end: str = "\n") -> None:
 def show_piece(text: str) -> None:
     """To standard output at once: a piece of a text whose lines are its own. A file or a pipe gets it as it is."""
     print(_native.visible_text(text) if sys.stdout.isatty() else text, end="", flush=True)
+
+
+def show_prompt(text: str) -> None:
+    """A text that is continued, dimmed, before its continuation: on a terminal alone. Files and pipes get what is new."""
+    if not sys.stdout.isatty():
+        return
+    begin, end = ("", "") if os.environ.get("NO_COLOR") else DIM
+    put(begin)
+    show_piece(text)
+    put(end)
 
 
 def put(code: str) -> None:

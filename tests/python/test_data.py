@@ -226,7 +226,7 @@ ROWS: dict[str, tuple[dict[str, object], dict[str, object], dict[str, object]]] 
     ),
     "prompt_format_no_input": (
         QUESTION,
-        {**ASKED, "prompt_format": "Q {instruction} {input} A {output}"},
+        {**ASKED, "input_field": "none", "prompt_format": "Q {instruction} {input} A {output}"},
         {"prompt_format_no_input": "Ask {instruction} A {output}"},
     ),
     "messages_field": (CHAT, {"type": "conversation"}, {"messages_field": "talk"}),

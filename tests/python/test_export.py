@@ -84,6 +84,43 @@ def test_what_is_rounded_is_told(capsys, tmp_path, make_model, dtype):
     assert 0 < largest < most / 100
 
 
+def test_a_run_tells_how_far_it_rounds_what_it_loads_and_writes(capfd, tmp_path, make_model):
+    """A model in f16 is trained in bf16; f32 copies of weights are rounded in its result."""
+    model = make_model(tiny_llama(initializer_range=0.3))
+    halves = {name: value.astype(np.float16) for name, value in load_file(model / "model.safetensors").items()}
+    save_file(halves, model / "model.safetensors")
+    fields = json.loads((model / "config.json").read_text()) | {"torch_dtype": "float16"}
+    (model / "config.json").write_text(json.dumps(fields))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"input_ids": list(range(1, 13))}) + "\n")
+    options = {
+        "model": str(model),
+        "datasets": [{"path": str(tmp_path / "rows.jsonl"), "type": "tokens"}],
+        "validation_split_ratio": 0,
+        "device": "cpu",
+        "sequence_len": 16,
+        "max_steps": 2,
+    }
+
+    def rounded(name: str, **changes: object) -> tuple[list[float], str]:
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(json.dumps({**options, **changes, "output_dir": str(tmp_path / name)}))
+        code, out, err = run(capfd, "sft", path)
+        assert code == 0, err
+        return [float(value) for value in re.findall(r"rounded to bf16: the largest change is ([0-9.e+-]+),", out)], out
+
+    def error(value: np.ndarray) -> float:
+        bits = value.astype(np.float32).view(np.uint32)
+        nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32)
+        return float(np.abs(nearest - value.astype(np.float32)).max())
+
+    expected = max(error(value) for value in halves.values())
+    found, out = rounded("adapter")
+    assert found == [pytest.approx(expected, rel=0.05)] and "Note: as the model was loaded, values were rounded" in out
+    assert rounded("exact", torch_dtype="float32")[0] == []
+    found, out = rounded("masters", lora=False, master_dtype="float32", optimizer="adamw")
+    assert len(found) == 2 and 0 < found[1] < expected * 2 and "; checkpoints keep the f32 weights" in out
+
+
 def write_bf16(path: Path, tensors: dict[str, np.ndarray]) -> None:
     """A safetensors file of bf16, given as bits."""
     head, at = {}, 0

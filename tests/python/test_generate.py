@@ -295,6 +295,18 @@ def test_what_joins_characters_is_written_as_it_is(monkeypatch, capsys):
         assert capsys.readouterr().out == expected
 
 
+def test_a_terminal_shows_the_prompt_in_front_of_what_continues_it(monkeypatch, capsys):
+    command = ["generate", str(STORIES), "--prompt", PROMPT, "--max-new-tokens", "3", "--device", DEVICE]
+    assert cli.main(command) == 0
+    alone = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert cli.main(command) == 0
+    assert capsys.readouterr().out == f"\x1b[2m{PROMPT}\x1b[0m{alone}"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert cli.main(command) == 0
+    assert capsys.readouterr().out == PROMPT + alone
+
+
 def test_commands_say_what_they_miss(tmp_path, capsys):
     for arguments, message in [
         (["generate", str(STORIES)], "--prompt TEXT or --prompts FILE"),

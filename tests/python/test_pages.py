@@ -21,6 +21,7 @@ MODEL = "examples/stories/model"
 
 # Commands that are not executed, and why: they are of other programs, or need a network or minutes.
 ELSEWHERE = {
+    r"git clone .*|cd surogate": "needs a network",
     r"(pip install|maturin) .*": "installs; CI does it",
     r"\./test\.sh": "is what runs this",
     r"python3 -m venv .*|\. \.venv/bin/activate": "is what CI does",

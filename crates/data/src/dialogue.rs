@@ -56,6 +56,11 @@ impl DialogueOptions {
     }
 }
 
+/// Returns true if a template has a place for tools.
+pub fn shows_tools(template: &str) -> bool {
+    template.contains("tools")
+}
+
 /// Names of tokens that end a turn in the common families; the model's own EOS is always one.
 const END_OF_TURN: [&str; 13] = [
     "<|im_end|>",
@@ -72,6 +77,9 @@ const END_OF_TURN: [&str; 13] = [
     "<|end_of_turn|>",
     "<｜end▁of▁sentence｜>",
 ];
+
+/// Roles of a conversation that a message names.
+const SHOWN_ROLES: usize = 6;
 
 /// The name of the system's role in later interfaces.
 const DEVELOPER: &str = "developer";
@@ -112,7 +120,7 @@ impl DialogueEncoder {
             Some(other) if other != source => Some(ChatTemplate::new(other, variables, clock)?),
             _ => None,
         };
-        let shows_tools = tool_template.is_some() || source.contains("tools");
+        let shows_tools = tool_template.is_some() || shows_tools(source);
         let knows_developer = source.contains(DEVELOPER) || own(true).is_some_and(|of| of.contains(DEVELOPER));
         let special: Vec<String> = tokenizer.special_tokens().iter().map(|token| token.text.clone()).collect();
         let generation_prompt = generation_prompt(&template);
@@ -295,6 +303,13 @@ impl DialogueEncoder {
         let (messages, tools) = self.written(messages, tools)?;
         let rendering = self.rendering(tools);
         let (text, spans) = self.spans_of(&messages, &rendering, remarks)?;
+        if text.is_empty() {
+            let mut roles: Vec<&str> = messages.iter().map(Message::role).collect();
+            roles.dedup();
+            let named = roles.iter().take(SHOWN_ROLES).map(|role| format!("`{role}`")).collect::<Vec<_>>().join(", ");
+            let problem = format!("the chat template shows none of the messages, whose roles are {named}");
+            return Err(RowError::new(RowReason::Template, problem));
+        }
         let encoded = self.tokenizer.encoder().encode_with_offsets(&text, false)?;
         let mut keep = 0;
         if self.options.keeps_system {

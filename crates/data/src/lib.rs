@@ -53,10 +53,10 @@ pub use batch::{Batch, IGNORE};
 pub use cache::RowCache;
 pub use corpus::{Corpus, DocumentSet};
 pub use dataset::{
-    AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, InstructionColumns, RowShard, SystemPrompt,
+    AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, InstructionColumns, RowShard, SystemPrompt, Writing,
 };
 pub use dealing::{Place, Position};
-pub use dialogue::{DialogueEncoder, DialogueOptions};
+pub use dialogue::{DialogueEncoder, DialogueOptions, shows_tools};
 pub use document::{Document, Truncation};
 pub use error::{DataError, RowError, RowReason, Stop};
 pub use loader::{Extent, Layout, Loader, LoaderSpec, Padding, Share, extent, remaining};

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::cache::{EntryWriter, Lookup, RowCache, Stamp};
 use crate::corpus::Corpus;
-use crate::dataset::{DatasetKind, DatasetSpec, EncodeRow, RowForm, RowShard, SAMPLE, detect, encoder, unused};
+use crate::dataset::{DatasetKind, DatasetSpec, EncodeRow, RowForm, RowShard, SAMPLE, absent, detect, encoder, unused};
 use crate::dialogue::DialogueOptions;
 use crate::document::{Document, Truncation};
 use crate::error::{DataError, RowError, Stop, shown};
@@ -279,6 +279,8 @@ fn open(spec: &DatasetSpec, summary: &mut DatasetSummary) -> Result<(DatasetSpec
         given => given.clone(),
     };
     summary.unused = unused(&readable, &kind);
+    summary.absent = absent(&readable, &kind);
+    summary.writing = kind.writing();
     Ok((DatasetSpec { kind, ..spec.clone() }, Box::new(first.into_iter().chain(rows))))
 }
 

@@ -16,6 +16,8 @@ pub enum Remark {
     Message(String),
     /// A part of a message of this role is not in the rendering.
     Part(String, Part),
+    /// An answer without a text, a thought or a call, of which the end token alone is trained.
+    EmptyAnswer,
     /// The tools of a row are not all in its rendering.
     Tools,
     /// A null in the arguments of a call that is taken for the padding of a columnar file and left out.
@@ -86,6 +88,10 @@ fn line(remark: &Remark, count: usize) -> String {
         }
         Remark::Part(role, part) => {
             format!("{part} of {} of role `{role}` is not shown by the template", several(count, "message"))
+        }
+        Remark::EmptyAnswer => {
+            let of = if count == 1 { "its end token" } else { "their end tokens" };
+            format!("{} {are} empty: {of} alone {are} trained", several(count, "answer"))
         }
         Remark::Tools => format!("the tools of {} are not all shown by the template", several(count, "row")),
         Remark::Padding => format!(

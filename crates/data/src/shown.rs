@@ -62,6 +62,9 @@ fn of_message(text: &str, message: &Message, hidden: &[String], remarks: &mut Re
         || (!thoughts.is_empty() && !lost_thoughts)
         || (calls > 0 && !hidden.iter().any(|pointer| pointer.starts_with("/tool_calls/0/")));
     let is_there = has_text("content") || !thoughts.is_empty() || calls > 0;
+    if !is_there && message.is_assistant() && message.weight != Some(0.0) {
+        remarks.add(Remark::EmptyAnswer, 1);
+    }
     if is_there && !is_shown {
         remarks.add(Remark::Message(role), 1);
         return;
@@ -177,12 +180,13 @@ mod tests {
             "the text of 1 message of role `assistant` is not shown by the template",
             "the reasoning of 1 message of role `assistant` is not shown by the template",
             "a tool call of 1 message of role `assistant` is not shown by the template",
+            "1 answer is empty: its end token alone is trained",
             "fields of messages that change nothing: `id` (of 2 messages)",
         ];
         for is_located in [true, false] {
             assert_eq!(lines(source, &messages, is_located), expected);
         }
         let all = "{% for m in messages %}{{ m|tojson }}{% endfor %}";
-        assert_eq!(lines(all, &messages, true), Vec::<String>::new());
+        assert_eq!(lines(all, &messages, true), expected[4..5]);
     }
 }

@@ -9,14 +9,18 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::dataset::Writing;
 use crate::document::Document;
 use crate::error::{DataError, RowError, RowReason, shown};
 use crate::remarks::Remarks;
-use crate::rows::RowLocation;
+use crate::rows::{RowLocation, format_of};
 
 /// The share of rows whose loss is worth a warning, and the share that a longer limit should keep.
 const MANY: f64 = 0.05;
 const ENOUGH: f64 = 0.99;
+
+/// Files that are left out for one reason and named.
+const SHOWN_FILES: usize = 8;
 
 /// Rows that were dropped for one reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +41,9 @@ pub struct DatasetSummary {
     pub found: Option<String>,
     /// Columns that look like data and are not read.
     pub unused: Vec<String>,
+    /// Columns that are read where they are there, and that none of the first rows has.
+    pub absent: Vec<String>,
+    pub writing: Writing,
     /// The files of the set.
     #[serde(skip)]
     pub files: Vec<PathBuf>,
@@ -154,8 +161,8 @@ impl DatasetSummary {
 
     /// The summary of a set of the same name, of which nothing was read.
     pub(crate) fn named_like(other: &DatasetSummary) -> DatasetSummary {
-        let DatasetSummary { name, files, left_out, found, unused, .. } = other.clone();
-        DatasetSummary { name, files, left_out, found, unused, ..DatasetSummary::default() }
+        let DatasetSummary { name, files, left_out, found, unused, absent, writing, .. } = other.clone();
+        DatasetSummary { name, files, left_out, found, unused, absent, writing, ..DatasetSummary::default() }
     }
 
     /// Adds what became of other rows of the set, but for the documents of each.
@@ -330,11 +337,21 @@ impl Summary {
             (None, "") => {}
             (None, unused) => writeln!(f, "  columns that are not used: {}", shown(unused))?,
         }
+        if !of.absent.is_empty() {
+            let names = of.absent.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+            writeln!(f, "  the first rows have no column {}, which the options name", shown(names))?;
+        }
         if of.files.len() > 1 {
             writeln!(f, "  read from {} files", of.files.len())?;
         }
-        for file in &of.left_out {
-            writeln!(f, "  {} belongs to no split and is left out", shown(file.display()))?;
+        for (is_read, why) in [(true, "belongs to no split"), (false, "has a format that is not read")] {
+            let files: Vec<_> = of.left_out.iter().filter(|file| format_of(file).is_some() == is_read).collect();
+            for file in files.iter().take(SHOWN_FILES) {
+                writeln!(f, "  {} {why} and is left out", shown(file.display()))?;
+            }
+            if let Some(more) = files.len().checked_sub(SHOWN_FILES).filter(|more| *more > 0) {
+                writeln!(f, "  … as are {more} more of these")?;
+            }
         }
         for (reason, dropped) in &of.dropped {
             let example = shown(of.example(dropped));

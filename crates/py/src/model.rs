@@ -132,6 +132,11 @@ impl Model {
         self.with_generator(py, |generator| Ok(generator.unused_defaults().to_vec()))
     }
 
+    /// Returns a sentence on how far the weights were moved when they were loaded, if any was. Before that: none.
+    fn rounded(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        self.with_generator(py, |generator| Ok(generator.rounded()))
+    }
+
     /// Begins to score pairs of a beginning and its continuation.
     #[pyo3(signature = (pairs, batch_tokens = None))]
     fn score(

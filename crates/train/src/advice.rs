@@ -4,7 +4,7 @@
 use std::fmt;
 
 use options::{Setting, Table};
-use program::Machine;
+use program::{Machine, MemoryClass, MemoryLine};
 use serde_json::Value;
 
 use crate::config::{Config, Dtype, OptimizerKind, Recipe};
@@ -53,8 +53,7 @@ impl Known<'_> {
     /// The memory of the plan, where it fits.
     fn need(&self, config: &Config) -> Option<Need> {
         let found = Preview::new(config, self.source, self.machine, self.data).ok()?;
-        let host = found.program.host_memory().iter().map(|line| line.bytes).sum();
-        Some(Need { device: found.memory_bytes(), host })
+        Some(Need { device: found.memory_bytes(), host: found.program.host_memory() })
     }
 
     /// Tokens of a row as the options are.
@@ -69,20 +68,24 @@ impl Known<'_> {
 }
 
 /// The bytes that a plan comes to.
-#[derive(Clone, Copy)]
 struct Need {
     device: usize,
-    /// Page-locked memory of each rank.
-    host: usize,
+    /// The contents of page-locked memory of each rank.
+    host: Vec<MemoryLine>,
 }
 
 impl fmt::Display for Need {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", size(self.device))?;
-        if self.host > 0 {
-            write!(f, ", and {} of host memory", size(self.host))?;
+        if self.host.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let all = self.host.iter().map(|line| line.bytes).sum();
+        let contents = self.host.iter().filter_map(|line| match line.class {
+            MemoryClass::Arena(kind) => Some(kind.words()),
+            _ => None,
+        });
+        write!(f, ", and {} of host memory for {}", size(all), contents.collect::<Vec<_>>().join(" and "))
     }
 }
 

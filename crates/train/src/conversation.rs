@@ -3,19 +3,19 @@
 //! Knows option names, and checks a named template against the model; the data crate does the rendering.
 
 use data::template::families::{self, Named};
-use data::{AgentForm, DialogueOptions, LossRule, Tokenizer};
+use data::{AgentForm, DialogueOptions, LossRule, Tokenizer, shows_tools};
 use options::Setting;
 
 use crate::config::{Config, LossScale, Truncation, is_template_file};
 use crate::error::{Result, TrainError};
 use crate::source::ModelSource;
 
-/// How the run's conversations are written, and a word on the template where it was named.
+/// How the run's conversations are written, and notes on the options that say it, a sentence each.
 pub fn dialogue_options(
     config: &Config,
     source: &ModelSource,
     tokenizer: Option<&Tokenizer>,
-) -> Result<(DialogueOptions, Option<String>)> {
+) -> Result<(DialogueOptions, Vec<String>)> {
     let of = &config.template;
     let clock = match &of.clock {
         Setting::Auto => None,
@@ -25,6 +25,11 @@ pub fn dialogue_options(
         (Setting::Value(name), Some(tokenizer)) => template(config, name, source, tokenizer)?,
         _ => (None, None),
     };
+    let own = tokenizer.and_then(|tokenizer| tokenizer.chat_template(true).or(tokenizer.chat_template(false)));
+    let has_tools = template.as_deref().or(own).is_some_and(shows_tools);
+    let idle = of.agent_template.as_ref().filter(|_| has_tools).map(|name| {
+        format!("`agent_template: {name}` has no effect: the chat template writes tools and their calls itself")
+    });
     let refused = (!of.use_chat_template).then(|| "`use_chat_template: false`, but it is written with it".to_owned());
     let options = DialogueOptions {
         template,
@@ -37,7 +42,7 @@ pub fn dialogue_options(
         refused,
         ..DialogueOptions::default()
     };
-    Ok((options, note))
+    Ok((options, note.into_iter().chain(idle).collect()))
 }
 
 /// What of conversations is trained. Errors: the name of a weight, and what is wrong with it.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use data::{
     AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, DatasetSummary, DialogueOptions, DocumentSet,
     EncodedCorpus, InstructionColumns, Keeping, PrepareOptions, RowCache, RowLimit, Stop, Summary, SystemPrompt,
-    Tokenizer, Truncation,
+    Tokenizer, Truncation, Writing,
 };
 use net::Nodes;
 use options::cache::folder_of_user;
@@ -104,10 +104,9 @@ impl Encoded {
             true => Some(Arc::new(Tokenizer::from_folder(&source.folder).map_err(TrainError::Data)?)),
             false => None,
         };
-        let (dialogue, note) = dialogue_options(config, source, tokenizer.as_deref())?;
+        let (dialogue, mut notes) = dialogue_options(config, source, tokenizer.as_deref())?;
         let template = dialogue.template.clone();
         let options = prepare_options(config, source, sequence_len, workers(config), dialogue)?;
-        let mut notes: Vec<String> = note.into_iter().collect();
         let cache = row_cache(config, &mut notes);
         let notify = |text: &str| eprintln!("surogate: {}", options::visible(text));
         let specs = |list: &[Dataset], option: &str| -> Result<Vec<DatasetSpec>> {
@@ -145,6 +144,8 @@ impl Encoded {
             notes.extend(other.notes);
             (DocumentSet::all(corpus), DocumentSet::all(other.corpus))
         };
+        let writings: Vec<Writing> = summary.datasets.iter().map(|of| of.writing).collect();
+        notes.extend(config::notes_on_template(config, &writings));
         notes
             .extend(summary.datasets.iter().filter_map(DatasetSummary::warning).map(|text| format!("Warning: {text}")));
         summary.datasets.iter().try_for_each(|of| of.check_lengths()).map_err(TrainError::data)?;

@@ -16,6 +16,7 @@ use tensor::{DType, HostTensor};
 use crate::device::Device;
 use crate::error::Result;
 use crate::packed_weights::PackedWeights;
+use crate::rounding::Rounding;
 use crate::source::ModelSource;
 use crate::units;
 use crate::weight_source::WeightSource;
@@ -49,6 +50,8 @@ pub struct Engine {
     timed: Option<Vec<(usize, Vec<f64>)>>,
     /// What making it consisted of, with seconds.
     load_times: Vec<(&'static str, f64)>,
+    /// How far base weights were moved when they were loaded.
+    rounding: Rounding,
 }
 
 fn compile(source: &ModelSource, options: &CompileOptions, device: &Device) -> Result<Arc<Program>> {
@@ -75,7 +78,18 @@ impl Engine {
         load_times.extend(session.load_times());
         let parts = vec![program.clone()];
         let (session, origin, timed) = (Some(session), None, None);
-        Ok(Engine { device, source, options, parts, program, session, origin, timed, load_times })
+        Ok(Engine {
+            device,
+            source,
+            options,
+            parts,
+            program,
+            session,
+            origin,
+            timed,
+            load_times,
+            rounding: Rounding::default(),
+        })
     }
 
     /// What making it consisted of, with seconds.
@@ -98,6 +112,17 @@ impl Engine {
 
     pub fn session(&mut self) -> &mut dyn Session {
         &mut **self.session.as_mut().expect("a session is replaced within one call")
+    }
+
+    /// Takes how far base weights were moved when they were loaded.
+    pub(crate) fn set_rounding(&mut self, rounding: Rounding) {
+        self.rounding = rounding;
+    }
+
+    /// Returns a sentence on how far base weights of files were moved when they were loaded, if any was.
+    pub fn rounded(&self) -> Option<String> {
+        let text = self.rounding.text(self.options.weights.name())?;
+        Some(format!("as the model was loaded, {text}"))
     }
 
     /// Says where the base weights came from.
@@ -235,7 +260,7 @@ impl Engine {
             |_| true,
             |session, slot| match weights.get(slot.name.as_str()) {
                 Some(content) => write(session, &slot.weight, content),
-                None => origin().write(session, WeightSet::Base, slot, &mut packed_weights),
+                None => origin().write(session, WeightSet::Base, slot, &mut packed_weights, &mut Rounding::default()),
             },
         )?;
         let after: Vec<&TensorRef> = program.layout.others().collect();

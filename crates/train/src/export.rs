@@ -51,6 +51,7 @@ impl Trainer {
     pub(crate) fn stage_export(&mut self, folder: &Path, stop: Stop<'_>) -> Result<Staged> {
         let staged = Staged::begin(&self.written, folder)?;
         self.write_result(staged.path(), stop)?;
+        self.rounding = self.rounding_of_masters()?;
         let is_model = self.plan.compile.adapter.is_none();
         self.check_result(staged.path(), is_model, stop)?;
         Ok(staged)
@@ -123,6 +124,20 @@ impl Trainer {
         write_files(&source.config, dtype, &source.folder, self.template().as_deref(), folder)?;
         write_end_tokens(folder, &source.config, is_of_conversations(&self.config))?;
         card::write(self, if self.plan.compile.adapter.is_some() { Form::Merged } else { Form::Model }, folder)
+    }
+
+    /// How far the weights of a result are from the f32 copies that the optimizer changes, where it keeps such.
+    fn rounding_of_masters(&mut self) -> Result<Rounding> {
+        let part = if self.plan.compile.adapter.is_some() { WeightSet::Adapter } else { WeightSet::Base };
+        let engine = self.engine()?;
+        let program = engine.program().clone();
+        let mut rounding = Rounding::default();
+        for slot in part.of(&program) {
+            if let Some(master) = &slot.master {
+                rounding.add(&engine.tensor(master)?.to_f32(), &engine.tensor(&slot.weight)?.to_f32());
+            }
+        }
+        Ok(rounding)
     }
 
     /// The chat template that the data were written with, where it is not the model's own.

@@ -210,7 +210,7 @@ pub fn merge(
     card::hand_on(adapter, Form::Merged, staged.path())?;
     done.notes.extend(rounding.text(dtype.name()));
     let tokenizer = if adapter.join(TOKENIZER_FILE).is_file() { adapter } else { model };
-    done.notes.extend(tokenizer_class::note(tokenizer));
+    done.notes.extend(tokenizer_class::note(tokenizer, model));
     staged.commit(&mut written)?;
     Ok(done)
 }

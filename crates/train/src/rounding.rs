@@ -15,18 +15,21 @@ impl Rounding {
     /// Takes in values and what became of them.
     pub fn add(&mut self, exact: &[f32], rounded: &[f32]) {
         const PART: usize = 1 << 16;
-        let parts = exact.par_chunks(PART).zip(rounded.par_chunks(PART)).map(|(exact, rounded)| {
-            let mut of = Rounding::default();
-            for (exact, rounded) in exact.iter().zip(rounded) {
-                let difference = f64::from(exact - rounded).abs();
-                of.largest = of.largest.max(difference);
-                of.squares += difference.powi(2);
-                of.whole += f64::from(*exact).powi(2);
-            }
-            of
-        });
-        let parts: Vec<Rounding> = parts.collect();
+        let parts = exact.par_chunks(PART).zip(rounded.par_chunks(PART));
+        let parts: Vec<Rounding> = parts.map(|(exact, rounded)| Rounding::of(exact, rounded)).collect();
         parts.into_iter().for_each(|of| self.join(of));
+    }
+
+    /// Some values and what became of them, on one thread.
+    pub fn of(exact: &[f32], rounded: &[f32]) -> Rounding {
+        let mut of = Rounding::default();
+        for (exact, rounded) in exact.iter().zip(rounded) {
+            let difference = f64::from(exact - rounded).abs();
+            of.largest = of.largest.max(difference);
+            of.squares += difference.powi(2);
+            of.whole += f64::from(*exact).powi(2);
+        }
+        of
     }
 
     /// A tensor in another type; what that rounds is taken in.
@@ -40,7 +43,7 @@ impl Rounding {
     }
 
     /// Takes in what was found elsewhere.
-    fn join(&mut self, of: Rounding) {
+    pub fn join(&mut self, of: Rounding) {
         self.largest = self.largest.max(of.largest);
         self.squares += of.squares;
         self.whole += of.whole;

@@ -171,7 +171,7 @@ fn begin(
     trainer.begin_digest();
     prepare(&place, &mut start, &mut trainer, observer)?;
     trainer.compare_nodes()?;
-    let class = tokenizer_class::note(&trainer.source.folder);
+    let class = tokenizer_class::note(&trainer.source.folder, &trainer.source.folder);
     for note in place.notes.iter().chain(&start.notes).chain(&class) {
         observer.line(&format!("Note: {note}"));
     }

@@ -9,6 +9,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::error::Result;
+use crate::hf_config::FILE;
 use crate::model_folder::{TOKENIZER, TOKENIZER_FILE, read_json, replace};
 
 /// The class that reads `tokenizer.json` as it is, in every version.
@@ -18,10 +19,31 @@ const AS_IT_IS: &str = "PreTrainedTokenizerFast";
 const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Returns a sentence on the class that results of this model will name in place of the model's own, if they do.
-pub fn note(folder: &Path) -> Option<String> {
+/// The pattern that `Qwen3_5Tokenizer` cuts texts by.
+const QWEN3_5: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// Architectures whose tokenizers transformers 5 opens by one class, whatever class the files name.
+const BY_ARCHITECTURE: [(&str, &str); 4] = [
+    ("qwen2", "Qwen2Tokenizer"),
+    ("qwen3_5", "Qwen3_5Tokenizer"),
+    ("qwen3_5_moe", "Qwen3_5Tokenizer"),
+    ("qwen3_5_moe_text", "Qwen3_5Tokenizer"),
+];
+
+/// Returns a sentence on the class that results will name in place of the tokenizer's own, if they do, or on that which
+/// transformers takes in any case, if it cuts otherwise. `folder` has the tokenizer, `model` the configuration.
+pub fn note(folder: &Path, model: &Path) -> Option<String> {
     let tokenizer = read_json(&folder.join(TOKENIZER_FILE)).ok()?;
     let settings = read_json(&folder.join(TOKENIZER)).ok()?;
+    let fields = read_json(&model.join(FILE)).unwrap_or_default();
+    let forced =
+        BY_ARCHITECTURE.iter().find(|(of, class)| fields["model_type"] == *of && !agrees(class, &settings, &tokenizer));
+    if let Some((of, class)) = forced {
+        return Some(format!(
+            "transformers 5 opens the tokenizers of all {of} models as `{class}`, which cuts texts otherwise than \
+             tokenizer.json, by which they are trained: open results by `{AS_IT_IS}.from_pretrained`"
+        ));
+    }
     let class = misleading(&settings, &tokenizer)?;
     Some(format!(
         "results carry `tokenizer_class: {AS_IT_IS}` instead of {class}: transformers 5 would cut texts otherwise than \
@@ -73,10 +95,11 @@ fn agrees(class: &str, settings: &Value, tokenizer: &Value) -> bool {
         "PreTrainedTokenizer" | "TokenizersBackend" => true,
         "GPT2Tokenizer" => normalizer.is_null() && is_plain,
         "GPTNeoXTokenizer" => is_nfc && is_plain,
-        "Qwen2Tokenizer" => {
+        name @ ("Qwen2Tokenizer" | "Qwen3_5Tokenizer") => {
+            let pattern = if name == "Qwen2Tokenizer" { QWEN2 } else { QWEN3_5 };
             let steps = cut["pretokenizers"].as_array().map_or(&[][..], Vec::as_slice);
             let is_cut = |split: &Value| {
-                split["pattern"]["Regex"] == QWEN2 && split["behavior"] == "Isolated" && split["invert"] != true
+                split["pattern"]["Regex"] == pattern && split["behavior"] == "Isolated" && split["invert"] != true
             };
             is_nfc
                 && matches!(steps, [split, bytes] if is_cut(split) && is_byte_level(bytes, false))
@@ -155,6 +178,8 @@ mod tests {
             ("Qwen2Tokenizer", of(nfc(), split(QWEN2)), true),
             ("Qwen2Tokenizer", of(nfc(), split(&QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|"))), false),
             ("Qwen2Tokenizer", of(Value::Null, split(QWEN2)), false),
+            ("Qwen3_5Tokenizer", of(nfc(), split(QWEN3_5)), true),
+            ("Qwen3_5Tokenizer", of(nfc(), split(QWEN2)), false),
             ("PreTrainedTokenizerFast", of(Value::Null, split("x")), true),
             ("SomeTokenizer", of(Value::Null, bytes(true)), false),
         ] {
@@ -179,11 +204,18 @@ mod tests {
             "auto_map": {}, "eos_token": "</s>"});
         std::fs::write(place.path().join(TOKENIZER_FILE), tokenizer.to_string()).unwrap();
         std::fs::write(place.path().join(TOKENIZER), settings.to_string()).unwrap();
-        assert!(note(place.path()).unwrap().contains("instead of `LlamaTokenizer`"));
+        assert!(note(place.path(), place.path()).unwrap().contains("instead of `LlamaTokenizer`"));
         settle(place.path()).unwrap();
         let expected = json!({"tokenizer_class": AS_IT_IS, "add_bos_token": true, "add_eos_token": false,
             "eos_token": "</s>"});
         assert_eq!(read_json(&place.path().join(TOKENIZER)).unwrap(), expected);
-        assert_eq!(note(place.path()), None);
+        assert_eq!(note(place.path(), place.path()), None);
+        // No name in the files keeps this one from its own steps.
+        std::fs::write(place.path().join(FILE), json!({"model_type": "qwen2"}).to_string()).unwrap();
+        assert!(
+            note(place.path(), place.path())
+                .unwrap()
+                .contains("opens the tokenizers of all qwen2 models as `Qwen2Tokenizer`")
+        );
     }
 }

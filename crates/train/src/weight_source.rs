@@ -1,6 +1,8 @@
 //! Where the weights of a session come from: files, or the seed. Writes any of them into a session, and gives to the host
 //! what a session holds only while it is loaded. Knows how weights are stored; not which are loaded when.
 
+use std::sync::Mutex;
+
 use data::safetensors::{TensorView, Weights};
 use program::{Initializer, ParameterSlot, Program, Session, TensorRef};
 use rayon::prelude::*;
@@ -9,6 +11,7 @@ use tensor::{DType, HostTensor, convert};
 
 use crate::error::{Result, TrainError};
 use crate::packed_weights::PackedWeights;
+use crate::rounding::Rounding;
 use crate::weights::WeightSet;
 
 /// Weights that can be read as often as they are needed.
@@ -24,20 +27,22 @@ type Put<'a> = dyn FnMut(&TensorRef, &[u8]) -> Result<()> + 'a;
 
 impl WeightSource {
     /// Writes a parameter, converted to the type in which it is stored; and its f32 copy, where the optimizer keeps one.
-    /// What becomes codes is written by `packed_weights`, whose numbers are those of this source.
+    /// What becomes codes is written by `packed_weights`, whose numbers are those of this source. `rounding` takes in how far
+    /// other numbers of files are moved.
     pub fn write(
         &self,
         session: &mut dyn Session,
         part: WeightSet,
         slot: &ParameterSlot,
         packed_weights: &mut PackedWeights<'_>,
+        rounding: &mut Rounding,
     ) -> Result<()> {
         match &slot.packed {
             Some(packed) if packed.made.is_some() => packed_weights.write(session, slot),
             Some(_) => Ok(session.write(&slot.weight, &self.codes(part, slot)?)?),
             None => {
                 let places: Vec<&TensorRef> = std::iter::once(&slot.weight).chain(&slot.master).collect();
-                self.parts(part, slot, &places, &mut |at, bytes| Ok(session.write(at, bytes)?))
+                self.parts(part, slot, &places, Some(rounding), &mut |at, bytes| Ok(session.write(at, bytes)?))
             }
         }
     }
@@ -54,7 +59,7 @@ impl WeightSource {
             Some(_) => self.codes(part, slot)?,
             None => {
                 let mut all = vec![0; at.bytes()];
-                self.parts(part, slot, &[at], &mut |of, bytes| {
+                self.parts(part, slot, &[at], None, &mut |of, bytes| {
                     all[of.offset - at.offset..][..bytes.len()].copy_from_slice(bytes);
                     Ok(())
                 })?;
@@ -87,12 +92,19 @@ impl WeightSource {
         view.planes().map_err(TrainError::unreadable)
     }
 
-    /// The numbers of a parameter in the types of its places.
-    fn parts(&self, part: WeightSet, slot: &ParameterSlot, places: &[&TensorRef], put: &mut Put<'_>) -> Result<()> {
+    /// The numbers of a parameter in the types of its places. `rounding`: how far those of files are moved in the first.
+    fn parts(
+        &self,
+        part: WeightSet,
+        slot: &ParameterSlot,
+        places: &[&TensorRef],
+        mut rounding: Option<&mut Rounding>,
+        put: &mut Put<'_>,
+    ) -> Result<()> {
         match self {
             WeightSource::Files(files) => {
                 let view = files.get(&part.name(slot)).map_err(TrainError::model_file)?;
-                places.iter().try_for_each(|at| read_parts(at, &view, put))
+                places.iter().try_for_each(|at| read_parts(at, &view, rounding.take(), put))
             }
             WeightSource::Drawn { seed } => draw_parts(slot, *seed, places, put),
         }
@@ -113,12 +125,13 @@ fn part_of(at: &TensorRef, start: usize, count: usize) -> TensorRef {
 
 /// Writes a tensor of a file into its place in one pass over its bytes, rounding to the place's type.
 pub fn write_as_stored(session: &mut dyn Session, at: &TensorRef, view: &TensorView<'_>) -> Result<()> {
-    read_parts(at, view, &mut |of, bytes| Ok(session.write(of, bytes)?))
+    read_parts(at, view, None, &mut |of, bytes| Ok(session.write(of, bytes)?))
 }
 
 /// A tensor of a file in the type of its place. Threads read and convert some elements each.
-fn read_parts(at: &TensorRef, view: &TensorView<'_>, put: &mut Put<'_>) -> Result<()> {
+fn read_parts(at: &TensorRef, view: &TensorView<'_>, rounding: Option<&mut Rounding>, put: &mut Put<'_>) -> Result<()> {
     let (from, to, elements) = (view.dtype, at.dtype, at.len());
+    let rounding = rounding.filter(|_| is_lossy(from, to)).map(Mutex::new);
     let mut buffer = vec![0; elements.min(CONVERTED) * to.size()];
     for start in (0..elements).step_by(CONVERTED) {
         let count = CONVERTED.min(elements - start);
@@ -132,6 +145,10 @@ fn read_parts(at: &TensorRef, view: &TensorView<'_>, put: &mut Put<'_>) -> Resul
             source.resize(target.len() / to.size() * from.size(), 0);
             view.read(begin, source)?;
             convert(from, source, to, target);
+            if let Some(rounding) = &rounding {
+                let of = Rounding::of(&as_f32(from, source), &as_f32(to, target));
+                rounding.lock().expect("no thread panics while it holds this").join(of);
+            }
             Ok(())
         });
         read.map_err(TrainError::unreadable)?;
@@ -144,11 +161,20 @@ fn read_parts(at: &TensorRef, view: &TensorView<'_>, put: &mut Put<'_>) -> Resul
 pub fn read_as_f32(view: &TensorView<'_>, start: usize, numbers: &mut [f32]) -> Result<()> {
     let mut bytes = vec![0; numbers.len() * view.dtype.size()];
     view.read(start * view.dtype.size(), &mut bytes).map_err(TrainError::unreadable)?;
-    let mut wide = vec![0; numbers.len() * DType::F32.size()];
-    convert(view.dtype, &bytes, DType::F32, &mut wide);
-    let values = wide.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
-    numbers.iter_mut().zip(values).for_each(|(number, value)| *number = value);
+    numbers.copy_from_slice(&as_f32(view.dtype, &bytes));
     Ok(())
+}
+
+/// Elements of a type as f32.
+fn as_f32(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    let mut wide = vec![0; bytes.len() / dtype.size() * DType::F32.size()];
+    convert(dtype, bytes, DType::F32, &mut wide);
+    wide.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+/// True if a type lacks some of the values that f32 and another one have.
+fn is_lossy(from: DType, to: DType) -> bool {
+    from != to && ![DType::F32, DType::F64].contains(&to)
 }
 
 /// The first values of a parameter in the types of its places.

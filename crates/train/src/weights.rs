@@ -9,6 +9,7 @@ use crate::engine::Engine;
 use crate::error::{Result, TrainError};
 use crate::packed_weights::PackedWeights;
 use crate::quantise;
+use crate::rounding::Rounding;
 use crate::weight_source::WeightSource;
 
 /// Endings of names of tables that old checkpoints store and every engine computes itself.
@@ -72,8 +73,12 @@ fn write(
     let wanted = |slot: &ParameterSlot| part.holds(slot) && wanted(slot);
     let numbers = |name: &str, start: usize, out: &mut [f32]| source.numbers(&program, name, start, out);
     let mut packed_weights = PackedWeights::of(&program, &numbers);
-    fill(engine.session(), &program, wanted, |session, slot| source.write(session, part, slot, &mut packed_weights))?;
+    let mut rounding = Rounding::default();
+    fill(engine.session(), &program, wanted, |session, slot| {
+        source.write(session, part, slot, &mut packed_weights, &mut rounding)
+    })?;
     if part == WeightSet::Base {
+        engine.set_rounding(rounding);
         engine.set_origin(source);
     }
     Ok(())

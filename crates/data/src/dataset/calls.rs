@@ -9,7 +9,7 @@ use super::json_text::{as_list, opened, parsed};
 use crate::error::{RowError, RowReason};
 
 /// Names under which the arguments of a call are found.
-const ARGUMENTS: [&str; 4] = ["arguments", "parameters", "args", "input"];
+const ARGUMENTS: [&str; 6] = ["arguments", "parameters", "args", "input", "kwargs", "tool_input"];
 
 /// A call or a list of them, each possibly as a text of JSON: `{"name": …, "arguments": …}`, by itself or in `function`.
 /// Arguments that are a text of a JSON object become the object; they may be missing.
@@ -46,10 +46,13 @@ fn call(place: &str, value: &Value) -> Result<Value, RowError> {
         None => parts(&mut call),
     };
     match function.get("name") {
-        Some(Value::String(_)) => {}
         None | Some(Value::Null) => {
             return Err(RowError::new(RowReason::MissingField, format!("`{place}` has no `name`")));
         }
+        Some(Value::String(name)) if name.trim().is_empty() => {
+            return Err(RowError::new(RowReason::MissingField, format!("`{place}.name` is empty")));
+        }
+        Some(Value::String(_)) => {}
         Some(other) => return Err(wrong(&format!("{place}.name"), "a string", other)),
     }
     let mut whole = Map::new();
@@ -58,11 +61,27 @@ fn call(place: &str, value: &Value) -> Result<Value, RowError> {
     }
     whole.extend(call);
     whole.insert("type".to_owned(), json!("function"));
-    whole.insert("function".to_owned(), Value::Object(with_arguments(function)));
+    let is_given = ARGUMENTS.iter().any(|name| function.get(*name).is_some_and(|value| !value.is_null()));
+    let is_filled = |value: &Value| value.as_object().is_some_and(|of| !of.is_empty());
+    if let Some((other, _)) =
+        function.iter().chain(&whole).find(|(name, of)| !is_given && *name != "function" && is_filled(of))
+    {
+        let problem = format!("`{place}` has no `arguments`, but an object in `{other}`");
+        return Err(RowError::new(RowReason::MissingField, problem));
+    }
+    let function = with_arguments(function);
+    if let Some(text) = function.get(ARGUMENTS[0]).and_then(Value::as_str)
+        && text.trim_start().starts_with(['{', '['])
+        && parsed(text).is_none()
+    {
+        let problem = format!("`{place}.{}`: the arguments are a text that is not valid JSON", ARGUMENTS[0]);
+        return Err(RowError::new(RowReason::WrongType, problem));
+    }
+    whole.insert("function".to_owned(), Value::Object(function));
     Ok(Value::Object(whole))
 }
 
-/// A function with its arguments under their usual name, as an object where they are a text of one.
+/// A function with its arguments under their usual name, as an object where they are a text of one or missing.
 fn with_arguments(mut function: Map<String, Value>) -> Map<String, Value> {
     let given = ARGUMENTS.iter().find(|name| function.get(**name).is_some_and(|value| !value.is_null()));
     match given.and_then(|name| Some((*name, function.get(*name)?.clone()))) {
@@ -72,7 +91,7 @@ fn with_arguments(mut function: Map<String, Value>) -> Map<String, Value> {
             }
             function.insert(ARGUMENTS[0].to_owned(), object_of(&value).unwrap_or(value));
         }
-        None => drop(function.shift_remove(ARGUMENTS[0])),
+        None => drop(function.insert(ARGUMENTS[0].to_owned(), json!({}))),
     }
     function
 }
@@ -89,8 +108,7 @@ pub(crate) fn object_of(arguments: &Value) -> Option<Value> {
     if text.is_empty() {
         return Some(json!({}));
     }
-    let inner = || serde_json::from_str::<String>(text).ok().and_then(|text| parsed(&text));
-    parsed(text).or_else(inner).filter(Value::is_object)
+    parsed(text).filter(Value::is_object)
 }
 
 /// Function definitions: a list, one definition, or either as a text of JSON, as may be each definition, its function
@@ -103,16 +121,35 @@ pub fn tools(place: &str, value: Option<&Value>) -> Result<Option<Value>, RowErr
             .map_err(|e| RowError::new(RowReason::WrongType, format!("column `{place}` is not valid JSON: {e}")))?,
         Some(other) => other,
     };
-    let is_one = |value: &Value| value.get("name").or_else(|| value.get("function")).is_some_and(|of| !of.is_array());
+    let is_group = |value: &Value| GROUPS.iter().any(|name| value.get(*name).is_some());
+    let is_one = |value: &Value| {
+        is_group(value) || value.get("name").or_else(|| value.get("function")).is_some_and(|of| !of.is_array())
+    };
     let list = match value {
         Value::Null => return Ok(None),
         one if one.is_object() && is_one(one) => vec![one.clone()],
         other => as_list(other).ok_or_else(|| wrong(place, "a list of tools", other))?.into_owned(),
     };
-    let read = |(i, tool): (usize, &Value)| tool_of(&format!("{place}[{i}]"), tool);
-    let tools: Vec<Value> = list.iter().enumerate().map(read).collect::<Result<_, _>>()?;
+    let read = |(i, tool): (usize, &Value)| tools_of(&format!("{place}[{i}]"), tool);
+    let tools = list.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?.concat();
     Ok((!tools.is_empty()).then_some(Value::Array(tools)))
 }
+
+/// The definitions of one element: several, where it is a group of Google's interface.
+fn tools_of(place: &str, tool: &Value) -> Result<Vec<Value>, RowError> {
+    let tool = opened(tool);
+    let group = GROUPS.iter().find_map(|name| as_list(tool.get(*name)?));
+    match group {
+        Some(group) => group.iter().map(|tool| tool_of(place, tool)).collect(),
+        None => Ok(vec![tool_of(place, &tool)?]),
+    }
+}
+
+/// Names of a group of definitions.
+const GROUPS: [&str; 2] = ["functionDeclarations", "function_declarations"];
+
+/// Other names of the schema of a function's parameters.
+const SCHEMAS: [&str; 4] = ["input_schema", "inputSchema", "parameters_json_schema", "parametersJsonSchema"];
 
 fn tool_of(place: &str, tool: &Value) -> Result<Value, RowError> {
     let Value::Object(mut tool) = opened(tool).into_owned() else {
@@ -125,6 +162,11 @@ fn tool_of(place: &str, tool: &Value) -> Result<Value, RowError> {
     }
     if let Some(function) = tool.get_mut("function") {
         *function = opened(function).into_owned();
+        if let Some(fields) = function.as_object_mut().filter(|fields| !fields.contains_key("parameters"))
+            && let Some(schema) = SCHEMAS.iter().find_map(|name| fields.shift_remove(*name))
+        {
+            fields.insert("parameters".to_owned(), schema);
+        }
         if let Some(parameters) = function.get_mut("parameters") {
             *parameters = opened(parameters).into_owned();
         }
@@ -151,6 +193,7 @@ mod tests {
             json!([{"function": "f", "arguments": {"x": 1}}]),
             json!([{"type": "tool_use", "name": "f", "input": {"x": 1}}]),
             json!([{"name": "f", "parameters": {"x": 1}}]),
+            json!([{"name": "f", "kwargs": {"x": 1}}]),
             json!(json!([in_text]).to_string()),
             in_text.clone(),
             twice,
@@ -165,8 +208,24 @@ mod tests {
             calls("c", &json!([{"name": "f", "arguments": ""}])).unwrap()[0]["function"]["arguments"],
             json!({})
         );
+        for arguments in [json!({"name": "f"}), json!({"name": "f", "arguments": null})] {
+            assert_eq!(calls("c", &json!([arguments])).unwrap()[0]["function"]["arguments"], json!({}), "{arguments}");
+        }
+        for (call, problem) in [
+            (json!({"name": "f", "payload": {"x": 1}}), "`c[0]` has no `arguments`, but an object in `payload`"),
+            (json!({"name": " ", "arguments": {}}), "`c[0].name` is empty"),
+        ] {
+            assert!(calls("c", &json!([call])).unwrap_err().detail.contains(problem), "{call}");
+        }
         for none in [json!(""), json!([]), json!({}), json!({"name": null, "arguments": null})] {
             assert!(calls("c", &none).unwrap().is_empty(), "{none}");
+        }
+        for broken in ["{\"x\": 1", "{'x': True}"] {
+            let error = calls("c", &json!([{"function": {"name": "f", "arguments": broken}}])).unwrap_err();
+            assert!(
+                error.detail.contains("`c[0].function.arguments`: the arguments are a text that is not valid"),
+                "{error}"
+            );
         }
         assert!(calls("c", &json!("f(1)")).unwrap_err().detail.contains("a text that is not valid JSON"));
     }
@@ -186,6 +245,10 @@ mod tests {
             json!([{"type": "function", "function": in_text.to_string()}]),
             function.clone(),
             json!(function.to_string()),
+            json!([{"name": "f", "input_schema": schema}]),
+            json!([{"name": "f", "inputSchema": schema.to_string()}]),
+            json!([{"functionDeclarations": [function]}]),
+            json!({"function_declarations": [function]}),
         ] {
             assert_eq!(tools("tools", Some(&form)).unwrap(), Some(expected.clone()), "{form}");
         }

@@ -115,9 +115,9 @@ impl ConversationRows {
         match row.get(name) {
             None | Some(Value::Null) => Ok(None),
             Some(Value::String(text)) if text.is_empty() => Ok(None),
-            Some(Value::String(text)) => Ok(Some(Message::new("system", text))),
-            Some(Value::Object(fields)) => {
-                let mut fields = fields.clone();
+            Some(Value::String(text)) if message_in(text).is_none() => Ok(Some(Message::new("system", text))),
+            Some(value @ (Value::String(_) | Value::Object(_))) => {
+                let mut fields = value.as_str().and_then(message_in).or(value.as_object().cloned()).unwrap_or_default();
                 fields.insert("role".to_owned(), Value::String("system".to_owned()));
                 Ok(messages(&[Value::Object(fields)], &self.columns.properties)?.pop())
             }
@@ -138,6 +138,14 @@ impl EncodeRow for ConversationRows {
 
     fn clock_readings(&self) -> BTreeMap<String, String> {
         self.encoder.clock_readings()
+    }
+}
+
+/// The message that a text holds as JSON.
+fn message_in(text: &str) -> Option<Map<String, Value>> {
+    match parsed(text)? {
+        Value::Object(fields) if fields.contains_key("role") && fields.contains_key("content") => Some(fields),
+        _ => None,
     }
 }
 

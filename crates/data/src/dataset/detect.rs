@@ -4,7 +4,8 @@
 
 use serde_json::{Map, Value};
 
-use super::json_text::{as_list, opened};
+use super::json_text::{as_list, opened, parsed};
+use super::message::PAIRS as TURNS;
 use super::{ConversationColumns, DatasetKind, InstructionColumns, SystemPrompt};
 use crate::rows::json::kind;
 
@@ -89,29 +90,92 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// Recognises the type of a set by some of its rows.
+/// The types that options of a dataset belong to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    Text,
+    Instruction,
+    Conversation,
+}
+
+impl AutoColumns {
+    /// The type that the given options belong to, and one of them.
+    fn owner(&self) -> Option<(Owner, &'static str)> {
+        let (task, talk) = (&self.instruction, &self.conversation);
+        let options = [
+            (!self.text.is_empty(), Owner::Text, "text_field"),
+            (!talk.messages.is_empty(), Owner::Conversation, "messages_field"),
+            (!talk.properties.is_empty(), Owner::Conversation, "message_property_mappings"),
+            (talk.system.is_some(), Owner::Conversation, "system_field"),
+            (talk.tools.is_some(), Owner::Conversation, "tools_field"),
+            (!task.instruction.is_empty(), Owner::Instruction, "instruction_field"),
+            (!task.output.is_empty(), Owner::Instruction, "output_field"),
+            (task.input.is_some(), Owner::Instruction, "input_field"),
+            (task.prompt_format.is_some(), Owner::Instruction, "prompt_format"),
+            (task.system != SystemPrompt::None, Owner::Instruction, "system_prompt_type"),
+        ];
+        options.into_iter().find(|(is_given, ..)| *is_given).map(|(_, owner, option)| (owner, option))
+    }
+
+    /// True if a column with the trained text is named.
+    fn names_column(&self) -> bool {
+        !self.conversation.messages.is_empty() || !self.instruction.output.is_empty() || !self.text.is_empty()
+    }
+}
+
+/// Recognises the type of a set by some of its rows. Options that belong to one type decide for it.
 pub(crate) fn detect(rows: &[&Map<String, Value>], hints: &AutoColumns) -> Result<Detected, Refused> {
     let columns = Columns { rows };
-    let is_given =
-        !hints.conversation.messages.is_empty() || !hints.instruction.instruction.is_empty() || !hints.text.is_empty();
-    if !is_given && let Some(refused) = preference(&columns).or_else(|| no_json(&columns)) {
+    if !hints.names_column()
+        && let Some(refused) = preference(&columns).or_else(|| no_json(&columns))
+    {
         return Err(refused);
     }
-    if let Some(found) = conversation(&columns, &hints.conversation)
-        .or_else(|| instruction(&columns, &hints.instruction))
-        .or_else(|| tokens(&columns))
-    {
+    let found = match hints.owner() {
+        Some((Owner::Text, _)) => text(&columns, hints),
+        Some((Owner::Conversation, _)) => conversation(&columns, &hints.conversation),
+        Some((Owner::Instruction, _)) => instruction(&columns, &hints.instruction),
+        None => conversation(&columns, &hints.conversation)
+            .or_else(|| instruction(&columns, &hints.instruction))
+            .or_else(|| tokens(&columns)),
+    };
+    if let Some(found) = found {
         return Ok(found);
     }
-    if !is_given && let Some(refused) = prompt_only(&columns) {
+    let shown = columns.names().into_iter().map(|name| {
+        let mut kinds: Vec<&str> = Vec::new();
+        columns.values(name).map(kind).for_each(|of| {
+            if !kinds.contains(&of) {
+                kinds.push(of)
+            }
+        });
+        let kinds = if kinds.is_empty() { "null".to_owned() } else { kinds.join(" or ") };
+        format!("`{name}` ({kinds})")
+    });
+    let shown = shown.collect::<Vec<_>>().join(", ");
+    if let Some((owner, option)) = hints.owner() {
+        let what = match owner {
+            Owner::Text => "the text that it names",
+            Owner::Instruction => "a task and its answer",
+            Owner::Conversation => "messages",
+        };
+        let problem = format!("`{option}` is given, but {what} cannot be found in the columns {shown}");
+        return Err((problem, format!("correct or remove `{option}`, or set `type` and the names of its columns")));
+    }
+    if let Some(refused) = prompt_only(&columns) {
         return Err(refused);
     }
+    if let Some(DatasetKind::Text { field }) = text(&columns, hints).map(|found| found.kind)
+        && columns.all(&field, |value| value.as_str().is_some_and(is_json))
+    {
+        let problem = format!("column `{field}` holds JSON, whose source would be trained as text");
+        let hint = format!(
+            "write its fields as columns, or set `type: text` with `text_field: {field}` to train on the source"
+        );
+        return Err((problem, hint));
+    }
     text(&columns, hints).ok_or_else(|| {
-        let shown = columns.names().into_iter().map(|name| {
-            let value = columns.values(name).next().unwrap_or(&Value::Null);
-            format!("`{name}` ({})", kind(value))
-        });
-        let problem = format!("the type cannot be detected from the columns {}", shown.collect::<Vec<_>>().join(", "));
+        let problem = format!("the type cannot be detected from the columns {shown}");
         (problem, "set `type` and the names of its columns".to_owned())
     })
 }
@@ -133,6 +197,12 @@ fn preference(columns: &Columns<'_>) -> Option<Refused> {
     steps.then(|| {
         ("these are steps with a verdict each: columns `completions` and `labels`".to_owned(), hint.to_owned())
     })
+}
+
+/// True for a text that is the source of JSON, or of lines of it.
+fn is_json(text: &str) -> bool {
+    let mut lines = text.lines().filter(|line| !line.trim().is_empty()).take(SAMPLE).peekable();
+    parsed(text).is_some() || (lines.peek().is_some() && lines.all(|line| parsed(line).is_some()))
 }
 
 /// Messages as a text in the notation of a programming language.
@@ -181,8 +251,8 @@ fn form_of(columns: &Columns<'_>, name: &str, hints: &ConversationColumns) -> Op
         "Google form"
     } else if has(&[&role]) {
         if role == "role" && content == "content" { "OpenAI form" } else { "own names" }
-    } else if has(&["human", "assistant"]) {
-        "pairs of `human` and `assistant`"
+    } else if let Some((asks, answers)) = TURNS.iter().find(|(asks, answers)| has(&[asks, answers])) {
+        &format!("pairs of `{asks}` and `{answers}`")
     } else {
         return None;
     };
@@ -206,28 +276,38 @@ fn conversation(columns: &Columns<'_>, hints: &ConversationColumns) -> Option<De
     let given = (!hints.messages.is_empty()).then_some(hints.messages.as_str());
     let usual = || columns.first_of(&MESSAGES, |name| form_of(name).is_some());
     let mut completion = None;
-    let mut with_completion = |name: &str| {
+    let mut with_completion = |task: &'static str, names: &[&'static str]| {
         // Either may be a plain text, but not both: that is an instruction.
         let is_part = |name: &str| form_of(name).is_some() || columns.is_text(name);
-        completion = columns.first_of(COMPLETIONS, |of| is_part(of) && (form_of(of).or(form_of(name))).is_some());
-        (is_part(name) && completion.is_some()).then_some(PROMPT)
+        let answers = |of: &str| is_part(of) && (form_of(of).or(form_of(task))).is_some();
+        completion = is_part(task).then(|| columns.first_of(names, answers)).flatten();
+        completion.map(|_| task)
     };
+    let answers = |name: &str| speaks(columns, name, role, &["assistant", "gpt", "model"], true);
     let any = || {
-        let answers = |name: &str| speaks(columns, name, role, &["assistant", "gpt", "model"], true);
         let is_talk = |name: &&str| *name != HISTORY && form_of(name).is_some() && (*name != PROMPT || answers(name));
         columns.names().into_iter().find(is_talk)
     };
     let name = match given {
-        Some(PROMPT) => with_completion(PROMPT).or(given)?,
+        Some(PROMPT) => with_completion(PROMPT, COMPLETIONS).or(given)?,
         Some(given) => given,
-        None => usual().or_else(|| with_completion(PROMPT)).or_else(any)?,
+        None => {
+            usual().or_else(|| PAIRS.into_iter().find_map(|(task, names)| with_completion(task, names))).or_else(any)?
+        }
     };
+    // Messages that end with a question are a prompt, whatever their column is called.
+    if given.is_none() && completion.is_none() && !answers(name) {
+        let is_answer = |of: &str| of != name && (columns.is_text(of) || form_of(of).is_some());
+        completion = columns.first_of(COMPLETIONS, is_answer);
+    }
     let form = form_of(name).or_else(|| completion.and_then(form_of))?;
     let opens_with_system = speaks(columns, name, role, &["system", "developer"], false);
     let is_prompt = |value: &Value| value.is_string() || value.is_object();
     let system = SYSTEM.into_iter().find(|name| columns.all(name, is_prompt) && !opens_with_system);
     let is_tools = |value: &Value| value.is_array() || value.is_string() || value.is_object();
-    let tools = ["tools", "functions"].into_iter().find(|name| columns.all(name, is_tools));
+    let is_any = |value: &Value| as_list(value).is_none_or(|list| !list.is_empty());
+    let tools = ["tools", "functions"].into_iter().filter(|name| columns.all(name, is_tools));
+    let tools = tools.max_by_key(|name| (columns.values(name).any(is_any), *name == "tools"));
     let found = ConversationColumns {
         messages: name.to_owned(),
         completion: completion.map(str::to_owned),
@@ -249,18 +329,20 @@ fn conversation(columns: &Columns<'_>, hints: &ConversationColumns) -> Option<De
 }
 
 fn instruction(columns: &Columns<'_>, hints: &InstructionColumns) -> Option<Detected> {
-    let given = (!hints.instruction.is_empty() && !hints.output.is_empty())
-        .then(|| (hints.instruction.clone(), hints.output.clone()));
-    let usual = || {
-        PAIRS.into_iter().find_map(|(task, answers)| {
-            let answer = columns.first_of(answers, |name| columns.is_text(name))?;
-            columns.is_text(task).then(|| (task.to_owned(), answer.to_owned()))
-        })
+    let given = |name: &str| (!name.is_empty()).then(|| name.to_owned());
+    let is_text = |name: &str| columns.is_text(name);
+    let usual = |task: &str, answers: &[&'static str]| {
+        let task = given(&hints.instruction).or_else(|| is_text(task).then(|| task.to_owned()))?;
+        let answer = given(&hints.output).or_else(|| columns.first_of(answers, is_text).map(str::to_owned))?;
+        (task != answer).then_some((task, answer))
     };
-    let (task, answer) = given.or_else(usual)?;
+    let (task, answer) = PAIRS.into_iter().find_map(|(task, answers)| usual(task, answers))?;
     let is_other = |name: &&str| *name != task && *name != answer;
-    let input = ["input", "context"].into_iter().filter(is_other).find(|name| columns.is_text(name));
-    let system = SYSTEM.into_iter().find(|name| columns.is_text(name));
+    // What a prompt format has no place for is not read.
+    let has_place = |name: &str| hints.prompt_format.as_ref().is_none_or(|format| format.contains(name));
+    let input =
+        ["input", "context"].into_iter().filter(is_other).find(|name| columns.is_text(name) && has_place("{input}"));
+    let system = SYSTEM.into_iter().find(|name| columns.is_text(name) && has_place("{system}"));
     // A prompt format has no place for earlier turns.
     let is_history = |value: &Value| *value == "" || as_list(value).is_some();
     let history = (hints.prompt_format.is_none() && columns.all(HISTORY, is_history)).then(|| HISTORY.to_owned());
@@ -300,13 +382,14 @@ fn tokens(columns: &Columns<'_>) -> Option<Detected> {
 }
 
 fn text(columns: &Columns<'_>, hints: &AutoColumns) -> Option<Detected> {
-    let given = (!hints.text.is_empty()).then_some(hints.text.as_str());
+    let given = Some(hints.text.as_str()).filter(|name| columns.is_text(name));
     let usual = || columns.first_of(&["text", "content", "document"], |name| columns.is_text(name));
     let only = || match columns.names()[..] {
         [only] => columns.is_text(only).then_some(only),
         _ => None,
     };
-    let field = given.or_else(usual).or_else(only)?.to_owned();
+    let open = || usual().or_else(only);
+    let field = if hints.text.is_empty() { open() } else { given }?.to_owned();
     let words = format!("text in `{field}`");
     Some(Detected { kind: DatasetKind::Text { field }, words })
 }
@@ -324,6 +407,7 @@ mod tests {
     #[test]
     fn the_usual_forms_are_distinguished() {
         let message = json!([{"role": "user", "content": "hi"}]);
+        let answered = json!([message[0], {"role": "assistant", "content": "a"}]);
         for (row, words) in [
             (json!({"id": 1, "messages": message}), "conversation (OpenAI form) in `messages`"),
             (
@@ -331,6 +415,20 @@ mod tests {
                 "conversation (ShareGPT form) in `conversations`, system prompt in `system`, tools in `tools`",
             ),
             (json!({"talk": message, "n": 1}), "conversation (OpenAI form) in `talk`"),
+            (
+                json!({"question": "q", "answer": [{"role": "assistant", "content": "a"}]}),
+                "prompt and completion (OpenAI form) in `question` and `answer`",
+            ),
+            (json!({"topic": "q", "output": answered}), "conversation (OpenAI form) in `output`"),
+            (
+                json!({"context": message, "response": "ok"}),
+                "prompt and completion (OpenAI form) in `context` and `response`",
+            ),
+            (
+                json!({"messages": message, "tools": [], "functions": [{"name": "f"}]}),
+                "conversation (OpenAI form) in `messages`, tools in `functions`",
+            ),
+            (json!({"chat": [{"user": "a", "gpt": "b"}]}), "conversation (pairs of `user` and `gpt`) in `chat`"),
             (
                 json!({"instruction": "a", "input": "", "output": "b"}),
                 "instruction (Alpaca form): `instruction` and `output`, input in `input`",
@@ -412,6 +510,18 @@ mod tests {
     }
 
     #[test]
+    fn the_source_of_json_is_no_text_unless_it_is_asked_for() {
+        let message = json!([{"role": "user", "content": "hi"}]);
+        let (problem, hint) = found(json!({"data": json!({"messages": message}).to_string()})).unwrap_err();
+        assert!(problem.contains("column `data` holds JSON") && hint.contains("text_field: data"), "{problem} {hint}");
+        let lines = "{\"text\": \"a\"}\n\n{\"text\": \"b\"}\n";
+        assert!(found(json!({"text": lines})).unwrap_err().0.contains("column `text` holds JSON"));
+        assert!(found(json!({"text": "{\"a\": 1} is JSON"})).is_ok());
+        let twice = json!(message.to_string()).to_string();
+        assert_eq!(found(json!({"data": twice})).unwrap().words, "conversation (OpenAI form, as JSON text) in `data`");
+    }
+
+    #[test]
     fn what_cannot_be_detected_is_reported_with_the_columns() {
         let (problem, hint) = found(json!({"a": "x", "b": 1})).unwrap_err();
         assert_eq!(problem, "the type cannot be detected from the columns `a` (a string), `b` (a number)");
@@ -427,5 +537,35 @@ mod tests {
             ..Default::default()
         };
         assert!(detect(&[&row], &hints).unwrap().words.contains("in `messages`"));
+        let hints = AutoColumns { text: "essay".into(), ..Default::default() };
+        assert_eq!(detect(&[&row], &hints).unwrap().words, "text in `essay`");
+    }
+
+    #[test]
+    fn options_of_a_type_decide_for_it_or_are_refused() {
+        let row = json!({"messages": [{"role": "user", "content": "hi"}], "text": "t", "q": "a", "answer": "b"});
+        let Value::Object(row) = row else { unreachable!() };
+        let task = |instruction: &str, output: &str| AutoColumns {
+            instruction: InstructionColumns {
+                instruction: instruction.into(),
+                output: output.into(),
+                ..Default::default()
+            },
+            ..Default::default()
+        };
+        let words = |hints: &AutoColumns| detect(&[&row], hints).unwrap().words;
+        assert_eq!(words(&task("q", "")), "instruction (question and answer): `q` and `answer`");
+        assert_eq!(words(&task("q", "text")), "instruction (question and answer): `q` and `text`");
+        let format = InstructionColumns { prompt_format: Some("{instruction}".into()), ..Default::default() };
+        let tools = ConversationColumns { tools: Some("tools".into()), ..Default::default() };
+        for (hints, option) in [
+            (AutoColumns { text: "story".into(), ..Default::default() }, "text_field"),
+            (task("", "answer"), "output_field"),
+            (AutoColumns { instruction: format, ..Default::default() }, "prompt_format"),
+        ] {
+            let (problem, _) = detect(&[&row], &hints).unwrap_err();
+            assert!(problem.starts_with(&format!("`{option}` is given, but ")), "{problem}");
+        }
+        assert!(words(&AutoColumns { conversation: tools, ..Default::default() }).contains("in `messages`"));
     }
 }

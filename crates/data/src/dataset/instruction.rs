@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::columns::{optional_text, text, wrong};
-use super::json_text::list;
+use super::json_text::{list, parsed};
 use super::message::messages;
 use super::{EncodeRow, RowForm, columns};
 use crate::dialogue::{DialogueEncoder, label};
@@ -140,6 +140,12 @@ fn history(name: &str, row: &Map<String, Value>) -> Result<Vec<Message>, RowErro
     Ok(turns)
 }
 
+/// True for a text of JSON that is a list of messages.
+fn is_messages(text: &str) -> bool {
+    let is_message = |of: &Value| of.get("role").is_some_and(Value::is_string) && of.get("content").is_some();
+    parsed(text).is_some_and(|of| of.as_array().is_some_and(|list| !list.is_empty() && list.iter().all(is_message)))
+}
+
 /// The filled text, the byte at which the output begins, and what follows the output. Placeholders inside the filled-in
 /// values stay as they are.
 fn fill(format: &str, parts: &Parts<'_>) -> (String, usize, String) {
@@ -197,6 +203,13 @@ impl EncodeRow for InstructionRows {
             input,
             output: text(row, &self.columns.output)?,
         };
+        for (name, text) in [(&self.columns.instruction, parts.instruction), (&self.columns.output, parts.output)] {
+            if is_messages(text) {
+                let problem =
+                    format!("column `{name}` holds messages as JSON, which `type: auto` and `conversation` read");
+                return Err(RowError::new(RowReason::WrongType, problem));
+            }
+        }
         if parts.output.is_empty() {
             return Err(RowError::new(RowReason::Empty, format!("column `{}` is empty", self.columns.output)));
         }

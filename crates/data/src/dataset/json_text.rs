@@ -9,9 +9,12 @@ use serde_json::{Map, Value};
 use super::columns::wrong;
 use crate::error::RowError;
 
-/// The list or object that a text holds as JSON.
+/// The list or object that a text holds as JSON, be it wrapped in JSON twice.
 pub(crate) fn parsed(text: &str) -> Option<Value> {
     let trimmed = text.trim().trim_start_matches('\u{feff}');
+    let inner = || serde_json::from_str::<String>(trimmed).ok();
+    let unwrapped = if trimmed.starts_with('"') { inner()? } else { trimmed.to_owned() };
+    let trimmed = unwrapped.trim();
     if !trimmed.starts_with(['[', '{']) {
         return None;
     }
@@ -79,7 +82,8 @@ mod tests {
         let rows = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]);
         let columns = json!({"role": ["user", "assistant"], "content": ["a", "b"]});
         let text = Value::String(format!(" {rows}\n"));
-        for form in [&rows, &columns, &text, &Value::String(columns.to_string())] {
+        let twice = Value::String(json!(text).to_string());
+        for form in [&rows, &columns, &text, &twice, &Value::String(columns.to_string())] {
             assert_eq!(json!(list("m", "a list", form).unwrap()), rows, "{form}");
         }
         for other in [json!("hello"), json!("[1, 2"), json!({"role": ["a"], "content": []}), json!({}), json!(1)] {

@@ -8,7 +8,8 @@ use serde_json::{Map, Value, json};
 
 use super::calls::calls;
 use super::columns::wrong;
-use super::json_text::{as_list, opened};
+use super::json_text::{as_list, opened, parsed};
+use super::results;
 use crate::error::{RowError, RowReason};
 use crate::rows::json::kind;
 use crate::spans::Message;
@@ -50,20 +51,34 @@ pub fn messages(list: &[Value], properties: &BTreeMap<String, String>) -> Result
             messages.extend(pair);
             continue;
         }
-        let (message, continues) = message(&value, properties).map_err(in_message)?;
-        match messages.last_mut().filter(|last| continues && last.is_assistant() && last.weight == message.weight) {
-            Some(last) => add_calls(last, message),
-            None => messages.push(message),
+        for value in results::split(&value).unwrap_or_else(|| vec![value.into_owned()]) {
+            let (message, continues) = message(&value, properties).map_err(in_message)?;
+            match messages.last_mut().filter(|last| continues && last.is_assistant() && last.weight == message.weight) {
+                Some(last) => add_calls(last, message),
+                None => messages.push(message),
+            }
         }
     }
     Ok(messages)
 }
 
-/// A question and its answer in one object.
-fn pair(value: &Value) -> Option<[Message; 2]> {
-    let text = |name: &str| value.get(name).and_then(Value::as_str);
-    let (question, answer) = (text("human").or_else(|| text("user"))?, text("assistant").or_else(|| text("gpt"))?);
-    value.get("role").is_none().then(|| [Message::new("user", question), Message::new("assistant", answer)])
+/// Names of a question and its answer in an object that holds both.
+pub(super) const PAIRS: [(&str, &str); 4] =
+    [("human", "assistant"), ("user", "assistant"), ("human", "gpt"), ("user", "gpt")];
+
+/// A question and its answer in one object, after a system prompt where it has one. What else it holds is left to the
+/// question, so that it is named if nothing reads it.
+fn pair(value: &Value) -> Option<Vec<Message>> {
+    let fields = value.as_object().filter(|fields| !fields.contains_key("role"))?;
+    let text = |name: &str| fields.get(name).and_then(Value::as_str);
+    let (names, question, answer) = PAIRS.iter().find_map(|names| Some((names, text(names.0)?, text(names.1)?)))?;
+    let system = text("system").filter(|text| !text.is_empty());
+    let mut asked = Message::new("user", question);
+    let is_read = |name: &str| name == names.0 || name == names.1 || (name == "system" && text(name).is_some());
+    let others = fields.iter().filter(|(name, value)| !is_read(name) && !value.is_null());
+    asked.fields.extend(others.map(|(name, value)| (name.clone(), value.clone())));
+    let system = system.map(|text| Message::new("system", text));
+    Some(system.into_iter().chain([asked, Message::new("assistant", answer)]).collect())
 }
 
 /// Puts the calls of a message that holds nothing else into the turn before it.
@@ -152,6 +167,9 @@ fn read_role(role: &str, fields: &mut Map<String, Value>) -> Result<(), RowError
 
 /// Brings `tool_calls` into one form; `function_call` is the earlier name of a single one.
 fn read_calls(fields: &mut Map<String, Value>) -> Result<(), RowError> {
+    if let Some(calls) = fields.shift_remove("toolCalls") {
+        fields.entry("tool_calls").or_insert(calls);
+    }
     let mut all = match fields.get("tool_calls") {
         Some(value) => calls("tool_calls", value)?,
         None => Vec::new(),
@@ -170,7 +188,11 @@ fn read_calls(fields: &mut Map<String, Value>) -> Result<(), RowError> {
 fn read_content(fields: &mut Map<String, Value>) -> Result<(), RowError> {
     let is = |role: &str| fields.get("role").is_some_and(|of| of == role);
     let (is_result, is_assistant) = (is("tool"), is("assistant"));
-    match fields.get("content").cloned() {
+    let content = match fields.get("content").cloned() {
+        Some(Value::String(text)) if !is_result => parts_of(&text).map_or(Value::String(text), Value::Array).into(),
+        other => other,
+    };
+    match content {
         Some(Value::String(_)) => {}
         Some(Value::Array(parts)) => match joined(&parts, is_assistant) {
             Ok(parts) => parts.write(fields),
@@ -187,6 +209,14 @@ fn read_content(fields: &mut Map<String, Value>) -> Result<(), RowError> {
         None => return Err(RowError::new(RowReason::MissingField, "no `content` (and no `value`), or it is null")),
     }
     Ok(())
+}
+
+/// The parts that a content is as a text of JSON: objects with a type, of which one at least is a text.
+fn parts_of(content: &str) -> Option<Vec<Value>> {
+    let Value::Array(parts) = parsed(content)? else { return None };
+    let is_part = |part: &Value| part.get("type").is_some_and(Value::is_string);
+    let is_text = |part: &Value| part["type"] == "text" && part.get("text").is_some_and(Value::is_string);
+    (parts.iter().all(is_part) && parts.iter().any(is_text)).then_some(parts)
 }
 
 /// The text, reasoning and calls of the parts of a message.
@@ -291,6 +321,7 @@ mod tests {
             json!({"role": "user", "content": [{"type": "text", "value": "hi", "image": null}]}),
             json!({"role": "user", "content": [{"type": "input_text", "text": "hi"}]}),
             json!({"role": "user", "content": ["hi"], "function_call": null}),
+            json!({"role": "user", "content": "[{\"type\": \"text\", \"text\": \"hi\"}]"}),
         ] {
             assert_eq!(read(form.clone()).unwrap(), openai, "{form}");
         }
@@ -302,7 +333,10 @@ mod tests {
         let list = [json!(json!({"role": "user", "content": "hi"}).to_string())];
         assert_eq!(messages(&list, &BTreeMap::new()).unwrap(), std::slice::from_ref(&openai));
         let pair = messages(&[json!({"human": "hi", "assistant": "a"})], &BTreeMap::new()).unwrap();
-        assert_eq!(pair, [openai, Message::new("assistant", "a")]);
+        assert_eq!(pair, [openai.clone(), Message::new("assistant", "a")]);
+        let pair = messages(&[json!({"user": "hi", "gpt": "a", "system": "s", "id": 7})], &BTreeMap::new()).unwrap();
+        assert_eq!((&pair[0], &pair[2]), (&Message::new("system", "s"), &Message::new("assistant", "a")));
+        assert_eq!((&pair[1].fields["content"], &pair[1].fields["id"]), (&json!("hi"), &json!(7)));
     }
 
     #[test]
@@ -404,6 +438,7 @@ mod tests {
             json!({"from": "function_call", "value": text}),
             json!({"role": "tool_call", "content": text}),
             json!({"role": "tool_calls", "content": [earlier]}),
+            json!({"role": "assistant", "content": "", "toolCalls": [earlier]}),
             json!({"role": "assistant", "content": "", "function_call": earlier}),
             json!({"role": "assistant", "content": null, "function_call": earlier.to_string()}),
             json!({"role": "assistant", "content": [{"type": "tool_call", "value": text}]}),

@@ -11,6 +11,7 @@ mod instruction;
 mod json_text;
 mod message;
 mod padding;
+mod results;
 mod text;
 mod tokens;
 mod unused;
@@ -19,6 +20,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::dialogue::{DialogueEncoder, DialogueOptions};
@@ -37,7 +39,7 @@ pub(crate) use detect::{SAMPLE, detect};
 pub use instruction::{InstructionColumns, SystemPrompt};
 pub(crate) use message::REASONING;
 pub use message::messages;
-pub(crate) use unused::unused;
+pub(crate) use unused::{absent, unused};
 
 /// One dataset: where it is, what its rows mean, how many of them are used.
 #[derive(Clone, Debug)]
@@ -104,7 +106,31 @@ pub enum DatasetKind {
     Auto(Box<AutoColumns>),
 }
 
+/// How the text of a set's documents is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Writing {
+    /// There is none: rows are token ids.
+    #[default]
+    Tokens,
+    /// As it stands in a column.
+    Column,
+    /// By a prompt format.
+    Format,
+    /// By the chat template.
+    Template,
+}
+
 impl DatasetKind {
+    /// How documents of this type are written; of a type that is left open, nothing is known.
+    pub(crate) fn writing(&self) -> Writing {
+        match self {
+            DatasetKind::Tokens | DatasetKind::Auto(_) => Writing::Tokens,
+            DatasetKind::Text { .. } => Writing::Column,
+            DatasetKind::Instruction(columns) if columns.prompt_format.is_some() => Writing::Format,
+            DatasetKind::Instruction(_) | DatasetKind::Conversation(_) => Writing::Template,
+        }
+    }
+
     /// How over-long documents of this type are cut: text is split, never deleted.
     pub(crate) fn truncation(&self, chosen: Truncation) -> Truncation {
         if matches!(self, DatasetKind::Text { .. }) { Truncation::Split } else { chosen }

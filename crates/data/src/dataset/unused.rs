@@ -13,7 +13,8 @@ pub(crate) fn unused(rows: &[&Map<String, Value>], kind: &DatasetKind) -> Vec<St
     let mut found: Vec<String> = Vec::new();
     for (name, value) in rows.iter().flat_map(|row| row.iter()) {
         let is_new = found.len() < MOST && !found.contains(name);
-        if is_new && !used.contains(&name.as_str()) && looks_like_data(value) {
+        let is_answer = || ANSWERS.contains(&name.as_str()) && !value.is_null() && *value != "";
+        if is_new && !used.contains(&name.as_str()) && (looks_like_data(value) || is_answer()) {
             found.push(name.clone());
         }
     }
@@ -21,14 +22,33 @@ pub(crate) fn unused(rows: &[&Map<String, Value>], kind: &DatasetKind) -> Vec<St
     found
 }
 
-/// Numbers, flags and single words say something of a row, such as its number or its source.
+/// Columns whose values are data however short they are.
+const ANSWERS: [&str; 9] =
+    ["answer", "response", "output", "completion", "solution", "label", "target", "weight", "sample_weight"];
+
+/// Numbers, flags and single words say something of a row, such as its number or its source. Words of several scripts are
+/// not separated by spaces.
 fn looks_like_data(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => false,
-        Value::String(text) => text.trim().contains(char::is_whitespace),
+        Value::String(text) => {
+            text.trim().contains(char::is_whitespace) || text.chars().any(|c| !c.is_ascii() && c.is_alphabetic())
+        }
         Value::Array(list) => !list.is_empty(),
         Value::Object(fields) => !fields.is_empty(),
     }
+}
+
+/// The columns that the type reads where they are there, and that none of some rows has.
+pub(crate) fn absent(rows: &[&Map<String, Value>], kind: &DatasetKind) -> Vec<String> {
+    let optional = match kind {
+        DatasetKind::Tokens | DatasetKind::Text { .. } => Vec::new(),
+        DatasetKind::Instruction(of) => vec![of.input.as_ref()],
+        DatasetKind::Conversation(of) => vec![of.system.as_ref(), of.tools.as_ref()],
+        DatasetKind::Auto(_) => panic!("the type of a set is recognised before its columns are compared"),
+    };
+    let is_absent = |name: &&String| !rows.is_empty() && rows.iter().all(|row| !row.contains_key(*name));
+    optional.into_iter().flatten().filter(is_absent).cloned().collect()
 }
 
 fn used(kind: &DatasetKind) -> Vec<&str> {
@@ -59,21 +79,33 @@ mod tests {
     #[test]
     fn data_that_is_not_read_is_named() {
         let row = json!({"messages": [{"role": "user"}], "tools": [{"name": "f"}], "id": 7, "source": "web", "ok": true,
-            "history": [["a", "b"]], "images": [], "note": "two words"});
+            "history": [["a", "b"]], "images": [], "note": "two words", "answer": "yes", "备注": "没有空格"});
         let Value::Object(row) = row else { unreachable!() };
         let of = |tools: Option<&str>| {
             let messages = "messages".to_owned();
             let tools = tools.map(str::to_owned);
             DatasetKind::Conversation(ConversationColumns { messages, tools, ..ConversationColumns::default() })
         };
-        assert_eq!(unused(&[&row], &of(Some("tools"))), ["history", "note"]);
-        assert_eq!(unused(&[&row, &row], &of(None)), ["history", "note", "tools"]);
+        assert_eq!(unused(&[&row], &of(Some("tools"))), ["answer", "history", "note", "备注"]);
+        assert_eq!(unused(&[&row, &row], &of(None)), ["answer", "history", "note", "tools", "备注"]);
         let columns = InstructionColumns {
             instruction: "note".into(),
             output: "note".into(),
             history: Some("history".into()),
             ..InstructionColumns::default()
         };
-        assert_eq!(unused(&[&row], &DatasetKind::Instruction(columns)), ["messages", "tools"]);
+        assert_eq!(unused(&[&row], &DatasetKind::Instruction(columns)), ["answer", "messages", "tools", "备注"]);
+    }
+
+    #[test]
+    fn columns_that_no_row_has_are_named() {
+        let Value::Object(row) = json!({"messages": [], "tools": null}) else { unreachable!() };
+        let of = |tools: &str| {
+            let (system, tools) = (Some("persona".to_owned()), Some(tools.to_owned()));
+            DatasetKind::Conversation(ConversationColumns { system, tools, ..ConversationColumns::default() })
+        };
+        assert_eq!(absent(&[&row], &of("tools")), ["persona"]);
+        assert_eq!(absent(&[&row], &of("tolls")), ["persona", "tolls"]);
+        assert!(absent(&[], &of("tolls")).is_empty());
     }
 }

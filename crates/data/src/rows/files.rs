@@ -56,6 +56,12 @@ pub(super) fn no(problem: impl Into<String>, hint: impl Into<String>) -> NoChoic
     NoChoice { problem: problem.into(), hint: hint.into() }
 }
 
+/// Extensions of files that hold data and are not read.
+const UNREAD: [&str; 18] = [
+    "xlsx", "xls", "ods", "pkl", "pickle", "feather", "orc", "avro", "msgpack", "npy", "npz", "h5", "hdf5", "tar",
+    "zip", "sqlite", "bz2", "xz",
+];
+
 /// Chooses the files of a subset and a split among the names of a folder (relative, with `/`). `card`: the text of its
 /// README.md.
 ///
@@ -96,6 +102,12 @@ fn is_data(name: &str) -> bool {
     let hidden = name.split('/').any(|part| part.starts_with(['.', '_']));
     let own = name.rsplit('/').next().unwrap_or(name);
     !hidden && !NOT_DATA.contains(&own) && format_of(Path::new(name)).is_some_and(|(format, _)| DATA.contains(&format))
+}
+
+/// True for a file that holds data by its name, in a format that is not read.
+fn is_unread(name: &str) -> bool {
+    let extension = Path::new(name).extension().and_then(|of| of.to_str()).unwrap_or_default();
+    UNREAD.contains(&extension.to_ascii_lowercase().as_str())
 }
 
 fn known() -> String {
@@ -270,7 +282,9 @@ pub fn find(path: &Path, subset: Option<&str>, split: &str) -> Result<(Vec<PathB
         let chosen = choose(&names, card.as_deref(), subset, split)
             .map_err(|no| DataError::invalid(path.display(), no.problem).hint(no.hint))?;
         let join = |names: Vec<String>| names.iter().map(|name| path.join(name)).collect();
-        return Ok((join(chosen.names), join(chosen.left_out)));
+        let mut unread: Vec<String> = names.into_iter().filter(|name| is_unread(name)).collect();
+        unread.sort();
+        return Ok((join(chosen.names), join([chosen.left_out, unread].concat())));
     }
     let files = if is_pattern(path) { matching(path)? } else { vec![path.to_owned()] };
     if let Some(file) = files.first().filter(|file| !file.exists()) {

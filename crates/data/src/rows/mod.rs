@@ -13,6 +13,7 @@ mod parquet;
 mod saved;
 mod stream;
 mod text;
+mod utf16;
 
 use std::fmt;
 use std::fs::File;

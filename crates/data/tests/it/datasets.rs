@@ -404,3 +404,15 @@ fn parts_of_a_set_are_rows_in_turn() {
         assert!(all.into_iter().eq((0..40).filter(|&i| i != 31)), "{of} parts");
     }
 }
+
+#[test]
+fn files_of_a_folder_in_formats_that_are_not_read_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("train.jsonl"), "{\"text\": \"a b\"}\n").unwrap();
+    (0..12).for_each(|n| fs::write(folder.path().join(format!("part-{n:02}.XLSX")), "x").unwrap());
+    fs::write(folder.path().join("notes.md"), "x").unwrap();
+    let spec = DatasetSpec::new(folder.path(), DatasetKind::Text { field: "text".into() });
+    let shown = prepare(&[spec], Some(&tokenizer()), &options(64, Truncation::Split)).unwrap().summary.to_string();
+    assert!(shown.contains("part-00.XLSX has a format that is not read and is left out\n"), "{shown}");
+    assert!(shown.contains("  … as are 4 more of these\n") && !shown.contains("notes.md"), "{shown}");
+}

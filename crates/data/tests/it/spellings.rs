@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use data::{
-    AutoColumns, DataError, DatasetKind, DatasetSpec, DialogueOptions, EncodedCorpus, IGNORE, LossRule, PrepareOptions,
-    Tokenizer, Truncation, prepare,
+    AutoColumns, DataError, DatasetKind, DatasetSpec, DialogueOptions, EncodedCorpus, IGNORE, InstructionColumns,
+    LossRule, PrepareOptions, Tokenizer, Truncation, prepare,
 };
 use serde_json::{Value, json};
 
@@ -479,4 +479,85 @@ fn the_recorded_cases_come_out_right() {
     assert_eq!(rows.len(), 50, "{}", encoded.summary);
     let calls: usize = rows.iter().map(|(_, trained)| trained.matches("<tool_call>").count()).sum();
     assert_eq!(calls, 68);
+}
+
+#[test]
+fn the_interfaces_of_anthropic_and_google_give_the_same_tokens() {
+    let plain = json!({"messages": calling(None, json!({"a": 1, "b": 2})), "tools": tools()});
+    let functions: Vec<Value> = tools().as_array().unwrap().iter().map(|tool| tool["function"].clone()).collect();
+    let schemas: Vec<Value> = functions
+        .iter()
+        .map(|of| json!({"name": of["name"], "description": "d", "input_schema": of["parameters"]}))
+        .collect();
+    let use_of = json!({"type": "tool_use", "id": "abcdefghi", "name": "add", "input": {"a": 1, "b": 2}});
+    let result = json!({"type": "tool_result", "tool_use_id": "abcdefghi", "content": [{"type": "text", "text": "3"}]});
+    let anthropic = json!({"messages": [
+        {"role": "user", "content": "1 plus 2?"}, {"role": "assistant", "content": [use_of]},
+        {"role": "user", "content": [result]}, {"role": "assistant", "content": "It is 3."}], "tools": schemas});
+    let call = json!({"functionCall": {"id": "abcdefghi", "name": "add", "args": {"a": 1, "b": 2}}});
+    let response = json!({"functionResponse": {"name": "add", "response": "3"}});
+    let google = json!({"contents": [
+        {"role": "user", "parts": [{"text": "1 plus 2?"}]}, {"role": "model", "parts": [call]},
+        {"role": "user", "parts": [response]}, {"role": "model", "parts": [{"text": "It is 3."}]}],
+        "tools": [{"functionDeclarations": functions}]});
+    for template in [template("qwen3"), template("gpt-oss"), PRINTS_ANYTHING.to_owned()] {
+        let expected = all_texts(std::slice::from_ref(&plain), &template);
+        for other in [&anthropic, &google] {
+            assert_eq!(all_texts(std::slice::from_ref(other), &template), expected, "{other}");
+        }
+    }
+}
+
+#[test]
+fn messages_that_end_with_a_question_are_the_prompt_of_another_column() {
+    let turns = json!([{"role": "user", "content": "1 plus 2?"}]);
+    let row = json!({"context": turns, "response": "3"});
+    let found = all_texts(std::slice::from_ref(&row), CHAT);
+    assert!(found[0].0.contains("1 plus 2?"), "{found:?}");
+    assert_eq!(found[0].1.replace("</s>", "").trim(), "3", "{found:?}");
+    let whole = json!({"talk": [turns[0], {"role": "assistant", "content": "It is 3."}], "answer": "3"});
+    let shown = table(std::slice::from_ref(&whole), CHAT);
+    assert!(shown.contains("recognised as conversation (OpenAI form) in `talk`; not used: `answer`\n"), "{shown}");
+}
+
+#[test]
+fn roles_that_the_template_shows_nothing_of_are_named() {
+    let rows = [json!({"messages": [{"role": "critic", "content": "q"}, {"role": "critic", "content": "a"}]})];
+    let template = CHAT.replace("{{ bos_token }}", "");
+    let error = of_rows(&rows, &options(&template)).unwrap_err().to_string();
+    assert!(error.contains("shows none of the messages, whose roles are `critic`"), "{error}");
+}
+
+#[test]
+fn files_in_utf_16_are_read_as_those_in_utf_8() {
+    let folder = tempfile::tempdir().unwrap();
+    let csv = "question;answer\n1 plus 2?;It is 3, é\nhello;you\n";
+    let lines = "{\"text\": \"one day é\"}\n{\"text\": \"two\"}\n";
+    for (name, text) in
+        [("a.csv", csv), ("b.jsonl", lines), ("c.txt", "one day é"), ("d.json", "[{\"text\": \"one\"}]")]
+    {
+        let plain = folder.path().join(name);
+        fs::write(&plain, text).unwrap();
+        let wide = folder.path().join(format!("wide-{name}"));
+        let bytes = [0xfeff].into_iter().chain(text.encode_utf16()).flat_map(u16::to_le_bytes);
+        fs::write(&wide, bytes.collect::<Vec<u8>>()).unwrap();
+        let of = |path: &Path| texts(&prepared(path, &options(CHAT)).unwrap(), &tokenizer());
+        assert_eq!(of(&wide), of(&plain), "{name}");
+    }
+}
+
+#[test]
+fn messages_as_texts_of_json_are_read_or_refused_in_every_column() {
+    let system = json!({"role": "system", "content": "Be brief."});
+    let talk = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]);
+    let as_text = json!({"system": system.to_string(), "messages": talk});
+    let whole = json!({"messages": [system, talk[0], talk[1]]});
+    assert_eq!(all_texts(&[as_text], CHAT), all_texts(&[whole], CHAT));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.jsonl");
+    fs::write(&path, json!({"q": json!([talk[0]]).to_string(), "a": "Yes."}).to_string()).unwrap();
+    let columns = InstructionColumns { instruction: "q".into(), output: "a".into(), ..InstructionColumns::default() };
+    let spec = DatasetSpec::new(&path, DatasetKind::Instruction(columns));
+    let error = prepare(&[spec], Some(&tokenizer()), &options(CHAT)).unwrap_err().to_string();
+    assert!(error.contains("column `q` holds messages as JSON"), "{error}");
 }

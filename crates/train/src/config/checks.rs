@@ -4,15 +4,15 @@
 //! in a second stage, by [`Config::check_machine`] and [`Config::check_steps`].
 
 use super::{
-    self as config, Config, Dataset, DatasetType, Device, Dtype, Fp4Backend, GradientCompression, Init, LossScale,
-    MatmulDtype, Problem, Recipe, Reporter, Resume, RopeScaling, Schedule, ShardScope, Strategy, SystemPromptType,
+    self as config, Config, Dataset, DatasetType, Device, Dtype, Fp4Backend, GradientCompression, Init, MatmulDtype,
+    Problem, Recipe, Reporter, Resume, RopeScaling, Schedule, ShardScope, Strategy, SystemPromptType,
 };
 use data::AgentForm;
 use data::template::families;
 use options::{Reader, Setting, Table};
 use program::{Arch, Machine};
 
-use super::pipeline;
+use super::{pipeline, prompts};
 use crate::conversation::loss_rule;
 
 /// All contradictions inside one configuration.
@@ -50,7 +50,7 @@ pub(super) fn check_options(config: &Config, reader: &mut Reader) {
         }
         for (index, dataset) in datasets.iter().flatten().enumerate() {
             check_dataset(dataset, &format!("{list}[{index}]"), reader);
-            check_formatted(config, dataset, &format!("{list}[{index}]"), reader);
+            prompts::check(config, dataset, &format!("{list}[{index}]"), reader);
         }
     }
     if let Some(total) = config.training.fixed_steps()
@@ -599,16 +599,6 @@ fn check_dataset(dataset: &Dataset, path: &str, reader: &mut Reader) {
             let message = format!("`{}` has no effect without `system_prompt_type: {of}`", at(name));
             reader.report(&at(name), message, Some(format!("add `system_prompt_type: {of}`, or remove `{name}`")));
         }
-    }
-}
-
-/// Rows that a format of the options writes have an output and nothing else to weigh.
-fn check_formatted(config: &Config, dataset: &Dataset, path: &str, reader: &mut Reader) {
-    let formatted = dataset.r#type == DatasetType::Instruction && dataset.prompt_format.is_some();
-    if formatted && config.template.loss_scale != LossScale::Default && !reader.is_faulty("loss_scale") {
-        let message =
-            format!("`loss_scale` weighs turns of a chat template, but `{path}.prompt_format` writes the rows");
-        reader.report("loss_scale", message, Some("remove one of `loss_scale` and `prompt_format`".into()));
     }
 }
 

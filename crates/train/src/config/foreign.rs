@@ -5,6 +5,10 @@ use options::{Node, Reader, Tree};
 
 use Help::{ByValue, Name, Remove, Say};
 
+/// A word on data that are not kept on the disk.
+const STREAMING: &str =
+    "datasets are encoded once to the disk and read from there; `samples` of an item takes a part of it";
+
 /// Other names, and the option or the sentence that helps.
 const FOREIGN: &[(&[&str], Help)] = &[
     (&["lr"], Name("learning_rate")),
@@ -89,6 +93,7 @@ const FOREIGN: &[(&[&str], Help)] = &[
     (&["pretraining_dataset"], Say("`datasets`, with `surogate pt`")),
     (&["dataset_dir"], Say("`datasets` names files and folders by their paths")),
     (&["eval_dataset", "validation_file", "val_data", "test_datasets"], Name("validation_datasets")),
+    (&["streaming"], Say(STREAMING)),
     (&["max_samples"], Say("`samples` of each item of `datasets`")),
     (&["mix_strategy"], Say("`repeats` of each item of `datasets`")),
     (&["train_on_inputs", "train_on_prompt"], Say("`loss_scale: all` trains prompts, too")),
@@ -254,6 +259,9 @@ pub(super) fn explain_datasets(root: &Node, reader: &mut Reader) {
                 for name in names.iter().filter(|name| entry(item, name).is_some()) {
                     reader.replace_hint(&format!("{list}[{index}].{name}"), &format!("it is `{option}` here"));
                 }
+            }
+            if entry(item, "streaming").is_some() {
+                reader.replace_hint(&format!("{list}[{index}].streaming"), STREAMING);
             }
             let Some(Node { tree: Tree::Scalar { text, .. }, .. }) = entry(item, "type") else { continue };
             // Axolotl writes what it does with a format behind a point: `chat_template.default`.

@@ -123,6 +123,11 @@ impl Generator {
         &self.defaults.unused
     }
 
+    /// Returns a sentence on how far the model's weights were moved when they were loaded, if any was. Before that: none.
+    pub fn rounded(&self) -> Option<String> {
+        self.engine.as_ref()?.rounded()
+    }
+
     pub fn defaults(&self) -> &Defaults {
         &self.defaults
     }

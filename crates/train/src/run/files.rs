@@ -44,6 +44,9 @@ impl Run {
         if !self.publish(trainer, &result, false, observer)? {
             return self.stop(trainer, observer);
         }
+        let trained =
+            trainer.plan.compile.adapter.as_ref().map_or(trainer.plan.compile.weights, |adapter| adapter.dtype);
+        let rounded = trainer.rounding.text(trained.name());
         if trainer.config.lora.merge_adapter {
             let merged = self.place.output.join(MERGED);
             if !self.publish(trainer, &merged, true, observer)? {
@@ -55,6 +58,7 @@ impl Run {
             }
         }
         observer.line(&format!("Result: {} (read back and compared with the model in memory)", result.display()));
+        rounded.iter().for_each(|text| observer.line(&format!("Note: {text}; checkpoints keep the f32 weights")));
         observer.line(&ending::summary(steps, self.began.elapsed().as_secs_f64(), &judged));
         Ok(Outcome::Finished(result))
     }

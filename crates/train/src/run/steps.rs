@@ -68,6 +68,9 @@ impl Run {
         for note in trainer.engine()?.session().notes() {
             observer.line(&format!("Note: {note}"));
         }
+        if let Some(note) = trainer.engine()?.rounded() {
+            observer.line(&format!("Note: {note}"));
+        }
         if observer.interrupted() {
             return Err(TrainError::Stopped);
         }

@@ -8,6 +8,7 @@ mod convert;
 mod expression;
 mod fused;
 mod kernel;
+mod log_complement;
 mod pointwise;
 mod scale_by;
 mod swiglu;
@@ -15,7 +16,8 @@ mod tape;
 mod zeros;
 
 pub use activation::{ACTIVATION, ACTIVATION_BACKWARD};
-pub use arithmetic::{ADD, MUL, SCALE};
+pub use arithmetic::{ADD, DETACH, MUL, SCALE, SHIFT};
+pub use log_complement::{LOG_COMPLEMENT, LOG_COMPLEMENT_BACKWARD};
 pub use clamped_swiglu::{CLAMPED_SWIGLU, CLAMPED_SWIGLU_BACKWARD};
 pub(crate) use convert::element_named;
 pub use convert::{CAST, FILL};

@@ -19,7 +19,14 @@ fn tokenizer() -> Arc<Tokenizer> {
 }
 
 fn options(max_length: usize, truncation: Truncation) -> PrepareOptions {
-    PrepareOptions { max_length, truncation, vocab_size: 512, workers: 2, dialogue: DialogueOptions::default() }
+    PrepareOptions {
+        max_length,
+        truncation,
+        vocab_size: 512,
+        workers: 2,
+        dialogue: DialogueOptions::default(),
+        preference: data::PreferenceOptions::default(),
+    }
 }
 
 fn dataset(path: PathBuf, kind: DatasetKind) -> DatasetSpec {

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
-use crate::batch::{Batch, IGNORE};
+use crate::batch::{Batch, IGNORE, Placed};
 use crate::corpus::DocumentSet;
 use crate::dealing::{Dealing, Position, Round};
 use crate::error::DataError;
@@ -159,6 +159,7 @@ impl Cursor {
             weights: Vec::with_capacity(size),
             document_start: Vec::with_capacity(size),
             present: Vec::with_capacity(size),
+            marks: Vec::new(),
             away: None,
         };
         let mut copy = Vec::new();
@@ -207,6 +208,7 @@ fn append(batch: &mut Batch, view: DocumentView<'_>, row_begin: usize) {
     batch.targets.resize(begin + n, IGNORE);
     batch.weights.resize(begin + n, 0.0);
     batch.present.resize(begin + n, 1.0);
+    batch.marks.extend(view.mark.map(|mark| Placed { begin, tokens: n, mark }));
     match (view.positions, view.runs()) {
         (None, Some(runs)) => {
             let split = view.split().unwrap_or(n);

@@ -228,6 +228,11 @@ impl DatasetSummary {
         })
     }
 
+    /// A sentence on pairs of which mostly the longer answer is chosen.
+    pub fn length_bias(&self) -> Option<String> {
+        self.preference.length_bias().map(|text| format!("{}: {text}", shown(&self.name)))
+    }
+
     /// The reasons for dropped rows, with the first of each.
     fn reasons(&self) -> String {
         let entry = |(reason, dropped): (&RowReason, &Dropped)| {

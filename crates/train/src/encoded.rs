@@ -147,6 +147,7 @@ impl Encoded {
         };
         notes
             .extend(summary.datasets.iter().filter_map(DatasetSummary::warning).map(|text| format!("Warning: {text}")));
+        notes.extend(summary.datasets.iter().filter_map(DatasetSummary::length_bias));
         summary.datasets.iter().try_for_each(|of| of.check_lengths()).map_err(TrainError::data)?;
         let train = mixture::mixed(config, train, datasets, &counts, &mut notes);
         let pad_id = tokenizer.map_or(0, |t| t.pad_id() as i32);

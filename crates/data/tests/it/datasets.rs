@@ -357,7 +357,7 @@ fn the_type_is_recognised_and_said() {
     assert!(shown.contains("recognised as instruction (question and answer): `question` and `answer`"), "{shown}");
     let pairs = file(folder.path(), "dpo.jsonl", r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#);
     let error = prepare(&[auto(pairs)], Some(&tokenizer), &options).unwrap_err().to_string();
-    assert!(error.contains("preference pairs") && error.contains("not trained on"), "{error}");
+    assert!(error.contains("preference pairs (`chosen` and `rejected`)") && error.contains("`task: dpo`"), "{error}");
 }
 
 #[test]

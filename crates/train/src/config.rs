@@ -35,7 +35,7 @@ mod training;
 
 pub use cadence::{Epochs, Strategy};
 pub use checks::MachineFacts;
-pub use data::{Data, Dataset, DatasetType, Stopping, SystemPromptType};
+pub use data::{Data, Dataset, DatasetType, PreferenceSplit, Stopping, SystemPromptType};
 pub use distributed::{Distributed, MultiNode};
 pub use dtype::{Dtype, MatmulDtype};
 pub use foreign::{hint_for as foreign_hint, name_for as foreign_name};
@@ -54,7 +54,7 @@ pub use reference::{help_rows, reference_page, schema};
 pub use resolved::{Reason, Reasons};
 pub use run::{Resume, Run};
 pub use sharding::{GradientCompression, ShardScope, Sharding};
-pub use template::{ChatTemplate, Clock, LossScale, NormBbox, Side, Truncation, is_template_file};
+pub use template::{ChatTemplate, Clock, LossScale, NormBbox, Side, Truncation, TruncationMode, is_template_file};
 pub use training::Training;
 
 use std::collections::BTreeMap;

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::json_text::{as_list, opened};
 use super::{ConversationColumns, DatasetKind, InstructionColumns, SystemPrompt};
+use crate::preference::{Found, PreferenceColumns, Purpose, UnpairedColumns, found_pair, found_unpaired};
 use crate::rows::json::kind;
 
 /// Rows that are examined.
@@ -18,14 +19,16 @@ pub struct AutoColumns {
     pub text: String,
     pub instruction: InstructionColumns,
     pub conversation: ConversationColumns,
+    pub preference: PreferenceColumns,
+    pub unpaired: UnpairedColumns,
 }
 
 /// Columns that hold messages, by their usual names.
-const MESSAGES: [&str; 8] =
+pub(crate) const MESSAGES: [&str; 8] =
     ["messages", "conversations", "conversation", "dialogue", "dialog", "chat", "turns", "contents"];
 
 /// Columns of a system prompt.
-const SYSTEM: [&str; 4] = ["system", "system_prompt", "systemInstruction", "system_instruction"];
+pub(crate) const SYSTEM: [&str; 4] = ["system", "system_prompt", "systemInstruction", "system_instruction"];
 
 /// The column of a prompt, and those of its completion.
 const PROMPT: &str = "prompt";
@@ -55,22 +58,23 @@ pub(crate) struct Detected {
 /// A problem and what helps.
 pub(crate) type Refused = (String, String);
 
-struct Columns<'a> {
-    rows: &'a [&'a Map<String, Value>],
+/// Some rows by their columns.
+pub(crate) struct Columns<'a> {
+    pub(crate) rows: &'a [&'a Map<String, Value>],
 }
 
 impl<'a> Columns<'a> {
     /// The values of a column that are not null.
-    fn values(&self, name: &str) -> impl Iterator<Item = &'a Value> {
+    pub(crate) fn values(&self, name: &str) -> impl Iterator<Item = &'a Value> {
         self.rows.iter().filter_map(|row| row.get(name)).filter(|value| !value.is_null())
     }
 
     /// Whether a column is there and each of its values is of the wanted kind.
-    fn all(&self, name: &str, is: impl Fn(&Value) -> bool) -> bool {
+    pub(crate) fn all(&self, name: &str, is: impl Fn(&Value) -> bool) -> bool {
         self.values(name).next().is_some() && self.values(name).all(is)
     }
 
-    fn is_text(&self, name: &str) -> bool {
+    pub(crate) fn is_text(&self, name: &str) -> bool {
         self.all(name, Value::is_string)
     }
 
@@ -84,18 +88,23 @@ impl<'a> Columns<'a> {
         names
     }
 
-    fn first_of(&self, names: &[&'static str], is: impl Fn(&str) -> bool) -> Option<&'static str> {
+    pub(crate) fn first_of(&self, names: &[&'static str], is: impl Fn(&str) -> bool) -> Option<&'static str> {
         names.iter().copied().find(|name| is(name))
     }
 }
 
 /// Recognises the type of a set by some of its rows.
-pub(crate) fn detect(rows: &[&Map<String, Value>], hints: &AutoColumns) -> Result<Detected, Refused> {
+pub(crate) fn detect(rows: &[&Map<String, Value>], hints: &AutoColumns, purpose: Purpose) -> Result<Detected, Refused> {
     let columns = Columns { rows };
     let is_given =
         !hints.conversation.messages.is_empty() || !hints.instruction.instruction.is_empty() || !hints.text.is_empty();
-    if !is_given && let Some(refused) = preference(&columns).or_else(|| no_json(&columns)) {
-        return Err(refused);
+    if !is_given {
+        if let Some(found) = preference(rows, hints, purpose) {
+            return found;
+        }
+        if let Some(refused) = steps(&columns).or_else(|| no_json(&columns)) {
+            return Err(refused);
+        }
     }
     if let Some(found) = conversation(&columns, &hints.conversation)
         .or_else(|| instruction(&columns, &hints.instruction))
@@ -117,18 +126,26 @@ pub(crate) fn detect(rows: &[&Map<String, Value>], hints: &AutoColumns) -> Resul
 }
 
 /// Rows that hold a good and a bad answer to the same question, or answers with a verdict.
-fn preference(columns: &Columns<'_>) -> Option<Refused> {
+fn preference(
+    rows: &[&Map<String, Value>],
+    hints: &AutoColumns,
+    purpose: Purpose,
+) -> Option<Result<Detected, Refused>> {
+    if let Some(pair) = found_pair(rows, &hints.preference) {
+        let of = |found: Found<PreferenceColumns>| Detected {
+            kind: DatasetKind::Preference(found.columns),
+            words: found.words,
+        };
+        return Some(pair.map(of));
+    }
+    let found = found_unpaired(rows, &hints.unpaired, purpose == Purpose::Answers)?;
+    Some(Ok(Detected { kind: DatasetKind::Unpaired(found.columns), words: found.words }))
+}
+
+/// Rows that hold a verdict on each step of an answer.
+fn steps(columns: &Columns<'_>) -> Option<Refused> {
     let has = |name: &str| columns.values(name).next().is_some();
-    let pair = [("chosen", "rejected"), ("chosen_response", "rejected_response"), ("response_j", "response_k")]
-        .into_iter()
-        .find(|(good, bad)| has(good) && has(bad));
-    let hint = "preferences are not trained on; to train on one of the answers, set `type` and name its column";
-    if let Some((good, bad)) = pair {
-        return Some((format!("these are preference pairs: columns `{good}` and `{bad}`"), hint.to_owned()));
-    }
-    if has(PROMPT) && has("completion") && columns.all("label", Value::is_boolean) {
-        return Some(("these are answers with a verdict: column `label`".to_owned(), hint.to_owned()));
-    }
+    let hint = "steps are not trained on; to train on the answers, set `type` and name their column";
     let steps = has("completions") && columns.all("labels", Value::is_array) && !has("input_ids");
     steps.then(|| {
         ("these are steps with a verdict each: columns `completions` and `labels`".to_owned(), hint.to_owned())
@@ -318,7 +335,7 @@ mod tests {
 
     fn found(row: Value) -> Result<Detected, Refused> {
         let Value::Object(row) = row else { panic!("a row is an object") };
-        detect(&[&row], &AutoColumns::default())
+        detect(&[&row], &AutoColumns::default(), Purpose::Documents)
     }
 
     #[test]
@@ -370,14 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn preferences_are_recognised_and_refused() {
-        let pairs = found(json!({"conversations": [], "chosen": {}, "rejected": {}})).unwrap_err();
-        assert!(pairs.0.contains("preference pairs") && pairs.1.contains("not trained on"), "{pairs:?}");
-        let verdict = found(json!({"prompt": "a", "completion": "b", "label": true})).unwrap_err();
-        assert!(verdict.0.contains("verdict"), "{verdict:?}");
-        let message = json!([{"role": "user", "content": "hi"}]);
-        let verdict = found(json!({"prompt": message, "completion": message, "label": true})).unwrap_err();
-        assert!(verdict.0.contains("verdict"), "{verdict:?}");
+    fn steps_with_verdicts_are_recognised_and_refused() {
         let steps = found(json!({"prompt": "a", "completions": ["b", "c"], "labels": [true, false]})).unwrap_err();
         assert!(steps.0.contains("`completions` and `labels`"), "{steps:?}");
     }
@@ -426,6 +436,6 @@ mod tests {
             conversation: ConversationColumns { messages: "messages".into(), ..Default::default() },
             ..Default::default()
         };
-        assert!(detect(&[&row], &hints).unwrap().words.contains("in `messages`"));
+        assert!(detect(&[&row], &hints, Purpose::Documents).unwrap().words.contains("in `messages`"));
     }
 }

@@ -45,6 +45,8 @@ fn used(kind: &DatasetKind) -> Vec<&str> {
         DatasetKind::Conversation(of) => {
             (vec![of.messages.as_str()], vec![of.completion.as_ref(), of.system.as_ref(), of.tools.as_ref()])
         }
+        DatasetKind::Preference(of) => return of.names(),
+        DatasetKind::Unpaired(of) => return of.names(),
         DatasetKind::Auto(_) => panic!("the type of a set is recognised before its columns are compared"),
     };
     always.into_iter().chain(maybe.into_iter().flatten().map(String::as_str)).collect()

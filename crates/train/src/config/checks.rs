@@ -572,13 +572,14 @@ fn check_dataset(dataset: &Dataset, path: &str, reader: &mut Reader) {
     let kind = dataset.r#type;
     for (row, value) in Dataset::ROWS.iter().zip(dataset.values()) {
         if let Some(owner) = row.owner
-            && owner != kind.name()
+            && !row.is_of(kind.name())
             && kind != DatasetType::Auto
             && value != row.default_json()
             && !reader.is_faulty(&at(row.name))
         {
             let message = format!("`{}` belongs to type `{owner}`, but the type is `{kind}`", at(row.name));
-            reader.report(&at(row.name), message, Some(format!("remove `{}`, or set `type: {owner}`", row.name)));
+            let first = row.owners().next().unwrap_or(owner);
+            reader.report(&at(row.name), message, Some(format!("remove `{}`, or set `type: {first}`", row.name)));
         }
     }
     if path.starts_with("validation") && dataset.repeats != 1.0 && !reader.is_faulty(&at("repeats")) {

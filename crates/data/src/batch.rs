@@ -27,6 +27,8 @@ pub struct Batch {
     pub present: Vec<f32>,
     /// The preferences among its documents, in the order of the tokens.
     pub marks: Vec<Placed>,
+    /// For every target its log-probability under the reference; empty where nobody has asked it.
+    pub reference_logps: Vec<f32>,
     /// Tokens of its documents, where another node has the batch: then there are no vectors.
     pub away: Option<usize>,
 }
@@ -47,7 +49,20 @@ impl Batch {
         let (input_ids, position_ids, targets) = (Vec::new(), Vec::new(), Vec::new());
         let (weights, document_start, present, marks) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let away = Some(tokens);
-        Batch { batch, seq_len, input_ids, position_ids, targets, weights, document_start, present, marks, away }
+        let reference_logps = Vec::new();
+        Batch {
+            batch,
+            seq_len,
+            input_ids,
+            position_ids,
+            targets,
+            weights,
+            document_start,
+            present,
+            marks,
+            reference_logps,
+            away,
+        }
     }
 
     /// Builds a batch from unshifted labels, as users and `type: tokens` give them.
@@ -104,6 +119,7 @@ impl Batch {
             document_start,
             present: vec![1.0; size],
             marks: Vec::new(),
+            reference_logps: Vec::new(),
             away: None,
         })
     }
@@ -122,6 +138,14 @@ impl Batch {
             }
         }
         self
+    }
+
+    /// The same with every two rows as a pair: the chosen side, followed by the rejected one.
+    pub fn of_pairs(self) -> Batch {
+        let tokens = 2 * self.seq_len;
+        let mark = Mark::Pair { chosen: self.seq_len, margin: None };
+        let marks = (0..self.batch / 2).map(|pair| Placed { begin: pair * tokens, tokens, mark }).collect();
+        Batch { marks, ..self }
     }
 
     /// Tokens that are trained.

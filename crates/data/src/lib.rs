@@ -28,6 +28,7 @@ pub mod loader;
 mod new_file;
 pub mod order;
 pub mod packing;
+mod pairs;
 mod part_file;
 mod pipeline;
 pub mod preference;

@@ -160,6 +160,7 @@ impl Cursor {
             document_start: Vec::with_capacity(size),
             present: Vec::with_capacity(size),
             marks: Vec::new(),
+            reference_logps: Vec::new(),
             away: None,
         };
         let mut copy = Vec::new();

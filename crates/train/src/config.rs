@@ -20,6 +20,7 @@ mod offload;
 mod optimizer;
 mod pipeline;
 mod precision;
+mod preferences;
 mod rates;
 mod recommended;
 mod recompute;
@@ -48,6 +49,7 @@ pub use model::{Init, Model, RopeMethod, RopeScaling};
 pub use offload::Offload;
 pub use optimizer::{Optimizer, OptimizerKind, Schedule};
 pub use options::{Problem, Setting, render_problems};
+pub use preferences::{Divergence, PreferenceLoss, Preferences};
 pub use precision::{Fp4Backend, Precision, Recipe};
 pub use recompute::Recompute;
 pub use reference::{help_rows, reference_page, schema};
@@ -60,18 +62,21 @@ pub use training::Training;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use options::{Fields, Node, Reader, Row, Section, Table, Tree, Written};
+use options::{Fields, Node, Reader, Row, Section, Table, Tree, Written, choices};
 
 /// Exit code of a program that was given a wrong configuration or wrong arguments.
 pub const EXIT_CONFIG: u8 = 2;
 
-/// What is trained, which decides a few defaults.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Task {
-    /// Supervised fine-tuning, `surogate sft`.
-    Sft,
-    /// Pre-training, `surogate pt`.
-    Pt,
+choices! {
+    /// What is trained, which decides a few defaults.
+    pub enum Task {
+        /// Supervised fine-tuning.
+        Sft = "sft",
+        /// Pre-training.
+        Pt = "pt",
+        /// Direct preference optimization, on pairs of answers.
+        Dpo = "dpo",
+    }
 }
 
 impl Task {
@@ -80,26 +85,21 @@ impl Task {
         match self {
             Task::Sft => &[],
             Task::Pt => &[("lora", "false")],
+            Task::Dpo => &[("learning_rate", "1e-6")],
         }
     }
 
-    /// The name of the sub-command.
-    pub const fn name(self) -> &'static str {
+    /// The file of `python/surogate/tasks/` that has its loss.
+    pub(crate) const fn loss(self) -> &'static str {
         match self {
-            Task::Sft => "sft",
-            Task::Pt => "pt",
-        }
-    }
-
-    /// The task of a sub-command.
-    pub fn parse(name: &str) -> Option<Task> {
-        match name {
-            "sft" => Some(Task::Sft),
-            "pt" => Some(Task::Pt),
-            _ => None,
+            Task::Sft | Task::Pt => CAUSAL_LM,
+            Task::Dpo => "dpo",
         }
     }
 }
+
+/// The loss of a language model, next to which others are built: it gives the log-probabilities of targets.
+pub(crate) const CAUSAL_LM: &str = "causal_lm";
 
 /// Declares the configuration as the union of tables: a field for each, and the list of them.
 macro_rules! union_of_tables {
@@ -229,6 +229,8 @@ union_of_tables! {
     data: Data;
     /// Conversations as tokens.
     template: ChatTemplate;
+    /// Losses of preferences.
+    preferences: Preferences;
     /// Adapters.
     lora: Lora;
     /// Quantised weights below adapters.
@@ -373,6 +375,7 @@ impl Config {
             names::override_option(&mut reader, &mut root, key, value);
         }
         let Tree::Map(entries) = &root.tree else { unreachable!("overrides change entries of the root, not the root") };
+        let task = preferences::task_of(entries, task, &mut reader);
         let mut fields = Fields::new(&mut reader, entries, root.span);
         let mut config = Config::read(task, &mut fields);
         let second = names::SECOND_NAMES.iter().map(|(second, _)| *second);

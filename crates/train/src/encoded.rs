@@ -227,6 +227,7 @@ fn prepare_options(
 pub(crate) fn purpose(config: &Config) -> Purpose {
     match config.task {
         Task::Sft | Task::Pt => Purpose::Documents,
+        Task::Dpo => Purpose::Pairs,
     }
 }
 

@@ -58,6 +58,8 @@ pub use template::{ChatTemplate, Clock, LossScale, NormBbox, Side, Truncation, T
 pub use training::Training;
 
 use std::collections::BTreeMap;
+
+use ::data::Purpose;
 use std::path::PathBuf;
 
 use options::{Fields, Node, Reader, Row, Section, Table, Tree, Written};
@@ -80,6 +82,13 @@ impl Task {
         match self {
             Task::Sft => &[],
             Task::Pt => &[("lora", "false")],
+        }
+    }
+
+    /// What its rows are for.
+    pub const fn purpose(self) -> Purpose {
+        match self {
+            Task::Sft | Task::Pt => Purpose::Documents,
         }
     }
 

@@ -441,6 +441,38 @@ fn rows_of_another_task_are_refused_with_the_task_that_takes_them() {
 }
 
 #[test]
+fn columns_that_the_user_names_are_read() {
+    let row = json!({"prompt": "a", "chosen": "b", "rejected": "c", "margin": 1.0, "other": "d", "more": "e", "worse": "f",
+        "by": 2.0, "completion": "g", "label": true, "verdict": false});
+    let question = data::Question { prompt: Some("other".to_owned()), ..Default::default() };
+    let named = PreferenceColumns {
+        question: question.clone(),
+        chosen: Some("more".to_owned()),
+        rejected: "worse".to_owned(),
+        margin: Some("by".to_owned()),
+        scores: None,
+    };
+    let found = |columns| {
+        let kind = DatasetKind::Preference(columns);
+        let prepared = read(std::slice::from_ref(&row), kind, paired(Split::Spans)).unwrap();
+        let pair = prepared.corpus.preference(0).unwrap().unwrap();
+        ([shown(&pair.chosen), shown(&pair.rejected)].map(|[_, whole]| whole), pair.margin)
+    };
+    let texts = |texts: [&str; 2]| texts.map(str::to_owned);
+    assert_eq!(found(PreferenceColumns::default()), (texts(["<s> ab</s>", "<s> ac</s>"]), Some(1.0)));
+    assert_eq!(found(named), (texts(["<s> de</s>", "<s> df</s>"]), Some(2.0)));
+    let named = UnpairedColumns { question, completion: Some("more".to_owned()), label: "verdict".to_owned() };
+    let found = |columns| {
+        let kind = DatasetKind::Unpaired(columns);
+        let prepared = read(std::slice::from_ref(&row), kind, for_purpose(Purpose::Answers, Split::Spans)).unwrap();
+        let unpaired = prepared.corpus.unpaired(0).unwrap().unwrap();
+        (shown(&unpaired.document)[1].clone(), unpaired.desirable)
+    };
+    assert_eq!(found(UnpairedColumns::default()), ("<s> ag</s>".to_owned(), true));
+    assert_eq!(found(named), ("<s> de</s>".to_owned(), false));
+}
+
+#[test]
 fn labels_that_are_no_verdicts_leave_text_as_it_is() {
     let talk = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]);
     for row in [

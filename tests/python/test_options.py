@@ -291,6 +291,8 @@ ELSEWHERE = {
     "clock": "tests/python/test_data.py",
     "use_chat_template": "tests/python/test_data.py",
     "data_cache": "tests/python/test_data_cache.py",
+    "preference_split": "crates/train/src/config/tests.rs",
+    "truncation_mode": "crates/train/src/config/tests.rs",
     "new_tokens": "tests/python/test_extend.py",
     "train_router": "tests/python/test_mixtures.py",
     "router_aux_loss_coef": "tests/python/test_mixtures.py",

@@ -24,10 +24,10 @@ pub struct Document {
 /// A preference that stands in a document.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mark {
-    /// The chosen side, of so many tokens, and behind it the rejected one. Each is a sequence of its own, with positions
+    /// The chosen side of `chosen` tokens, followed by the rejected one. Each is a sequence of its own, with positions
     /// from 0.
     Pair { chosen: usize, margin: Option<f32> },
-    /// One answer behind a prompt of so many tokens.
+    /// One answer after a prompt of `prompt` tokens.
     Answer { prompt: usize, desirable: bool },
 }
 

@@ -305,7 +305,7 @@ fn size(n: usize, kind: i32) -> usize {
     n + labels + if kind & POSITIONED != 0 { n } else { 0 } + usize::from(kind & (PAIR | ANSWER) != 0)
 }
 
-/// The document at the beginning of these words, with a first part of so many tokens.
+/// The document at the beginning of these words, with a first part of `first` tokens.
 fn view(words: &[i32], n: usize, kind: i32, first: usize) -> DocumentView<'_> {
     let (ids, rest) = words.split_at(n);
     let (trained, rest) = if kind & WHOLE != 0 {

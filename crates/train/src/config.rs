@@ -60,6 +60,8 @@ pub use template::{ChatTemplate, Clock, LossScale, NormBbox, Side, Truncation, T
 pub use training::Training;
 
 use std::collections::BTreeMap;
+
+use ::data::Purpose;
 use std::path::PathBuf;
 
 use options::{Fields, Node, Reader, Row, Section, Table, Tree, Written, choices};
@@ -86,6 +88,14 @@ impl Task {
             Task::Sft => &[],
             Task::Pt => &[("lora", "false")],
             Task::Dpo => &[("learning_rate", "1e-6")],
+        }
+    }
+
+    /// What its rows are for.
+    pub const fn purpose(self) -> Purpose {
+        match self {
+            Task::Sft | Task::Pt => Purpose::Documents,
+            Task::Dpo => Purpose::Pairs,
         }
     }
 

@@ -14,7 +14,7 @@ use data::{
 use net::Nodes;
 use options::cache::folder_of_user;
 
-use crate::config::{self, Config, Dataset, DatasetType, SystemPromptType, Task};
+use crate::config::{self, Config, Dataset, DatasetType, SystemPromptType};
 use crate::conversation::dialogue_options;
 use crate::error::{Result, TrainError};
 use crate::mixture;
@@ -208,12 +208,12 @@ fn prepare_options(
         workers,
         dialogue,
         preference: PreferenceOptions {
-            purpose: purpose(config),
+            purpose: config.task.purpose(),
             split: match config.data.preference_split {
                 config::PreferenceSplit::Spans => Split::Spans,
                 config::PreferenceSplit::Trl => Split::CommonPrefix,
             },
-            cut: match (purpose(config), template.truncation_mode) {
+            cut: match (config.task.purpose(), template.truncation_mode) {
                 (Purpose::Scores, _) => Cut::Nothing,
                 (_, config::TruncationMode::KeepStart) => Cut::End,
                 (_, config::TruncationMode::KeepEnd) => Cut::Beginning,
@@ -221,14 +221,6 @@ fn prepare_options(
             pair_length: sequence_len,
         },
     })
-}
-
-/// What the task wants of its rows.
-pub(crate) fn purpose(config: &Config) -> Purpose {
-    match config.task {
-        Task::Sft | Task::Pt => Purpose::Documents,
-        Task::Dpo => Purpose::Pairs,
-    }
 }
 
 /// The columns of what a preference asks.

@@ -120,7 +120,8 @@ pub(crate) fn found_pair(
     let question = question(&columns, &hints.question, &own, whole);
     let Some(question) = question else {
         return chosen.is_none().then(|| {
-            let problem = format!("column `{rejected}` has no messages beside it whose last turn is the better answer");
+            let problem =
+                format!("column `{rejected}` has no messages next to it whose last turn is the better answer");
             Err((problem, "set `chosen_field` to the column of the better answers".to_owned()))
         });
     };
@@ -146,7 +147,7 @@ fn words(found: &PreferenceColumns) -> String {
     words
 }
 
-/// The columns of answers with a verdict, where the rows hold some. `is_wanted`: a `label` beside messages is one.
+/// The columns of answers with a verdict, where the rows hold some. `is_wanted`: a `label` next to messages is one.
 pub(crate) fn found_unpaired(
     rows: &[&Map<String, Value>],
     hints: &UnpairedColumns,
@@ -167,7 +168,9 @@ pub(crate) fn found_unpaired(
     let completion = if talks && hints.completion.is_none() { None } else { Some(completion?) };
     // A conversation with a label of another kind is none of these.
     let is_clear = is_wanted || named.is_some() || label == VERDICT;
-    if !is_clear && (completion.is_none() || !columns.all(&label, Value::is_boolean)) {
+    let is_plain = question.prompt.as_deref() == Some(PROMPT) && completion.as_deref() == Some(COMPLETIONS[0]);
+    let is_usual = is_plain && columns.all(&label, Value::is_boolean);
+    if !is_clear && !is_usual {
         return None;
     }
     let form = if question.is_chat { "conversations" } else { "plain text" };
@@ -263,7 +266,7 @@ fn ends_with_answer(columns: &Columns<'_>, name: &str) -> bool {
     columns.all(name, ends)
 }
 
-/// The columns of what is asked, beside `own`; `is_whole`: the sides hold it. `None`: there are none, where the sides do not
+/// The columns of what is asked, besides `own`; `is_whole`: the sides hold it. `None`: there are none, where the sides do not
 /// hold it and are no plain text.
 fn question(columns: &Columns<'_>, hints: &Question, own: &[&str], is_whole: bool) -> Option<Question> {
     let form = |name: &str| form(columns, name, &hints.properties);

@@ -32,7 +32,7 @@ pub struct PreferenceCounts {
     /// Pairs whose chosen or rejected answer is the longer one.
     pub chosen_longer: usize,
     pub rejected_longer: usize,
-    /// Answers with a verdict.
+    /// Answers with a verdict, by what it says of them.
     pub desirable: usize,
     pub undesirable: usize,
 }
@@ -103,7 +103,7 @@ impl PreferenceCounts {
         lines
     }
 
-    /// A sentence where the chosen side is mostly the longer one: then length alone tells both apart.
+    /// A sentence where the chosen side is mostly the longer one: then length alone distinguishes the sides.
     pub fn length_bias(&self) -> Option<String> {
         let [chosen, rejected] = self.means();
         let share = self.chosen_longer as f64 / self.pairs.max(1) as f64;

@@ -10,7 +10,7 @@ use crate::error::{RowError, RowReason};
 #[derive(Clone, Debug)]
 pub(super) struct Side {
     pub document: Document,
-    /// Tokens of the prompt.
+    /// Tokens at its beginning that are the prompt's.
     pub prompt: usize,
 }
 

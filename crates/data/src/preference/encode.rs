@@ -3,6 +3,7 @@
 //! Knows neither columns nor batches.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
@@ -34,7 +35,7 @@ struct Answers {
 
 /// One side with both ways to tell prompt and answer apart.
 struct Encoded {
-    /// Labelled by spans.
+    /// Its labels follow from the spans of the answer.
     document: Document,
     /// Tokens that the prompt alone has in common with it.
     prefix: usize,
@@ -50,6 +51,10 @@ impl Answers {
         if matches!(dialogue.loss, LossRule::Everything) {
             let problem = "`loss_scale: all` trains prompts too, which a preference compares answers to";
             return Err(DataError::invalid("loss_scale", problem).hint("remove `loss_scale`"));
+        }
+        if options.split == Split::CommonPrefix && !matches!(dialogue.loss, LossRule::Answers) {
+            let problem = "`preference_split: trl` trains everything after the prompt alike";
+            return Err(DataError::invalid("loss_scale", problem).hint("remove one of both"));
         }
         let encoder = DialogueEncoder::new(tokenizer.clone(), dialogue).map(Box::new);
         let dialogue = if is_chat { Ok(encoder?) } else { encoder };
@@ -106,15 +111,14 @@ impl Answers {
         {
             text.push_str(&eos.text);
         }
-        let mut spans = vec![prompt.len()..text.len()];
-        if is_transcript(prompt) {
-            let end = text.len();
-            spans = said(answer).into_iter().map(|of| prompt.len() + of.start..prompt.len() + of.end).collect();
-            if let Some(last) = spans.last_mut().filter(|last| last.end == prompt.len() + answer.len()) {
-                last.end = end;
-            }
-        }
-        let spans: Vec<TrainedSpan> = spans.into_iter().map(|range| TrainedSpan { range, weight: 1.0 }).collect();
+        let begin = prompt.len();
+        let ranges = if is_transcript(prompt) { said(answer) } else { std::iter::once(0..answer.len()).collect() };
+        let span = |range: Range<usize>| {
+            // EOS ends what is said last.
+            let end = if range.end == answer.len() { text.len() } else { begin + range.end };
+            TrainedSpan { range: begin + range.start..end, weight: 1.0 }
+        };
+        let spans: Vec<TrainedSpan> = ranges.into_iter().map(span).collect();
         let alone = self.tokenizer.encode_document(prompt)?.ids;
         let document = label(self.tokenizer.encode_document(&text)?, &spans);
         let prefix = common_prefix(&alone, &document.ids);

@@ -4,7 +4,7 @@
 //! row ──columns──▶ what is asked and answered (`reading`) ──encode──▶ sides of ids and labels ──cut──▶ documents
 //! ```
 //!
-//! A pair is one [`Document`]: its chosen side and behind it the rejected one, so that both are kept, dealt and packed
+//! A pair is one [`Document`]: its chosen side, followed by the rejected one, so that both are kept, dealt and packed
 //! together. Knows no loss.
 
 mod columns;
@@ -57,9 +57,9 @@ impl Preference {
 /// An answer to a prompt, and whether it is good. Labels are -100 outside of the answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Unpaired {
-    /// The prompt, and behind it the answer.
+    /// The prompt, followed by the answer.
     pub document: Document,
-    /// Tokens of the prompt.
+    /// Tokens at its beginning that are the prompt's.
     pub prompt: usize,
     pub desirable: bool,
 }
@@ -99,7 +99,7 @@ pub enum Split {
     /// trained, as for supervised training.
     #[default]
     Spans,
-    /// Behind the tokens that the prompt alone has in common with each side, as TRL does it. Everything behind them is
+    /// After the tokens that the prompt alone has in common with each side, as TRL does it. Everything after them is
     /// trained, the template's text too.
     CommonPrefix,
 }
@@ -107,12 +107,12 @@ pub enum Split {
 /// What is cut off a side that is too long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cut {
-    /// The end. A row whose prompt alone reaches the limit is dropped.
+    /// Its end. A row whose prompt alone reaches the limit is dropped.
     #[default]
     End,
-    /// The beginning.
+    /// Its beginning, be it the whole prompt.
     Beginning,
-    /// Nothing: the row is dropped.
+    /// Nothing is cut off: the row is dropped.
     Nothing,
 }
 

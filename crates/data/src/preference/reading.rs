@@ -261,7 +261,8 @@ impl RowReader<'_> {
         let holds =
             |text: &str| sides[0][..count].iter().any(|turn| turn.fields.get("content").is_some_and(|of| of == text));
         let is_known = before.is_empty() || is_prompt;
-        if !is_known && !(self.split == Split::Spans && asked.is_some_and(holds)) {
+        let is_repeated = self.split == Split::Spans && asked.is_some_and(holds);
+        if !is_known && !is_repeated {
             let problem =
                 format!("column `{name}` asks something else than the conversations of both sides begin with");
             return Err(RowError::new(RowReason::WrongType, problem));
@@ -294,7 +295,7 @@ fn question_turns(reader: &RowReader<'_>, question: &Question, text: &str) -> Re
     Ok(turns)
 }
 
-/// An answer as turns.
+/// The turns of an answer; a text is one of the assistant's.
 fn answer(said: Said) -> Vec<Message> {
     match said {
         Said::Turns(turns) => turns,

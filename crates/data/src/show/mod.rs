@@ -154,6 +154,15 @@ mod tests {
     }
 
     #[test]
+    fn the_sides_of_a_pair_are_named() {
+        let mark = |mark| vec![Placed { begin: 0, tokens: 5, mark }];
+        let of = |marks| rows(&Batch { marks, ..batch() }, None, 0).remove(0).verdicts;
+        assert_eq!(of(mark(Mark::Pair { chosen: 3, margin: None })), [" (chosen)", " (rejected)"]);
+        assert_eq!(of(mark(Mark::Answer { prompt: 1, desirable: false })), [" (undesirable)", ""]);
+        assert_eq!(of(Vec::new()), ["", ""]);
+    }
+
+    #[test]
     fn nothing_that_moves_a_cursor_is_shown_as_it_is() {
         let text: String = "a\u{1b}[2J\n\u{202e}\u{7f}".chars().map(visible).collect();
         assert_eq!(text, "a␛[2J↵␦␡");

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use data::{
-    AutoColumns, Cut, DatasetKind, DatasetSpec, DialogueOptions, Document, EncodedCorpus, IGNORE, PreferenceColumns,
+    Cut, DatasetKind, DatasetSpec, DialogueOptions, Document, EncodedCorpus, IGNORE, PreferenceColumns,
     PreferenceOptions, PrepareOptions, Purpose, Split, Tokenizer, Truncation, UnpairedColumns, prepare,
 };
 use serde_json::{Value, json};
@@ -30,7 +30,7 @@ fn file(folder: &Path, rows: &[Value]) -> PathBuf {
 }
 
 fn auto() -> DatasetKind {
-    DatasetKind::Auto(Box::new(AutoColumns::default()))
+    DatasetKind::Auto(Box::default())
 }
 
 /// A copy of a tokenizer folder that cuts texts as the recorded ids were cut: `GPT2Tokenizer` of transformers 5 takes nothing
@@ -178,7 +178,7 @@ fn every_recorded_row_comes_to_its_ids_and_splits() {
     assert_eq!(count, 50);
 }
 
-/// What the older path of ORPO and CPO makes of a row in place of these ids: it puts BOS before plain text, EOS behind every
+/// What the older path of ORPO and CPO makes of a row in place of these ids: it puts BOS before plain text, EOS after every
 /// conversation whose template ends otherwise, and knows no tools.
 fn of_older_path(tokenizer: &Tokenizer, row: &Value, ids: &[i32]) -> Vec<i32> {
     let eos = tokenizer.eos().unwrap().id as i32;
@@ -199,7 +199,7 @@ fn the_older_path_differs_by_bos_eos_and_tools_alone() {
             let Some(orpo) = recorded_row.get("orpo").filter(|_| name != "qwen3" || row.get("tools").is_none()) else {
                 continue;
             };
-            // TRL's other trainers refuse a text beside whole conversations; the older path and we take what both begin with.
+            // TRL's other trainers refuse a text next to whole conversations; the older path and we take what both begin with.
             let split =
                 if row_name == "prompt_string_with_full_conversations" { Split::Spans } else { Split::CommonPrefix };
             let found = of.documents(row, kind_of(row), paired(split), 8192).unwrap();
@@ -438,6 +438,68 @@ fn rows_of_another_task_are_refused_with_the_task_that_takes_them() {
     assert!(error.contains("`task: dpo`"), "{error}");
     let error = read(&[question], written, paired(Split::Spans)).unwrap_err();
     assert!(error.contains("no pairs of a better and a worse answer") && error.contains("`instruction`"), "{error}");
+}
+
+#[test]
+fn columns_that_the_user_names_are_read() {
+    let row = json!({"prompt": "a", "chosen": "b", "rejected": "c", "margin": 1.0, "other": "d", "more": "e", "worse": "f",
+        "by": 2.0, "completion": "g", "label": true, "verdict": false});
+    let question = data::Question { prompt: Some("other".to_owned()), ..Default::default() };
+    let named = PreferenceColumns {
+        question: question.clone(),
+        chosen: Some("more".to_owned()),
+        rejected: "worse".to_owned(),
+        margin: Some("by".to_owned()),
+        scores: None,
+    };
+    let found = |columns| {
+        let kind = DatasetKind::Preference(columns);
+        let prepared = read(std::slice::from_ref(&row), kind, paired(Split::Spans)).unwrap();
+        let pair = prepared.corpus.preference(0).unwrap().unwrap();
+        ([shown(&pair.chosen), shown(&pair.rejected)].map(|[_, whole]| whole), pair.margin)
+    };
+    let texts = |texts: [&str; 2]| texts.map(str::to_owned);
+    assert_eq!(found(PreferenceColumns::default()), (texts(["<s> ab</s>", "<s> ac</s>"]), Some(1.0)));
+    assert_eq!(found(named), (texts(["<s> de</s>", "<s> df</s>"]), Some(2.0)));
+    let named = UnpairedColumns { question, completion: Some("more".to_owned()), label: "verdict".to_owned() };
+    let found = |columns| {
+        let kind = DatasetKind::Unpaired(columns);
+        let prepared = read(std::slice::from_ref(&row), kind, for_purpose(Purpose::Answers, Split::Spans)).unwrap();
+        let unpaired = prepared.corpus.unpaired(0).unwrap().unwrap();
+        (shown(&unpaired.document)[1].clone(), unpaired.desirable)
+    };
+    assert_eq!(found(UnpairedColumns::default()), ("<s> ag</s>".to_owned(), true));
+    assert_eq!(found(named), ("<s> de</s>".to_owned(), false));
+}
+
+#[test]
+fn labels_that_are_no_verdicts_leave_text_as_it_is() {
+    let talk = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]);
+    for row in [
+        json!({"instruction": "a", "output": "b", "label": true}),
+        json!({"messages": talk, "label": true}),
+        json!({"messages": talk, "label": "news"}),
+        json!({"prompt": "a", "completion": "b", "label": 1}),
+    ] {
+        let prepared = read(std::slice::from_ref(&row), auto(), PreferenceOptions::default());
+        let shown = prepared.unwrap_or_else(|error| panic!("{row}: {error}")).summary.to_string();
+        assert!(!shown.contains("verdict"), "{shown}");
+    }
+}
+
+#[test]
+fn weights_of_tokens_are_refused_where_they_mean_nothing() {
+    let of = |loss: data::LossRule, split: Split| {
+        let place = tempfile::tempdir().unwrap();
+        let rows = [json!({"prompt": "a", "chosen": "b", "rejected": "c"})];
+        let mut options = options(paired(split), 512, 512);
+        options.dialogue.loss = loss;
+        let spec = DatasetSpec::new(file(place.path(), &rows), auto());
+        prepare(&[spec], Some(&stories()), &options).map(|_| ()).map_err(|error| error.to_string())
+    };
+    assert!(of(data::LossRule::Everything, Split::Spans).unwrap_err().contains("loss_scale: `loss_scale: all`"));
+    assert!(of(data::LossRule::LastRound, Split::CommonPrefix).unwrap_err().contains("`preference_split: trl`"));
+    assert_eq!(of(data::LossRule::LastRound, Split::Spans), Ok(()));
 }
 
 #[test]

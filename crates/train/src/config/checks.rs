@@ -5,10 +5,11 @@
 
 use super::{
     self as config, Config, Dataset, DatasetType, Device, Dtype, Fp4Backend, GradientCompression, Init, LossScale,
-    MatmulDtype, Problem, Recipe, Reporter, Resume, RopeScaling, Schedule, ShardScope, Strategy, SystemPromptType,
+    MatmulDtype, PreferenceSplit, Problem, Recipe, Reporter, Resume, RopeScaling, Schedule, ShardScope, Strategy,
+    SystemPromptType, Truncation, TruncationMode,
 };
-use data::AgentForm;
-use data::template::families;
+use ::data::template::families;
+use ::data::{AgentForm, Purpose};
 use options::{Reader, Setting, Table};
 use program::{Arch, Machine};
 
@@ -33,6 +34,7 @@ pub(super) fn check_options(config: &Config, reader: &mut Reader) {
     check_conversations(config, reader);
     check_cadence(config, reader);
     check_samples(config, reader);
+    check_preferences(config, config.task.purpose(), reader);
     if let Some(requested @ [_, _, ..]) = config.logging.report_to.as_deref()
         && requested.contains(&Reporter::None)
     {
@@ -611,6 +613,23 @@ fn check_formatted(config: &Config, dataset: &Dataset, path: &str, reader: &mut 
         let message =
             format!("`loss_scale` weighs turns of a chat template, but `{path}.prompt_format` writes the rows");
         reader.report("loss_scale", message, Some("remove one of `loss_scale` and `prompt_format`".into()));
+    }
+}
+
+/// Options of rows that the task does not have.
+fn check_preferences(config: &Config, purpose: Purpose, reader: &mut Reader) {
+    let (of_text, task) = (purpose == Purpose::Documents, config.task.name());
+    let hint = if of_text { "`task: dpo` and others compare answers" } else { "`truncation_mode` says what is kept" };
+    let never_cut = matches!(purpose, Purpose::Documents | Purpose::Scores);
+    for (option, has_no_effect) in [
+        ("preference_split", of_text && config.data.preference_split != PreferenceSplit::Spans),
+        ("truncation_mode", never_cut && config.template.truncation_mode != TruncationMode::KeepStart),
+        ("truncation_strategy", !of_text && config.template.truncation_strategy != Truncation::Delete),
+    ] {
+        if has_no_effect && !reader.is_faulty(option) {
+            let message = format!("`{option}` has no effect on the rows of `{task}`");
+            reader.report(option, message, Some(format!("remove `{option}`: {hint}")));
+        }
     }
 }
 

@@ -118,7 +118,7 @@ choices! {
         /// At the borders of messages and texts; of conversations the assistant's text and the token that ends it is
         /// trained.
         Spans = "spans",
-        /// Behind the tokens that the prompt alone has in common with both answers, as TRL does it; all that follows is
+        /// After the tokens that the prompt alone has in common with both answers, as TRL does it; all that follows is
         /// trained, the template's own text too.
         Trl = "trl",
     }

@@ -62,9 +62,9 @@ choices! {
 choices! {
     /// What is kept of a prompt with an answer.
     pub enum TruncationMode {
-        /// The beginning. A row whose prompt alone is too long is dropped.
+        /// Its beginning. A row whose prompt alone is too long is dropped.
         KeepStart = "keep_start",
-        /// The end.
+        /// Its end, be it without the whole prompt.
         KeepEnd = "keep_end",
     }
 }

@@ -391,13 +391,7 @@ impl Engine {
     }
 
     /// A result, as one rank has it, of the entry that ran last, in its own type.
-    pub fn output_of_rank(
-        &mut self,
-        rank: usize,
-        kind: EntryKind,
-        variant: Variant,
-        name: &str,
-    ) -> Result<HostTensor> {
+    pub fn output_of_rank(&mut self, rank: usize, kind: EntryKind, variant: Variant, name: &str) -> Result<HostTensor> {
         let entry = self.entry(kind, Some(variant));
         let outputs = &self.program.entries[entry].outputs;
         let at = outputs.iter().find(|(known, _)| known == name).map(|(_, at)| at.clone());

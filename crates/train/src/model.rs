@@ -13,12 +13,12 @@ use program::{Arch, Choices, EntryKind, ParameterSlot, scalar};
 use tensor::packed::Quantisation;
 use tensor::{DType, HostTensor};
 
+use crate::config::CAUSAL_LM;
 use crate::device::Device;
 use crate::engine::{Compiled, Engine};
 use crate::error::{Result, TrainError};
 use crate::generate::{Generator, PromptEncoder};
 use crate::other_parts;
-use crate::config::CAUSAL_LM;
 use crate::score::ScoreRequest;
 use crate::source::ModelSource;
 use crate::weights::{self, WeightSet};
@@ -310,7 +310,9 @@ impl Model {
         match options.entries.iter_mut().find(|entry| entry.kind == wanted.kind) {
             Some(known) if known.task != wanted.task => {
                 let task = known.task.as_deref().unwrap_or("no task");
-                let text = format!("a model that is trained for `{task}` has no losses of single tokens: only `forward` and `generate` are available");
+                let text = format!(
+                    "a model that is trained for `{task}` has no losses of single tokens: only `forward` and `generate` are available"
+                );
                 return Err(TrainError::Usage(text));
             }
             Some(known) => known.keep(wanted.outputs.iter().map(String::as_str)),

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use compiler::{
-    AdapterOptions, Blocks, CompileOptions, Compression, OffloadOptions, OptimizerKind, OptimizerOptions,
-    PlanOptions, Rates, RecomputeOptions, Scope, Sharding, Training,
+    AdapterOptions, Blocks, CompileOptions, Compression, OffloadOptions, OptimizerKind, OptimizerOptions, PlanOptions,
+    Rates, RecomputeOptions, Scope, Sharding, Training,
 };
 use options::Setting;
 use program::Machine;
@@ -97,7 +97,15 @@ impl Plan {
         };
         notes.extend(formats::note_on_products(config, source, &compile)?);
         notes.extend(formats::note_on_experts(config, source, &compile)?);
-        Ok(Plan { compile, sequence_len: length.tokens, length_is_open: length.is_open, reasons, notes, samples, reference })
+        Ok(Plan {
+            compile,
+            sequence_len: length.tokens,
+            length_is_open: length.is_open,
+            reasons,
+            notes,
+            samples,
+            reference,
+        })
     }
 
     /// The same, with rows as the documents have decided where that was open.

@@ -35,7 +35,10 @@ pub(crate) fn choose(config: &Config, source: &ModelSource) -> Result<Option<Ref
         Some(folder) => Reference::Folder(PathBuf::from(folder)),
         None if config.lora.lora => Reference::WithoutAdapter,
         None if config.model.init == Init::Random => {
-            let message = format!("`task: {}` compares with the weights that training starts from, and these are drawn", config.task);
+            let message = format!(
+                "`task: {}` compares with the weights that training starts from, and these are drawn",
+                config.task
+            );
             let hint = "set `reference`, `lora: true` or `init: pretrained`";
             return Err(TrainError::Config(vec![config.mistake("init", message, Some(hint.into()))]));
         }

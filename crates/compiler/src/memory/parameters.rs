@@ -8,9 +8,7 @@ use std::ops::Range;
 
 use graph::{Graph, Init, Parameter};
 use ops::optimizer::{block_count, blocks_of};
-use program::{
-    ArenaId, ArenaKind, Initializer, OptimizerState, PackedWeight, ParameterSlot, Shard, TensorRef, scalar,
-};
+use program::{ArenaId, ArenaKind, Initializer, OptimizerState, PackedWeight, ParameterSlot, Shard, TensorRef, scalar};
 use tensor::{DType, HostTensor, Shape, Storage};
 
 use super::matrices::{self, Matrices};

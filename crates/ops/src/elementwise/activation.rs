@@ -99,8 +99,11 @@ fn examples(operands: usize) -> Vec<Example> {
     of_normal.chain([away_from_zero(operands, "reciprocal")]).collect()
 }
 
-const ATTRIBUTES: &[Attribute] =
-    &[Attribute { name: "function", kind: "string", doc: "exp, gelu, gelu_tanh, quick_gelu, reciprocal, relu, sigmoid, silu, softplus, step or tanh" }];
+const ATTRIBUTES: &[Attribute] = &[Attribute {
+    name: "function",
+    kind: "string",
+    doc: "exp, gelu, gelu_tanh, quick_gelu, reciprocal, relu, sigmoid, silu, softplus, step or tanh",
+}];
 
 /// f(x)
 pub static ACTIVATION: Pointwise = Pointwise {

@@ -45,7 +45,9 @@ pub static LOG_COMPLEMENT_BACKWARD: Pointwise = Pointwise {
     doc: "Gradient of `log_complement`: −dy·eˣ ÷ (1 − eˣ). x, dy […] → like x.",
     attributes: &[],
     infer: |inputs, _| like_first(inputs, 2, "x and dy"),
-    expressions: |_| vec![Expr::Constant(-1.0) * Expr::Input(1) * exponential(0) / (Expr::Constant(1.0) - exponential(0))],
+    expressions: |_| {
+        vec![Expr::Constant(-1.0) * Expr::Input(1) * exponential(0) / (Expr::Constant(1.0) - exponential(0))]
+    },
     gradient: |_| Gradients::NoGradient("second derivatives are not supported"),
     examples: || examples(2),
 };

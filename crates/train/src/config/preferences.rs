@@ -126,7 +126,9 @@ pub(super) fn check_preferences(config: &Config, reader: &mut Reader) {
     };
     if config.task != Task::Dpo {
         let changed = of.values().into_iter().zip(Preferences::placeholder().values());
-        for (row, _) in Section::of::<Preferences>().rows.iter().zip(changed).filter(|(_, (value, default))| value != default) {
+        for (row, _) in
+            Section::of::<Preferences>().rows.iter().zip(changed).filter(|(_, (value, default))| value != default)
+        {
             let message = format!("`{}` has no effect on `task: {}`", row.name, config.task);
             report(row.name, message, "set `task: dpo`, or remove it");
         }
@@ -138,13 +140,18 @@ pub(super) fn check_preferences(config: &Config, reader: &mut Reader) {
     if let Some(weights) = &of.loss_weights
         && weights.len() != of.loss_type.len()
     {
-        let message = format!("`loss_weights` has {} numbers, `loss_type` {} losses", weights.len(), of.loss_type.len());
+        let message =
+            format!("`loss_weights` has {} numbers, `loss_type` {} losses", weights.len(), of.loss_type.len());
         report("loss_weights", message, "give a weight for each loss");
     }
     let has = |loss: PreferenceLoss| of.loss_type.contains(&loss);
     if of.label_smoothing > 0.0 && !of.loss_type.iter().any(|loss| SMOOTHED.contains(loss)) {
         let message = format!("`label_smoothing` has no effect on `loss_type: {}`", of.loss_type[0]);
-        report("label_smoothing", message, "remove `label_smoothing`, or take `sigmoid`, `robust`, `exo_pair` or `aot`");
+        report(
+            "label_smoothing",
+            message,
+            "remove `label_smoothing`, or take `sigmoid`, `robust`, `exo_pair` or `aot`",
+        );
     }
     if of.label_smoothing >= 0.5 {
         let message = format!("`label_smoothing: {}` says that most pairs are the wrong way round", of.label_smoothing);
@@ -159,7 +166,8 @@ pub(super) fn check_preferences(config: &Config, reader: &mut Reader) {
         report("discopop_tau", message, "remove `discopop_tau`");
     }
     if of.f_alpha_divergence_coef != 0.5 && of.f_divergence_type != Divergence::Alpha {
-        let message = "`f_alpha_divergence_coef` has no effect without `f_divergence_type: alpha_divergence`".to_owned();
+        let message =
+            "`f_alpha_divergence_coef` has no effect without `f_divergence_type: alpha_divergence`".to_owned();
         report("f_alpha_divergence_coef", message, "remove it, or set `f_divergence_type: alpha_divergence`");
     }
     if of.reference_free && of.reference.is_some() {

@@ -103,8 +103,7 @@ impl Op for TaskReport {
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let metrics = call.inputs.len() / 2;
         let accumulate = call.attrs.flag("accumulate").expect("checked by the shape rule");
-        let numbers =
-            [("COUNT", call.inputs[0].len()), ("ACCUMULATE", usize::from(accumulate)), ("THREADS", THREADS)];
+        let numbers = [("COUNT", call.inputs[0].len()), ("ACCUMULATE", usize::from(accumulate)), ("THREADS", THREADS)];
         Lowered::Kernels(vec![batch_kernel(
             "task_report",
             &source(metrics),

@@ -114,7 +114,7 @@ class Trainer:
         the next batch of the configured data. `learning_rate` overrides the schedule.
 
         With `task: dpo` it holds `chosen` and `rejected`, each a mapping with `input_ids` and `labels`, [B, T] or
-        [accumulation, B, T]; labels are -100 outside of the answer. The metrics of the task are returned beside the others.
+        [accumulation, B, T]; labels are -100 outside of the answer. The metrics of the task are returned together with the others.
 
         Returns `step` (from 0), `loss` (before the update), `grad_norm` (before clipping),
         `learning_rate`, `tokens`, `tokens_per_second`, `seconds`, `applied` (False if the norm was

@@ -27,7 +27,7 @@ pub struct Batch {
     pub present: Vec<f32>,
     /// The preferences among its documents, in the order of the tokens.
     pub marks: Vec<Placed>,
-    /// For every target its log-probability under the reference; empty where nobody has asked it.
+    /// For every target its log-probability under the reference; empty if there is no reference.
     pub reference_logps: Vec<f32>,
     /// Tokens of its documents, where another node has the batch: then there are no vectors.
     pub away: Option<usize>,

@@ -76,7 +76,7 @@ pub const INPUTS: [Input; 11] = [
         name: "pair_weights",
         axes: ROWS,
         feed: Feed::MadeF32(pairs::weights),
-        doc: "1 in entry p, counted over all rows, of each pair p; 0 behind the last",
+        doc: "1 in entry p, counted over all rows, of each pair p; 0 after the last",
     },
     Input {
         name: "common",

@@ -33,7 +33,7 @@ pub(crate) fn weights(batch: &Batch) -> Vec<f32> {
     weights
 }
 
-/// 1 for the first targets of each answer, as many as the shorter answer of the pair has.
+/// 1 for the targets of each answer that lie within the length of the shorter answer of its pair.
 pub(crate) fn common(batch: &Batch) -> Vec<f32> {
     let mut common = vec![0.0; batch.batch * batch.seq_len];
     for pair in sides(batch) {

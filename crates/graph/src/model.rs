@@ -71,7 +71,7 @@ pub struct TaskEntries(pub Vec<TaskEntry>);
 pub enum TaskEntry {
     /// Log-probabilities of the targets as the model gave them before training: the input `reference_logps` of the others.
     Reference,
-    /// Loss and gradients.
+    /// The loss and its gradients, which micro-steps add up.
     Train,
     /// The loss alone, in evaluations.
     Evaluate,

@@ -414,7 +414,7 @@ impl Engine {
         Ok(Some(sums))
     }
 
-    /// Begins the sums of a report anew, where the program has it.
+    /// Sets the sums of a report to 0, if the program has that report.
     pub fn clear_report(&mut self, name: &str) -> Result<()> {
         let Some(at) = self.program.scalar(name).cloned() else { return Ok(()) };
         Ok(self.session().write(&at, &vec![0; at.bytes()])?)

@@ -82,7 +82,7 @@ pub static SCALE: Pointwise = Pointwise {
     examples: || examples_of(1, &Attrs::new().with("factor", -0.3)),
 };
 
-/// x + offset
+/// The sum of each element and a constant offset.
 pub static SHIFT: Pointwise = Pointwise {
     id: id::SHIFT,
     doc: "x + offset, element by element. x […] → like x.",
@@ -103,7 +103,7 @@ pub static SHIFT: Pointwise = Pointwise {
     examples: || examples_of(1, &Attrs::new().with("offset", -0.3)),
 };
 
-/// x without its gradient
+/// The elements as constants, through which no gradient flows.
 pub static DETACH: Pointwise = Pointwise {
     id: id::DETACH,
     doc: "x as a constant: no gradient flows through it. x […] → like x.",

@@ -9,7 +9,7 @@ use crate::gradient::Gradients;
 use crate::op::{Example, ExampleInput};
 use crate::registry::id;
 
-/// eˣ
+/// The exponential of an operand, a probability where the operand is its logarithm.
 fn exponential(x: usize) -> Expr {
     Expr::unary(Unary::Exp, Expr::Input(x))
 }

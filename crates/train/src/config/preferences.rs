@@ -36,11 +36,11 @@ options! {
 }
 
 choices! {
-    /// A loss of pairs.
+    /// A loss of a pair of a chosen and a rejected answer.
     pub enum PreferenceLoss {
-        /// DPO.
+        /// The logistic loss of DPO on the difference of the log-ratios.
         Sigmoid = "sigmoid",
-        /// SLiC: a margin of 1.
+        /// The hinge loss of SLiC with a margin of 1.
         Hinge = "hinge",
         /// IPO with means over the tokens, as TRL has it.
         Ipo = "ipo",
@@ -48,7 +48,7 @@ choices! {
         IpoPaper = "ipo_paper",
         /// Robust DPO, for labels that are wrong with the probability `label_smoothing`.
         Robust = "robust",
-        /// Conservative DPO.
+        /// Conservative DPO: `sigmoid` under the name of its paper.
         Cdpo = "cdpo",
         /// EXO: reverse KL divergence to the smoothed label.
         ExoPair = "exo_pair",
@@ -58,17 +58,17 @@ choices! {
         BcoPair = "bco_pair",
         /// BCO on pairs, shifted by the mean reward of the micro-batch.
         BcoPairPaper = "bco_pair_paper",
-        /// SPPO with hard labels.
+        /// The squared loss of SPPO with hard labels, 1 and 0.
         SppoHard = "sppo_hard",
         /// AOT: quantiles of the margins over the micro-batch.
         Aot = "aot",
-        /// AOT with quantiles of each side.
+        /// AOT with the quantiles of each side of the pairs.
         AotUnpaired = "aot_unpaired",
         /// APO-zero: chosen answers become likelier.
         ApoZero = "apo_zero",
         /// APO-down: chosen answers become less likely, rejected ones more so.
         ApoDown = "apo_down",
-        /// DiscoPOP.
+        /// DiscoPOP: a mixture of the logistic and the exponential loss.
         Discopop = "discopop",
         /// DPO with means over the tokens (Tülu 3).
         SigmoidNorm = "sigmoid_norm",
@@ -80,15 +80,15 @@ choices! {
 }
 
 choices! {
-    /// A divergence from the reference.
+    /// A divergence of the policy from the reference.
     pub enum Divergence {
-        /// Reverse KL divergence: DPO.
+        /// Reverse KL divergence, as in DPO: the plain log-ratio.
         ReverseKl = "reverse_kl",
-        /// Forward KL divergence.
+        /// Forward KL divergence: minus the inverse of the ratio.
         ForwardKl = "forward_kl",
-        /// Jensen-Shannon divergence.
+        /// Jensen-Shannon divergence between policy and reference.
         Js = "js_divergence",
-        /// Alpha divergence.
+        /// Alpha divergence with the coefficient `f_alpha_divergence_coef`.
         Alpha = "alpha_divergence",
     }
 }

@@ -51,7 +51,7 @@ fn numbers(call: &LowerCall<'_>) -> [(&'static str, usize); 4] {
 }
 
 fn examples() -> Vec<Example> {
-    // Documents of several lengths with padding behind them, over two rows.
+    // Documents of several lengths over two rows, each followed by padding.
     let documents = vec![0, 0, 0, 1, 2, 2, -1, -1, 3, 3, 3, 3, 3, 4, 4, -1];
     let long: Vec<i32> = (0..300).map(|t| if t < 290 { t / 70 } else { -1 }).collect();
     let example = |shape: &[usize], documents: &[i32], every: usize, at: usize| {

@@ -70,7 +70,7 @@ impl Op for Sorted {
             Example::new(vec![x, ExampleInput::F32 { shape, values: present }], Attrs::new())
         };
         let mixed: Vec<f32> = (0..60).map(|i| (i * 37 % 61) as f32 / 8.0 - 3.0).collect();
-        // Numbers behind those that are present are not values: their gradient is not asked for.
+        // Entries after those that are present are not values, so the gradient check leaves them out.
         vec![
             of(&[2, 30], mixed.clone(), 60).differentiate(&[0]),
             of(&[3, 20], mixed, 41),

@@ -1,5 +1,5 @@
 // The first n of COUNT values in rising order, n = Σ present; equal ones keep their order. One block; each thread counts
-// what is below its value: there are as many as pairs in a micro-batch.
+// the values below its own: n is the number of pairs in a micro-batch, which is small.
 #include "types.cuh"
 #include "reduce.cuh"
 

@@ -37,7 +37,7 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
     }
 }
 
-/// The kernel for so many metrics: a block for each.
+/// Returns the kernel for n metrics, with one block for each metric.
 fn source(metrics: usize) -> String {
     let mut operands = String::new();
     let mut choice = String::new();

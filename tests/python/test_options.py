@@ -233,6 +233,18 @@ EFFECTS: dict[str, tuple[Callable[[Options, Path], Any], Any, Any]] = {
 
 # Options whose effect another test shows: the file that it stands in, which gives the option a value.
 ELSEWHERE = {
+    "task": "tests/python/test_preference.py",
+    "loss_type": "tests/python/test_preference.py",
+    "loss_weights": "tests/python/test_preference.py",
+    "beta": "tests/python/test_preference.py",
+    "label_smoothing": "tests/python/test_preference.py",
+    "f_divergence_type": "tests/python/test_preference.py",
+    "f_alpha_divergence_coef": "tests/python/test_preference.py",
+    "ld_alpha": "tests/python/test_preference.py",
+    "discopop_tau": "tests/python/test_preference.py",
+    "use_weighting": "tests/python/test_preference.py",
+    "reference_free": "tests/python/test_preference.py",
+    "reference": "tests/python/test_preference.py",
     "apply_recommended_values": "crates/train/tests/it/recommend.rs",
     "memory_limit": "tests/python/test_plan.py",
     "offload_master": "crates/train/tests/it/offload.rs",

@@ -247,3 +247,27 @@ def test_the_command_writes_metrics_to_the_log(text_run, tmp_path):
     assert all(math.isfinite(step["rewards/margins"]) for step in steps)
     assert any("rewards/accuracies" in event for event in events if event["event"] == "evaluation")
     assert (tmp_path / "run" / "adapter" / "adapter_config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"beta": 0.3},
+        {"loss_type": "hinge"},
+        {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5]},
+        {"label_smoothing": 0.1},
+        {"f_divergence_type": "js_divergence"},
+        {"f_divergence_type": "alpha_divergence", "f_alpha_divergence_coef": 0.3},
+        {"ld_alpha": 0.5},
+        {"loss_type": "discopop", "discopop_tau": 0.1},
+        {"use_weighting": True},
+        {"reference_free": True},
+    ],
+)
+def test_each_setting_changes_the_loss(changed, shared, preference):
+    pairs = json.loads((preference / "llama" / "pairs.json").read_text())["pairs"]
+    case = {"options": {}, "policy": "lora", "reference": "adapter_off"}
+    usual, other = (
+        surogate.Trainer(run_of(shared, "llama", case, **more)).step(batch_of(pairs), 0.0) for more in ({}, changed)
+    )
+    assert usual["loss"] != other["loss"]

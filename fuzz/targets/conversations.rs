@@ -73,8 +73,14 @@ pub fn dataset(bytes: &[u8]) -> bool {
     // With the end of a turn that the example's tokenizer knows.
     let template = String::from_utf8(template_of("qwen3")).expect("a template is text").replace("<|im_end|>", "</s>");
     let dialogue = dialogue(template.as_bytes()).expect("a real template");
-    let options =
-        PrepareOptions { max_length: 4096, truncation: Truncation::Right, vocab_size: 512, workers: 1, dialogue };
+    let options = PrepareOptions {
+        max_length: 4096,
+        truncation: Truncation::Right,
+        vocab_size: 512,
+        workers: 1,
+        dialogue,
+        preference: data::PreferenceOptions::default(),
+    };
     prepare(&specs, Some(&TOKENIZER), &options).is_ok()
 }
 

@@ -43,6 +43,7 @@ COMMAND_FLAGS = {
     "report": {"--output": 1},
     "sft": {"--run": 1},
     "pt": {"--run": 1},
+    "dpo": {"--run": 1},
     "show": {"--run": 1},
     "plan": {"--run": 1},
     "tokenize": {"--debug": 0, "--run": 1},
@@ -65,7 +66,7 @@ COMMAND_FLAGS = {
 GENERATE = ["generate", "chat"]
 
 #: Commands whose words can be options of a run.
-READ_RUN = ["sft", "pt", "tokenize", "show", "plan", "init"]
+READ_RUN = ["sft", "pt", "dpo", "tokenize", "show", "plan", "init"]
 
 #: `learning_rate=1e-3`, as other programs take it.
 ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
@@ -186,7 +187,7 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--version", action="version", version=f"surogate {_native.__version__}")
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
     of_run: list[argparse.ArgumentParser] = []
-    for name, text in {"sft": "fine-tune a model", "pt": "pretrain on text: continue a model, or start from scratch"}.items():
+    for name, text in {"sft": "fine-tune a model", "pt": "pretrain on text: continue a model, or start from scratch", "dpo": "train on pairs of a better and a worse answer"}.items():
         command = _command(commands, name, f"{text}: {name} run.yaml")
         command.add_argument("config", metavar="run.yaml", type=_path)
         shown = command.add_mutually_exclusive_group()
@@ -196,7 +197,7 @@ def parser() -> argparse.ArgumentParser:
     tokenize = _command(commands, "tokenize", "read, encode and check the data of a run, without training")
     tokenize.add_argument("config", metavar="run.yaml", type=_path)
     tokenize.add_argument("--debug", action="store_true", help="show the first rows as training sees them, also as a page in output_dir")
-    tokenize.add_argument("--task", choices=["sft", "pt"], default="sft", help="command whose defaults apply")
+    tokenize.add_argument("--task", choices=["sft", "pt", "dpo"], default="sft", help="command whose defaults apply")
     show = _command(commands, "show", "print one stage of a run: show graph run.yaml")
     show.add_argument("what", choices=["config", "graph", "program", "memory"])
     show.add_argument("config", metavar="run.yaml", type=_path)
@@ -206,7 +207,7 @@ def parser() -> argparse.ArgumentParser:
     of_run += [tokenize, show, plan]
     for command in (show, plan):
         command.add_argument("--machine", type=_path, help="machine to plan for instead of this one: a name such as h100, or a file")
-        command.add_argument("--task", choices=["sft", "pt"], default="sft", help="command whose defaults apply")
+        command.add_argument("--task", choices=["sft", "pt", "dpo"], default="sft", help="command whose defaults apply")
     for command in of_run:
         command.add_argument("--run", metavar="NAME", help="select one of the runs of the file")
     init = _command(commands, "init", "write a run.yaml for a model and a dataset, planned for this machine")

@@ -326,6 +326,7 @@ def _report(options: Namespace, overrides: Overrides) -> int:
 COMMANDS: dict[str, Callable[[Namespace, Overrides], int]] = {
     "sft": _train,
     "pt": _train,
+    "dpo": _train,
     "tokenize": _tokenize,
     "show": _show,
     "plan": _plan,

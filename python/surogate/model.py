@@ -80,6 +80,12 @@ class Model:
         logits, states = self._native.forward(ids, positions, hidden, lengths)
         return (logits, states) if hidden else logits
 
+    def logps(self, input_ids: Rows, labels: Rows | None = None, position_ids: Rows | None = None) -> Floats:
+        """Log-probabilities of the labels, float32 [B, T]: entry t is of the label of token t + 1; 0 where it is -100, and in
+        the last entry of a document. Labels are the ids by default."""
+        ids, of, positions, _, lengths = batch(input_ids, labels=labels, position_ids=position_ids)
+        return self._native.logps(ids, of, positions, lengths)
+
     @overload
     def loss_and_gradients(
         self,

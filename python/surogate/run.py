@@ -63,4 +63,4 @@ def open_source(config: _native.Config, weights: bool = True) -> tuple[Path, str
     elif config.adapter and weights and (Path(config.adapter) / "adapter_config.json").is_file():
         folder = extend.for_adapter(folder, Path(config.adapter))
     fields = json.loads(config.model_config(json.dumps(hub.model_config(folder))))
-    return folder, models.build(fields)
+    return folder, models.build(fields, json.loads(config.recorded_tasks))

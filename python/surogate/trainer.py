@@ -10,8 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from . import _native, hub, notebook
-from .arrays import Arrays, Rows
+from .arrays import Arrays, Integers, Rows, integers
 from .arrays import batch as arrays
 from .callbacks import Callback, OnStep
 from .log_readers import LogReaders
@@ -103,13 +105,16 @@ class Trainer:
                 return
             yield metrics
 
-    def step(self, batch: Mapping[str, Rows] | None = None, learning_rate: float | None = None) -> StepMetrics | None:
+    def step(self, batch: Mapping[str, Any] | None = None, learning_rate: float | None = None) -> StepMetrics | None:
         """One optimizer step; returns None at the end of the configured data.
 
         `batch` holds `input_ids` and `labels`, and optionally `position_ids` and `weights`, each
         [accumulation, B, T]; a document starts where `position_ids` does not continue. Rows of unequal lengths are padded
         on the right with tokens that are not trained. The default is
         the next batch of the configured data. `learning_rate` overrides the schedule.
+
+        With `task: dpo` it holds `chosen` and `rejected`, each a mapping with `input_ids` and `labels`, [B, T] or
+        [accumulation, B, T]; labels are -100 outside of the answer. The metrics of the task are returned together with the others.
 
         Returns `step` (from 0), `loss` (before the update), `grad_norm` (before clipping),
         `learning_rate`, `tokens`, `tokens_per_second`, `seconds`, `applied` (False if the norm was
@@ -121,6 +126,8 @@ class Trainer:
         their scale), and in the first step `fp8_flushed`: the `tensor` of which the largest share of values
         became 0 in 8 bits, and this `share`.
         """
+        if batch is not None and "chosen" in batch:
+            return self._native.step(_pairs(batch), learning_rate, True)
         return self._native.step(None if batch is None else _arrays(batch), learning_rate)
 
     @property
@@ -168,3 +175,30 @@ def _arrays(batch: Mapping[str, Rows]) -> Arrays:
         wrong = [f"has `{name}`" for name in unknown] + [f"lacks `{name}`" for name in missing]
         raise ValueError(f"batch: {', '.join(wrong)}; expected {', '.join(BATCH)}, the last two optional")
     return arrays(**batch, axes=3)
+
+
+def _pairs(batch: Mapping[str, Any]) -> Arrays:
+    """The sides of pairs as rows in turn, padded on the right: chosen, rejected, chosen, …"""
+    if set(batch) != {"chosen", "rejected"}:
+        raise ValueError(f"batch: has {', '.join(batch)}; expected chosen and rejected")
+    wide: dict[str, list[np.ndarray]] = {"input_ids": [], "labels": []}
+    for side, of in batch.items():
+        if set(of) != set(wide):
+            raise ValueError(f"batch: `{side}` has {', '.join(of)}; expected input_ids and labels")
+        ids = np.asarray(of["input_ids"])
+        ids = integers(f"{side}.input_ids", ids[None] if ids.ndim == 2 else ids, None, 3)
+        labels = np.asarray(of["labels"])
+        wide["input_ids"].append(ids)
+        wide["labels"].append(
+            integers(f"{side}.labels", labels[None] if labels.ndim == 2 else labels, ids.shape, 3)
+        )
+    chosen, rejected = wide["input_ids"]
+    if chosen.shape[:2] != rejected.shape[:2]:
+        raise ValueError(f"batch: {list(chosen.shape)} chosen and {list(rejected.shape)} rejected answers")
+    length = max(chosen.shape[2], rejected.shape[2])
+
+    def rows(name: str, fill: int) -> Integers:
+        sides = [np.pad(of, [(0, 0), (0, 0), (0, length - of.shape[2])], constant_values=fill) for of in wide[name]]
+        return np.ascontiguousarray(np.stack(sides, 2).reshape(len(chosen), -1, length))
+
+    return rows("input_ids", 0), rows("labels", -100), None, None, None

@@ -237,6 +237,8 @@ ROWS: dict[str, tuple[dict[str, object], dict[str, object], dict[str, object]]] 
 
 # Those whose effect another test shows.
 ROWS_ELSEWHERE = {"path", "subset", "split", "samples", "repeats"}
+# The columns of preferences, which crates/data/tests/it/preference.rs names.
+ROWS_ELSEWHERE |= {f"{column}_field" for column in ("prompt", "chosen", "rejected", "margin", "completion", "label")}
 
 
 @pytest.mark.parametrize("option", ROWS)

@@ -233,6 +233,18 @@ EFFECTS: dict[str, tuple[Callable[[Options, Path], Any], Any, Any]] = {
 
 # Options whose effect another test shows: the file that it stands in, which gives the option a value.
 ELSEWHERE = {
+    "task": "tests/python/test_preference.py",
+    "loss_type": "tests/python/test_preference.py",
+    "loss_weights": "tests/python/test_preference.py",
+    "beta": "tests/python/test_preference.py",
+    "label_smoothing": "tests/python/test_preference.py",
+    "f_divergence_type": "tests/python/test_preference.py",
+    "f_alpha_divergence_coef": "tests/python/test_preference.py",
+    "ld_alpha": "tests/python/test_preference.py",
+    "discopop_tau": "tests/python/test_preference.py",
+    "use_weighting": "tests/python/test_preference.py",
+    "reference_free": "tests/python/test_preference.py",
+    "reference": "tests/python/test_preference.py",
     "apply_recommended_values": "crates/train/tests/it/recommend.rs",
     "memory_limit": "tests/python/test_plan.py",
     "offload_master": "crates/train/tests/it/offload.rs",
@@ -291,6 +303,8 @@ ELSEWHERE = {
     "clock": "tests/python/test_data.py",
     "use_chat_template": "tests/python/test_data.py",
     "data_cache": "tests/python/test_data_cache.py",
+    "preference_split": "crates/train/src/config/tests.rs",
+    "truncation_mode": "crates/train/src/config/tests.rs",
     "new_tokens": "tests/python/test_extend.py",
     "train_router": "tests/python/test_mixtures.py",
     "router_aux_loss_coef": "tests/python/test_mixtures.py",

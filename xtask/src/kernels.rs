@@ -2,8 +2,8 @@
 //! and f16, with NVRTC. Needs no GPU.
 //!
 //! A text that several architectures share is compiled for the lowest and the newest of them if it reads `__CUDA_ARCH__`,
-//! and else for one of the two in turn. Of an operation whose kernels take long, every third text of a kernel is compiled, for
-//! any of its architectures in turn. `--all` compiles every text for every architecture. What has compiled is kept in
+//! and else for one of the two, alternately. Of an operation whose kernels take long, every third text of a kernel is compiled, for
+//! one of its architectures, each time the next. `--all` compiles every text for every architecture. What has compiled is kept in
 //! `target/kernels` and not compiled again. Without NVRTC it says so and fails. The CUDA backend's own kernels are compiled
 //! by that crate's tests.
 
@@ -109,10 +109,10 @@ impl Target {
     /// number of the text among those of its kernel: it spreads them over the architectures.
     fn sampled(&self, unit: &Unit, turn: usize) -> Vec<&'static str> {
         match self.architectures.as_slice() {
-            _ if self.takes_long && turn % LONG_EVERY != 0 => Vec::new(),
+            _ if self.takes_long && !turn.is_multiple_of(LONG_EVERY) => Vec::new(),
             all if self.takes_long => vec![all[turn / LONG_EVERY % all.len()]],
             [lowest, .., newest] if unit.reads_architecture() => vec![lowest, newest],
-            [lowest, .., newest] => vec![if turn % 2 == 0 { lowest } else { newest }],
+            [lowest, .., newest] => vec![if turn.is_multiple_of(2) { lowest } else { newest }],
             all => all.to_vec(),
         }
     }

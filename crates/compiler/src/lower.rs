@@ -216,7 +216,7 @@ fn assemble(
         scalars: SCALARS
             .iter()
             .map(|(name, _)| ((*name).to_owned(), scalar_ref(name)))
-            .chain(parameters.report().map(|at| (scalar::ROUTER_REPORT.to_owned(), at)))
+            .chain(parameters.reports().into_iter().map(|(name, at)| (name.to_owned(), at)))
             .collect(),
         kernels: lowering.kernels,
         entries,
@@ -247,8 +247,8 @@ fn accumulating(graph: &Graph, kind: EntryKind, leave: bool) -> HashSet<usize> {
         }
     }
     if kind != EntryKind::FirstMicroStep {
-        let sums = [scalar::LOSS_SUM, scalar::WEIGHT_SUM, scalar::ROUTER_REPORT];
-        result.extend(sums.iter().filter_map(|name| graph.output(name)));
+        let sums = [scalar::LOSS_SUM, scalar::WEIGHT_SUM].into_iter().chain(scalar::REPORTS);
+        result.extend(sums.filter_map(|name| graph.output(name)));
     }
     let producers = graph.producers();
     let node = |id: ValueId| producers[id.0 as usize].expect("gradients and sums are computed");

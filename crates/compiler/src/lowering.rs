@@ -214,8 +214,8 @@ pub(crate) fn fixed_places(graph: &Graph, parameters: &ParameterPlan, lowering: 
             fixed.insert(id, scalar_ref(name));
         }
     }
-    if let Some((id, at)) = graph.output(scalar::ROUTER_REPORT).zip(parameters.report()) {
-        fixed.insert(id, at);
+    for (name, at) in parameters.reports() {
+        fixed.extend(graph.output(name).map(|id| (id, at)));
     }
     fixed
 }

@@ -2,6 +2,7 @@
 //!
 //! Knows no datasets and no tokenizer.
 
+use crate::document::Mark;
 use crate::error::DataError;
 
 /// The label of a token that is not trained.
@@ -24,16 +25,44 @@ pub struct Batch {
     pub document_start: Vec<i32>,
     /// 1 for tokens of documents, 0 for padding.
     pub present: Vec<f32>,
+    /// The preferences among its documents, in the order of the tokens.
+    pub marks: Vec<Placed>,
+    /// For every target its log-probability under the reference; empty if there is no reference.
+    pub reference_logps: Vec<f32>,
     /// Tokens of its documents, where another node has the batch: then there are no vectors.
     pub away: Option<usize>,
+}
+
+/// A preference in a micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Placed {
+    /// Index of its first token in the vectors of the batch.
+    pub begin: usize,
+    /// Tokens, those of both sides of a pair.
+    pub tokens: usize,
+    pub mark: Mark,
 }
 
 impl Batch {
     /// A batch that another node has.
     pub(crate) fn elsewhere(batch: usize, seq_len: usize, tokens: usize) -> Batch {
         let (input_ids, position_ids, targets) = (Vec::new(), Vec::new(), Vec::new());
-        let (weights, document_start, present, away) = (Vec::new(), Vec::new(), Vec::new(), Some(tokens));
-        Batch { batch, seq_len, input_ids, position_ids, targets, weights, document_start, present, away }
+        let (weights, document_start, present, marks) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let away = Some(tokens);
+        let reference_logps = Vec::new();
+        Batch {
+            batch,
+            seq_len,
+            input_ids,
+            position_ids,
+            targets,
+            weights,
+            document_start,
+            present,
+            marks,
+            reference_logps,
+            away,
+        }
     }
 
     /// Builds a batch from unshifted labels, as users and `type: tokens` give them.
@@ -89,6 +118,8 @@ impl Batch {
             weights: target_weights,
             document_start,
             present: vec![1.0; size],
+            marks: Vec::new(),
+            reference_logps: Vec::new(),
             away: None,
         })
     }
@@ -107,6 +138,14 @@ impl Batch {
             }
         }
         self
+    }
+
+    /// The same with every two rows as a pair: the chosen side, followed by the rejected one.
+    pub fn of_pairs(self) -> Batch {
+        let tokens = 2 * self.seq_len;
+        let mark = Mark::Pair { chosen: self.seq_len, margin: None };
+        let marks = (0..self.batch / 2).map(|pair| Placed { begin: pair * tokens, tokens, mark }).collect();
+        Batch { marks, ..self }
     }
 
     /// Tokens that are trained.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::document::Document;
 use crate::error::DataError;
 use crate::gather::Gathering;
+use crate::preference::{Preference, Unpaired};
 use crate::segment::{DocumentView, Segment};
 use crate::spread::Spread;
 
@@ -118,9 +119,14 @@ impl Corpus {
 
     /// The same without a copy, but for the one in `copy` of what is in a file. Panics if another node has it.
     pub(crate) fn read<'a>(&'a self, i: usize, copy: &'a mut Vec<i32>) -> Result<DocumentView<'a>, DataError> {
-        let here = |spread: &Arc<Spread>| (spread.here[i] as usize).checked_sub(1).expect("a document of another node");
-        let (segment, inside) = self.place(self.spread.as_ref().map_or(i, here));
+        let (segment, inside) = self.place_here(i);
         self.segments[segment].read(inside, copy)
+    }
+
+    /// The place of a document that is counted over all nodes.
+    fn place_here(&self, i: usize) -> (usize, usize) {
+        let here = |spread: &Arc<Spread>| (spread.here[i] as usize).checked_sub(1).expect("a document of another node");
+        self.place(self.spread.as_ref().map_or(i, here))
     }
 
     /// Tokens of document `i`.
@@ -132,7 +138,24 @@ impl Corpus {
         self.segments[segment].length(inside)
     }
 
-    /// Identifies the documents: their tokens, labels, weights and positions, in their order.
+    /// Tokens of the chosen and of the rejected side of document `i`, if it is a pair. Panics if another node has it.
+    pub fn sides(&self, i: usize) -> Option<[usize; 2]> {
+        let (segment, inside) = self.place_here(i);
+        let segment = &self.segments[segment];
+        segment.split(inside).map(|chosen| [chosen, segment.length(inside) - chosen])
+    }
+
+    /// The pair that is document `i`; `None`: it is none. Errors: its file has changed.
+    pub fn preference(&self, i: usize) -> Result<Option<Preference>, DataError> {
+        self.document(i).map(Preference::of)
+    }
+
+    /// The answer with a verdict that is document `i`; `None`: it is none. Errors: its file has changed.
+    pub fn unpaired(&self, i: usize) -> Result<Option<Unpaired>, DataError> {
+        self.document(i).map(Unpaired::of)
+    }
+
+    /// Identifies the documents: their tokens, labels, weights, positions and marks, in their order.
     pub fn digest(&self) -> String {
         match &self.spread {
             Some(spread) => spread.digest.clone(),

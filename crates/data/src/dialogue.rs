@@ -123,7 +123,7 @@ impl DialogueEncoder {
         let shows_tools = tool_template.is_some() || shows_tools(source);
         let knows_developer = source.contains(DEVELOPER) || own(true).is_some_and(|of| of.contains(DEVELOPER));
         let special: Vec<String> = tokenizer.special_tokens().iter().map(|token| token.text.clone()).collect();
-        let generation_prompt = generation_prompt(&template);
+        let generation_prompt = generation_prompt(&template, None);
         let (answer_opening, answer_tail) = answer_frame(&template);
         let mut encoder = DialogueEncoder {
             tokenizer,
@@ -189,9 +189,9 @@ impl DialogueEncoder {
         templates.into_iter().flatten().flat_map(ChatTemplate::clock_readings).collect()
     }
 
-    fn markers(&self) -> Markers<'_> {
+    fn markers<'a>(&'a self, generation_prompt: &'a str) -> Markers<'a> {
         Markers {
-            generation_prompt: &self.generation_prompt,
+            generation_prompt,
             answer_opening: &self.answer_opening,
             end_of_turn: &self.end_of_turn,
             special: &self.special,
@@ -199,10 +199,12 @@ impl DialogueEncoder {
     }
 
     /// The messages as they are rendered: with the run's system prompt, and tools in the form that the template has.
+    /// `is_strict`: tools that the template cannot show are an error.
     fn written<'a>(
         &self,
         messages: &'a [Message],
         tools: Option<&'a Value>,
+        is_strict: bool,
     ) -> Result<(Cow<'a, [Message]>, Option<&'a Value>), RowError> {
         let mut messages = Cow::Borrowed(messages);
         if !self.knows_developer && messages.iter().any(|message| message.role() == DEVELOPER) {
@@ -218,7 +220,7 @@ impl DialogueEncoder {
         }
         match self.options.agent {
             Some(agent) => Ok((Cow::Owned(agent.write(&messages, tools)), None)),
-            None if tools.is_some() => {
+            None if tools.is_some() && is_strict => {
                 let problem = "the template has no place for tools; `agent_template` sets their format";
                 Err(RowError::new(RowReason::Template, problem))
             }
@@ -228,7 +230,7 @@ impl DialogueEncoder {
 
     /// The text of a conversation and what of it is trained. Spans of weight 0 may be among the trained ones.
     pub fn spans(&self, messages: &[Message], tools: Option<&Value>) -> Result<(String, Vec<TrainedSpan>), RowError> {
-        let (messages, tools) = self.written(messages, tools)?;
+        let (messages, tools) = self.written(messages, tools, true)?;
         self.spans_of(&messages, &self.rendering(tools), &mut Remarks::default())
     }
 
@@ -259,7 +261,9 @@ impl DialogueEncoder {
             })
             .collect();
         let by_marks = matches!(rule, LossRule::Answers) && messages.iter().all(|m| m.weight.is_none());
-        let found = weighted_spans(messages, &weights, by_marks, &render, self.markers())?;
+        let own = rendering.variables().map(|of| generation_prompt(rendering.template(), Some(of)));
+        let markers = self.markers(own.as_ref().unwrap_or(&self.generation_prompt));
+        let found = weighted_spans(messages, &weights, by_marks, &render, markers)?;
         shown::remark(&found, messages, rendering.tools(), &render, remarks);
         let Found { mut text, mut spans, .. } = found;
         if !prefix.is_empty() {
@@ -300,7 +304,7 @@ impl DialogueEncoder {
         if messages.is_empty() {
             return Err(RowError::new(RowReason::Empty, "the conversation has no messages"));
         }
-        let (messages, tools) = self.written(messages, tools)?;
+        let (messages, tools) = self.written(messages, tools, true)?;
         let rendering = self.rendering(tools);
         let (text, spans) = self.spans_of(&messages, &rendering, remarks)?;
         if text.is_empty() {
@@ -314,13 +318,60 @@ impl DialogueEncoder {
         let mut keep = 0;
         if self.options.keeps_system {
             let render = |messages: &[Map<String, Value>]| rendering.render(messages);
-            let end = system_end(&messages, &render, self.markers())?;
+            let end = system_end(&messages, &render, self.markers(&self.generation_prompt))?;
             let begins_with_bos = self.tokenizer.bos().is_some_and(|bos| encoded.ids.first() == Some(&bos.id));
             keep = encoded.offsets.iter().take_while(|offsets| offsets.1 <= end).count();
             keep = keep.max(usize::from(begins_with_bos));
         }
         Ok(Document { keep, ..label(encoded, &spans) })
     }
+
+    /// A prompt with its answer, of which the answer is labelled, and the ids of the prompt alone with the assistant's turn
+    /// opened. Without spans nothing is labelled.
+    pub(crate) fn encode_answer(
+        &self,
+        of: &Answered<'_>,
+        remarks: &mut Remarks,
+    ) -> Result<(Document, Vec<u32>), RowError> {
+        let given = of.prompt.iter().map(|message| match message.is_assistant() {
+            true => Message { weight: message.weight.or(Some(0.0)), ..message.clone() },
+            false => message.clone(),
+        });
+        let all: Vec<Message> = given.chain(of.answer.iter().cloned()).collect();
+        let (messages, tools) = self.written(&all, of.tools, of.needs_spans)?;
+        let rendering = self.rendering(tools).with(of.variables);
+        let before: Vec<Map<String, Value>> =
+            messages[..messages.len() - of.answer.len()].iter().map(|message| message.fields.clone()).collect();
+        // A prompt that ends with the assistant's words goes on with them.
+        let opens = before.last().is_none_or(|last| last.get("role").is_none_or(|role| role != "assistant"));
+        let prefix = self.options.response_prefix.as_deref().unwrap_or_default();
+        let mut alone = rendering.render_opening(&before, opens)?.text;
+        alone.push_str(if opens { prefix } else { "" });
+        let (text, spans) = if of.needs_spans || !prefix.is_empty() {
+            self.spans_of(&messages, &rendering, remarks)?
+        } else {
+            let plain: Vec<Map<String, Value>> = messages.iter().map(|message| message.fields.clone()).collect();
+            let text = rendering.render(&plain)?.text;
+            let found = Found { text, spans: Vec::new(), hidden: vec![None; messages.len()] };
+            let render = |messages: &[Map<String, Value>]| rendering.render(messages);
+            shown::remark(&found, &messages, tools, &render, remarks);
+            (found.text, found.spans)
+        };
+        let document = label(self.tokenizer.encoder().encode_with_offsets(&text, false)?, &spans);
+        Ok((document, self.tokenizer.encoder().encode(&alone, false)?))
+    }
+}
+
+/// A prompt with one answer to it.
+#[derive(Clone, Copy)]
+pub(crate) struct Answered<'a> {
+    pub prompt: &'a [Message],
+    pub answer: &'a [Message],
+    pub tools: Option<&'a Value>,
+    /// What the template sees for this row besides.
+    pub variables: Option<&'a Map<String, Value>>,
+    /// Whether the place of the answer in the rendering is needed; then each of its messages must be shown.
+    pub needs_spans: bool,
 }
 
 /// The text with another before each answer that does not begin with it; it belongs to what the model is given.
@@ -359,9 +410,9 @@ fn parse_clock(text: &str) -> Result<DateTime, DataError> {
 }
 
 /// What a template appends to open the assistant's turn; empty where it appends nothing.
-fn generation_prompt(template: &ChatTemplate) -> String {
+fn generation_prompt(template: &ChatTemplate, variables: Option<&Map<String, Value>>) -> String {
     let probe = [Message::new("user", "x").fields];
-    let render = |prompt| template.render(Conversation { messages: &probe, tools: None }, prompt);
+    let render = |prompt| template.render_with(Conversation { messages: &probe, tools: None }, prompt, variables);
     match (render(false), render(true)) {
         (Ok(closed), Ok(open)) => open.text.strip_prefix(&closed.text).unwrap_or_default().to_owned(),
         _ => String::new(),
@@ -400,5 +451,5 @@ pub(crate) fn label(encoded: Encoded, spans: &[TrainedSpan]) -> Document {
             _ => {}
         }
     }
-    Document { ids, labels, weights, positions: None, keep: 0 }
+    Document { ids, labels, weights, ..Document::default() }
 }

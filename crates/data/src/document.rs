@@ -17,6 +17,18 @@ pub struct Document {
     pub positions: Option<Vec<i32>>,
     /// Tokens at the beginning that survive [`Truncation::Left`]: BOS and the system prompt.
     pub keep: usize,
+    /// What a preference says of it.
+    pub mark: Option<Mark>,
+}
+
+/// A preference that stands in a document.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Mark {
+    /// The chosen side of `chosen` tokens, followed by the rejected one. Each is a sequence of its own, with positions
+    /// from 0.
+    Pair { chosen: usize, margin: Option<f32> },
+    /// One answer after a prompt of `prompt` tokens.
+    Answer { prompt: usize, desirable: bool },
 }
 
 /// What happens to a document that is longer than the limit.
@@ -35,7 +47,7 @@ pub enum Truncation {
 impl Document {
     /// A document of which every token is trained with weight 1.
     pub fn all_trained(ids: Vec<i32>) -> Self {
-        Document { labels: ids.clone(), weights: vec![1.0; ids.len()], ids, positions: None, keep: 0 }
+        Document { labels: ids.clone(), weights: vec![1.0; ids.len()], ids, ..Document::default() }
     }
 
     pub fn len(&self) -> usize {
@@ -46,10 +58,19 @@ impl Document {
         self.ids.is_empty()
     }
 
-    /// Labels that something predicts: the first token of a document has no predecessor.
+    /// Tokens of the chosen side of a pair.
+    pub(crate) fn split(&self) -> Option<usize> {
+        match self.mark {
+            Some(Mark::Pair { chosen, .. }) => Some(chosen),
+            _ => None,
+        }
+    }
+
+    /// Labels that something predicts: the first token of a sequence has no predecessor.
     pub fn trained_tokens(&self) -> usize {
-        let labelled = self.labels.iter().zip(&self.weights).skip(1);
-        labelled.filter(|&(&label, &weight)| label != IGNORE && weight != 0.0).count()
+        let split = self.split().unwrap_or(0);
+        let labelled = self.labels.iter().zip(&self.weights).enumerate();
+        labelled.filter(|&(t, (&label, &weight))| t != 0 && t != split && label != IGNORE && weight != 0.0).count()
     }
 
     /// Brings the document under `limit` tokens. Pieces in which nothing is trained are dropped; if none is left, the
@@ -101,13 +122,13 @@ impl Document {
         Ok(document)
     }
 
-    fn slice(&self, from: usize, to: usize) -> Document {
+    pub(crate) fn slice(&self, from: usize, to: usize) -> Document {
         Document {
             ids: self.ids[from..to].to_vec(),
             labels: self.labels[from..to].to_vec(),
             weights: self.weights[from..to].to_vec(),
             positions: self.positions.as_ref().map(|positions| positions[from..to].to_vec()),
-            keep: 0,
+            ..Document::default()
         }
     }
 }

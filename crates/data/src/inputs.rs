@@ -6,6 +6,7 @@
 use tensor::DType;
 
 use crate::batch::Batch;
+use crate::pairs;
 
 /// Where an input's numbers come from.
 #[derive(Clone, Copy, Debug)]
@@ -13,6 +14,9 @@ pub enum Feed {
     /// Numbers of the micro-batch.
     I32(fn(&Batch) -> &[i32]),
     F32(fn(&Batch) -> &[f32]),
+    /// Numbers that are made of the preferences of the micro-batch.
+    MadeI32(fn(&Batch) -> Vec<i32>),
+    MadeF32(fn(&Batch) -> Vec<f32>),
     /// A scalar of the step of this name and type, which the loop writes.
     Scalar(DType),
 }
@@ -30,7 +34,7 @@ pub struct Input {
 const ROWS: &[&str] = &["B", "T"];
 
 /// Every input that there is.
-pub const INPUTS: [Input; 7] = [
+pub const INPUTS: [Input; 11] = [
     Input { name: "input_ids", axes: ROWS, feed: Feed::I32(|batch| &batch.input_ids), doc: "tokens" },
     Input {
         name: "position_ids",
@@ -63,6 +67,30 @@ pub const INPUTS: [Input; 7] = [
         doc: "1 for tokens of documents, 0 for padding",
     },
     Input {
+        name: "documents",
+        axes: ROWS,
+        feed: Feed::MadeI32(pairs::documents),
+        doc: "number of the token's side: of pair p 2p if chosen, 2p + 1 if rejected; −1 outside of pairs",
+    },
+    Input {
+        name: "pair_weights",
+        axes: ROWS,
+        feed: Feed::MadeF32(pairs::weights),
+        doc: "1 in entry p, counted over all rows, of each pair p; 0 after the last",
+    },
+    Input {
+        name: "common",
+        axes: ROWS,
+        feed: Feed::MadeF32(pairs::common),
+        doc: "1 for targets of an answer that are within the length of the shorter answer of the pair",
+    },
+    Input {
+        name: "reference_logps",
+        axes: ROWS,
+        feed: Feed::MadeF32(pairs::reference),
+        doc: "log-probability of the target under the reference; 0 where nothing is trained",
+    },
+    Input {
         name: "micro_step",
         axes: &[],
         feed: Feed::Scalar(DType::I32),
@@ -78,8 +106,8 @@ pub fn input(name: &str) -> Option<&'static Input> {
 impl Input {
     pub fn dtype(&self) -> DType {
         match self.feed {
-            Feed::I32(_) => DType::I32,
-            Feed::F32(_) => DType::F32,
+            Feed::I32(_) | Feed::MadeI32(_) => DType::I32,
+            Feed::F32(_) | Feed::MadeF32(_) => DType::F32,
             Feed::Scalar(dtype) => dtype,
         }
     }
@@ -89,6 +117,8 @@ impl Input {
         match self.feed {
             Feed::I32(of) => Some(of(batch).iter().flat_map(|v| v.to_le_bytes()).collect()),
             Feed::F32(of) => Some(of(batch).iter().flat_map(|v| v.to_le_bytes()).collect()),
+            Feed::MadeI32(of) => Some(of(batch).iter().flat_map(|v| v.to_le_bytes()).collect()),
+            Feed::MadeF32(of) => Some(of(batch).iter().flat_map(|v| v.to_le_bytes()).collect()),
             Feed::Scalar(_) => None,
         }
     }

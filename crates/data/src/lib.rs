@@ -28,8 +28,10 @@ pub mod loader;
 mod new_file;
 pub mod order;
 pub mod packing;
+mod pairs;
 mod part_file;
 mod pipeline;
+pub mod preference;
 pub mod prepare;
 pub mod quantised;
 pub mod remarks;
@@ -49,7 +51,7 @@ pub mod weights;
 mod word_file;
 
 pub use agent::AgentForm;
-pub use batch::{Batch, IGNORE};
+pub use batch::{Batch, IGNORE, Placed};
 pub use cache::RowCache;
 pub use corpus::{Corpus, DocumentSet};
 pub use dataset::{
@@ -57,9 +59,12 @@ pub use dataset::{
 };
 pub use dealing::{Place, Position};
 pub use dialogue::{DialogueEncoder, DialogueOptions, shows_tools};
-pub use document::{Document, Truncation};
+pub use document::{Document, Mark, Truncation};
 pub use error::{DataError, RowError, RowReason, Stop};
 pub use loader::{Extent, Layout, Loader, LoaderSpec, Padding, Share, extent, remaining};
+pub use preference::{
+    Cut, Preference, PreferenceColumns, PreferenceOptions, Purpose, Question, Split, Unpaired, UnpairedColumns,
+};
 pub use prepare::{EncodedCorpus, Keeping, PrepareOptions, origin, prepare, prepare_cached};
 pub use rows::RowLimit;
 pub use spans::Message;

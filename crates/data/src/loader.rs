@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
-use crate::batch::{Batch, IGNORE};
+use crate::batch::{Batch, IGNORE, Placed};
 use crate::corpus::DocumentSet;
 use crate::dealing::{Dealing, Position, Round};
 use crate::error::DataError;
@@ -159,6 +159,8 @@ impl Cursor {
             weights: Vec::with_capacity(size),
             document_start: Vec::with_capacity(size),
             present: Vec::with_capacity(size),
+            marks: Vec::new(),
+            reference_logps: Vec::new(),
             away: None,
         };
         let mut copy = Vec::new();
@@ -207,13 +209,17 @@ fn append(batch: &mut Batch, view: DocumentView<'_>, row_begin: usize) {
     batch.targets.resize(begin + n, IGNORE);
     batch.weights.resize(begin + n, 0.0);
     batch.present.resize(begin + n, 1.0);
+    batch.marks.extend(view.mark.map(|mark| Placed { begin, tokens: n, mark }));
     match (view.positions, view.runs()) {
         (None, Some(runs)) => {
-            batch.position_ids.extend(0..n as i32);
-            batch.document_start.resize(begin + n, (begin - row_begin) as i32);
+            let split = view.split().unwrap_or(n);
+            for (first, end) in [(0, split), (split, n)] {
+                batch.position_ids.extend(0..(end - first) as i32);
+                batch.document_start.resize(begin + end, (begin + first - row_begin) as i32);
+            }
             for (from, to, weight) in runs.filter(|run| run.2 != 0.0) {
-                // The first token of a document has no predecessor.
-                let from = from.max(1);
+                // The first token of a sequence has no predecessor.
+                let from = if from == 0 || from == split { from + 1 } else { from };
                 if from < to {
                     batch.targets[begin + from - 1..begin + to - 1].copy_from_slice(&view.ids[from..to]);
                     batch.weights[begin + from - 1..begin + to - 1].fill(weight);
@@ -229,12 +235,15 @@ fn append_by_token(batch: &mut Batch, view: DocumentView<'_>, begin: usize, row_
     let n = view.ids.len();
     let (labels, weights) = (view.labels(), view.weights());
     let mut start = begin - row_begin;
+    let split = view.split();
     for t in 0..n {
-        let continues = |t: usize| view.positions.is_none_or(|p| p[t] == p[t - 1].wrapping_add(1));
+        let follows = |t: usize| view.positions.is_none_or(|p| p[t] == p[t - 1].wrapping_add(1));
+        let continues = |t: usize| split != Some(t) && follows(t);
         if t > 0 && !continues(t) {
             start = begin + t - row_begin;
         }
-        batch.position_ids.push(view.positions.map_or(t as i32, |p| p[t]));
+        let counted = || t - split.filter(|split| *split <= t).unwrap_or(0);
+        batch.position_ids.push(view.positions.map_or_else(|| counted() as i32, |p| p[t]));
         batch.document_start.push(start as i32);
         if t + 1 < n && continues(t + 1) && labels[t + 1] != IGNORE && weights[t + 1] != 0.0 {
             batch.targets[begin + t] = labels[t + 1];

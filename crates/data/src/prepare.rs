@@ -10,13 +10,15 @@ use serde_json::{Map, Value};
 
 use crate::cache::{EntryWriter, Lookup, RowCache, Stamp};
 use crate::corpus::Corpus;
-use crate::dataset::{DatasetKind, DatasetSpec, EncodeRow, RowForm, RowShard, SAMPLE, absent, detect, encoder, unused};
+use crate::dataset::{
+    DatasetKind, DatasetSpec, Limits, Noticed, RowDocuments, RowForm, RowShard, SAMPLE, absent, detect, encoder, unused,
+};
 use crate::dialogue::DialogueOptions;
 use crate::document::{Document, Truncation};
 use crate::error::{DataError, RowError, Stop, shown};
 use crate::gather::Gathering;
 use crate::pipeline::in_order;
-use crate::remarks::Remarks;
+use crate::preference::{self, PreferenceOptions, Purpose};
 use crate::rows::{self, Row, Rows};
 use crate::spread;
 use crate::summary::{DatasetSummary, Summary};
@@ -33,6 +35,7 @@ pub struct PrepareOptions {
     /// Threads that encode; 0 counts as 1.
     pub workers: usize,
     pub dialogue: DialogueOptions,
+    pub preference: PreferenceOptions,
 }
 
 /// Documents, and how they came about.
@@ -223,8 +226,8 @@ impl Set<'_> {
     /// Encodes the rows. With them: the entry that holds them, why it does not, and what was read off the clock.
     fn encode(self, writer: Option<EntryWriter>) -> Result<Written, DataError> {
         let Set { spec, tokenizer, options, mut counted, stop } = self;
-        let (spec, rows) = open(spec, &mut counted)?;
-        let encoder = encoder(&spec, tokenizer, &options.dialogue)?;
+        let (spec, rows) = open(spec, &mut counted, options.preference.purpose)?;
+        let encoder = encoder(&spec, tokenizer, &options.dialogue, &options.preference)?;
         let mut gathering = Gathering::new(writer);
         read_dataset(&spec, rows, &*encoder, options, (&mut gathering, &mut counted), stop)?;
         if spec.shard == RowShard::ALL {
@@ -252,7 +255,7 @@ fn files(spec: &DatasetSpec) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataError> 
 }
 
 /// Opens the files of a set; recognises its type where that is left open, and names the columns that are not read.
-fn open(spec: &DatasetSpec, summary: &mut DatasetSummary) -> Result<(DatasetSpec, Rows), DataError> {
+fn open(spec: &DatasetSpec, summary: &mut DatasetSummary, purpose: Purpose) -> Result<(DatasetSpec, Rows), DataError> {
     let text_field = match &spec.kind {
         DatasetKind::Text { field } => field,
         DatasetKind::Auto(hints) if !hints.text.is_empty() => &hints.text,
@@ -271,13 +274,21 @@ fn open(spec: &DatasetSpec, summary: &mut DatasetSummary) -> Result<(DatasetSpec
             return Err(DataError::invalid(&summary.name, problem));
         }
         DatasetKind::Auto(hints) => {
-            let found = detect(&readable, hints)
+            let found = detect(&readable, hints, purpose)
                 .map_err(|(problem, hint)| DataError::invalid(&summary.name, problem).hint(hint))?;
             summary.found = Some(found.words);
             found.kind
         }
-        given => given.clone(),
+        given if readable.is_empty() => given.clone(),
+        given => {
+            let (kind, words) = preference::resolved(given, &readable)
+                .map_err(|(problem, hint)| DataError::invalid(&summary.name, problem).hint(hint))?;
+            summary.found = words;
+            kind
+        }
     };
+    preference::check_purpose(&kind, purpose)
+        .map_err(|(problem, hint)| DataError::invalid(&summary.name, problem).hint(hint))?;
     summary.unused = unused(&readable, &kind);
     summary.absent = absent(&readable, &kind);
     summary.writing = kind.writing();
@@ -287,15 +298,13 @@ fn open(spec: &DatasetSpec, summary: &mut DatasetSummary) -> Result<(DatasetSpec
 /// The documents of one row, and what was noticed on the way.
 struct Outcome {
     documents: Result<Vec<Document>, RowError>,
-    /// Tokens before it was truncated, where it came so far.
-    length: Option<usize>,
-    remarks: Remarks,
+    noticed: Noticed,
 }
 
 fn read_dataset(
     spec: &DatasetSpec,
     rows: Rows,
-    encoder: &dyn EncodeRow,
+    encoder: &dyn RowDocuments,
     options: &PrepareOptions,
     (gathering, summary): (&mut Gathering, &mut DatasetSummary),
     stop: Stop<'_>,
@@ -304,29 +313,28 @@ fn read_dataset(
     assert!(number < of, "a part is one of those that there are");
     let rows = rows.take(spec.samples.unwrap_or(usize::MAX)).skip(number).step_by(of);
     let truncation = spec.kind.truncation(options.truncation);
+    let limits = Limits { max_length: options.max_length, truncation };
+    let longest = options.preference.longest(options.max_length, &spec.kind);
     let expected = encoder.expected();
     let encode = |row: &Row| -> Outcome {
-        let (mut length, mut remarks) = (None, Remarks::default());
+        let mut noticed = Noticed::default();
         let form = if rows::is_columnar(&row.place.file) { RowForm::Columnar } else { RowForm::Text };
-        let document = row.fields.as_ref().map_err(Clone::clone);
-        let document = document.and_then(|fields| encoder.encode(fields, form, &mut remarks));
-        let documents = document.and_then(|document| {
-            length = Some(document.len());
-            document.truncate(options.max_length, truncation)
-        });
-        Outcome { documents, length, remarks }
+        let fields = row.fields.as_ref().map_err(Clone::clone);
+        let documents = fields.and_then(|fields| encoder.documents(fields, form, &limits, &mut noticed));
+        Outcome { documents, noticed }
     };
     let go_on = || if stop() { Err(DataError::Stopped) } else { Ok(()) };
     in_order(rows, options.workers, &go_on, &encode, &mut |row, outcome| {
         go_on()?;
         if truncation != Truncation::Split {
-            outcome.length.into_iter().for_each(|length| summary.count_length(length, options.max_length));
+            outcome.noticed.length.into_iter().for_each(|length| summary.count_length(length, longest));
         }
         match outcome.documents {
             Ok(documents) => {
                 check_vocabulary(&documents, &row, options.vocab_size)?;
-                summary.keep(&documents, options.max_length, &expected);
-                summary.remarks.extend(&outcome.remarks);
+                summary.keep(&documents, longest, &expected);
+                summary.remarks.extend(&outcome.noticed.remarks);
+                summary.preference.add(&outcome.noticed.counts);
                 documents.iter().try_for_each(|document| gathering.push(document))?;
             }
             Err(error) => summary.drop_row(&row.place, error),

@@ -51,6 +51,14 @@ impl Remarks {
         others.0.iter().for_each(|(remark, count)| self.add(remark.clone(), *count));
     }
 
+    /// Takes over what others count that is not counted here, or less often.
+    pub(crate) fn widen(&mut self, others: &Remarks) {
+        for (remark, count) in &others.0 {
+            let known = self.0.iter().find(|(known, _)| known == remark).map_or(0, |(_, known)| *known);
+            self.add(remark.clone(), count.saturating_sub(known));
+        }
+    }
+
     /// A line each; all fields that change nothing share one.
     pub fn lines(&self) -> Vec<String> {
         let (fields, others): (Vec<_>, Vec<_>) =

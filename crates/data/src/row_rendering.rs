@@ -19,12 +19,27 @@ const MESSAGE: u64 = 1000;
 pub(crate) struct RowRendering<'a> {
     template: &'a ChatTemplate,
     tools: Option<&'a Value>,
+    variables: Option<&'a Map<String, Value>>,
     left: Cell<u64>,
 }
 
 impl<'a> RowRendering<'a> {
     pub(crate) fn new(template: &'a ChatTemplate, tools: Option<&'a Value>) -> Self {
-        RowRendering { template, tools, left: Cell::new(MOST) }
+        RowRendering { template, tools, variables: None, left: Cell::new(MOST) }
+    }
+
+    /// The same with variables that the template sees for this row.
+    pub(crate) fn with(self, variables: Option<&'a Map<String, Value>>) -> Self {
+        RowRendering { variables, ..self }
+    }
+
+    /// The row's own variables.
+    pub(crate) fn variables(&self) -> Option<&'a Map<String, Value>> {
+        self.variables
+    }
+
+    pub(crate) fn template(&self) -> &'a ChatTemplate {
+        self.template
     }
 
     /// The function definitions that the template sees.
@@ -34,6 +49,11 @@ impl<'a> RowRendering<'a> {
 
     /// Errors: the template rejects the messages, or the row has used up its budget.
     pub(crate) fn render(&self, messages: &[Map<String, Value>]) -> Result<Rendered, RowError> {
+        self.render_opening(messages, false)
+    }
+
+    /// The same; `opens`: with the assistant's turn opened at the end.
+    pub(crate) fn render_opening(&self, messages: &[Map<String, Value>], opens: bool) -> Result<Rendered, RowError> {
         let left = self.left.get();
         if left == 0 {
             let problem = format!(
@@ -43,7 +63,8 @@ impl<'a> RowRendering<'a> {
             );
             return Err(RowError::new(RowReason::Template, problem));
         }
-        let rendered = self.template.render(Conversation { messages, tools: self.tools }, false)?;
+        let rendered =
+            self.template.render_with(Conversation { messages, tools: self.tools }, opens, self.variables)?;
         let taken = rendered.text.len() as u64 + MESSAGE * messages.len() as u64;
         self.left.set(left.saturating_sub(taken));
         Ok(rendered)

@@ -4,9 +4,12 @@
 //!
 //! ```text
 //! head    MARK, FORMAT, documents, words of data
-//! index   length of each document; where its data begin; what they are
-//! data    per document: ids, then runs or labels and weights, then positions if it brings its own
+//! index   length of each document; where its data begin; what they are; tokens of its first part
+//! data    per document: ids, then runs or labels and weights, then positions if it brings its own, then its mark
 //! ```
+//!
+//! The first part is the chosen side of a pair or the prompt of an answer, the mark a margin or a verdict.
+//!
 //!
 //! Trained tokens are stored as runs (begin, end, weight) over which the labels equal the ids. A document for which
 //! that is not true, or whose runs would be larger, stores labels and weights in full. For a file, head and index are
@@ -15,23 +18,28 @@
 use std::borrow::Cow;
 
 use crate::batch::IGNORE;
-use crate::document::Document;
+use crate::document::{Document, Mark};
 use crate::error::DataError;
 use crate::word_file::WordFile;
 
 /// `rows` in the byte order of this machine: a file of another order is no segment here.
 const MARK: i32 = i32::from_be_bytes(*b"swor");
 /// Counts the layouts that there have been.
-const FORMAT: i32 = 1;
+const FORMAT: i32 = 2;
 const HEAD: usize = 4;
 /// Words of the index for each document.
-const INDEX: usize = 3;
+const INDEX: usize = 4;
 /// A run: begin, end, bits of the weight.
 const RUN: usize = 3;
-/// In the third word of the index: labels and weights are whole; positions follow; below them the number of runs.
+/// In the third word of the index: labels and weights are whole; positions follow; it is a pair or an answer, and a mark
+/// follows; below them the number of runs.
 const WHOLE: i32 = 1 << 30;
 const POSITIONED: i32 = 1 << 29;
-const RUNS: i32 = POSITIONED - 1;
+const PAIR: i32 = 1 << 28;
+const ANSWER: i32 = 1 << 27;
+const RUNS: i32 = ANSWER - 1;
+/// The bits of a margin that is absent: no number that data bring.
+const NO_MARGIN: i32 = -1;
 
 /// Words after which a builder is full: 64 MiB.
 pub(crate) const FULL: usize = 1 << 24;
@@ -41,6 +49,7 @@ pub(crate) const FULL: usize = 1 << 24;
 pub(crate) struct DocumentView<'a> {
     pub ids: &'a [i32],
     pub positions: Option<&'a [i32]>,
+    pub mark: Option<Mark>,
     trained: Trained<'a>,
 }
 
@@ -92,11 +101,19 @@ impl<'a> DocumentView<'a> {
     pub(crate) fn to_document(self) -> Document {
         let (labels, weights) = (self.labels().into_owned(), self.weights());
         let positions = self.positions.map(<[i32]>::to_vec);
-        Document { ids: self.ids.to_vec(), labels, weights, positions, keep: 0 }
+        Document { ids: self.ids.to_vec(), labels, weights, positions, keep: 0, mark: self.mark }
+    }
+
+    /// Where the second sequence of the document begins, if it is a pair.
+    pub(crate) fn split(&self) -> Option<usize> {
+        match self.mark {
+            Some(Mark::Pair { chosen, .. }) => Some(chosen),
+            _ => None,
+        }
     }
 
     /// The parts (begin, end, weight) in which each label is the token's own id, ascending; outside of them nothing is
-    /// trained. `None`: the labels are not of this form.
+    /// trained. None reaches over both sides of a pair. `None`: the labels are not of this form.
     pub fn runs(&self) -> Option<impl Iterator<Item = (usize, usize, f32)> + use<'a>> {
         let Trained::Runs(words) = self.trained else { return None };
         let run = |run: &[i32]| (run[0] as usize, run[1] as usize, f32::from_bits(run[2] as u32));
@@ -107,6 +124,7 @@ impl<'a> DocumentView<'a> {
 /// The runs of a document's labels; `None` where they would not say everything, or not shorter.
 fn runs_of(document: &Document) -> Option<Vec<i32>> {
     let mut runs: Vec<i32> = Vec::new();
+    let split = document.split();
     let labelled = document.ids.iter().zip(&document.labels).zip(&document.weights);
     for (t, ((&id, &label), &weight)) in labelled.enumerate() {
         let bits = weight.to_bits() as i32;
@@ -120,7 +138,7 @@ fn runs_of(document: &Document) -> Option<Vec<i32>> {
             return None;
         }
         match runs.last_chunk_mut::<RUN>() {
-            Some([_, end, of]) if *end as usize == t && *of == bits => *end += 1,
+            Some([_, end, of]) if *end as usize == t && *of == bits && split != Some(t) => *end += 1,
             _ => runs.extend([t as i32, t as i32 + 1, bits]),
         }
     }
@@ -133,6 +151,7 @@ pub(crate) struct SegmentBuilder {
     lengths: Vec<i32>,
     begins: Vec<i32>,
     kinds: Vec<i32>,
+    firsts: Vec<i32>,
     data: Vec<i32>,
 }
 
@@ -160,6 +179,20 @@ impl SegmentBuilder {
             self.data.extend(positions);
             kind |= POSITIONED;
         }
+        let (first, mark) = match document.mark {
+            None => (0, None),
+            Some(Mark::Pair { chosen, margin }) => {
+                kind |= PAIR;
+                (chosen, Some(margin.map_or(NO_MARGIN, |margin| margin.to_bits() as i32)))
+            }
+            Some(Mark::Answer { prompt, desirable }) => {
+                kind |= ANSWER;
+                (prompt, Some(i32::from(desirable)))
+            }
+        };
+        assert!(first <= n, "a part of a document is no longer than it");
+        self.firsts.push(first as i32);
+        self.data.extend(mark);
         self.kinds.push(kind);
     }
 
@@ -176,7 +209,7 @@ impl SegmentBuilder {
     pub(crate) fn finish(&mut self) -> Vec<i32> {
         let builder = std::mem::take(self);
         let head = [MARK, FORMAT, builder.lengths.len() as i32, builder.data.len() as i32];
-        [&head[..], &builder.lengths, &builder.begins, &builder.kinds, &builder.data].concat()
+        [&head[..], &builder.lengths, &builder.begins, &builder.kinds, &builder.firsts, &builder.data].concat()
     }
 }
 
@@ -190,7 +223,7 @@ enum Words {
 /// A finished segment.
 #[derive(Debug)]
 pub(crate) struct Segment {
-    /// Of all documents: their lengths, where their data begin, what they are.
+    /// Of all documents: their lengths, where their data begin, what they are, tokens of their first parts.
     index: Vec<i32>,
     data: Words,
     documents: usize,
@@ -242,17 +275,23 @@ impl Segment {
         self.index[..self.documents][i] as usize
     }
 
+    /// Tokens of the chosen side of document `i`, if it is a pair.
+    pub(crate) fn split(&self, i: usize) -> Option<usize> {
+        let at = |column: usize| self.index[column * self.documents..][..self.documents][i];
+        (at(2) & PAIR != 0).then(|| at(3) as usize)
+    }
+
     /// Document `i`, by way of `copy` where it is in a file. Errors: the file has changed. Panics if there is no
     /// document `i`.
     pub(crate) fn read<'a>(&'a self, i: usize, copy: &'a mut Vec<i32>) -> Result<DocumentView<'a>, DataError> {
         let at = |column: usize| self.index[column * self.documents..][..self.documents][i];
-        let (n, begin, kind) = (at(0) as usize, at(1) as usize, at(2));
+        let (n, begin, kind, first) = (at(0) as usize, at(1) as usize, at(2), at(3) as usize);
         let file = match &self.data {
-            Words::Memory(data) => return Ok(view(&data[begin..], n, kind)),
+            Words::Memory(data) => return Ok(view(&data[begin..], n, kind, first)),
             Words::File(file) => file,
         };
         file.read(HEAD + self.index.len() + begin, size(n, kind), copy)?;
-        let view = view(copy, n, kind);
+        let view = view(copy, n, kind, first);
         match view.holds() {
             true => Ok(view),
             false => Err(DataError::invalid(file.path().display(), "the file was changed while it was in use")),
@@ -263,11 +302,11 @@ impl Segment {
 /// Words of a document of `n` tokens.
 fn size(n: usize, kind: i32) -> usize {
     let labels = if kind & WHOLE != 0 { 2 * n } else { RUN * (kind & RUNS) as usize };
-    n + labels + if kind & POSITIONED != 0 { n } else { 0 }
+    n + labels + if kind & POSITIONED != 0 { n } else { 0 } + usize::from(kind & (PAIR | ANSWER) != 0)
 }
 
-/// The document at the beginning of these words.
-fn view(words: &[i32], n: usize, kind: i32) -> DocumentView<'_> {
+/// The document at the beginning of these words, with a first part of `first` tokens.
+fn view(words: &[i32], n: usize, kind: i32, first: usize) -> DocumentView<'_> {
     let (ids, rest) = words.split_at(n);
     let (trained, rest) = if kind & WHOLE != 0 {
         let (both, rest) = rest.split_at(2 * n);
@@ -276,7 +315,16 @@ fn view(words: &[i32], n: usize, kind: i32) -> DocumentView<'_> {
         let (runs, rest) = rest.split_at(RUN * (kind & RUNS) as usize);
         (Trained::Runs(runs), rest)
     };
-    DocumentView { ids, trained, positions: (kind & POSITIONED != 0).then(|| &rest[..n]) }
+    let (positions, rest) = if kind & POSITIONED != 0 { rest.split_at(n) } else { rest.split_at(0) };
+    let mark = match () {
+        () if kind & PAIR != 0 => {
+            let margin = (rest[0] != NO_MARGIN).then(|| f32::from_bits(rest[0] as u32));
+            Some(Mark::Pair { chosen: first, margin })
+        }
+        () if kind & ANSWER != 0 => Some(Mark::Answer { prompt: first, desirable: rest[0] != 0 }),
+        () => None,
+    };
+    DocumentView { ids, trained, positions: (kind & POSITIONED != 0).then_some(positions), mark }
 }
 
 /// Number of documents, if this is the head of a segment that has room for its index among so many words.
@@ -291,8 +339,10 @@ fn is_whole(index: &[i32], data: usize) -> bool {
     let documents = index.len() / INDEX;
     let mut end = 0;
     for i in 0..documents {
-        let (n, begin, kind) = (index[i], index[documents + i], index[2 * documents + i]);
-        let size = usize::try_from(n).ok().filter(|_| kind >= 0 && begin == end).map(|n| size(n, kind));
+        let at = |column: usize| index[column * documents + i];
+        let (n, begin, kind, first) = (at(0), at(1), at(2), at(3));
+        let is_possible = kind >= 0 && begin == end && (0..=n).contains(&first);
+        let size = usize::try_from(n).ok().filter(|_| is_possible).map(|n| size(n, kind));
         match size.and_then(|size| begin.checked_add(i32::try_from(size).ok()?)) {
             Some(next) => end = next,
             None => return false,
@@ -317,7 +367,11 @@ mod tests {
         let ragged = Document { weights: (0..40).map(|t| t as f32).collect(), ..plain.clone() };
         let none =
             Document { labels: vec![IGNORE; 3], weights: vec![0.0; 3], ids: vec![1, 2, 3], ..Document::default() };
-        vec![plain, part, foreign, ragged, none, Document::all_trained(vec![7])]
+        let pair = Document { mark: Some(Mark::Pair { chosen: 15, margin: Some(-0.5) }), ..part.clone() };
+        let even = Document { mark: Some(Mark::Pair { chosen: 20, margin: None }), ..foreign.clone() };
+        let answer = Document { mark: Some(Mark::Answer { prompt: 7, desirable: true }), ..part.clone() };
+        let refused = Document { mark: Some(Mark::Answer { prompt: 0, desirable: false }), ..ragged.clone() };
+        vec![plain, part, foreign, ragged, none, Document::all_trained(vec![7]), pair, even, answer, refused]
     }
 
     fn words() -> Vec<i32> {
@@ -338,9 +392,12 @@ mod tests {
             assert_eq!(*view.labels(), *document.labels, "document {i}");
             assert_eq!(view.weights(), document.weights, "document {i}");
             assert_eq!(view.positions, document.positions.as_deref(), "document {i}");
+            assert_eq!(view.mark, document.mark, "document {i}");
+            assert_eq!(segment.split(i), document.split(), "document {i}");
         }
         let runs = |i: usize| segment.read(i, &mut Vec::new()).unwrap().runs().map(Iterator::count);
-        assert_eq!([1, 2, 3].map(runs), [Some(3), None, None]);
+        // A run ends where the other side of a pair begins.
+        assert_eq!([1, 2, 3, 6].map(runs), [Some(3), None, None, Some(4)]);
     }
 
     /// What no digest would have to find: a wrong index never leads outside of the data.

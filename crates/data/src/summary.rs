@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::dataset::Writing;
 use crate::document::Document;
 use crate::error::{DataError, RowError, RowReason, shown};
+use crate::preference::PreferenceCounts;
 use crate::remarks::Remarks;
 use crate::rows::{RowLocation, format_of};
 
@@ -75,6 +76,7 @@ pub struct DatasetSummary {
     pub over: usize,
     /// The parts of rows that do not reach training.
     pub remarks: Remarks,
+    pub preference: PreferenceCounts,
 }
 
 /// What the documents of a dataset should hold.
@@ -188,6 +190,7 @@ impl DatasetSummary {
         other.lengths.iter().for_each(|(length, rows)| *self.lengths.entry(*length).or_default() += rows);
         self.over += other.over;
         self.remarks.extend(&other.remarks);
+        self.preference.add(&other.preference);
     }
 
     /// Place and detail of the first of dropped rows.
@@ -230,6 +233,11 @@ impl DatasetSummary {
             let (percent, name) = (100.0 * share, shown(&self.name));
             format!("{percent:.1} % of the rows of {name} are too long and {fate}: {}", self.help_with_length())
         })
+    }
+
+    /// A sentence on pairs of which mostly the longer answer is chosen.
+    pub fn length_bias(&self) -> Option<String> {
+        self.preference.length_bias().map(|text| format!("{}: {text}", shown(&self.name)))
     }
 
     /// The reasons for dropped rows, with the first of each.
@@ -364,7 +372,7 @@ impl Summary {
         if of.doubled_bos > 0 {
             writeln!(f, "  {} documents begin with BOS twice", of.doubled_bos)?;
         }
-        for line in of.remarks.lines() {
+        for line in of.preference.lines().into_iter().chain(of.remarks.lines()) {
             writeln!(f, "  {}", shown(line))?;
         }
         Ok(())

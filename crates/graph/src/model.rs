@@ -52,6 +52,41 @@ pub struct Task {
     pub nodes: Vec<NodeSpec>,
     /// The results, with `loss_sum` and `weight_sum` among them where it can be trained.
     pub outputs: Vec<Output>,
+    /// Names of the metrics whose sums are in the result `task_report`, in this order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub metrics: Vec<String>,
+    /// The entries of a step in the order in which they run; training alone where it is not said.
+    #[serde(default, skip_serializing_if = "TaskEntries::are_usual")]
+    pub entries: TaskEntries,
+}
+
+/// The entries of a task's step in the order in which they run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct TaskEntries(pub Vec<TaskEntry>);
+
+/// An entry of a task's step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TaskEntry {
+    /// Log-probabilities of the targets as the model gave them before training: the input `reference_logps` of the others.
+    Reference,
+    /// The loss and its gradients, which micro-steps add up.
+    Train,
+    /// The loss alone, in evaluations.
+    Evaluate,
+}
+
+impl Default for TaskEntries {
+    fn default() -> TaskEntries {
+        TaskEntries(vec![TaskEntry::Train, TaskEntry::Evaluate])
+    }
+}
+
+impl TaskEntries {
+    fn are_usual(&self) -> bool {
+        *self == TaskEntries::default()
+    }
 }
 
 /// The differences of published files from the names of the parameters.

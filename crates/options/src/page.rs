@@ -46,7 +46,8 @@ fn push_table(page: &mut String, rows: &[Row], group: &str) {
 }
 
 fn meaning(row: &Row) -> String {
-    let mut parts: Vec<String> = row.owner.map(|owner| format!("For `type: {owner}`.")).into_iter().collect();
+    let types: Vec<String> = row.owners().map(|owner| format!("`type: {owner}`")).collect();
+    let mut parts: Vec<String> = row.owner.map(|_| format!("For {}.", types.join(", "))).into_iter().collect();
     parts.push(row.doc_text());
     let limits = row.limits.describe();
     if !limits.is_empty() {

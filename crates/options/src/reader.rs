@@ -46,6 +46,11 @@ impl Written {
 }
 
 impl Reader {
+    /// Replaces the defaults that differ from those of the rows.
+    pub fn set_defaults(&mut self, defaults: &[(&'static str, &'static str)]) {
+        self.defaults = defaults.to_vec();
+    }
+
     /// A reader in which some options have other defaults than their rows say: (path, default as in YAML).
     pub fn new(defaults: &[(&'static str, &'static str)]) -> Reader {
         Reader { defaults: defaults.to_vec(), ..Reader::default() }

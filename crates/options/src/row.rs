@@ -22,7 +22,8 @@ pub struct Row {
     pub pending_words: &'static [&'static str],
     /// Numbers above this are not available yet.
     pub pending_over: Option<i64>,
-    /// In a group with a `type`: the type to which the option belongs. Absent for those of every type.
+    /// In a group with a `type`: the types to which the option belongs, with ` or ` between. Absent for those of every
+    /// type.
     pub owner: Option<&'static str>,
     /// May differ when a run is resumed.
     pub changes_on_resume: bool,
@@ -96,7 +97,7 @@ impl Row {
         self
     }
 
-    /// Assigns the option to one `type` of its group.
+    /// Assigns the option to one `type` of its group, or to several with ` or ` between.
     pub const fn belongs_to(mut self, owner: &'static str) -> Row {
         self.owner = Some(owner);
         self
@@ -112,6 +113,16 @@ impl Row {
     pub const fn path(mut self) -> Row {
         self.is_path = true;
         self
+    }
+
+    /// The types to which the option belongs; none: to all.
+    pub fn owners(&self) -> impl Iterator<Item = &'static str> + use<> {
+        self.owner.into_iter().flat_map(|owner| owner.split(" or "))
+    }
+
+    /// True if the option means something for a type of its group.
+    pub fn is_of(&self, kind: &str) -> bool {
+        self.owner.is_none() || self.owners().any(|owner| owner == kind)
     }
 
     /// True if the user must give a value.

@@ -42,6 +42,11 @@ pub mod scalar {
     /// f32 [experts + 3], of mixtures of experts alone: over the micro-steps of this step, the choices of each expert, the
     /// number of routings, the sum of their entropies, and that of the losses of uneven loads, each times its routings.
     pub const ROUTER_REPORT: &str = "router_report";
+    /// f32 [2 · metrics], of tasks with metrics alone: over the micro-steps of this step, the numerator and the denominator
+    /// of each. An evaluation has its own.
+    pub const TASK_REPORT: &str = "task_report";
+    /// Vectors of sums that follow the step scalars, in this order, as far as a program has them.
+    pub const REPORTS: [&str; 2] = [ROUTER_REPORT, TASK_REPORT];
     /// f32: norm of the averaged gradient, before clipping.
     pub const GRADIENT_NORM: &str = "gradient_norm";
     /// f32: the factor of gradients in the update: clip coefficient ÷ weight sum; 0 when the norm is not finite.

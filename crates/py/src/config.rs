@@ -18,7 +18,8 @@ pub struct Config {
 }
 
 fn task(name: &str) -> PyResult<Task> {
-    Task::parse(name).ok_or_else(|| PyValueError::new_err(format!("there is no task `{name}`, only sft and pt")))
+    let known = || Task::ALL.iter().map(|task| task.name()).collect::<Vec<_>>().join(", ");
+    Task::parse(name).ok_or_else(|| PyValueError::new_err(format!("there is no task `{name}`; there are {}", known())))
 }
 
 fn look(reads_data: Option<bool>) -> config::Look {
@@ -68,6 +69,18 @@ impl Config {
     ) -> PyResult<Self> {
         let loaded = config::Config::load_json_looking(text, task(task_name)?, &overrides, look(reads_data));
         loaded.map(|config| Config { config }).map_err(|problems| config_error(py, &problems))
+    }
+
+    /// What is trained.
+    #[getter]
+    fn task(&self) -> &'static str {
+        self.config.task.name()
+    }
+
+    /// The losses that the model's graph is recorded with, as a JSON object: each with its settings.
+    #[getter]
+    fn recorded_tasks(&self) -> String {
+        self.config.recorded_tasks().to_string()
     }
 
     /// The model's folder, or its name on the hub.

@@ -209,6 +209,19 @@ impl Model {
         Ok((arrays::to_numpy(py, &result.logits)?, states))
     }
 
+    /// Log-probabilities of the labels, [B, T].
+    fn logps<'py>(
+        &self,
+        py: Python<'py>,
+        input_ids: Integers<'py>,
+        labels: Integers<'py>,
+        position_ids: Option<Integers<'py>>,
+        lengths: Option<Vec<usize>>,
+    ) -> PyResult<Array<'py>> {
+        let batch = arrays::batches(&(input_ids, labels, position_ids, None, lengths))?.remove(0);
+        arrays::to_numpy(py, &self.with(py, |model| model.logps(&batch))?)
+    }
+
     /// (loss, loss of each token, gradients by name).
     fn loss_and_gradients<'py>(
         &self,

@@ -104,14 +104,21 @@ impl Trainer {
         self.with_log(py, |driven| driven.journal.take().map_or(Ok(()), |journal| journal.close(error.as_deref())))
     }
 
-    /// One step, on the arrays or on the next batches of the data; None at their end.
+    /// One step, on the arrays or on the next batches of the data; None at their end. `pairs`: every two rows are the chosen
+    /// and the rejected side of a pair.
+    #[pyo3(signature = (batch, learning_rate, pairs = false))]
     fn step<'py>(
         &self,
         py: Python<'py>,
         batch: Option<BatchArrays<'py>>,
         learning_rate: Option<f64>,
+        pairs: bool,
     ) -> PyResult<Option<Bound<'py, PyDict>>> {
         let batches = batch.as_ref().map(arrays::batches).transpose()?;
+        let batches = match pairs {
+            true => batches.map(|batches| batches.into_iter().map(data::Batch::of_pairs).collect::<Vec<_>>()),
+            false => batches,
+        };
         let metrics = self.with_log(py, |driven| {
             let metrics = match &batches {
                 Some(batches) => driven.trainer.step(batches, learning_rate).map(Some)?,
@@ -225,6 +232,9 @@ fn step_metrics<'py>(py: Python<'py>, metrics: &StepMetrics) -> PyResult<Bound<'
         dict.set_item("router_entropy", of.entropy)?;
         dict.set_item("router_loss", of.loss)?;
     }
+    for (name, value) in &metrics.task {
+        dict.set_item(name, value)?;
+    }
     Ok(dict)
 }
 
@@ -234,5 +244,8 @@ fn evaluation_metrics<'py>(py: Python<'py>, metrics: &EvaluationMetrics) -> PyRe
     dict.set_item("loss", metrics.loss)?;
     dict.set_item("tokens", metrics.tokens)?;
     dict.set_item("seconds", metrics.seconds)?;
+    for (name, value) in &metrics.task {
+        dict.set_item(name, value)?;
+    }
     Ok(dict)
 }

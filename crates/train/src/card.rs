@@ -132,7 +132,11 @@ impl Form {
 /// Writes the card of a run's result into its folder.
 pub fn write(trainer: &Trainer, form: Form, folder: &Path) -> Result<()> {
     let base = public_name(&trainer.config.model.model);
-    let made = if trainer.config.task == Task::Pt { "by pretraining" } else { "by fine-tuning" };
+    let made = match trainer.config.task {
+        Task::Pt => "by pretraining",
+        Task::Sft => "by fine-tuning",
+        Task::Dpo => "by direct preference optimization",
+    };
     let mut text = front_matter(trainer, form);
     let version = env!("CARGO_PKG_VERSION");
     let _ = writeln!(text, "\n# {}\n\n{} {made} {base} with Surogate {version}.", trainer.name, form.sentence());

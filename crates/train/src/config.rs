@@ -21,6 +21,7 @@ mod offload;
 mod optimizer;
 mod pipeline;
 mod precision;
+mod preferences;
 mod prompts;
 mod rates;
 mod recommended;
@@ -37,7 +38,7 @@ mod training;
 
 pub use cadence::{Epochs, Strategy};
 pub use checks::MachineFacts;
-pub use data::{Data, Dataset, DatasetType, Stopping, SystemPromptType};
+pub use data::{Data, Dataset, DatasetType, PreferenceSplit, Stopping, SystemPromptType};
 pub use distributed::{Distributed, MultiNode};
 pub use dtype::{Dtype, MatmulDtype};
 pub use foreign::{hint_for as foreign_hint, name_for as foreign_name};
@@ -52,29 +53,35 @@ pub use offload::Offload;
 pub use optimizer::{Optimizer, OptimizerKind, Schedule};
 pub use options::{Problem, Setting, render_problems};
 pub use precision::{Fp4Backend, Precision, Recipe};
+pub use preferences::{Divergence, PreferenceLoss, Preferences};
 pub use recompute::Recompute;
 pub use reference::{help_rows, reference_page, schema};
 pub use resolved::{Reason, Reasons};
 pub use run::{Resume, Run};
 pub use sharding::{GradientCompression, ShardScope, Sharding};
-pub use template::{ChatTemplate, Clock, LossScale, NormBbox, Side, Truncation, is_template_file};
+pub use template::{ChatTemplate, Clock, LossScale, NormBbox, Side, Truncation, TruncationMode, is_template_file};
 pub use training::Training;
 
 use std::collections::BTreeMap;
+
+use ::data::Purpose;
 use std::path::PathBuf;
 
-use options::{Fields, Node, Reader, Row, Section, Table, Tree, Written};
+use options::{Fields, Node, Reader, Row, Section, Table, Tree, Written, choices};
 
 /// Exit code of a program that was given a wrong configuration or wrong arguments.
 pub const EXIT_CONFIG: u8 = 2;
 
-/// What is trained, which decides a few defaults.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Task {
-    /// Supervised fine-tuning, `surogate sft`.
-    Sft,
-    /// Pre-training, `surogate pt`.
-    Pt,
+choices! {
+    /// What is trained, which decides a few defaults.
+    pub enum Task {
+        /// Supervised fine-tuning.
+        Sft = "sft",
+        /// Pre-training.
+        Pt = "pt",
+        /// Direct preference optimization, on pairs of answers.
+        Dpo = "dpo",
+    }
 }
 
 impl Task {
@@ -83,26 +90,29 @@ impl Task {
         match self {
             Task::Sft => &[],
             Task::Pt => &[("lora", "false")],
+            Task::Dpo => &[("learning_rate", "1e-6")],
         }
     }
 
-    /// The name of the sub-command.
-    pub const fn name(self) -> &'static str {
+    /// What its rows are for.
+    pub const fn purpose(self) -> Purpose {
         match self {
-            Task::Sft => "sft",
-            Task::Pt => "pt",
+            Task::Sft | Task::Pt => Purpose::Documents,
+            Task::Dpo => Purpose::Pairs,
         }
     }
 
-    /// The task of a sub-command.
-    pub fn parse(name: &str) -> Option<Task> {
-        match name {
-            "sft" => Some(Task::Sft),
-            "pt" => Some(Task::Pt),
-            _ => None,
+    /// The file of `python/surogate/tasks/` that has its loss.
+    pub(crate) const fn loss(self) -> &'static str {
+        match self {
+            Task::Sft | Task::Pt => CAUSAL_LM,
+            Task::Dpo => "dpo",
         }
     }
 }
+
+/// The loss of a language model, next to which others are built: it gives the log-probabilities of targets.
+pub(crate) const CAUSAL_LM: &str = "causal_lm";
 
 /// Declares the configuration as the union of tables: a field for each, and the list of them.
 macro_rules! union_of_tables {
@@ -232,6 +242,8 @@ union_of_tables! {
     data: Data;
     /// Conversations as tokens.
     template: ChatTemplate;
+    /// Losses of preferences.
+    preferences: Preferences;
     /// Adapters.
     lora: Lora;
     /// Quantised weights below adapters.
@@ -376,6 +388,7 @@ impl Config {
             names::override_option(&mut reader, &mut root, key, value);
         }
         let Tree::Map(entries) = &root.tree else { unreachable!("overrides change entries of the root, not the root") };
+        let task = preferences::task_of(entries, task, &mut reader);
         let mut fields = Fields::new(&mut reader, entries, root.span);
         let mut config = Config::read(task, &mut fields);
         let second = names::SECOND_NAMES.iter().map(|(second, _)| *second);

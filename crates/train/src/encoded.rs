@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use data::{
-    AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, DatasetSummary, DialogueOptions, DocumentSet,
-    EncodedCorpus, InstructionColumns, Keeping, PrepareOptions, RowCache, RowLimit, Stop, Summary, SystemPrompt,
-    Tokenizer, Truncation, Writing,
+    AutoColumns, ConversationColumns, Cut, DatasetKind, DatasetSpec, DatasetSummary, DialogueOptions, DocumentSet,
+    EncodedCorpus, InstructionColumns, Keeping, PreferenceColumns, PreferenceOptions, PrepareOptions, Purpose,
+    Question, RowCache, RowLimit, Split, Stop, Summary, SystemPrompt, Tokenizer, Truncation, UnpairedColumns, Writing,
 };
 use net::Nodes;
 use options::cache::folder_of_user;
@@ -148,6 +148,7 @@ impl Encoded {
         notes.extend(config::notes_on_template(config, &writings));
         notes
             .extend(summary.datasets.iter().filter_map(DatasetSummary::warning).map(|text| format!("Warning: {text}")));
+        notes.extend(summary.datasets.iter().filter_map(DatasetSummary::length_bias));
         summary.datasets.iter().try_for_each(|of| of.check_lengths()).map_err(TrainError::data)?;
         let train = mixture::mixed(config, train, datasets, &counts, &mut notes);
         let pad_id = tokenizer.map_or(0, |t| t.pad_id() as i32);
@@ -207,7 +208,49 @@ fn prepare_options(
         vocab_size: source.vocab_size()?,
         workers,
         dialogue,
+        preference: PreferenceOptions {
+            purpose: config.task.purpose(),
+            split: match config.data.preference_split {
+                config::PreferenceSplit::Spans => Split::Spans,
+                config::PreferenceSplit::Trl => Split::CommonPrefix,
+            },
+            cut: match (config.task.purpose(), template.truncation_mode) {
+                (Purpose::Scores, _) => Cut::Nothing,
+                (_, config::TruncationMode::KeepStart) => Cut::End,
+                (_, config::TruncationMode::KeepEnd) => Cut::Beginning,
+            },
+            pair_length: sequence_len,
+        },
     })
+}
+
+/// The columns of what a preference asks.
+fn question(of: &Dataset) -> Question {
+    Question {
+        prompt: of.prompt_field.clone(),
+        system: of.system_field.clone(),
+        tools: of.tools_field.clone(),
+        properties: of.message_property_mappings.clone().unwrap_or_default(),
+        ..Question::default()
+    }
+}
+
+fn preference_columns(of: &Dataset) -> PreferenceColumns {
+    PreferenceColumns {
+        question: question(of),
+        chosen: of.chosen_field.clone(),
+        rejected: of.rejected_field.clone().unwrap_or_default(),
+        margin: of.margin_field.clone(),
+        scores: None,
+    }
+}
+
+fn unpaired_columns(of: &Dataset) -> UnpairedColumns {
+    UnpairedColumns {
+        question: question(of),
+        completion: of.completion_field.clone(),
+        label: of.label_field.clone().unwrap_or_default(),
+    }
 }
 
 /// The columns of an instruction set. Their names are there unless the type is left open.
@@ -249,6 +292,8 @@ fn auto_columns(config: &Config, of: &Dataset, place: &str) -> AutoColumns {
             messages: named("messages_field", &of.messages_field),
             ..conversation_columns(of)
         },
+        preference: preference_columns(of),
+        unpaired: unpaired_columns(of),
     }
 }
 
@@ -259,6 +304,8 @@ fn spec(config: &Config, of: &Dataset, place: &str) -> Result<DatasetSpec> {
         DatasetType::Text => DatasetKind::Text { field: of.text_field.clone() },
         DatasetType::Instruction => DatasetKind::Instruction(instruction_columns(of)),
         DatasetType::Conversation => DatasetKind::Conversation(conversation_columns(of)),
+        DatasetType::Preference => DatasetKind::Preference(preference_columns(of)),
+        DatasetType::Unpaired => DatasetKind::Unpaired(unpaired_columns(of)),
         DatasetType::Auto => DatasetKind::Auto(Box::new(auto_columns(config, of, place))),
     };
     let templated = match &kind {

@@ -415,6 +415,36 @@ impl Engine {
         Ok(self.output_as_stored(kind, variant, name)?.cast(DType::F32))
     }
 
+    /// A result, as one rank has it, of the entry that ran last, in its own type.
+    pub fn output_of_rank(&mut self, rank: usize, kind: EntryKind, variant: Variant, name: &str) -> Result<HostTensor> {
+        let entry = self.entry(kind, Some(variant));
+        let outputs = &self.program.entries[entry].outputs;
+        let at = outputs.iter().find(|(known, _)| known == name).map(|(_, at)| at.clone());
+        let at = at.unwrap_or_else(|| panic!("`{name}` was not requested when the program was compiled"));
+        let mut tensor = HostTensor::zeros(at.dtype, at.shape.clone());
+        self.session().read_rank(rank, &at, &mut tensor.bytes)?;
+        Ok(tensor)
+    }
+
+    /// The sums of a report over all ranks, as an evaluation leaves them; none where the program has no such report.
+    pub fn sum_report(&mut self, name: &str) -> Result<Option<Vec<f64>>> {
+        let Some(at) = self.program.scalar(name).cloned() else { return Ok(None) };
+        let mut sums = vec![0.0; at.len()];
+        for rank in 0..self.ranks() {
+            let mut bytes = vec![0; at.bytes()];
+            self.session().read_rank(rank, &at, &mut bytes)?;
+            let values = bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value));
+            sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += f64::from(value));
+        }
+        Ok(Some(sums))
+    }
+
+    /// Sets the sums of a report to 0, if the program has that report.
+    pub fn clear_report(&mut self, name: &str) -> Result<()> {
+        let Some(at) = self.program.scalar(name).cloned() else { return Ok(()) };
+        Ok(self.session().write(&at, &vec![0; at.bytes()])?)
+    }
+
     /// A result of the entry that ran last in its own type.
     pub fn output_as_stored(&mut self, kind: EntryKind, variant: Variant, name: &str) -> Result<HostTensor> {
         let entry = self.entry(kind, Some(variant));

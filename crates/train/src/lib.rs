@@ -60,6 +60,7 @@ mod quantised_base;
 mod recheck;
 mod recommend;
 mod record;
+mod reference;
 mod resume;
 mod rope_scaling;
 mod rounding;

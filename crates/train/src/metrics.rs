@@ -38,6 +38,8 @@ pub struct StepMetrics {
     pub fp8_flushed: Option<Flushed>,
     /// What the routers of a mixture of experts did; none without any.
     pub routers: Option<RouterMetrics>,
+    /// Metrics of the task, by name.
+    pub task: Vec<(String, f64)>,
 }
 
 /// The routings of one step, over all layers with experts.
@@ -77,6 +79,14 @@ pub struct EvaluationMetrics {
     pub loss: f64,
     pub tokens: u64,
     pub seconds: f64,
+    /// Metrics of the task, by name.
+    pub task: Vec<(String, f64)>,
+}
+
+/// The metric of pairs that lines show: the share of those whose chosen answer has the higher reward.
+fn accuracy(task: &[(String, f64)]) -> String {
+    let found = task.iter().find(|(name, _)| name == "rewards/accuracies");
+    found.map(|(_, share)| format!(" | Accuracy: {:.1} %", share * 100.0)).unwrap_or_default()
 }
 
 impl StepMetrics {
@@ -95,13 +105,14 @@ impl StepMetrics {
         let memory = self.memory.map(gib).unwrap_or_default();
         let routers = self.routers.as_ref().map(|of| format!(" | Busiest expert: {:.2}x", of.busiest()));
         let routers = routers.unwrap_or_default();
+        let task = accuracy(&self.task);
         let suppressed = match (self.applied, self.loss_scale) {
             (true, _) => String::new(),
             (false, None) => " | update suppressed: the gradient is not finite".to_owned(),
             (false, Some(scale)) => format!(" | update skipped: the gradient overflows at a loss scale of {scale}"),
         };
         format!(
-            "Step {}{total} | Loss: {:.4} | Norm: {:.2} | LR: {rate} | {:.2}s | {speed:.0} tok/s{epoch}{mfu}{memory}{routers}{suppressed}",
+            "Step {}{total} | Loss: {:.4} | Norm: {:.2} | LR: {rate} | {:.2}s | {speed:.0} tok/s{epoch}{mfu}{memory}{routers}{task}{suppressed}",
             self.step, self.loss, self.grad_norm, self.seconds
         )
     }
@@ -140,6 +151,9 @@ impl StepMetrics {
             event["router_entropy"] = of.entropy.into();
             event["router_loss"] = of.loss.into();
         }
+        for (name, value) in &self.task {
+            event[name] = (*value).into();
+        }
         event
     }
 }
@@ -147,22 +161,27 @@ impl StepMetrics {
 impl EvaluationMetrics {
     pub fn line(&self) -> String {
         format!(
-            "Evaluation after {} | Loss: {:.4} | {} tokens | {:.2}s",
+            "Evaluation after {} | Loss: {:.4}{} | {} tokens | {:.2}s",
             words::count(self.step, "step"),
             self.loss,
+            accuracy(&self.task),
             self.tokens,
             self.seconds
         )
     }
 
     pub fn to_json(&self) -> Value {
-        json!({
+        let mut event = json!({
             "event": "evaluation",
             "step": self.step,
             "loss": self.loss,
             "tokens": self.tokens,
             "seconds": self.seconds,
-        })
+        });
+        for (name, value) in &self.task {
+            event[name] = (*value).into();
+        }
+        event
     }
 }
 
@@ -196,6 +215,7 @@ mod tests {
             fp8_clipped: None,
             fp8_flushed: None,
             routers: None,
+            task: Vec::new(),
         };
         let line = "Step 0/1000 | Loss: 2.3456 | Norm: 1.23 | LR: 1.00e-05 | 2.34s | 223891 tok/s";
         assert_eq!(metrics.line(Some(1000)), line);

@@ -13,12 +13,12 @@ use program::{Arch, Choices, EntryKind, ParameterSlot, scalar};
 use tensor::packed::Quantisation;
 use tensor::{DType, HostTensor};
 
+use crate::config::CAUSAL_LM;
 use crate::device::Device;
 use crate::engine::{Compiled, Engine};
 use crate::error::{Result, TrainError};
 use crate::generate::{Generator, PromptEncoder};
 use crate::other_parts;
-use crate::plan::TASK;
 use crate::score::ScoreRequest;
 use crate::source::ModelSource;
 use crate::weights::{self, WeightSet};
@@ -26,7 +26,7 @@ use crate::weights::{self, WeightSet};
 /// The residual stream, in the order of the layers.
 const HIDDEN: &str = "hidden.*";
 const LOGITS: &str = "logits";
-const TOKEN_LOSS: &str = "token_loss";
+pub(crate) const TOKEN_LOSS: &str = "token_loss";
 
 /// The task's name for the likeliest token behind each.
 const LIKELIEST: &str = "likeliest";
@@ -203,7 +203,7 @@ impl Model {
     pub fn loss_and_gradients(&mut self, batch: &Batch) -> Result<LossAndGradients> {
         self.source.check_ids(std::slice::from_ref(batch))?;
         let adapted = self.options.adapter.is_some();
-        let engine = self.engine_for(batch, EntryOptions::train(TASK).keeping([TOKEN_LOSS]))?;
+        let engine = self.engine_for(batch, EntryOptions::train(CAUSAL_LM).keeping([TOKEN_LOSS]))?;
         if engine.ranks() > 1 {
             let text = "the gradients of a model in training on several devices are shared out among them: only \
                         `forward`, `score` and `generate` are available";
@@ -233,13 +233,22 @@ impl Model {
 
     /// The loss of each target of a batch, and what the model takes for the next token: logits do not leave the device.
     pub(crate) fn token_scores(&mut self, batch: &Batch) -> Result<TokenScores> {
-        let engine = self.engine_for(batch, EntryOptions::evaluate(TASK).keeping([TOKEN_LOSS, LIKELIEST]))?;
+        let engine = self.engine_for(batch, EntryOptions::evaluate(CAUSAL_LM).keeping([TOKEN_LOSS, LIKELIEST]))?;
         let variant = engine.prepare(engine.variant_of(from_ref(batch), false))?;
         engine.run(EntryKind::Evaluate, variant, &round(engine, batch))?;
         let losses = engine.output(EntryKind::Evaluate, variant, TOKEN_LOSS)?.to_f32();
         let likeliest = engine.output_as_stored(EntryKind::Evaluate, variant, LIKELIEST)?;
         let ids = likeliest.bytes.as_chunks().0.iter().map(|id| i32::from_le_bytes(*id));
         Ok(TokenScores { losses, likeliest: ids.collect() })
+    }
+
+    /// Log-probabilities of the targets of a batch, f32 [B, T]: entry t is of token t + 1; 0 where there is no target.
+    pub fn logps(&mut self, batch: &Batch) -> Result<HostTensor> {
+        self.source.check_ids(from_ref(batch))?;
+        let losses = self.token_scores(batch)?.losses;
+        let mut logps = HostTensor::zeros(DType::F32, vec![batch.batch, batch.seq_len]);
+        logps.bytes = losses.iter().flat_map(|loss| (0.0 - loss).to_le_bytes()).collect();
+        Ok(logps)
     }
 
     /// The request for a continuation of a text: both are encoded as one text.
@@ -299,6 +308,13 @@ impl Model {
             options.training = Some(Training { rates, dropout: false, embedding_noise: 0.0, optimizer: None });
         }
         match options.entries.iter_mut().find(|entry| entry.kind == wanted.kind) {
+            Some(known) if known.task != wanted.task => {
+                let task = known.task.as_deref().unwrap_or("no task");
+                let text = format!(
+                    "a model that is trained for `{task}` has no losses of single tokens: only `forward` and `generate` are available"
+                );
+                return Err(TrainError::Usage(text));
+            }
             Some(known) => known.keep(wanted.outputs.iter().map(String::as_str)),
             // An entry that trains is the first: it has what all of them report.
             None => {

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use compiler::{
-    AdapterOptions, Blocks, CompileOptions, Compression, EntryOptions, OffloadOptions, OptimizerKind, OptimizerOptions,
-    PlanOptions, Rates, RecomputeOptions, Scope, Sharding, Training,
+    AdapterOptions, Blocks, CompileOptions, Compression, OffloadOptions, OptimizerKind, OptimizerOptions, PlanOptions,
+    Rates, RecomputeOptions, Scope, Sharding, Training,
 };
 use options::Setting;
 use program::Machine;
@@ -22,11 +22,9 @@ use crate::formats::{self, dtype_of};
 use crate::generate::Samples;
 use crate::other_parts;
 use crate::prequantised;
+use crate::reference::{self, Reference};
 use crate::row_length::RowLength;
 use crate::source::ModelSource;
-
-/// What runs train: fine-tuning and pretraining differ in their data alone.
-pub(crate) const TASK: &str = "causal_lm";
 
 /// Decisions of a run before anything is compiled.
 #[derive(Clone, Debug)]
@@ -43,6 +41,8 @@ pub struct Plan {
     pub notes: Vec<String>,
     /// Prompts that are answered at evaluations.
     pub(crate) samples: Option<Arc<Samples>>,
+    /// Where log-probabilities of the reference come from; none for a task that reads none.
+    pub(crate) reference: Option<Reference>,
 }
 
 impl Plan {
@@ -74,7 +74,8 @@ impl Plan {
             return Err(TrainError::Config(problems));
         }
         let samples = Samples::new(config, source)?.map(Arc::new);
-        let entries = vec![EntryOptions::train(TASK), EntryOptions::evaluate(TASK)];
+        let reference = reference::choose(config, source)?;
+        let entries = reference::entries(config.task.loss(), reference.as_ref());
         let entries = samples.as_ref().map_or(entries.clone(), |samples| samples.with_cache(entries));
         let compile = CompileOptions {
             variants: Vec::new(),
@@ -97,7 +98,15 @@ impl Plan {
         };
         notes.extend(formats::note_on_products(config, source, &compile)?);
         notes.extend(formats::note_on_experts(config, source, &compile)?);
-        Ok(Plan { compile, sequence_len: length.tokens, length_is_open: length.is_open, reasons, notes, samples })
+        Ok(Plan {
+            compile,
+            sequence_len: length.tokens,
+            length_is_open: length.is_open,
+            reasons,
+            notes,
+            samples,
+            reference,
+        })
     }
 
     /// The same, with rows as the documents have decided where that was open.

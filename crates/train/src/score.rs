@@ -149,6 +149,8 @@ impl Scoring {
             seq_len: of.length,
             input_ids: Vec::with_capacity(size),
             away: None,
+            marks: Vec::new(),
+            reference_logps: Vec::new(),
             position_ids: Vec::with_capacity(size),
             targets: Vec::with_capacity(size),
             weights: Vec::with_capacity(size),

@@ -11,7 +11,7 @@ use crate::error::{Result, TrainError};
 use crate::metrics::{EvaluationMetrics, RouterMetrics, StepMetrics};
 use crate::schedule::LearningRate;
 use crate::trainer::{Progress, Trainer};
-use crate::{flops, probe};
+use crate::{flops, probe, reference};
 
 /// Suppressed updates in a row after which a run is given up.
 const MAX_SUPPRESSED: u64 = 5;
@@ -166,6 +166,8 @@ impl Trainer {
         self.source.check_ids(&batches)?;
         let replicas = self.config.replicas();
         check_rounds(&batches, replicas)?;
+        reference::check_batches(self.config.task, &batches)?;
+        let batches = self.with_reference(batches, one_per_row)?;
         let first_micro_step = self.progress.micro_step;
         let engine = self.engine_for(&batches[..replicas], one_per_row)?;
         // All shapes first: where one does not fit together with the states, weights move, but not gradients.
@@ -191,8 +193,8 @@ impl Trainer {
         let engine = self.engine.as_mut().expect("micro-steps ran in it");
         write_update_scalars(engine, step, updates, frozen, learning_rate)?;
         engine.update(frozen.is_some())?;
-        let reported = engine.program().scalar(scalar::ROUTER_REPORT).is_some();
-        let names: Vec<&str> = RESULTS.into_iter().chain(reported.then_some(scalar::ROUTER_REPORT)).collect();
+        let reported = scalar::REPORTS.into_iter().filter(|name| engine.program().scalar(name).is_some());
+        let names: Vec<&str> = RESULTS.into_iter().chain(reported).collect();
         let results = engine.read_scalars(&names)?;
         self.progress.step += 1;
         self.progress.micro_step += fed.batches.len() as u64;
@@ -213,9 +215,12 @@ impl Trainer {
         };
         let engine = self.engine.as_mut().expect("a step ran in it");
         let values = engine.finish_scalars(results)?;
-        let [sum, weight, grad_norm, applied, loss_scale, clipped, ref routers @ ..] = values[..] else {
+        let [sum, weight, grad_norm, applied, loss_scale, clipped, ref reports @ ..] = values[..] else {
             panic!("as many results as were requested")
         };
+        let routers = engine.program().scalar(scalar::ROUTER_REPORT).map_or(0, program::TensorRef::len);
+        let (routers, of_task) = reports.split_at(routers);
+        let of_task: Vec<f64> = of_task.iter().map(|sum| f64::from(*sum)).collect();
         let applied = applied != 0.0;
         let loss_scale = engine.scales_loss().then_some(loss_scale);
         let quantised = engine.program().layout.scaling.is_some();
@@ -251,6 +256,7 @@ impl Trainer {
             fp8_clipped: quantised.then_some(f64::from(clipped)),
             fp8_flushed: None,
             routers: RouterMetrics::of(routers),
+            task: self.task_metrics(&of_task),
         }))
     }
 
@@ -309,6 +315,14 @@ impl Trainer {
         }
     }
 
+    /// The task's metrics from their sums, in the order in which it declares them.
+    fn task_metrics(&self, sums: &[f64]) -> Vec<(String, f64)> {
+        let task = self.source.model.tasks.iter().find(|task| task.name == self.config.task.loss());
+        let names = task.into_iter().flat_map(|task| &task.metrics);
+        let pairs = sums.chunks_exact(2).zip(names).filter(|(sums, _)| sums[1] != 0.0);
+        pairs.map(|(sums, name)| (name.clone(), sums[0] / sums[1])).collect()
+    }
+
     /// The loss over all validation data; `None` where there is none.
     pub fn evaluate(&mut self) -> Result<Option<EvaluationMetrics>> {
         match self.evaluate_unless(&mut || false)? {
@@ -329,6 +343,7 @@ impl Trainer {
         let Some(loader) = &mut loader else { return Ok(Evaluation::NoData) };
         let (one_per_row, replicas) = (self.one_per_row(), self.config.replicas());
         let (mut sum, mut weight, mut tokens_seen) = (0.0, 0.0, 0);
+        let mut reported: Vec<f64> = Vec::new();
         loop {
             if stops() {
                 return Ok(Evaluation::Aborted);
@@ -337,21 +352,28 @@ impl Trainer {
             if round.is_empty() {
                 break;
             }
+            reference::check_batches(self.config.task, &round)?;
+            let round = self.with_reference(round, one_per_row)?;
             let engine = self.engine_for(&round, one_per_row)?;
             let variant = engine.prepare(engine.variant_of(&round, one_per_row))?;
+            engine.clear_report(scalar::TASK_REPORT)?;
             engine.set_f32(scalar::LOSS_SUM, 0.0)?;
             engine.set_f32(scalar::WEIGHT_SUM, 0.0)?;
             engine.run(EntryKind::Evaluate, variant, &round)?;
             sum += engine.sum_f32(scalar::LOSS_SUM)?;
             weight += engine.sum_f32(scalar::WEIGHT_SUM)?;
+            let sums = engine.sum_report(scalar::TASK_REPORT)?.unwrap_or_default();
+            reported.resize(sums.len(), 0.0);
+            reported.iter_mut().zip(sums).for_each(|(all, sum)| *all += sum);
             tokens_seen += round.iter().map(tokens).sum::<u64>();
         }
         let seconds = start.elapsed().as_secs_f64();
         let step = self.progress.step;
         self.progress.evaluated = Some(step);
         let loss = sum / weight;
+        let task = self.task_metrics(&reported);
         self.progress.judged.add(step, loss, self.config.training.early_stopping_threshold);
-        Ok(Evaluation::Done(EvaluationMetrics { step, loss, tokens: tokens_seen, seconds }))
+        Ok(Evaluation::Done(EvaluationMetrics { step, loss, tokens: tokens_seen, seconds, task }))
     }
 }
 

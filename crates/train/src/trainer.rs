@@ -24,6 +24,7 @@ use crate::formats;
 use crate::generate::Sample;
 use crate::live::Live;
 use crate::milestones::Milestones;
+use crate::model::Model;
 use crate::other_parts;
 use crate::plan::{self, Plan};
 use crate::preflight;
@@ -76,6 +77,8 @@ pub struct Trainer {
     pub(crate) engine: Option<Engine>,
     /// A model over the same weights, once it was requested.
     pub(crate) live: Option<Live>,
+    /// The reference, where it has weights of its own and was needed.
+    pub(crate) reference: Option<Model>,
     /// The steps at which the run evaluates, once computed.
     pub(crate) milestones: Option<Milestones>,
     pub(crate) schedule: Option<LearningRate>,
@@ -162,6 +165,7 @@ impl Trainer {
             feed,
             engine: None,
             live: None,
+            reference: None,
             milestones: None,
             schedule,
             flight: Flight::default(),

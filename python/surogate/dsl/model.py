@@ -112,8 +112,9 @@ def _check_size(architecture: str, declared: list[Parameter]) -> None:
         raise ModelConfigError(architecture, [f"{what}; most of them are in `{largest.name}`, {shape}{repeated}"])
 
 
-def build(fields: dict[str, Any], tasks: Sequence[str] = ()) -> str:
-    """The IR (JSON text, docs/ir.md) of the model that a config.json describes, with what `tasks` compute from it.
+def build(fields: dict[str, Any], tasks: Sequence[str] | Mapping[str, Mapping[str, Any]] = ()) -> str:
+    """The IR (JSON text, docs/ir.md) of the model that a config.json describes, with what `tasks` compute from it: names, or a
+    mapping from names to settings.
 
     Raises ModelConfigError for fields that cannot be honoured, ModelError when the architecture's
     file records something that does not fit together.
@@ -127,7 +128,7 @@ def build(fields: dict[str, Any], tasks: Sequence[str] = ()) -> str:
     with trace.recording():
         module(Batch())
         for name in tasks:
-            record(name, config, trace)
+            record(name, config, trace, tasks[name] if isinstance(tasks, Mapping) else {})
     head: dict[str, Any] = {}
     if (limit := getattr(module, "max_positions", None)) is not None:
         head["max_positions"] = limit

@@ -22,6 +22,20 @@ def scale(*inputs: Tensor | Parameter, factor: float | each[float], rounded: boo
 def scale_by(*inputs: Tensor | Parameter) -> Any:
     """s·x, element by element; nothing flows back to s. x […, H], s [1] → like x."""
 
+def shift(*inputs: Tensor | Parameter, offset: float | each[float]) -> Any:
+    """x + offset, element by element. x […] → like x.
+
+    offset: the number to add"""
+
+def detach(*inputs: Tensor | Parameter) -> Any:
+    """x as a constant: no gradient flows through it. x […] → like x."""
+
+def log_complement(*inputs: Tensor | Parameter) -> Any:
+    """ln(1 − eˣ), element by element, for x below 0; x = 0 gives −∞. x […] → like x."""
+
+def log_complement_backward(*inputs: Tensor | Parameter) -> Any:
+    """Gradient of `log_complement`: −dy·eˣ ÷ (1 − eˣ). x, dy […] → like x."""
+
 def cast(*inputs: Tensor | Parameter, dtype: str | each[str]) -> Any:
     """x as another floating-point type, rounded to nearest even. x […] → dtype […].
 
@@ -39,14 +53,15 @@ def zeros(*inputs: Tensor | Parameter, shape: list[int] | each[list[int]]) -> An
 
 def activation(*inputs: Tensor | Parameter, function: str | each[str]) -> Any:
     """f(x), element by element: gelu is x·Φ(x) with the normal distribution Φ, gelu_tanh x/2·(1 + tanh(√(2/π)·(x +
-    0.044715·x³))), quick_gelu x·σ(1.702·x), relu max(x, 0), sigmoid σ(x), silu x·σ(x). x […] → like x.
+    0.044715·x³))), quick_gelu x·σ(1.702·x), reciprocal 1/x, relu max(x, 0), sigmoid σ(x), silu x·σ(x), softplus
+    ln(1 + eˣ), step 1 above 0 and 0 elsewhere, with slope 0. x […] → like x.
 
-    function: gelu, gelu_tanh, quick_gelu, relu, sigmoid, silu or tanh"""
+    function: exp, gelu, gelu_tanh, quick_gelu, reciprocal, relu, sigmoid, silu, softplus, step or tanh"""
 
 def activation_backward(*inputs: Tensor | Parameter, function: str | each[str]) -> Any:
     """Gradient of `activation`: dy·f′(x). x, dy […] → like x.
 
-    function: gelu, gelu_tanh, quick_gelu, relu, sigmoid, silu or tanh"""
+    function: exp, gelu, gelu_tanh, quick_gelu, reciprocal, relu, sigmoid, silu, softplus, step or tanh"""
 
 def swiglu(*inputs: Tensor | Parameter) -> Any:
     """silu(gate)·up with silu(x) = x/(1 + e^−x). gate, up […] → like gate."""
@@ -142,6 +157,43 @@ def weighted_sum(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | No
     f32 [1]. With `accumulate`, added to. The gradient of the loss sum is 1: differentiation starts here.
 
     accumulate: add to the results instead of overwriting them"""
+
+def document_sum(*inputs: Tensor | Parameter, every: int | each[int], at: int | each[int]) -> Any:
+    """sums[p] = Σ x over the tokens of document every·p + at, p counted over all rows; 0 where there is none. Tokens
+    of a document are consecutive. x f32 […], documents i32 […], below 0 for tokens of none → like x.
+
+    every: documents from one that is summed to the next
+    at: number of the first document that is summed, below `every`"""
+
+def document_spread(*inputs: Tensor | Parameter, every: int | each[int], at: int | each[int]) -> Any:
+    """Each token's x = sums[p] of its document every·p + at; 0 for tokens of others. sums f32 […], documents i32 […]
+    → like sums.
+
+    every: documents from one that is summed to the next
+    at: number of the first document that is summed, below `every`"""
+
+def batch_sum(*inputs: Tensor | Parameter) -> Any:
+    """Each entry is Σ x over the whole micro-batch. x f32 […] → like x."""
+
+def sorted(*inputs: Tensor | Parameter) -> Any:
+    """The values that are present in rising order, then 0; equal ones keep their order. order[i] is the place in x
+    of y[i]. Those that are present are the first. x, present f32 […] → y f32 […], order i32 […]."""
+
+def unsorted(*inputs: Tensor | Parameter) -> Any:
+    """x[order[i]] = y[i]: takes `sorted` back, and is its gradient. y f32 […], order i32 […], each place once → like
+    y."""
+
+def token_statistics(*inputs: Tensor | Parameter) -> Any:
+    """Of p = softmax(logits) of each token: entropy −Σ p·ln p, the mean of the logits, collision ln Σ p², and hit, 1
+    where the target is the first of the largest logits; all 0 where the target is −100. No gradient. logits […,
+    V], targets i32 […] → four of f32 […]."""
+
+def task_report(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | None = None) -> Any:
+    """Of each value and its weight Σ weight·value and Σ weight: a metric is their quotient over all micro-batches.
+    Where the weight is 0 the value does not count, whatever it is. value, weight, value, weight, … f32 […], all
+    of one shape → f32 [2·metrics]. With `accumulate`, added to.
+
+    accumulate: add to the result instead of overwriting it"""
 
 def sum_pieces(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | None = None, own: int | each[int] | None = None, own_per_rank: int | each[int] | None = None) -> Any:
     """The sum of pieces of equal lengths in f32, in their order. pieces f32 or bf16 [count, n] → sum f32 [n]. With

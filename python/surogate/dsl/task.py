@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ..errors import ModelError
@@ -20,7 +20,11 @@ T = TypeVar("T", bound=type[Module])
 def task(name: str) -> Callable[[T], T]:
     """Registers a module as the task `name`. It is constructed with the model's config and its
     `forward(results, batch)` is recorded. It marks `loss_sum` and `weight_sum` with `output`: the loss is
-    Σ `loss_sum` ÷ Σ `weight_sum` over the micro-batches of a step."""
+    Σ `loss_sum` ÷ Σ `weight_sum` over the micro-batches of a step.
+
+    An attribute `metrics` names the metrics whose sums are marked as `task_report`; `entries` lists what a step runs, of
+    `reference` (log-probabilities of the targets before training, which the task reads as `batch.reference_logps`),
+    `train` and `evaluate`, in this order. Settings of the run's options are keyword arguments."""
 
     def register(module: T) -> T:
         TASKS[name] = module
@@ -39,13 +43,14 @@ class Results:
         return known[name]
 
 
-def record(name: str, config: Any, trace: Trace) -> None:
-    """Records a task behind the model."""
+def record(name: str, config: Any, trace: Trace, settings: Mapping[str, Any]) -> None:
+    """Records a task behind the model, with what the options say of it."""
     if name not in TASKS:
         raise ModelError(None, f"there is no task `{name}`; there are {', '.join(sorted(TASKS))}")
     from .structure import Batch
 
-    module = TASKS[name](config)  # type: ignore[call-arg]
+    module = TASKS[name](config, **settings)  # type: ignore[call-arg]
     declared = module.name_parameters()
-    with trace.task(name, declared):
+    entries, metrics = getattr(module, "entries", ()), getattr(module, "metrics", ())
+    with trace.task(name, declared, {"metrics": list(metrics), "entries": list(entries)}):
         module(Results(), Batch())

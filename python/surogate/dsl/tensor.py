@@ -25,10 +25,21 @@ class Tensor:
     shape: tuple[Dim, ...]
     scope: Scope = field(repr=False)
 
-    def __add__(self, other: Tensor) -> Tensor:
+    def __add__(self, other: Tensor | float) -> Tensor:
         from . import ops
 
-        return ops.add(self, other)
+        return ops.add(self, other) if isinstance(other, Tensor) else ops.shift(self, offset=float(other))
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Tensor:
+        return self * -1.0
+
+    def __sub__(self, other: Tensor | float) -> Tensor:
+        return self + -other
+
+    def __rsub__(self, other: float) -> Tensor:
+        return -self + other
 
     def __mul__(self, other: Tensor | float) -> Tensor:
         from . import ops

@@ -55,7 +55,7 @@ class Trace:
         self.scope = self.outer
         #: The body that is being recorded: the model's, or a task's.
         self.body = self.outer
-        self.tasks: dict[str, tuple[Scope, list[Parameter]]] = {}
+        self.tasks: dict[str, tuple[Scope, list[Parameter], dict[str, list[str]]]] = {}
         self.regions: list[str] = []
         self.modules: list[Module] = []
         #: The stack that an output is of.
@@ -77,10 +77,11 @@ class Trace:
             Trace._active = previous
 
     @contextmanager
-    def task(self, name: str, declared: list[Parameter]) -> Iterator[None]:
-        """What is recorded inside belongs to a task, which may read all that the model's outer body has."""
+    def task(self, name: str, declared: list[Parameter], lists: dict[str, list[str]]) -> Iterator[None]:
+        """What is recorded inside belongs to a task, which may read all that the model's outer body has. Its `lists` are
+        written where they are not empty."""
         self.scope = self.body = Scope()
-        self.tasks[name] = (self.scope, declared)
+        self.tasks[name] = (self.scope, declared, lists)
         names = set(self._names)
         try:
             yield
@@ -229,11 +230,13 @@ class Trace:
             "parameters": self._parameters(self.outer.parameters, declared),
             "body": self.outer.items,
             "outputs": self.outer.outputs,
-            "tasks": [self._task(name, scope, own) for name, (scope, own) in self.tasks.items()],
+            "tasks": [self._task(name, *of) for name, of in self.tasks.items()],
         }
         return json.dumps(model, indent=1, ensure_ascii=False)
 
-    def _task(self, name: str, scope: Scope, declared: list[Parameter]) -> dict[str, Any]:
+    def _task(
+        self, name: str, scope: Scope, declared: list[Parameter], lists: dict[str, list[str]]
+    ) -> dict[str, Any]:
         _check_use(declared, list(scope.parameters.values()))
         return {
             "name": name,
@@ -241,6 +244,7 @@ class Trace:
             "parameters": self._parameters(scope.parameters, declared),
             "nodes": scope.items,
             "outputs": scope.outputs,
+            **{key: values for key, values in lists.items() if values},
         }
 
     def _parameters(self, parameters: dict[str, Parameter], declared: list[Parameter]) -> list[dict[str, Any]]:

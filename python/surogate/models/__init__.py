@@ -1,6 +1,6 @@
 """The architectures, one file each. Importing a file registers it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import dsl, tasks
@@ -64,6 +64,6 @@ __all__ = [
 TASKS = ("causal_lm",)
 
 
-def build(fields: dict[str, Any], tasks: Sequence[str] = TASKS) -> str:
+def build(fields: dict[str, Any], tasks: Sequence[str] | Mapping[str, Mapping[str, Any]] = TASKS) -> str:
     """:func:`surogate.dsl.build` with the loss of a language model."""
     return dsl.build(fields, tasks)

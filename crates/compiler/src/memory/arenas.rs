@@ -41,7 +41,7 @@ pub(crate) const SCALARS: &[(&str, DType)] = &[
     (scalar::LOSS_SCALE_COUNT, DType::I32),
     (scalar::LOSS_SCALE_USED, DType::F32),
     (scalar::FP8_CLIPPED, DType::F32),
-    // Last: what is summed over ranks lies together, followed by what is reported of routers.
+    // Last: what is summed over ranks lies together, followed by the reports.
     (scalar::LOSS_SUM, DType::F32),
     (scalar::WEIGHT_SUM, DType::F32),
 ];

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use graph::{Graph, Init, Parameter};
 use ops::optimizer::{block_count, blocks_of};
-use program::{ArenaId, ArenaKind, Initializer, OptimizerState, PackedWeight, ParameterSlot, Shard, TensorRef};
+use program::{ArenaId, ArenaKind, Initializer, OptimizerState, PackedWeight, ParameterSlot, Shard, TensorRef, scalar};
 use tensor::{DType, HostTensor, Shape, Storage};
 
 use super::matrices::{self, Matrices};
@@ -74,8 +74,8 @@ pub(crate) struct ParameterPlan {
     pub quants_bytes: usize,
     /// The other states that persist from step to step.
     pub states: StatePlan,
-    /// Numbers that are reported of routers.
-    report: usize,
+    /// Lengths of the reports, 0 for those that there are not.
+    reports: [usize; scalar::REPORTS.len()],
     /// First element and number of elements of every gradient in its arena that counts in the norm, in order.
     gradients: Vec<(usize, usize)>,
 }
@@ -158,14 +158,25 @@ impl ParameterPlan {
         self.frozen.iter().cloned().chain(runs.flat_map(|run| run.groups(&run.weight, self.shards))).collect()
     }
 
-    /// Returns the report of routers, which follows the step scalars; none without routers.
-    pub fn report(&self) -> Option<TensorRef> {
-        (self.report > 0).then(|| TensorRef::dense(arena::SCALARS, SCALAR_BYTES, DType::F32, [self.report]))
+    /// Returns the reports that there are, which follow the step scalars without gaps.
+    pub fn reports(&self) -> Vec<(&'static str, TensorRef)> {
+        let mut offset = SCALAR_BYTES;
+        let place = |(name, length): (&'static str, usize)| {
+            let at = TensorRef::dense(arena::SCALARS, offset, DType::F32, [length]);
+            offset += at.bytes();
+            (name, at)
+        };
+        scalar::REPORTS.into_iter().zip(self.reports).filter(|(_, length)| *length > 0).map(place).collect()
     }
 
-    /// Returns the bytes of the step scalars and of the report of routers.
+    /// Returns the number of values in all reports.
+    pub fn reported(&self) -> usize {
+        self.reports.iter().sum()
+    }
+
+    /// Returns the bytes of the step scalars and of the reports.
     fn counted_bytes(&self) -> usize {
-        SCALAR_BYTES + align(self.report * DType::F32.size(), ALIGNMENT_BYTES)
+        SCALAR_BYTES + align(self.reported() * DType::F32.size(), ALIGNMENT_BYTES)
     }
 
     /// Returns, for several ranks, the sums of the squares of all shards, f32 [shards · blocks], and each rank's own
@@ -362,7 +373,7 @@ pub(crate) fn plan_parameters(
         frozen: cursor.frozen,
         quants_bytes: cursor.quants,
         states,
-        report: graph.output(program::scalar::ROUTER_REPORT).map_or(0, |id| graph.value(id).shape[0]),
+        reports: scalar::REPORTS.map(|name| graph.output(name).map_or(0, |id| graph.value(id).shape[0])),
     };
     for index in units.into_iter().flatten() {
         let position = graph.parameters[index].merge_group.map_or(0, |(_, position)| position);

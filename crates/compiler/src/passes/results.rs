@@ -26,7 +26,11 @@ pub fn run(graph: &mut Graph, entry: &EntryOptions) -> Result<(), CompileError> 
     }
     graph.outputs.retain(|(name, _)| {
         let needed = entry.kind != EntryKind::Forward && sums.contains(&name.as_str());
-        let reported = entry.kind == EntryKind::FirstMicroStep && name == scalar::ROUTER_REPORT;
+        let reported = match entry.kind {
+            EntryKind::FirstMicroStep => scalar::REPORTS.contains(&name.as_str()),
+            EntryKind::Evaluate => name == scalar::TASK_REPORT,
+            _ => false,
+        };
         needed || reported || entry.keeps(name)
     });
     Ok(())

@@ -120,9 +120,8 @@ fn counted_places(parameters: &ParameterPlan) -> [TensorRef; 2] {
     assert_eq!(number(COUNTED[0]) + 1, number(COUNTED[1]), "the sums of a step are neighbours");
     let [first, last] = COUNTED.map(scalar_ref);
     let bytes = 2 * (last.offset - first.offset);
-    // The report of routers follows.
-    let reported = parameters.report().map_or(0, |at| at.len());
-    let count = bytes / first.dtype.size() + reported;
+    // The reports follow.
+    let count = bytes / first.dtype.size() + parameters.reported();
     [parameters.gathered_scalars(count), TensorRef::dense(first.arena, first.offset, first.dtype, [count])]
 }
 

@@ -450,7 +450,12 @@ fn a_failing_kernel_is_named_with_its_instruction() {
     // In a process of its own: a trap ends the context for every session of the process.
     if std::env::var_os("SUROGATE_TRAP").is_none() {
         let child = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "gpu::a_failing_kernel_is_named_with_its_instruction", "--include-ignored", "--nocapture"])
+            .args([
+                "--exact",
+                "gpu::a_failing_kernel_is_named_with_its_instruction",
+                "--include-ignored",
+                "--nocapture",
+            ])
             .env("SUROGATE_TRAP", "1")
             .output()
             .unwrap();

@@ -30,7 +30,7 @@ pub(super) fn key(
     // What the set is called, and which of a folder's files it is, shows in the files.
     let DatasetSpec { path: _, files: _, subset: _, split: _, kind, samples, shard, row_limit } = spec;
     // Threads do not change rows.
-    let PrepareOptions { max_length, truncation, vocab_size, workers: _, dialogue } = options;
+    let PrepareOptions { max_length, truncation, vocab_size, workers: _, dialogue, preference } = options;
     let mut text = format!("encoded by {}\n", env!("DATA_SOURCES"));
     for file in files {
         text += &format!("file {} {}\n", form(file), known.digest(file)?);
@@ -38,6 +38,7 @@ pub(super) fn key(
     text += &format!("rows {samples:?} {shard:?} {row_limit:?} {kind:?}\n");
     text += &format!("tokenizer {}\n", tokenizer.unwrap_or("none"));
     text += &format!("length {max_length} {truncation:?}\nvocabulary {vocab_size}\ndialogue {dialogue:?}\n");
+    text += &format!("preference {preference:?}\n");
     let digest = blake3::hash(text.as_bytes()).to_hex().to_string();
     Ok(Key { text, digest })
 }

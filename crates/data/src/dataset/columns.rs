@@ -6,7 +6,7 @@ use crate::error::{RowError, RowReason};
 use crate::rows::json::kind;
 
 /// A column that must be there.
-pub(super) fn required<'a>(row: &'a Map<String, Value>, name: &str) -> Result<&'a Value, RowError> {
+pub(crate) fn required<'a>(row: &'a Map<String, Value>, name: &str) -> Result<&'a Value, RowError> {
     row.get(name).ok_or_else(|| {
         let present = row.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
         RowError::new(RowReason::MissingField, format!("no column `{name}`; the row has {present}"))
@@ -20,13 +20,13 @@ pub(super) fn text<'a>(row: &'a Map<String, Value>, name: &str) -> Result<&'a st
 }
 
 /// A column that may be missing or null; otherwise it must hold text.
-pub(super) fn optional_text<'a>(row: &'a Map<String, Value>, name: &str) -> Result<Option<&'a str>, RowError> {
+pub(crate) fn optional_text<'a>(row: &'a Map<String, Value>, name: &str) -> Result<Option<&'a str>, RowError> {
     match row.get(name) {
         None | Some(Value::Null) => Ok(None),
         Some(_) => text(row, name).map(Some),
     }
 }
 
-pub(super) fn wrong(name: &str, expected: &str, found: &Value) -> RowError {
+pub(crate) fn wrong(name: &str, expected: &str, found: &Value) -> RowError {
     RowError::new(RowReason::WrongType, format!("column `{name}`: expected {expected}, found {}", kind(found)))
 }

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 use super::json_text::{as_list, opened, parsed};
 use super::message::PAIRS as TURNS;
 use super::{ConversationColumns, DatasetKind, InstructionColumns, SystemPrompt};
+use crate::preference::{Found, PreferenceColumns, Purpose, UnpairedColumns, found_pair, found_unpaired};
 use crate::rows::json::kind;
 
 /// Rows that are examined.
@@ -19,14 +20,16 @@ pub struct AutoColumns {
     pub text: String,
     pub instruction: InstructionColumns,
     pub conversation: ConversationColumns,
+    pub preference: PreferenceColumns,
+    pub unpaired: UnpairedColumns,
 }
 
 /// Columns that hold messages, by their usual names.
-const MESSAGES: [&str; 8] =
+pub(crate) const MESSAGES: [&str; 8] =
     ["messages", "conversations", "conversation", "dialogue", "dialog", "chat", "turns", "contents"];
 
 /// Columns of a system prompt.
-const SYSTEM: [&str; 4] = ["system", "system_prompt", "systemInstruction", "system_instruction"];
+pub(crate) const SYSTEM: [&str; 4] = ["system", "system_prompt", "systemInstruction", "system_instruction"];
 
 /// The column of a prompt, and those of its completion.
 const PROMPT: &str = "prompt";
@@ -56,22 +59,23 @@ pub(crate) struct Detected {
 /// A problem and what helps.
 pub(crate) type Refused = (String, String);
 
-struct Columns<'a> {
-    rows: &'a [&'a Map<String, Value>],
+/// Some rows by their columns.
+pub(crate) struct Columns<'a> {
+    pub(crate) rows: &'a [&'a Map<String, Value>],
 }
 
 impl<'a> Columns<'a> {
     /// The values of a column that are not null.
-    fn values(&self, name: &str) -> impl Iterator<Item = &'a Value> {
+    pub(crate) fn values(&self, name: &str) -> impl Iterator<Item = &'a Value> {
         self.rows.iter().filter_map(|row| row.get(name)).filter(|value| !value.is_null())
     }
 
     /// Whether a column is there and each of its values is of the wanted kind.
-    fn all(&self, name: &str, is: impl Fn(&Value) -> bool) -> bool {
+    pub(crate) fn all(&self, name: &str, is: impl Fn(&Value) -> bool) -> bool {
         self.values(name).next().is_some() && self.values(name).all(is)
     }
 
-    fn is_text(&self, name: &str) -> bool {
+    pub(crate) fn is_text(&self, name: &str) -> bool {
         self.all(name, Value::is_string)
     }
 
@@ -85,7 +89,7 @@ impl<'a> Columns<'a> {
         names
     }
 
-    fn first_of(&self, names: &[&'static str], is: impl Fn(&str) -> bool) -> Option<&'static str> {
+    pub(crate) fn first_of(&self, names: &[&'static str], is: impl Fn(&str) -> bool) -> Option<&'static str> {
         names.iter().copied().find(|name| is(name))
     }
 }
@@ -124,12 +128,15 @@ impl AutoColumns {
 }
 
 /// Recognises the type of a set by some of its rows. Options that belong to one type decide for it.
-pub(crate) fn detect(rows: &[&Map<String, Value>], hints: &AutoColumns) -> Result<Detected, Refused> {
+pub(crate) fn detect(rows: &[&Map<String, Value>], hints: &AutoColumns, purpose: Purpose) -> Result<Detected, Refused> {
     let columns = Columns { rows };
-    if !hints.names_column()
-        && let Some(refused) = preference(&columns).or_else(|| no_json(&columns))
-    {
-        return Err(refused);
+    if !hints.names_column() {
+        if let Some(found) = preference(rows, hints, purpose) {
+            return found;
+        }
+        if let Some(refused) = steps(&columns).or_else(|| no_json(&columns)) {
+            return Err(refused);
+        }
     }
     let found = match hints.owner() {
         Some((Owner::Text, _)) => text(&columns, hints),
@@ -181,18 +188,26 @@ pub(crate) fn detect(rows: &[&Map<String, Value>], hints: &AutoColumns) -> Resul
 }
 
 /// Rows that hold a good and a bad answer to the same question, or answers with a verdict.
-fn preference(columns: &Columns<'_>) -> Option<Refused> {
+fn preference(
+    rows: &[&Map<String, Value>],
+    hints: &AutoColumns,
+    purpose: Purpose,
+) -> Option<Result<Detected, Refused>> {
+    if let Some(pair) = found_pair(rows, &hints.preference) {
+        let of = |found: Found<PreferenceColumns>| Detected {
+            kind: DatasetKind::Preference(found.columns),
+            words: found.words,
+        };
+        return Some(pair.map(of));
+    }
+    let found = found_unpaired(rows, &hints.unpaired, purpose == Purpose::Answers)?;
+    Some(Ok(Detected { kind: DatasetKind::Unpaired(found.columns), words: found.words }))
+}
+
+/// Rows that hold a verdict on each step of an answer.
+fn steps(columns: &Columns<'_>) -> Option<Refused> {
     let has = |name: &str| columns.values(name).next().is_some();
-    let pair = [("chosen", "rejected"), ("chosen_response", "rejected_response"), ("response_j", "response_k")]
-        .into_iter()
-        .find(|(good, bad)| has(good) && has(bad));
-    let hint = "preferences are not trained on; to train on one of the answers, set `type` and name its column";
-    if let Some((good, bad)) = pair {
-        return Some((format!("these are preference pairs: columns `{good}` and `{bad}`"), hint.to_owned()));
-    }
-    if has(PROMPT) && has("completion") && columns.all("label", Value::is_boolean) {
-        return Some(("these are answers with a verdict: column `label`".to_owned(), hint.to_owned()));
-    }
+    let hint = "steps are not trained on; to train on the answers, set `type` and name their column";
     let steps = has("completions") && columns.all("labels", Value::is_array) && !has("input_ids");
     steps.then(|| {
         ("these are steps with a verdict each: columns `completions` and `labels`".to_owned(), hint.to_owned())
@@ -401,7 +416,7 @@ mod tests {
 
     fn found(row: Value) -> Result<Detected, Refused> {
         let Value::Object(row) = row else { panic!("a row is an object") };
-        detect(&[&row], &AutoColumns::default())
+        detect(&[&row], &AutoColumns::default(), Purpose::Documents)
     }
 
     #[test]
@@ -468,14 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn preferences_are_recognised_and_refused() {
-        let pairs = found(json!({"conversations": [], "chosen": {}, "rejected": {}})).unwrap_err();
-        assert!(pairs.0.contains("preference pairs") && pairs.1.contains("not trained on"), "{pairs:?}");
-        let verdict = found(json!({"prompt": "a", "completion": "b", "label": true})).unwrap_err();
-        assert!(verdict.0.contains("verdict"), "{verdict:?}");
-        let message = json!([{"role": "user", "content": "hi"}]);
-        let verdict = found(json!({"prompt": message, "completion": message, "label": true})).unwrap_err();
-        assert!(verdict.0.contains("verdict"), "{verdict:?}");
+    fn steps_with_verdicts_are_recognised_and_refused() {
         let steps = found(json!({"prompt": "a", "completions": ["b", "c"], "labels": [true, false]})).unwrap_err();
         assert!(steps.0.contains("`completions` and `labels`"), "{steps:?}");
     }
@@ -536,9 +544,9 @@ mod tests {
             conversation: ConversationColumns { messages: "messages".into(), ..Default::default() },
             ..Default::default()
         };
-        assert!(detect(&[&row], &hints).unwrap().words.contains("in `messages`"));
+        assert!(detect(&[&row], &hints, Purpose::Documents).unwrap().words.contains("in `messages`"));
         let hints = AutoColumns { text: "essay".into(), ..Default::default() };
-        assert_eq!(detect(&[&row], &hints).unwrap().words, "text in `essay`");
+        assert_eq!(detect(&[&row], &hints, Purpose::Documents).unwrap().words, "text in `essay`");
     }
 
     #[test]
@@ -553,7 +561,7 @@ mod tests {
             },
             ..Default::default()
         };
-        let words = |hints: &AutoColumns| detect(&[&row], hints).unwrap().words;
+        let words = |hints: &AutoColumns| detect(&[&row], hints, Purpose::Documents).unwrap().words;
         assert_eq!(words(&task("q", "")), "instruction (question and answer): `q` and `answer`");
         assert_eq!(words(&task("q", "text")), "instruction (question and answer): `q` and `text`");
         let format = InstructionColumns { prompt_format: Some("{instruction}".into()), ..Default::default() };
@@ -563,7 +571,7 @@ mod tests {
             (task("", "answer"), "output_field"),
             (AutoColumns { instruction: format, ..Default::default() }, "prompt_format"),
         ] {
-            let (problem, _) = detect(&[&row], &hints).unwrap_err();
+            let (problem, _) = detect(&[&row], &hints, Purpose::Documents).unwrap_err();
             assert!(problem.starts_with(&format!("`{option}` is given, but ")), "{problem}");
         }
         assert!(words(&AutoColumns { conversation: tools, ..Default::default() }).contains("in `messages`"));

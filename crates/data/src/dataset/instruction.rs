@@ -111,7 +111,7 @@ impl InstructionRows {
 }
 
 /// The earlier turns of a column: pairs `[question, answer]`, of which either may be missing, or messages.
-fn history(name: &str, row: &Map<String, Value>) -> Result<Vec<Message>, RowError> {
+pub(crate) fn history(name: &str, row: &Map<String, Value>) -> Result<Vec<Message>, RowError> {
     let value = match row.get(name) {
         None | Some(Value::Null) => return Ok(Vec::new()),
         Some(Value::String(text)) if text.trim().is_empty() => return Ok(Vec::new()),

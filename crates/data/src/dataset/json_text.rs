@@ -22,7 +22,7 @@ pub(crate) fn parsed(text: &str) -> Option<Value> {
 }
 
 /// A value, or the list or object that it holds as a text of JSON. Other texts stay as they are.
-pub(super) fn opened(value: &Value) -> Cow<'_, Value> {
+pub(crate) fn opened(value: &Value) -> Cow<'_, Value> {
     match value.as_str().and_then(parsed) {
         Some(inner) => Cow::Owned(inner),
         None => Cow::Borrowed(value),
@@ -41,7 +41,7 @@ pub(super) fn list<'a>(place: &str, expected: &str, value: &'a Value) -> Result<
     })
 }
 
-pub(super) fn as_list(value: &Value) -> Option<Cow<'_, [Value]>> {
+pub(crate) fn as_list(value: &Value) -> Option<Cow<'_, [Value]>> {
     match value {
         Value::Array(list) => Some(Cow::Borrowed(list)),
         Value::String(text) => match parsed(text)? {

@@ -10,7 +10,7 @@ mod detect;
 mod instruction;
 mod json_text;
 mod message;
-mod padding;
+pub(crate) mod padding;
 mod results;
 mod text;
 mod tokens;
@@ -26,6 +26,9 @@ use serde_json::{Map, Value};
 use crate::dialogue::{DialogueEncoder, DialogueOptions};
 use crate::document::{Document, Truncation};
 use crate::error::{DataError, RowError};
+use crate::preference::{
+    PairRows, PreferenceColumns, PreferenceCounts, PreferenceOptions, UnpairedColumns, UnpairedRows,
+};
 use crate::remarks::Remarks;
 use crate::rows::RowLimit;
 use crate::summary::Expected;
@@ -33,10 +36,13 @@ use crate::tokenizer::Tokenizer;
 
 pub(crate) use calls::object_of;
 pub use calls::tools;
+pub(crate) use columns::{optional_text, required, wrong};
 pub use conversation::ConversationColumns;
 pub use detect::AutoColumns;
-pub(crate) use detect::{SAMPLE, detect};
+pub(crate) use detect::{Columns, MESSAGES, Refused, SAMPLE, SYSTEM, detect};
+pub(crate) use instruction::history;
 pub use instruction::{InstructionColumns, SystemPrompt};
+pub(crate) use json_text::{as_list, opened, parsed};
 pub(crate) use message::REASONING;
 pub use message::messages;
 pub(crate) use unused::{absent, unused};
@@ -102,6 +108,10 @@ pub enum DatasetKind {
     },
     Instruction(InstructionColumns),
     Conversation(ConversationColumns),
+    /// Two answers, of which one is better.
+    Preference(PreferenceColumns),
+    /// An answer, and whether it is good.
+    Unpaired(UnpairedColumns),
     /// Recognised by the columns of its rows.
     Auto(Box<AutoColumns>),
 }
@@ -128,6 +138,8 @@ impl DatasetKind {
             DatasetKind::Text { .. } => Writing::Column,
             DatasetKind::Instruction(columns) if columns.prompt_format.is_some() => Writing::Format,
             DatasetKind::Instruction(_) | DatasetKind::Conversation(_) => Writing::Template,
+            // Messages by the template, texts as they stand: rows decide.
+            DatasetKind::Preference(_) | DatasetKind::Unpaired(_) => Writing::Template,
         }
     }
 
@@ -144,6 +156,66 @@ pub(crate) enum RowForm {
     Text,
     /// Every struct has the fields of all others of its column, as nulls.
     Columnar,
+}
+
+/// What the documents of a row may have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Tokens of a document, or of a side of a pair.
+    pub max_length: usize,
+    pub truncation: Truncation,
+}
+
+/// What is noticed of a row on the way to its documents.
+#[derive(Debug, Default)]
+pub(crate) struct Noticed {
+    /// Tokens before truncation, where it comes so far.
+    pub length: Option<usize>,
+    pub remarks: Remarks,
+    pub counts: PreferenceCounts,
+}
+
+/// Turns the columns of one row into what is kept of it.
+pub(crate) trait RowDocuments: Send + Sync {
+    /// Errors: the row cannot be encoded, or nothing of it is within the limits.
+    fn documents(
+        &self,
+        row: &Map<String, Value>,
+        form: RowForm,
+        limits: &Limits,
+        noticed: &mut Noticed,
+    ) -> Result<Vec<Document>, RowError>;
+
+    /// What its documents should hold.
+    fn expected(&self) -> Expected;
+
+    /// What its templates have read off the clock so far.
+    fn clock_readings(&self) -> BTreeMap<String, String>;
+}
+
+/// One document of text a row, truncated as the run says.
+struct Text<E>(E);
+
+impl<E: EncodeRow> RowDocuments for Text<E> {
+    fn documents(
+        &self,
+        row: &Map<String, Value>,
+        form: RowForm,
+        limits: &Limits,
+        noticed: &mut Noticed,
+    ) -> Result<Vec<Document>, RowError> {
+        let document = self.0.encode(row, form, &mut noticed.remarks)?;
+        noticed.length = Some(document.len());
+        document.truncate(limits.max_length, limits.truncation)
+    }
+
+    fn expected(&self) -> Expected {
+        self.0.expected()
+    }
+
+    fn clock_readings(&self) -> BTreeMap<String, String> {
+        self.0.clock_readings()
+    }
 }
 
 /// Turns the columns of one row into a document.
@@ -167,7 +239,8 @@ pub(crate) fn encoder(
     spec: &DatasetSpec,
     tokenizer: Option<&Arc<Tokenizer>>,
     dialogue: &DialogueOptions,
-) -> Result<Box<dyn EncodeRow>, DataError> {
+    preference: &PreferenceOptions,
+) -> Result<Box<dyn RowDocuments>, DataError> {
     let needed = || {
         tokenizer.cloned().ok_or_else(|| {
             DataError::invalid(spec.path.display(), "this dataset needs a tokenizer")
@@ -175,20 +248,24 @@ pub(crate) fn encoder(
         })
     };
     Ok(match &spec.kind {
-        DatasetKind::Tokens => Box::new(tokens::TokenRows),
-        DatasetKind::Text { field } => Box::new(text::TextRows::new(needed()?, field.clone())),
+        DatasetKind::Tokens => Box::new(Text(tokens::TokenRows)),
+        DatasetKind::Text { field } => Box::new(Text(text::TextRows::new(needed()?, field.clone()))),
         DatasetKind::Instruction(columns) => {
             let tokenizer = needed()?;
             let form = match &columns.prompt_format {
                 Some(format) => instruction::Form::Format(format.clone(), columns.prompt_format_no_input.clone()),
                 None => instruction::Form::Chat(Box::new(DialogueEncoder::new(tokenizer.clone(), dialogue)?)),
             };
-            Box::new(instruction::InstructionRows::new(tokenizer, columns.clone(), form))
+            Box::new(Text(instruction::InstructionRows::new(tokenizer, columns.clone(), form)))
         }
         DatasetKind::Auto(_) => panic!("the type of a set is recognised before its rows are encoded"),
         DatasetKind::Conversation(columns) => {
             let encoder = DialogueEncoder::new(needed()?, dialogue)?;
-            Box::new(conversation::ConversationRows::new(encoder, columns.clone()))
+            Box::new(Text(conversation::ConversationRows::new(encoder, columns.clone())))
+        }
+        DatasetKind::Preference(columns) => Box::new(PairRows::new(needed()?, dialogue, columns.clone(), preference)?),
+        DatasetKind::Unpaired(columns) => {
+            Box::new(UnpairedRows::new(needed()?, dialogue, columns.clone(), preference)?)
         }
     })
 }

@@ -11,7 +11,7 @@ const FREE: [&str; 5] = ["default", "const", "example", "examples", "enum"];
 
 /// Returns true if a row's messages or tools hold a null that only a columnar file writes: calls of a message that makes
 /// none, a schema that is null, or an argument that the called tool does not have.
-pub(super) fn shows(messages: &[Value], tools: Option<&Value>) -> bool {
+pub(crate) fn shows(messages: &[Value], tools: Option<&Value>) -> bool {
     let tools = tools.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
     let speaks = |message: &Value| {
         let role = message.get("role").or_else(|| message.get("from")).and_then(Value::as_str);
@@ -50,7 +50,7 @@ fn has_foreign_null(call: &Value, tools: &[Value]) -> bool {
 }
 
 /// A value without the nulls of the objects in it; those of lists stay, for a list has no padding.
-pub(super) fn stripped(value: &Value) -> Value {
+pub(crate) fn stripped(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
             let fields = fields.iter().filter(|(_, value)| !value.is_null());
@@ -62,7 +62,7 @@ pub(super) fn stripped(value: &Value) -> Value {
 }
 
 /// The nulls among the arguments of a message's calls.
-pub(super) fn null_arguments(message: &Value) -> usize {
+pub(crate) fn null_arguments(message: &Value) -> usize {
     let arguments = calls(message).filter_map(|call| {
         let function = call.get("function").filter(|function| !function.is_null()).unwrap_or(call);
         function.get("arguments")?.as_object()

@@ -43,7 +43,7 @@ impl EncodeRow for TokenRows {
                 *weight = 0.0;
             }
         }
-        Ok(Document { ids, labels, weights, positions, keep: 0 })
+        Ok(Document { ids, labels, weights, positions, ..Document::default() })
     }
 }
 

@@ -45,6 +45,10 @@ pub(crate) fn absent(rows: &[&Map<String, Value>], kind: &DatasetKind) -> Vec<St
         DatasetKind::Tokens | DatasetKind::Text { .. } => Vec::new(),
         DatasetKind::Instruction(of) => vec![of.input.as_ref()],
         DatasetKind::Conversation(of) => vec![of.system.as_ref(), of.tools.as_ref()],
+        DatasetKind::Preference(of) => {
+            vec![of.question.system.as_ref(), of.question.tools.as_ref(), of.margin.as_ref()]
+        }
+        DatasetKind::Unpaired(of) => vec![of.question.system.as_ref(), of.question.tools.as_ref()],
         DatasetKind::Auto(_) => panic!("the type of a set is recognised before its columns are compared"),
     };
     let is_absent = |name: &&String| !rows.is_empty() && rows.iter().all(|row| !row.contains_key(*name));
@@ -65,6 +69,8 @@ fn used(kind: &DatasetKind) -> Vec<&str> {
         DatasetKind::Conversation(of) => {
             (vec![of.messages.as_str()], vec![of.completion.as_ref(), of.system.as_ref(), of.tools.as_ref()])
         }
+        DatasetKind::Preference(of) => return of.names(),
+        DatasetKind::Unpaired(of) => return of.names(),
         DatasetKind::Auto(_) => panic!("the type of a set is recognised before its columns are compared"),
     };
     always.into_iter().chain(maybe.into_iter().flatten().map(String::as_str)).collect()

@@ -5,7 +5,8 @@
 mod page;
 mod terminal;
 
-use crate::batch::{Batch, IGNORE};
+use crate::batch::{Batch, IGNORE, Placed};
+use crate::document::Mark;
 use crate::tokenizer::Tokenizer;
 
 pub use page::page;
@@ -25,6 +26,8 @@ pub struct ShownToken {
 pub struct ShownRow {
     /// In their order, without padding.
     pub documents: Vec<Vec<ShownToken>>,
+    /// What a preference says of each document; empty where it says nothing.
+    pub verdicts: Vec<&'static str>,
     /// Tokens that fill the row up.
     pub padding: usize,
 }
@@ -40,6 +43,19 @@ impl ShownRow {
     }
 }
 
+/// What a preference says of the document that begins at a token of a batch, with a blank before it.
+fn verdict(batch: &Batch, at: usize) -> &'static str {
+    let of = |placed: &Placed| match placed.mark {
+        Mark::Pair { .. } if placed.begin == at => Some(" (chosen)"),
+        Mark::Pair { chosen, .. } if placed.begin + chosen == at => Some(" (rejected)"),
+        Mark::Answer { desirable, .. } if placed.begin == at => {
+            Some(if desirable { " (desirable)" } else { " (undesirable)" })
+        }
+        _ => None,
+    };
+    batch.marks.iter().find_map(of).unwrap_or_default()
+}
+
 /// Tokens of which something is trained.
 fn trained(tokens: &[ShownToken]) -> usize {
     tokens.iter().filter(|token| token.weight != 0.0).count()
@@ -52,6 +68,7 @@ pub fn rows(batch: &Batch, tokenizer: Option<&Tokenizer>, pad_id: i32) -> Vec<Sh
 }
 
 fn shown(batch: &Batch, range: std::ops::Range<usize>, tokenizer: Option<&Tokenizer>, pad_id: i32) -> ShownRow {
+    let first = range.start;
     let ids = &batch.input_ids[range.clone()];
     let starts = &batch.document_start[range.clone()];
     let (targets, weights) = (&batch.targets[range.clone()], &batch.weights[range]);
@@ -66,6 +83,7 @@ fn shown(batch: &Batch, range: std::ops::Range<usize>, tokenizer: Option<&Tokeni
         } else {
             let texts = texts(&ids[begin..end], tokenizer);
             let token = |(i, text)| ShownToken { id: ids[begin + i], text, weight: weight(begin + i) };
+            row.verdicts.push(verdict(batch, first + begin));
             row.documents.push(texts.into_iter().enumerate().map(token).collect());
         }
         begin = end;
@@ -116,6 +134,8 @@ mod tests {
             batch: 1,
             seq_len: 8,
             away: None,
+            marks: Vec::new(),
+            reference_logps: Vec::new(),
             input_ids: vec![5, 6, 7, 8, 9, 0, 0, 0],
             position_ids: vec![0, 1, 2, 0, 1, 0, 1, 2],
             targets: vec![6, 7, IGNORE, 9, IGNORE, IGNORE, IGNORE, IGNORE],
@@ -132,6 +152,15 @@ mod tests {
         let weights: Vec<Vec<f32>> = shown[0].documents.iter().map(|d| d.iter().map(|t| t.weight).collect()).collect();
         assert_eq!(weights, [vec![0.0, 1.0, 0.5], vec![0.0, 1.0]]);
         assert_eq!(shown[0].documents[1][0].text, "8 ");
+    }
+
+    #[test]
+    fn the_sides_of_a_pair_are_named() {
+        let mark = |mark| vec![Placed { begin: 0, tokens: 5, mark }];
+        let of = |marks| rows(&Batch { marks, ..batch() }, None, 0).remove(0).verdicts;
+        assert_eq!(of(mark(Mark::Pair { chosen: 3, margin: None })), [" (chosen)", " (rejected)"]);
+        assert_eq!(of(mark(Mark::Answer { prompt: 1, desirable: false })), [" (undesirable)", ""]);
+        assert_eq!(of(Vec::new()), ["", ""]);
     }
 
     #[test]

@@ -35,7 +35,8 @@ pub fn page(title: &str, table: &str, rows: &[ShownRow]) -> String {
         out.push_str(&format!("<h2>Row {number}: {tokens} tokens, {all} trained, {padding} of padding</h2>\n"));
         for (d, document) in row.documents.iter().enumerate() {
             let numbers = format!("{} tokens, {} trained", document.len(), trained(document));
-            out.push_str(&format!("<div class=\"d\"><b>document {}: {numbers}</b>", d + 1));
+            let verdict = row.verdicts.get(d).copied().unwrap_or_default();
+            out.push_str(&format!("<div class=\"d\"><b>document {}{verdict}: {numbers}</b>", d + 1));
             document.iter().for_each(|token| push(&mut out, token));
             out.push_str("</div>\n");
         }
@@ -73,7 +74,7 @@ mod tests {
     fn texts_of_the_data_are_no_markup() {
         let token = |text: &str, weight| ShownToken { id: 7, text: text.to_owned(), weight };
         let document = vec![token("<script>&\"", 0.0), token("a\nb", 1.0), token("c", 0.5)];
-        let page = page("a <b>", "x < y", &[ShownRow { documents: vec![document], padding: 1 }]);
+        let page = page("a <b>", "x < y", &[ShownRow { documents: vec![document], padding: 1, ..ShownRow::default() }]);
         assert!(page.contains("<i title=\"7\">&lt;script&gt;&amp;&quot;</i>"), "{page}");
         assert!(page.contains("<i class=\"t\" title=\"7, weight 1\">a↵\nb</i>"), "{page}");
         assert!(page.contains("<i class=\"t w\" title=\"7, weight 0.5\">c</i>"), "{page}");

@@ -36,7 +36,8 @@ pub fn terminal(rows: &[ShownRow], first: usize, how: Terminal) -> String {
                 break;
             }
             let numbers = format!("{} tokens, {} trained", document.len(), trained(document));
-            rule(&mut out, &format!("row {}, document {}: {numbers}", first + i, d + 1), how);
+            let verdict = row.verdicts.get(d).copied().unwrap_or_default();
+            rule(&mut out, &format!("row {}, document {}{verdict}: {numbers}", first + i, d + 1), how);
             tokens(&mut out, part, how);
             shown += part.len();
         }
@@ -142,7 +143,11 @@ mod tests {
 
     fn row() -> ShownRow {
         let document = vec![token("Hi", 0.0), token(" all\n", 0.0), token("yes", 1.0), token("!\u{1b}[2J", 0.5)];
-        ShownRow { documents: vec![document, vec![token("日本", 1.0), token("語", 0.0)]], padding: 2 }
+        ShownRow {
+            documents: vec![document, vec![token("日本", 1.0), token("語", 0.0)]],
+            padding: 2,
+            ..ShownRow::default()
+        }
     }
 
     #[test]
@@ -157,8 +162,11 @@ mod tests {
 
     #[test]
     fn lines_are_no_longer_than_the_terminal_and_nothing_of_the_data_is_a_code() {
-        let long =
-            ShownRow { documents: vec![vec![token(&"語".repeat(50), 1.0), token(&"x".repeat(100), 0.0)]], padding: 0 };
+        let long = ShownRow {
+            documents: vec![vec![token(&"語".repeat(50), 1.0), token(&"x".repeat(100), 0.0)]],
+            padding: 0,
+            ..ShownRow::default()
+        };
         let text = terminal(&[long, row()], 1, Terminal { color: true, width: 40, tokens: 5 });
         let plain = regex::Regex::new("\u{1b}\\[[0-9;]*m").unwrap().replace_all(&text, "").into_owned();
         assert!(!plain.contains('\u{1b}'), "{plain:?}");

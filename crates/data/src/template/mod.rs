@@ -107,23 +107,40 @@ impl ChatTemplate {
     /// The text of a conversation; with `generation_prompt`, the assistant's turn is opened at its end. Tool calls reach
     /// the template in the form that it takes, whichever of them a conversation has.
     pub fn render(&self, conversation: Conversation<'_>, generation_prompt: bool) -> Result<Rendered, RowError> {
+        self.render_with(conversation, generation_prompt, None)
+    }
+
+    /// The same with further variables, which win over the template's own.
+    pub(crate) fn render_with(
+        &self,
+        conversation: Conversation<'_>,
+        generation_prompt: bool,
+        further: Option<&Map<String, Json>>,
+    ) -> Result<Rendered, RowError> {
         if !conversation.messages.iter().any(|message| message.contains_key("tool_calls")) {
-            return self.render_as_given(conversation, generation_prompt);
+            return self.render_as_given(conversation, generation_prompt, further);
         }
         let form = self.call_form.get_or_init(|| {
             CallForm::of(&|messages, tools| {
-                self.render_as_given(Conversation { messages, tools }, false).map(|rendered| rendered.text)
+                self.render_as_given(Conversation { messages, tools }, false, None).map(|rendered| rendered.text)
             })
         });
         let messages = form.write(conversation.messages);
-        self.render_as_given(Conversation { messages: &messages, ..conversation }, generation_prompt)
+        self.render_as_given(Conversation { messages: &messages, ..conversation }, generation_prompt, further)
     }
 
-    fn render_as_given(&self, conversation: Conversation<'_>, generation_prompt: bool) -> Result<Rendered, RowError> {
+    fn render_as_given(
+        &self,
+        conversation: Conversation<'_>,
+        generation_prompt: bool,
+        further: Option<&Map<String, Json>>,
+    ) -> Result<Rendered, RowError> {
         let reported = |e: Error| RowError::new(RowReason::Template, describe(&e));
         allowance::go_on().map_err(reported)?;
         let mut variables: Vec<(&str, Value)> =
             self.variables.iter().map(|(name, value)| (name.as_str(), Value::from(Serde(value)))).collect();
+        let further = further.into_iter().flatten();
+        variables.extend(further.map(|(name, value)| (name.as_str(), Value::from(Serde(value)))));
         let messages = reasoning::under_every_name(conversation.messages);
         variables.push(("messages", Value::from(Serde(&*messages))));
         variables.push(("tools", conversation.tools.map_or(Value::from(()), |tools| Value::from(Serde(tools)))));

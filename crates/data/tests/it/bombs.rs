@@ -179,6 +179,7 @@ fn a_text_on_which_a_tokenizer_gives_up_is_a_row_in_error() {
         vocab_size: 1 << 20,
         workers: 2,
         dialogue: DialogueOptions::default(),
+        preference: data::PreferenceOptions::default(),
     };
     let spec = DatasetSpec::new(path, DatasetKind::Text { field: "text".to_owned() });
     let prepared = prepare(&[spec], Some(&std::sync::Arc::new(tokenizer)), &options).unwrap();

@@ -66,6 +66,7 @@ fn options() -> PrepareOptions {
         vocab_size: 1 << 20,
         workers: 2,
         dialogue: DialogueOptions::default(),
+        preference: data::PreferenceOptions::default(),
     }
 }
 

@@ -23,7 +23,14 @@ fn options(template: &str, truncation: Truncation, max_length: usize) -> Prepare
         keeps_system: truncation == Truncation::Left,
         ..DialogueOptions::default()
     };
-    PrepareOptions { max_length, truncation, vocab_size: 512, workers: 1, dialogue }
+    PrepareOptions {
+        max_length,
+        truncation,
+        vocab_size: 512,
+        workers: 1,
+        dialogue,
+        preference: data::PreferenceOptions::default(),
+    }
 }
 
 fn prepared(rows: &[Value], options: &PrepareOptions) -> Result<EncodedCorpus, DataError> {

@@ -19,7 +19,14 @@ fn tokenizer() -> Arc<Tokenizer> {
 }
 
 fn options(max_length: usize, truncation: Truncation) -> PrepareOptions {
-    PrepareOptions { max_length, truncation, vocab_size: 512, workers: 2, dialogue: DialogueOptions::default() }
+    PrepareOptions {
+        max_length,
+        truncation,
+        vocab_size: 512,
+        workers: 2,
+        dialogue: DialogueOptions::default(),
+        preference: data::PreferenceOptions::default(),
+    }
 }
 
 fn dataset(path: PathBuf, kind: DatasetKind) -> DatasetSpec {
@@ -350,7 +357,7 @@ fn the_type_is_recognised_and_said() {
     assert!(shown.contains("recognised as instruction (question and answer): `question` and `answer`"), "{shown}");
     let pairs = file(folder.path(), "dpo.jsonl", r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#);
     let error = prepare(&[auto(pairs)], Some(&tokenizer), &options).unwrap_err().to_string();
-    assert!(error.contains("preference pairs") && error.contains("not trained on"), "{error}");
+    assert!(error.contains("preference pairs (`chosen` and `rejected`)") && error.contains("`task: dpo`"), "{error}");
 }
 
 #[test]

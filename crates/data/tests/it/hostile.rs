@@ -343,6 +343,7 @@ fn rows_of_any_form_are_counted() {
             vocab_size: 1 << 20,
             workers: dice.below(3),
             dialogue,
+            preference: data::PreferenceOptions::default(),
         };
         let kind = kinds[dice.below(kinds.len())].clone();
         match prepare(&[DatasetSpec::new(&path, kind)], Some(&tokenizer), &options) {
@@ -522,6 +523,7 @@ fn messages_hold_nothing_that_steers_a_terminal() {
         max_length: 64,
         truncation: Truncation::Delete,
         vocab_size: 1 << 20,
+        preference: data::PreferenceOptions::default(),
         workers: 0,
         dialogue: DialogueOptions {
             template: Some("{{ raise_exception(messages[0].content) }}".to_owned()),

@@ -10,6 +10,7 @@ mod hostile;
 mod loader;
 mod parquet;
 mod portions;
+mod preference;
 mod real_data;
 mod safetensors;
 mod shared;

@@ -31,6 +31,7 @@ fn encoded(path: &std::path::Path, shard: RowShard) -> Result<data::EncodedCorpu
         vocab_size: 1000,
         workers: 0,
         dialogue: DialogueOptions::default(),
+        preference: data::PreferenceOptions::default(),
     };
     data::prepare(&[DatasetSpec { shard, ..DatasetSpec::new(path, DatasetKind::Tokens) }], None, &options)
 }

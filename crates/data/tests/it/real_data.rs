@@ -24,6 +24,7 @@ fn load(path: &Path, kind: DatasetKind, tokenizer: &Arc<Tokenizer>, max_length: 
         vocab_size: tokenizer.encoder().vocab_size(),
         workers: 2,
         dialogue: DialogueOptions { clock: Some("2026-11-20".to_owned()), ..DialogueOptions::default() },
+        preference: data::PreferenceOptions::default(),
     };
     let spec = DatasetSpec::new(path, kind);
     prepare(&[spec], Some(tokenizer), &options).unwrap()

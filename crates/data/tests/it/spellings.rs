@@ -51,7 +51,14 @@ fn options(template: &str) -> PrepareOptions {
         clock: Some("2026-11-20".to_owned()),
         ..DialogueOptions::default()
     };
-    PrepareOptions { max_length: 8192, truncation: Truncation::Delete, vocab_size: 512, workers: 1, dialogue }
+    PrepareOptions {
+        max_length: 8192,
+        truncation: Truncation::Delete,
+        vocab_size: 512,
+        workers: 1,
+        dialogue,
+        preference: data::PreferenceOptions::default(),
+    }
 }
 
 fn prepared(path: &Path, options: &PrepareOptions) -> Result<EncodedCorpus, DataError> {
@@ -447,8 +454,14 @@ fn the_recorded_cases_come_out_right() {
         let tokenizer = tokenizers.entry(model).or_insert_with(read).clone();
         let dialogue = DialogueOptions { clock: Some("2026-11-20".to_owned()), ..DialogueOptions::default() };
         let vocab_size = tokenizer.encoder().vocab_size();
-        let options =
-            PrepareOptions { max_length: 16384, truncation: Truncation::Delete, vocab_size, workers: 2, dialogue };
+        let options = PrepareOptions {
+            max_length: 16384,
+            truncation: Truncation::Delete,
+            vocab_size,
+            workers: 2,
+            dialogue,
+            preference: data::PreferenceOptions::default(),
+        };
         let spec = DatasetSpec::new(file, DatasetKind::Auto(Box::default()));
         let encoded = prepare(&[spec], Some(&tokenizer), &options).unwrap_or_else(|error| panic!("{model}: {error}"));
         (texts(&encoded, &tokenizer), encoded)

@@ -9,7 +9,7 @@ use super::arithmetic::examples_of;
 use super::expression::{Expr, Unary};
 use super::pointwise::{Pointwise, check_operands};
 use crate::gradient::Gradients;
-use crate::op::{Attribute, Example};
+use crate::op::{Attribute, Example, ExampleInput};
 use crate::registry::id;
 
 /// A function as (value, slope) of the operand.
@@ -26,12 +26,16 @@ const CUBIC: f64 = 0.044715;
 const QUICK: f64 = 1.702;
 
 const FUNCTIONS: &[(&str, Rule)] = &[
+    ("exp", |x| (Expr::unary(Unary::Exp, x()), Expr::unary(Unary::Exp, x()))),
     ("gelu", gelu),
     ("gelu_tanh", gelu_tanh),
     ("quick_gelu", quick_gelu),
+    ("reciprocal", |x| (number(1.0) / x(), number(-1.0) / (x() * x()))),
     ("relu", |x| (Expr::unary(Unary::Relu, x()), Expr::unary(Unary::Step, x()))),
     ("sigmoid", |x| (x().sigmoid(), x().sigmoid() * (number(1.0) - x().sigmoid()))),
+    ("softplus", |x| (Expr::unary(Unary::Softplus, x()), x().sigmoid())),
     ("silu", |x| (x().silu(), x().sigmoid() * (number(1.0) + x() * (number(1.0) - x().sigmoid())))),
+    ("step", |x| (Expr::unary(Unary::Step, x()), number(0.0))),
     ("tanh", |x| {
         let y = || Expr::unary(Unary::Tanh, x());
         (y(), number(1.0) - y() * y())
@@ -81,18 +85,32 @@ fn like_first(inputs: &[ValueType], count: usize, names: &str, attrs: &Attrs) ->
     Ok(vec![inputs[0].clone()])
 }
 
-fn examples(operands: usize) -> Vec<Example> {
-    FUNCTIONS.iter().flat_map(|(name, _)| examples_of(operands, &Attrs::new().with("function", *name))).collect()
+/// A function of numbers between 0.5 and 3.
+fn away_from_zero(operands: usize, function: &str) -> Example {
+    let x = ExampleInput::UniformF32 { shape: vec![7, 33], low: 0.5, high: 3.0 };
+    let all: Vec<usize> = (0..operands).collect();
+    Example::new(vec![x; operands], Attrs::new().with("function", function)).differentiate(&all)
 }
 
-const ATTRIBUTES: &[Attribute] =
-    &[Attribute { name: "function", kind: "string", doc: "gelu, gelu_tanh, quick_gelu, relu, sigmoid, silu or tanh" }];
+fn examples(operands: usize) -> Vec<Example> {
+    // Near 0 the reciprocal has no slope that differences find.
+    let everywhere = FUNCTIONS.iter().filter(|(name, _)| *name != "reciprocal");
+    let of_normal = everywhere.flat_map(|(name, _)| examples_of(operands, &Attrs::new().with("function", *name)));
+    of_normal.chain([away_from_zero(operands, "reciprocal")]).collect()
+}
+
+const ATTRIBUTES: &[Attribute] = &[Attribute {
+    name: "function",
+    kind: "string",
+    doc: "exp, gelu, gelu_tanh, quick_gelu, reciprocal, relu, sigmoid, silu, softplus, step or tanh",
+}];
 
 /// f(x)
 pub static ACTIVATION: Pointwise = Pointwise {
     id: id::ACTIVATION,
     doc: "f(x), element by element: gelu is x·Φ(x) with the normal distribution Φ, gelu_tanh x/2·(1 + tanh(√(2/π)·(x + \
-          0.044715·x³))), quick_gelu x·σ(1.702·x), relu max(x, 0), sigmoid σ(x), silu x·σ(x). x […] → like x.",
+          0.044715·x³))), quick_gelu x·σ(1.702·x), reciprocal 1/x, relu max(x, 0), sigmoid σ(x), silu x·σ(x), softplus \
+          ln(1 + eˣ), step 1 above 0 and 0 elsewhere, with slope 0. x […] → like x.",
     attributes: ATTRIBUTES,
     infer: |inputs, attrs| like_first(inputs, 1, "one operand", attrs),
     expressions: |attrs| vec![parts(attrs).0],
@@ -141,6 +159,12 @@ mod tests {
             ("relu", 2.0, 2.0),
             ("sigmoid", 1.0, 0.731058578630005),
             ("silu", 1.0, 0.731058578630005),
+            ("exp", -1.0, 0.36787944117144233),
+            ("reciprocal", -4.0, -0.25),
+            ("softplus", -2.0, 0.1269280110429725),
+            ("softplus", 60.0, 60.0),
+            ("step", 0.0, 0.0),
+            ("step", 0.5, 1.0),
             ("tanh", 1.0, 0.761594155955765),
         ] {
             assert!((value(function, x) - expected).abs() < 1e-9, "{function}({x}) = {}", value(function, x));

@@ -1,4 +1,4 @@
-//! `add`, `mul`, `scale`: arithmetic on equally shaped operands.
+//! `add`, `mul`, `scale`, `shift`, `detach`: arithmetic on equally shaped operands.
 
 use graph::ValueType;
 use tensor::Attrs;
@@ -80,4 +80,43 @@ pub static SCALE: Pointwise = Pointwise {
         Gradients::Inputs(vec![call.wanted(0, id::SCALE, &[dy], attrs)])
     },
     examples: || examples_of(1, &Attrs::new().with("factor", -0.3)),
+};
+
+/// The sum of each element and a constant offset.
+pub static SHIFT: Pointwise = Pointwise {
+    id: id::SHIFT,
+    doc: "x + offset, element by element. x […] → like x.",
+    attributes: &[Attribute { name: "offset", kind: "float", doc: "the number to add" }],
+    infer: |inputs, attrs| {
+        check_operands(inputs, 1, "one operand")?;
+        attrs.float("offset")?;
+        Ok(inputs.to_vec())
+    },
+    expressions: |attrs| {
+        let offset = attrs.float("offset").expect("checked by the shape rule");
+        vec![Expr::Input(0) + Expr::Constant(offset)]
+    },
+    gradient: |call| {
+        let dy = call.dy();
+        Gradients::Inputs(vec![call.wanted[0].then_some(dy)])
+    },
+    examples: || examples_of(1, &Attrs::new().with("offset", -0.3)),
+};
+
+/// The elements as constants, through which no gradient flows.
+pub static DETACH: Pointwise = Pointwise {
+    id: id::DETACH,
+    doc: "x as a constant: no gradient flows through it. x […] → like x.",
+    attributes: &[],
+    infer: |inputs, _| {
+        check_operands(inputs, 1, "one operand")?;
+        Ok(inputs.to_vec())
+    },
+    expressions: |_| vec![Expr::Input(0)],
+    gradient: |_| Gradients::Inputs(vec![None]),
+    examples: || {
+        let mut examples = examples_of(1, &Attrs::new());
+        examples.iter_mut().for_each(|e| e.differentiable.clear());
+        examples
+    },
 };

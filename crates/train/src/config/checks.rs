@@ -5,10 +5,11 @@
 
 use super::{
     self as config, Config, Dataset, DatasetType, Device, Dtype, Fp4Backend, GradientCompression, Init, MatmulDtype,
-    Problem, Recipe, Reporter, Resume, RopeScaling, Schedule, ShardScope, Strategy, SystemPromptType,
+    PreferenceSplit, Problem, Recipe, Reporter, Resume, RopeScaling, Schedule, ShardScope, Strategy, SystemPromptType,
+    Truncation, TruncationMode,
 };
-use data::AgentForm;
-use data::template::families;
+use ::data::template::families;
+use ::data::{AgentForm, Purpose};
 use options::{Reader, Setting, Table};
 use program::{Arch, Machine};
 
@@ -17,6 +18,7 @@ use crate::conversation::loss_rule;
 
 /// All contradictions inside one configuration.
 pub(super) fn check_options(config: &Config, reader: &mut Reader) {
+    super::preferences::check_preferences(config, reader);
     check_recompute(config, reader);
     check_quantisation(config, reader);
     check_recipe(config, reader);
@@ -32,6 +34,7 @@ pub(super) fn check_options(config: &Config, reader: &mut Reader) {
     check_conversations(config, reader);
     check_cadence(config, reader);
     check_samples(config, reader);
+    check_preferences(config, config.task.purpose(), reader);
     if let Some(requested @ [_, _, ..]) = config.logging.report_to.as_deref()
         && requested.contains(&Reporter::None)
     {
@@ -572,13 +575,14 @@ fn check_dataset(dataset: &Dataset, path: &str, reader: &mut Reader) {
     let kind = dataset.r#type;
     for (row, value) in Dataset::ROWS.iter().zip(dataset.values()) {
         if let Some(owner) = row.owner
-            && owner != kind.name()
+            && !row.is_of(kind.name())
             && kind != DatasetType::Auto
             && value != row.default_json()
             && !reader.is_faulty(&at(row.name))
         {
             let message = format!("`{}` belongs to type `{owner}`, but the type is `{kind}`", at(row.name));
-            reader.report(&at(row.name), message, Some(format!("remove `{}`, or set `type: {owner}`", row.name)));
+            let first = row.owners().next().unwrap_or(owner);
+            reader.report(&at(row.name), message, Some(format!("remove `{}`, or set `type: {first}`", row.name)));
         }
     }
     if path.starts_with("validation") && dataset.repeats != 1.0 && !reader.is_faulty(&at("repeats")) {
@@ -598,6 +602,23 @@ fn check_dataset(dataset: &Dataset, path: &str, reader: &mut Reader) {
         if source != Some(of) && given && !reader.is_faulty(&at("system_prompt_type")) {
             let message = format!("`{}` has no effect without `system_prompt_type: {of}`", at(name));
             reader.report(&at(name), message, Some(format!("add `system_prompt_type: {of}`, or remove `{name}`")));
+        }
+    }
+}
+
+/// Options of rows that the task does not have.
+fn check_preferences(config: &Config, purpose: Purpose, reader: &mut Reader) {
+    let (of_text, task) = (purpose == Purpose::Documents, config.task.name());
+    let hint = if of_text { "`task: dpo` and others compare answers" } else { "`truncation_mode` says what is kept" };
+    let never_cut = matches!(purpose, Purpose::Documents | Purpose::Scores);
+    for (option, has_no_effect) in [
+        ("preference_split", of_text && config.data.preference_split != PreferenceSplit::Spans),
+        ("truncation_mode", never_cut && config.template.truncation_mode != TruncationMode::KeepStart),
+        ("truncation_strategy", !of_text && config.template.truncation_strategy != Truncation::Delete),
+    ] {
+        if has_no_effect && !reader.is_faulty(option) {
+            let message = format!("`{option}` has no effect on the rows of `{task}`");
+            reader.report(option, message, Some(format!("remove `{option}`: {hint}")));
         }
     }
 }

@@ -29,6 +29,8 @@ options! {
         data_cache: Setting<String> = auto, path, resumable;
         /// Pack several documents into a row. They do not attend to each other.
         sample_packing: bool = true;
+        /// Where the prompt of a preference ends and its answers begin.
+        preference_split: PreferenceSplit = "spans";
         /// Shuffle the rows in every epoch. `false` keeps the order of the files.
         shuffle: bool = true;
     }
@@ -75,12 +77,28 @@ options! {
         /// The column with the messages.
         messages_field: String = "messages", belongs_to = "conversation";
         /// The column with the system prompt.
-        system_field: Option<String> = null, belongs_to = "conversation";
+        system_field: Option<String> = null, belongs_to = "conversation or preference or unpaired";
         /// The column with the tools.
-        tools_field: Option<String> = null, belongs_to = "conversation";
+        tools_field: Option<String> = null, belongs_to = "conversation or preference or unpaired";
         /// Names of message properties in the data, as `role: from`. The usual pairs, `role`/`content` and
         /// `from`/`value`, are recognized without it.
-        message_property_mappings: Option<BTreeMap<String, String>> = null, belongs_to = "conversation";
+        message_property_mappings: Option<BTreeMap<String, String>> = null,
+            belongs_to = "conversation or preference or unpaired";
+        /// The column with the prompt, a text or messages. Null finds it by its name; there may be none where both answers
+        /// are whole conversations or texts that begin with it.
+        prompt_field: Option<String> = null, belongs_to = "preference or unpaired";
+        /// The column with the better answer, a text or messages. Null finds it by its name.
+        chosen_field: Option<String> = null, belongs_to = "preference";
+        /// The column with the worse answer. Null finds it by its name.
+        rejected_field: Option<String> = null, belongs_to = "preference";
+        /// The column with a number that says by how much the better answer is better. Null takes `margin` where it is
+        /// there.
+        margin_field: Option<String> = null, belongs_to = "preference";
+        /// The column with the answer, a text or messages. Null finds it by its name, else the last message is the answer.
+        completion_field: Option<String> = null, belongs_to = "unpaired";
+        /// The column that says whether the answer is good: true or false, 1 or 0, `desirable` or `undesirable`. Null finds
+        /// it by its name.
+        label_field: Option<String> = null, belongs_to = "unpaired";
     }
 }
 
@@ -95,6 +113,18 @@ choices! {
 }
 
 choices! {
+    /// Where a prompt ends and its answer begins.
+    pub enum PreferenceSplit {
+        /// At the borders of messages and texts; of conversations the assistant's text and the token that ends it is
+        /// trained.
+        Spans = "spans",
+        /// After the tokens that the prompt alone has in common with both answers, as TRL does it; all that follows is
+        /// trained, the template's own text too.
+        Trl = "trl",
+    }
+}
+
+choices! {
     /// The type of a dataset's rows.
     pub enum DatasetType {
         /// Plain text; all tokens are trained.
@@ -103,6 +133,10 @@ choices! {
         Instruction = "instruction",
         /// Chat messages; the assistant's are trained.
         Conversation = "conversation",
+        /// A prompt with a better and a worse answer.
+        Preference = "preference",
+        /// A prompt with an answer and whether it is good.
+        Unpaired = "unpaired",
         /// Token ids, optionally with labels, positions and weights.
         Tokens = "tokens",
         /// Detected from the columns.

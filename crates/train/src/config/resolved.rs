@@ -85,7 +85,8 @@ fn push_value(text: &mut String, row: &Row, value: &Value, remark: &str) {
 /// The options of a group, without those that belong to another `type` of group.
 fn push_fields(text: &mut String, rows: &[Row], fields: &Map<String, Value>, first: &str, other: &str) {
     let kind = fields.get("type").and_then(Value::as_str);
-    let rows = rows.iter().filter(|row| row.owner.is_none() || row.owner == kind || kind == Some("auto"));
+    let rows =
+        rows.iter().filter(|row| row.owner.is_none() || kind.is_some_and(|kind| row.is_of(kind) || kind == "auto"));
     for (index, row) in rows.enumerate() {
         let indent = if index == 0 { first } else { other };
         text.push_str(&format!("{indent}{}: {}\n", row.name, scalar(&fields[row.name])));

@@ -1,5 +1,6 @@
 //! Options of the run as a whole: name, length in epochs, folders, checkpoints.
 
+use super::Task;
 use super::cadence::{Epochs, Strategy};
 use options::{Fault, Kind, Node, OptionValue, Reader, Setting, Tree, options};
 use serde_json::{Value, json};
@@ -7,6 +8,8 @@ use serde_json::{Value, json};
 options! {
     /// Name, length, folders and checkpoints of the run.
     pub struct Run: "Run" {
+        /// What is trained. Null: what the command says.
+        task: Option<Task> = null;
         /// Name of the run in logs and file names. `auto` derives it from the model and the time.
         run_name: Setting<String> = auto, resumable;
         /// Set options that you left out to the values that the plan finds best for this machine, and print each choice

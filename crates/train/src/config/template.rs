@@ -18,6 +18,9 @@ options! {
         max_length: Option<u32> = null, min = 1;
         /// What to do with longer conversations.
         truncation_strategy: Truncation = "delete";
+        /// Of preferences, what is kept of a prompt with an answer of more than `max_length` tokens. Reward models drop
+        /// such rows.
+        truncation_mode: TruncationMode = "keep_start";
         /// Current time for templates that print a date, as `2026-11-20` or `2026-11-20T12:00:00`. `auto` is the start
         /// of the run.
         clock: Setting<Clock> = auto;
@@ -53,6 +56,16 @@ choices! {
         Right = "right",
         /// Split into several rows.
         Split = "split",
+    }
+}
+
+choices! {
+    /// What is kept of a prompt with an answer.
+    pub enum TruncationMode {
+        /// Its beginning. A row whose prompt alone is too long is dropped.
+        KeepStart = "keep_start",
+        /// Its end, be it without the whole prompt.
+        KeepEnd = "keep_end",
     }
 }
 

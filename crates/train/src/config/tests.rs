@@ -535,6 +535,22 @@ fn contradictions() {
         ]
     );
     assert_eq!(
+        mistakes(
+            "datasets:\n- {path: a, type: text, prompt_field: m}\n- {path: a, type: preference, system_field: s}\n"
+        ),
+        [
+            "datasets[0].prompt_field: `datasets[0].prompt_field` belongs to type `preference or unpaired`, but the type is \
+             `text`"
+        ]
+    );
+    assert_eq!(
+        mistakes("preference_split: trl\ntruncation_mode: keep_end\n"),
+        [
+            "preference_split: `preference_split` has no effect on the rows of `sft`",
+            "truncation_mode: `truncation_mode` has no effect on the rows of `sft`"
+        ]
+    );
+    assert_eq!(
         mistakes("datasets:\n- {path: a, type: instruction, output_field: o, system_prompt_type: fixed}\n"),
         [
             "datasets[0].type: `datasets[0].instruction_field` is required for type `instruction`",

@@ -1,0 +1,275 @@
+//! Rows of preferences to sides of ids and labels.
+//!
+//! Knows neither columns nor batches.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::columns::{PreferenceColumns, UnpairedColumns};
+use super::cut::{Side, cut_pair, pair};
+use super::reading::{Asked, RowReader, Said};
+use super::text::{is_transcript, said};
+use super::{PreferenceOptions, Purpose, Split, Unpaired};
+use crate::batch::IGNORE;
+use crate::dataset::{Limits, Noticed, RowDocuments, RowForm};
+use crate::dialogue::{Answered, DialogueEncoder, DialogueOptions, label};
+use crate::document::Document;
+use crate::error::{DataError, RowError, RowReason};
+use crate::remarks::Remarks;
+use crate::spans::TrainedSpan;
+use crate::summary::Expected;
+use crate::tokenizer::Tokenizer;
+use crate::weights::LossRule;
+
+/// Encodes prompts with their answers.
+struct Answers {
+    tokenizer: Arc<Tokenizer>,
+    /// Why conversations cannot be written, where they cannot.
+    dialogue: Result<Box<DialogueEncoder>, DataError>,
+    is_chat: bool,
+    options: PreferenceOptions,
+}
+
+/// One side with both ways to tell prompt and answer apart.
+struct Encoded {
+    /// Its labels follow from the spans of the answer.
+    document: Document,
+    /// Tokens that the prompt alone has in common with it.
+    prefix: usize,
+}
+
+impl Answers {
+    fn new(
+        tokenizer: Arc<Tokenizer>,
+        dialogue: &DialogueOptions,
+        is_chat: bool,
+        options: &PreferenceOptions,
+    ) -> Result<Self, DataError> {
+        if matches!(dialogue.loss, LossRule::Everything) {
+            let problem = "`loss_scale: all` trains prompts too, which a preference compares answers to";
+            return Err(DataError::invalid("loss_scale", problem).hint("remove `loss_scale`"));
+        }
+        if options.split == Split::CommonPrefix && !matches!(dialogue.loss, LossRule::Answers) {
+            let problem = "`preference_split: trl` trains everything after the prompt alike";
+            return Err(DataError::invalid("loss_scale", problem).hint("remove one of both"));
+        }
+        let encoder = DialogueEncoder::new(tokenizer.clone(), dialogue).map(Box::new);
+        let dialogue = if is_chat { Ok(encoder?) } else { encoder };
+        Ok(Answers { tokenizer, dialogue, is_chat, options: options.clone() })
+    }
+
+    /// The sides of a row, a prompt with each of its answers, and whether a split by common tokens trains others.
+    fn encode(&self, asked: &Asked, remarks: &mut Remarks) -> Result<(Vec<Side>, bool), RowError> {
+        let mut sides = Vec::new();
+        let mut of_row = Remarks::default();
+        for answer in &asked.answers {
+            let mut own = Remarks::default();
+            sides.push(match (&asked.prompt, answer) {
+                (Said::Text(prompt), Said::Text(answer)) => self.text(prompt, answer)?,
+                _ => self.turns(asked, answer, &mut own)?,
+            });
+            // Both sides show the same prompt.
+            of_row.widen(&own);
+        }
+        remarks.extend(&of_row);
+        let together = match self.options.purpose {
+            Purpose::Answers => None,
+            _ => sides.iter().map(|side| side.prefix).min(),
+        };
+        let by_prefix = |side: &Encoded| together.unwrap_or(side.prefix);
+        let mut is_other = false;
+        let side = |side: Encoded| {
+            let prefix = by_prefix(&side);
+            let mut document = side.document;
+            let first = document.labels.iter().position(|label| *label != IGNORE).unwrap_or(prefix);
+            let is_trained = |(t, label): (usize, &i32)| (*label != IGNORE) == (t >= prefix);
+            is_other |= !document.labels.iter().enumerate().all(is_trained);
+            match self.options.split {
+                Split::Spans => Side { document, prompt: prefix.min(first) },
+                Split::CommonPrefix => {
+                    for t in 0..document.len() {
+                        let is_answer = t >= prefix;
+                        document.labels[t] = if is_answer { document.ids[t] } else { IGNORE };
+                        document.weights[t] = f32::from(u8::from(is_answer));
+                    }
+                    Side { document, prompt: prefix }
+                }
+            }
+        };
+        let sides: Vec<Side> = sides.into_iter().map(side).collect();
+        Ok((sides, is_other && self.options.split == Split::Spans))
+    }
+
+    /// Plain text: what the model writes ends with its EOS.
+    fn text(&self, prompt: &str, answer: &str) -> Result<Encoded, RowError> {
+        let mut text = format!("{prompt}{answer}");
+        if let Some(eos) = self.tokenizer.eos()
+            && !text.ends_with(&eos.text)
+        {
+            text.push_str(&eos.text);
+        }
+        let begin = prompt.len();
+        let ranges = if is_transcript(prompt) { said(answer) } else { std::iter::once(0..answer.len()).collect() };
+        let span = |range: Range<usize>| {
+            // EOS ends what is said last.
+            let end = if range.end == answer.len() { text.len() } else { begin + range.end };
+            TrainedSpan { range: begin + range.start..end, weight: 1.0 }
+        };
+        let spans: Vec<TrainedSpan> = ranges.into_iter().map(span).collect();
+        let alone = self.tokenizer.encode_document(prompt)?.ids;
+        let document = label(self.tokenizer.encode_document(&text)?, &spans);
+        let prefix = common_prefix(&alone, &document.ids);
+        Ok(Encoded { document, prefix })
+    }
+
+    fn turns(&self, asked: &Asked, answer: &Said, remarks: &mut Remarks) -> Result<Encoded, RowError> {
+        let (Said::Turns(prompt), Said::Turns(answer)) = (&asked.prompt, answer) else {
+            panic!("a row is all text or all turns");
+        };
+        let dialogue = self.dialogue.as_ref().map_err(|error| RowError::new(RowReason::Template, error))?;
+        let turns = Answered {
+            prompt,
+            answer,
+            tools: asked.tools.as_ref(),
+            variables: asked.variables.as_ref(),
+            needs_spans: self.options.split == Split::Spans,
+        };
+        let (document, alone) = dialogue.encode_answer(&turns, remarks)?;
+        let prefix = common_prefix(&alone, &document.ids);
+        Ok(Encoded { document, prefix })
+    }
+
+    fn expected(&self) -> Expected {
+        let bos = self.tokenizer.bos().map(|bos| bos.id as i32);
+        match &self.dialogue {
+            Ok(encoder) if self.is_chat => encoder.expected(),
+            _ => Expected { ends: None, bos },
+        }
+    }
+
+    fn clock_readings(&self) -> BTreeMap<String, String> {
+        self.dialogue.as_ref().map(|encoder| encoder.clock_readings()).unwrap_or_default()
+    }
+
+    /// A side as a document with its verdict.
+    fn unpaired(
+        &self,
+        mut side: Side,
+        desirable: bool,
+        limits: &Limits,
+        noticed: &mut Noticed,
+    ) -> Result<Document, RowError> {
+        noticed.counts.cut += usize::from(side.cut(limits.max_length, self.options.cut)?);
+        side.check()?;
+        noticed.counts.answer(desirable);
+        Ok(Unpaired { document: side.document, prompt: side.prompt, desirable }.into_document())
+    }
+}
+
+/// Elements that both begin with.
+fn common_prefix(alone: &[u32], ids: &[i32]) -> usize {
+    alone.iter().zip(ids).take_while(|(a, b)| **a as i32 == **b).count()
+}
+
+/// `type: preference`: two answers to a prompt, of which one is better.
+pub(crate) struct PairRows {
+    answers: Answers,
+    columns: PreferenceColumns,
+}
+
+impl PairRows {
+    pub(crate) fn new(
+        tokenizer: Arc<Tokenizer>,
+        dialogue: &DialogueOptions,
+        columns: PreferenceColumns,
+        options: &PreferenceOptions,
+    ) -> Result<Self, DataError> {
+        let answers = Answers::new(tokenizer, dialogue, columns.question.is_chat, options)?;
+        Ok(PairRows { answers, columns })
+    }
+}
+
+impl RowDocuments for PairRows {
+    fn documents(
+        &self,
+        row: &Map<String, Value>,
+        form: RowForm,
+        limits: &Limits,
+        noticed: &mut Noticed,
+    ) -> Result<Vec<Document>, RowError> {
+        let options = &self.answers.options;
+        let mut reader = RowReader { row, form, split: options.split, remarks: &mut noticed.remarks };
+        let (asked, margin) = reader.pair(&self.columns, &mut noticed.counts)?;
+        let (sides, is_other) = self.answers.encode(&asked, &mut noticed.remarks)?;
+        let sides: [Side; 2] = sides.try_into().map_err(|_| RowError::new(RowReason::MissingField, "one answer"))?;
+        noticed.counts.other_split += usize::from(is_other);
+        if options.purpose == Purpose::Answers {
+            noticed.length = sides.iter().map(|side| side.document.len()).max();
+            let [chosen, rejected] = sides;
+            let chosen = self.answers.unpaired(chosen, true, limits, noticed)?;
+            return Ok(vec![chosen, self.answers.unpaired(rejected, false, limits, noticed)?]);
+        }
+        let mut sides = sides;
+        noticed.length = Some(sides.iter().map(|side| side.document.len()).sum());
+        noticed.counts.cut += cut_pair(&mut sides, limits.max_length, options.pair_length, options.cut)?;
+        sides.iter().try_for_each(Side::check)?;
+        noticed.counts.pair(&sides);
+        Ok(vec![pair(sides, margin).into_document()])
+    }
+
+    fn expected(&self) -> Expected {
+        self.answers.expected()
+    }
+
+    fn clock_readings(&self) -> BTreeMap<String, String> {
+        self.answers.clock_readings()
+    }
+}
+
+/// `type: unpaired`: an answer to a prompt, and whether it is good.
+pub(crate) struct UnpairedRows {
+    answers: Answers,
+    columns: UnpairedColumns,
+}
+
+impl UnpairedRows {
+    pub(crate) fn new(
+        tokenizer: Arc<Tokenizer>,
+        dialogue: &DialogueOptions,
+        columns: UnpairedColumns,
+        options: &PreferenceOptions,
+    ) -> Result<Self, DataError> {
+        let answers = Answers::new(tokenizer, dialogue, columns.question.is_chat, options)?;
+        Ok(UnpairedRows { answers, columns })
+    }
+}
+
+impl RowDocuments for UnpairedRows {
+    fn documents(
+        &self,
+        row: &Map<String, Value>,
+        form: RowForm,
+        limits: &Limits,
+        noticed: &mut Noticed,
+    ) -> Result<Vec<Document>, RowError> {
+        let split = self.answers.options.split;
+        let mut reader = RowReader { row, form, split, remarks: &mut noticed.remarks };
+        let (asked, desirable) = reader.unpaired(&self.columns)?;
+        let (mut sides, is_other) = self.answers.encode(&asked, &mut noticed.remarks)?;
+        let side = sides.pop().ok_or_else(|| RowError::new(RowReason::MissingField, "no answer"))?;
+        noticed.counts.other_split += usize::from(is_other);
+        noticed.length = Some(side.document.len());
+        Ok(vec![self.answers.unpaired(side, desirable, limits, noticed)?])
+    }
+
+    fn expected(&self) -> Expected {
+        self.answers.expected()
+    }
+
+    fn clock_readings(&self) -> BTreeMap<String, String> {
+        self.answers.clock_readings()
+    }
+}

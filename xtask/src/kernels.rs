@@ -196,7 +196,7 @@ const LONG: [&str; 7] = [
     "grouped_weight_gradient",
 ];
 
-/// One in so many texts of their kernels is compiled.
+/// The interval at which texts of their kernels are compiled.
 const LONG_EVERY: usize = 3;
 
 /// The examples of an operation in every element type; none of one that has no kernels.

@@ -22,7 +22,7 @@ use crate::template::{ChatTemplate, Conversation, Rendered, clock_now, read_cloc
 use crate::tokenizer::{Encoded, Tokenizer};
 use crate::weights::{LossRule, around};
 
-/// How conversations are rendered.
+/// Options for rendering conversations.
 #[derive(Clone, Debug, Default)]
 pub struct DialogueOptions {
     /// Jinja text that replaces the model's own template.
@@ -31,7 +31,7 @@ pub struct DialogueOptions {
     pub system: Option<String>,
     /// What `strftime_now` reads, as `2026-11-20` or `2026-11-20T12:00:00`; unset: the moment of loading.
     pub clock: Option<String>,
-    /// What is trained of a conversation.
+    /// The turns of a conversation that are trained.
     pub loss: LossRule,
     /// Text between the generation prompt and an answer; not trained.
     pub response_prefix: Option<String>,
@@ -39,7 +39,7 @@ pub struct DialogueOptions {
     pub agent: Option<AgentForm>,
     /// Find the end of the system prompt, which survives when a document loses its beginning.
     pub keeps_system: bool,
-    /// Why no conversation may be written, if none may.
+    /// The reason why no conversation may be written, if there is one.
     pub refused: Option<String>,
     /// Further variables that the template sees, such as `enable_thinking`.
     pub variables: Map<String, Value>,
@@ -91,7 +91,7 @@ pub struct DialogueEncoder {
     /// The model's other template, for conversations with tools.
     tool_template: Option<ChatTemplate>,
     options: DialogueOptions,
-    /// Whether the template has a place for tools.
+    /// True if the template has a place for tools.
     shows_tools: bool,
     /// It knows the role `developer`, which is another name of the system's.
     knows_developer: bool,
@@ -152,7 +152,7 @@ impl DialogueEncoder {
         ends
     }
 
-    /// What opens the assistant's turn.
+    /// The text that opens the assistant's turn.
     pub fn generation_prompt(&self) -> &str {
         &self.generation_prompt
     }
@@ -368,7 +368,7 @@ pub(crate) struct Answered<'a> {
     pub prompt: &'a [Message],
     pub answer: &'a [Message],
     pub tools: Option<&'a Value>,
-    /// What the template sees for this row besides.
+    /// Further variables of the template, from this row.
     pub variables: Option<&'a Map<String, Value>>,
     /// Whether the place of the answer in the rendering is needed; then each of its messages must be shown.
     pub needs_spans: bool,

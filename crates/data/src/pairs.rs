@@ -1,4 +1,4 @@
-//! What a loss of pairs reads of a micro-batch: which side of which pair each token belongs to. Values of pairs lie in the
+//! Inputs of a loss of pairs, made from a micro-batch: which side of which pair each token belongs to. Values of pairs lie in the
 //! first entries of a tensor that is shaped like the batch. Knows no loss.
 
 use std::ops::Range;

@@ -16,7 +16,7 @@ use crate::model::{Model, TOKEN_LOSS};
 use crate::source::ModelSource;
 use crate::trainer::Trainer;
 
-/// Whose log-probabilities are compared with.
+/// The model whose log-probabilities a task compares with.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Reference {
     /// The model in training without its adapter.

@@ -10,10 +10,10 @@ use super::{ConversationColumns, DatasetKind, InstructionColumns, SystemPrompt};
 use crate::preference::{Found, PreferenceColumns, Purpose, UnpairedColumns, found_pair, found_unpaired};
 use crate::rows::json::kind;
 
-/// Rows that are examined.
+/// Number of rows of a set that are examined.
 pub(crate) const SAMPLE: usize = 64;
 
-/// What the user says of the columns although the type is left open. Empty names are open.
+/// Names of columns that the user gave although the type is left open. Empty names are open.
 #[derive(Clone, Debug, Default)]
 pub struct AutoColumns {
     /// The column with a text.
@@ -48,7 +48,7 @@ const PAIRS: [(&str, &[&str]); 6] = [
     ("input", &["output"]),
 ];
 
-/// What was recognised.
+/// The type that was recognized, in words for the data check.
 #[derive(Clone, Debug)]
 pub(crate) struct Detected {
     pub kind: DatasetKind,
@@ -70,7 +70,7 @@ impl<'a> Columns<'a> {
         self.rows.iter().filter_map(|row| row.get(name)).filter(|value| !value.is_null())
     }
 
-    /// Whether a column is there and each of its values is of the wanted kind.
+    /// Returns true if a column is there and each of its values is of the wanted kind.
     pub(crate) fn all(&self, name: &str, is: impl Fn(&Value) -> bool) -> bool {
         self.values(name).next().is_some() && self.values(name).all(is)
     }

@@ -116,22 +116,22 @@ pub enum DatasetKind {
     Auto(Box<AutoColumns>),
 }
 
-/// How the text of a set's documents is made.
+/// The source of the text of a set's documents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Writing {
     /// There is none: rows are token ids.
     #[default]
     Tokens,
-    /// As it stands in a column.
+    /// A column, whose text is used unchanged.
     Column,
-    /// By a prompt format.
+    /// A prompt format of the dataset's options.
     Format,
-    /// By the chat template.
+    /// The chat template of the model or the run.
     Template,
 }
 
 impl DatasetKind {
-    /// How documents of this type are written; of a type that is left open, nothing is known.
+    /// Returns the source of the text of this type; of a type that is left open, nothing is known.
     pub(crate) fn writing(&self) -> Writing {
         match self {
             DatasetKind::Tokens | DatasetKind::Auto(_) => Writing::Tokens,
@@ -143,7 +143,7 @@ impl DatasetKind {
         }
     }
 
-    /// How over-long documents of this type are cut: text is split, never deleted.
+    /// Returns the truncation of over-long documents of this type: text is split, never deleted.
     pub(crate) fn truncation(&self, chosen: Truncation) -> Truncation {
         if matches!(self, DatasetKind::Text { .. }) { Truncation::Split } else { chosen }
     }
@@ -158,7 +158,7 @@ pub(crate) enum RowForm {
     Columnar,
 }
 
-/// What the documents of a row may have.
+/// Limits of the documents of a row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Tokens of a document, or of a side of a pair.
@@ -166,7 +166,7 @@ pub(crate) struct Limits {
     pub truncation: Truncation,
 }
 
-/// What is noticed of a row on the way to its documents.
+/// Facts of a row that the data check counts.
 #[derive(Debug, Default)]
 pub(crate) struct Noticed {
     /// Tokens before truncation, where it comes so far.

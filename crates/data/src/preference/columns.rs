@@ -248,7 +248,7 @@ fn role_of(message: &Value, properties: &BTreeMap<String, String>) -> String {
 
 const ASSISTANTS: [&str; 3] = ["assistant", "gpt", "model"];
 
-/// Whether a column holds whole conversations: they begin with what is asked.
+/// Returns true if a column holds whole conversations: they begin with what is asked.
 fn is_whole(columns: &Columns<'_>, name: &str, properties: &BTreeMap<String, String>) -> bool {
     let begins = |value: &Value| {
         messages_in(value).is_some_and(|list| {

@@ -1,4 +1,4 @@
-//! What the data check counts of preferences.
+//! Counts of preference rows for the data check.
 //!
 //! Only counts and words; knows neither rows nor terminals.
 

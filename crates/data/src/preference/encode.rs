@@ -27,7 +27,7 @@ use crate::weights::LossRule;
 /// Encodes prompts with their answers.
 struct Answers {
     tokenizer: Arc<Tokenizer>,
-    /// Why conversations cannot be written, where they cannot.
+    /// The reason why conversations cannot be written, if there is one.
     dialogue: Result<Box<DialogueEncoder>, DataError>,
     is_chat: bool,
     options: PreferenceOptions,

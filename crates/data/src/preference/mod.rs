@@ -78,7 +78,7 @@ impl Unpaired {
     }
 }
 
-/// What the rows of a run are for.
+/// The form of rows that a task trains on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Purpose {
     /// Text is trained on; preferences are refused.
@@ -92,7 +92,7 @@ pub enum Purpose {
     Scores,
 }
 
-/// Where a prompt ends and its answer begins.
+/// The rule for the place at which a prompt ends and its answer begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Split {
     /// At the borders of messages and texts. Of conversations the assistant's text and the token that ends it is
@@ -104,7 +104,7 @@ pub enum Split {
     CommonPrefix,
 }
 
-/// What is cut off a side that is too long.
+/// The end that is cut off a side that is too long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cut {
     /// Its end. A row whose prompt alone reaches the limit is dropped.
@@ -116,7 +116,7 @@ pub enum Cut {
     Nothing,
 }
 
-/// How preferences are read.
+/// Options for reading preferences.
 #[derive(Clone, Debug, Default)]
 pub struct PreferenceOptions {
     pub purpose: Purpose,

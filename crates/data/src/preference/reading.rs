@@ -1,4 +1,4 @@
-//! What a row of preferences asks, and the answers that it brings, in any of the forms of other tools.
+//! Reads the prompt and the answers of a row of preferences, in any of the forms of other tools.
 //!
 //! Knows columns; no templates and no tokens.
 
@@ -14,7 +14,7 @@ use crate::error::{RowError, RowReason};
 use crate::remarks::{Remark, Remarks};
 use crate::spans::Message;
 
-/// What is said: plain text, or turns that the chat template writes.
+/// The content of a side: plain text, or turns that the chat template writes.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Said {
     Text(String),
@@ -27,7 +27,7 @@ pub(super) struct Asked {
     pub prompt: Said,
     pub answers: Vec<Said>,
     pub tools: Option<Value>,
-    /// What the template sees of this row besides.
+    /// Further variables of the template, from this row.
     pub variables: Option<Map<String, Value>>,
 }
 
@@ -120,7 +120,7 @@ impl RowReader<'_> {
         }
     }
 
-    /// What is asked and answered; `answers` are columns. `from_prompt`: the prompt's last turn is the first answer.
+    /// Returns the prompt and the answers; `answers` are columns. `from_prompt`: the prompt's last turn is the first answer.
     fn asked(&mut self, question: &Question, answers: &[&str], from_prompt: bool) -> Result<Asked, RowError> {
         let row = self.row;
         let prompt = match &question.prompt {

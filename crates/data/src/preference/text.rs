@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::Split;
 
-/// What opens a turn in a transcript of the form of Anthropic's HH data.
+/// The text that opens a turn in a transcript of the form of Anthropic's HH data.
 const ASKED: &str = "\n\nHuman:";
 const ANSWERED: &str = "\n\nAssistant:";
 
@@ -35,7 +35,7 @@ pub(super) fn prompt_of(chosen: &str, rejected: &str, split: Split) -> usize {
     }
 }
 
-/// Whether a text is a talk of `Human:` and `Assistant:`.
+/// Returns true if a text is a transcript of `Human:` and `Assistant:`.
 pub(super) fn is_transcript(text: &str) -> bool {
     let is_opened = text.starts_with(ASKED) || text.starts_with(ASKED.trim_start());
     is_opened && text.contains(ANSWERED)

@@ -96,7 +96,11 @@ fn examples(operands: usize) -> Vec<Example> {
     // Near 0 the reciprocal has no slope that differences find.
     let everywhere = FUNCTIONS.iter().filter(|(name, _)| *name != "reciprocal");
     let of_normal = everywhere.flat_map(|(name, _)| examples_of(operands, &Attrs::new().with("function", *name)));
-    of_normal.chain([away_from_zero(operands, "reciprocal")]).collect()
+    let mut all: Vec<Example> = of_normal.chain([away_from_zero(operands, "reciprocal")]).collect();
+    // The slope of a step is 0, and relative differences have no size to compare with.
+    let steps = all.iter_mut().filter(|example| example.attrs.text("function").is_ok_and(|name| name == "step"));
+    steps.for_each(|example| example.differentiable.clear());
+    all
 }
 
 const ATTRIBUTES: &[Attribute] = &[Attribute {

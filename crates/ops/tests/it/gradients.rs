@@ -151,7 +151,7 @@ fn rules_agree_with_central_differences() {
     assert!(checked > 10, "only {checked} examples are differentiable");
 }
 
-/// A rule that the check never sees must say that it stops, and why.
+/// A rule that the check never sees gives no gradient, or says why it has none.
 #[test]
 fn what_is_not_checked_has_no_gradient() {
     for op in ops::all() {
@@ -165,6 +165,7 @@ fn what_is_not_checked_has_no_gradient() {
         let wanted = vec![true; instance.inputs.len()];
         match apply_rule(*op, &mut graph, &gradients, &wanted) {
             Err(reason) => assert!(reason.len() > 8, "{}: `{reason}` is no reason", op.name()),
+            Ok(found) if found.iter().all(Option::is_none) => {}
             Ok(_) => panic!("{} has a gradient that no example checks", op.name()),
         }
     }

@@ -126,7 +126,7 @@ mod tests {
     fn options_of_two_types_are_refused_where_the_type_is_open() {
         let error = load("type: auto, text_field: t, tools_field: f").unwrap_err();
         assert!(
-            error.contains("`datasets[0].tools_field` to type `conversation`: one of them has no effect"),
+            error.contains("`datasets[0].tools_field` to type `conversation or preference or unpaired`: one"),
             "{error}"
         );
         load("type: auto, system_field: s, tools_field: f").unwrap();

@@ -1,4 +1,4 @@
-//! What a task reports of a micro-batch, as sums that may be added up: the numerator and the denominator of each metric.
+//! The report of a task on a micro-batch, as sums that may be added up: the numerator and the denominator of each metric.
 
 use std::fmt::Write;
 

@@ -71,7 +71,7 @@ impl Config {
         loaded.map(|config| Config { config }).map_err(|problems| config_error(py, &problems))
     }
 
-    /// What is trained.
+    /// The name of the task, as in `task: dpo`.
     #[getter]
     fn task(&self) -> &'static str {
         self.config.task.name()

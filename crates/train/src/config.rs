@@ -120,7 +120,7 @@ macro_rules! union_of_tables {
         /// Every option of a run. Loaded by [`Config::load`] and not changed afterwards.
         #[derive(Clone, Debug, PartialEq)]
         pub struct Config {
-            /// What is trained.
+            /// The task: its data, its loss and a few defaults.
             pub task: Task,
             $( $(#[doc = $doc])+ pub $field: $table, )+
             /// Files of datasets whose path is a name, by the place of the set, such as `datasets[0]`.
@@ -242,7 +242,7 @@ union_of_tables! {
     data: Data;
     /// Conversations as tokens.
     template: ChatTemplate;
-    /// Losses of preferences.
+    /// Losses that compare answers, and their reference.
     preferences: Preferences;
     /// Adapters.
     lora: Lora;

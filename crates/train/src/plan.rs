@@ -69,6 +69,7 @@ impl Plan {
         problems.extend(check_compression(config, dtype));
         notes.extend(formats::note_on_loss_scale(dtype, master));
         notes.extend(formats::note_on_determinism(config));
+        notes.extend(config.notes_on_preferences());
         notes.extend(config::inert_notes(config));
         if !problems.is_empty() {
             return Err(TrainError::Config(problems));

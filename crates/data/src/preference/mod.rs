@@ -116,7 +116,7 @@ pub enum Cut {
     Nothing,
 }
 
-/// Options for reading preferences.
+/// Options that decide how rows of preferences become tokens.
 #[derive(Clone, Debug, Default)]
 pub struct PreferenceOptions {
     pub purpose: Purpose,

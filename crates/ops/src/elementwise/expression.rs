@@ -24,8 +24,6 @@ pub enum Unary {
     Silu,
     /// ln(1 + e^x)
     Softplus,
-    /// ln x
-    Log,
     /// 1/√x
     Rsqrt,
     /// The same value. Inside, down to what is rounded or reduced, a device may contract products with sums and
@@ -88,7 +86,6 @@ const UNARY: &[(&str, Unary)] = &[
     ("sigmoid", Unary::Sigmoid),
     ("silu", Unary::Silu),
     ("softplus", Unary::Softplus),
-    ("log", Unary::Log),
     ("rsqrt", Unary::Rsqrt),
     ("relaxed", Unary::Relaxed),
     ("round_f32", Unary::Round(DType::F32)),

@@ -186,7 +186,29 @@ pub(super) fn check_preferences(config: &Config, reader: &mut Reader) {
     }
 }
 
+/// Losses that compare the pairs of a micro-batch with each other.
+const OF_MICRO_BATCHES: &[PreferenceLoss] = {
+    use PreferenceLoss as L;
+    &[L::Aot, L::AotUnpaired, L::BcoPairPaper, L::Sft]
+};
+
 impl Config {
+    /// Returns what a user of a task of preferences should know, a sentence each.
+    pub(crate) fn notes_on_preferences(&self) -> Vec<String> {
+        if self.task != Task::Dpo {
+            return Vec::new();
+        }
+        let task = format!("`task: {}` trains on pairs of answers", self.task);
+        let loss = self.preferences.loss_type.iter().find(|loss| OF_MICRO_BATCHES.contains(loss));
+        let window = loss.filter(|_| self.data.sample_packing).map(|loss| {
+            format!(
+                "`loss_type: {loss}` compares the pairs of a micro-batch, and packed rows hold various numbers of pairs; \
+                 `sample_packing: false` makes it `per_device_train_batch_size` pairs"
+            )
+        });
+        [task].into_iter().chain(window).collect()
+    }
+
     /// The losses that the model's graph is recorded with, by name, each with its settings.
     pub fn recorded_tasks(&self) -> Value {
         let of = &self.preferences;
@@ -208,5 +230,24 @@ impl Config {
             tasks.insert(self.task.loss().to_owned(), settings);
         }
         Value::Object(tasks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_over_a_micro_batch_are_named_where_rows_are_packed() {
+        let notes = |task: &str, options: &str| {
+            let text = format!("model: m\ntask: {task}\ndatasets:\n  - {{path: d.jsonl}}\n{options}");
+            Config::load(&text, "run.yaml", Task::Sft, &[]).unwrap().notes_on_preferences().join("\n")
+        };
+        assert_eq!(notes("sft", ""), "");
+        assert_eq!(notes("dpo", ""), "`task: dpo` trains on pairs of answers");
+        assert!(
+            notes("dpo", "loss_type: [sigmoid, aot]").contains("`loss_type: aot` compares the pairs of a micro-batch")
+        );
+        assert!(!notes("dpo", "loss_type: aot\nsample_packing: false").contains("compares"));
     }
 }

@@ -8,11 +8,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import tempfile
 from argparse import Namespace
 from pathlib import Path
 
-from . import _native, extend, hub, merge, vocabulary
+from . import _native, extend, files, hub, merge, vocabulary
 from .arguments import UsageError
 from .errors import ConfigError
 from .models import gguf
@@ -47,8 +46,8 @@ def run(options: Namespace) -> int:
         base = _base(source, options.model)
         encoding = options.encoding or _native.default_encoding(base)
         output = Path(options.output or place / f"{place.resolve().name}-{encoding}.gguf")
-        with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
-            merged = Path(folder) / "merged"
+        with files.folder_beside(output) as folder:
+            merged = folder / "merged"
             _merge(base, source, merged)
             _gguf(merged, encoding, output, place.resolve().name)
     else:
@@ -95,8 +94,8 @@ def _copy(source: Path, output: Path) -> None:
             where = f"{link} is a link to {os.path.realpath(link)}, outside of {source}"
             raise ConfigError(f"{where}: a copy would carry what is there (put a copy in its place)")
     output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
-        copy = Path(folder) / "copy"
+    with files.folder_beside(output) as folder:
+        copy = folder / "copy"
         shutil.copytree(source, copy, ignore=shutil.ignore_patterns(*OF_CHECKPOINTS))
         copy.rename(output)
 

@@ -4,9 +4,14 @@ writes to no other existing file, links included.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import re
+import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 #: By this a page is known as one that may be replaced.
@@ -33,6 +38,48 @@ def is_trusted_folder(path: Path) -> bool:
     if not is_trusted(path) or not path.is_dir():
         return False
     return not path.stat().st_mode & 0o077 or all(map(is_trusted, path.rglob("*")))
+
+
+@contextlib.contextmanager
+def folder_beside(path: Path) -> Iterator[Path]:
+    """A hidden folder next to a path, which is removed at the end. What processes that were killed left of such folders is
+    removed first; one that another process uses is locked and stays.
+    """
+    _clear_abandoned(path)
+    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.export.", suffix=".tmp", dir=path.parent))
+    try:
+        with _locked(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _clear_abandoned(path: Path) -> None:
+    """An empty folder stays: it may be about to be locked."""
+    ours = re.compile(rf"\.{re.escape(path.name)}\.export\.[a-z0-9_]+\.tmp")
+    for folder in (entry for entry in path.parent.iterdir() if ours.fullmatch(entry.name)):
+        status = folder.lstat()
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and any(folder.iterdir()):
+            with _locked(folder) as is_held:
+                if is_held:
+                    shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Holds the lock of a folder, which ends with the process, however that ends. Yields false where another process holds
+    it or the file system has no locks.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_held = True
+        except OSError:
+            is_held = False
+        yield is_held
+    finally:
+        os.close(handle)
 
 
 def write_new(path: Path, text: str) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
+import subprocess
+import sys
+import textwrap
 import threading
 from pathlib import Path
 
@@ -58,6 +63,37 @@ def test_an_adapter_in_every_form(capsys, trained):
     for words in (["hf"], ["peft"], ["gguf", "--encoding", "q8_0"]):
         code, _, err = run(capsys, "export", folder, "--format", *words)
         assert code == 2 and "nothing is overwritten" in err, err
+
+
+@pytest.mark.parametrize(("form", "stage"), [("gguf", "_gguf"), ("peft", "shutil.copytree")])
+def test_what_a_killed_export_left_is_removed_by_the_next(capsys, trained, form, stage):
+    """Killed with its temporary folder half full, the folder of the merged model too; others' folders stay."""
+    _, folder = trained
+    output = folder / f"result.{form}"
+    words = ["export", str(folder), "--format", form, "--output", str(output)]
+    killed = textwrap.dedent(f"""
+        import os, pathlib, sys
+        from surogate import cli, export
+        def die(*_, **__):
+            for place in pathlib.Path({str(folder)!r}).glob(".result.*"):
+                (place / "part").write_text("half")
+            os.kill(os.getpid(), 9)
+        export.{stage} = die
+        cli.main({words!r})
+    """)
+    assert subprocess.run([sys.executable, "-c", killed]).returncode == -9
+    (left,) = folder.glob(".result.*")
+    theirs = [folder / f".result.{form}.export.{name}" for name in ("mine", "empty.tmp", "held.tmp")]
+    for place in theirs:
+        place.mkdir()
+    (theirs[0] / "notes").touch()
+    (theirs[2] / "part").touch()
+    handle = os.open(theirs[2], os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    code, _, err = run(capsys, *words)
+    os.close(handle)
+    assert (code, err) == (0, "") and output.exists()
+    assert not left.exists() and sorted(folder.glob(".result.*")) == sorted(theirs)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

@@ -142,29 +142,45 @@ pub(super) fn count(value: &Value) -> usize {
     value.as_object().and_then(|object| object.enumerator_len()).unwrap_or(0)
 }
 
-/// A value that was made: bounded in size and depth. What would be read lazily is read now, or else a chain of a
-/// million such values is followed at once.
+/// A value that was made: bounded in size and depth.
 pub(super) fn bounded(value: Value) -> Result<Value, Error> {
+    let value = part(value)?;
+    if matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable) {
+        measure(&value)?;
+    }
+    Ok(value)
+}
+
+/// A part of a value: as [`bounded`], but its elements are not looked through again, because each was when it was made.
+/// What would be read lazily is read now, or else a chain of a million such values is followed at once.
+pub(super) fn part(value: Value) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
         check_text(text.len())?;
         return Ok(value);
     }
-    let value = match value.kind() {
+    match value.kind() {
         ValueKind::Iterable if value.downcast_object_ref::<Items>().is_none() => {
             let mut items = Vec::new();
             for item in value.try_iter()? {
                 charge(ELEMENT)?;
                 items.push(item);
             }
-            Value::from_object(Items(items))
+            Ok(Value::from_object(Items(items)))
         }
         ValueKind::Seq | ValueKind::Map | ValueKind::Iterable => {
             charge(ELEMENT.saturating_mul(count(&value)))?;
-            value
+            Ok(value)
         }
-        _ => return Ok(value),
-    };
-    measure(&value)?;
+        _ => Ok(value),
+    }
+}
+
+/// What is searched by `in`: a mapping finds a key without a look at its values, all else is compared.
+pub(super) fn searched(value: Value) -> Result<Value, Error> {
+    match value.kind() {
+        ValueKind::Map => charge(NODE)?,
+        _ => drop(measure(&value)?),
+    }
     Ok(value)
 }
 

@@ -25,7 +25,7 @@ use minijinja::value::{Kwargs, Serde, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value};
 use serde_json::{Map, Value as Json};
 
-use self::allowance::{bounded, charge, check_text, measure, refused};
+use self::allowance::{bounded, charge, check_text, measure, part, refused, searched};
 use self::calls::CallForm;
 use self::compiled::Compiled;
 use crate::error::{DataError, RowError, RowReason};
@@ -229,7 +229,9 @@ fn environment(clock: DateTime, readings: Readings) -> Environment<'static> {
         out.write_str(&text).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))
     });
     environment.add_filter(operators::OPERAND, |value: Value| measure(&value).map(|_| value));
+    environment.add_filter(operators::SEARCHED, searched);
     environment.add_filter(operators::RESULT, bounded);
+    environment.add_filter(operators::PART, part);
     environment.add_filter(operators::FACTOR, |value: Value| match value.is_tuple() {
         true => Ok(Value::from(value.try_iter()?.collect::<Vec<_>>())),
         false => Ok::<_, Error>(value),

@@ -17,8 +17,12 @@ use minijinja::machinery::ast::{
 pub(super) const OPERAND: &str = "surogate_operand";
 /// Makes a list of a tuple, which would be repeated at once.
 pub(super) const FACTOR: &str = "surogate_factor";
+/// Looks through what is searched.
+pub(super) const SEARCHED: &str = "surogate_searched";
 /// Bounds a result.
 pub(super) const RESULT: &str = "surogate_result";
+/// Bounds a part of a value.
+pub(super) const PART: &str = "surogate_part";
 /// Looks whether a value that is kept in a namespace holds the namespace.
 pub(super) const KEPT: &str = "surogate_kept";
 
@@ -51,6 +55,11 @@ fn all<'a>(body: &[Stmt<'a>]) -> Vec<Stmt<'a>> {
 
 fn maybe<'a>(of: &Option<Expr<'a>>) -> Option<Expr<'a>> {
     of.as_ref().map(expression)
+}
+
+/// The right side of `in`.
+fn searched(expr: Expr<'_>) -> Expr<'_> {
+    if matches!(expr, Expr::Const(_)) { expr } else { filter(SEARCHED, expr, Vec::new()) }
 }
 
 /// A copy of a statement with the filters in it. What the template writes as it is goes the way of values, where its
@@ -194,7 +203,8 @@ fn expression<'a>(of: &Expr<'a>) -> Expr<'a> {
         Expr::Const(e) => Expr::Const(spanned(Const { value: e.value.clone() }, e.span())),
         Expr::Slice(e) => {
             let [start, stop, step] = [&e.start, &e.stop, &e.step].map(maybe);
-            result(Expr::Slice(spanned(Slice { expr: expression(&e.expr), start, stop, step }, e.span())))
+            let slice = Expr::Slice(spanned(Slice { expr: expression(&e.expr), start, stop, step }, e.span()));
+            filter(PART, slice, Vec::new())
         }
         Expr::UnaryOp(e) => {
             let op = if matches!(e.op, UnaryOpKind::Not) { UnaryOpKind::Not } else { UnaryOpKind::Neg };
@@ -247,8 +257,8 @@ fn binary<'a>(of: &BinOp<'a>) -> Expr<'a> {
         | BinOpKind::Lt
         | BinOpKind::Lte
         | BinOpKind::Gt
-        | BinOpKind::Gte
-        | BinOpKind::In => with(operand(left), operand(right)),
+        | BinOpKind::Gte => with(operand(left), operand(right)),
+        BinOpKind::In => with(operand(left), searched(right)),
     }
 }
 
@@ -260,6 +270,10 @@ fn compare<'a>(of: &Compare<'a>) -> Expr<'a> {
         && !is_search(&of.ops[0].op)
         && [&of.expr, &of.ops[0].expr].into_iter().any(|expr| matches!(expr, Expr::Const(_)));
     let side = |expr: &Expr<'a>| if is_short { expression(expr) } else { operand(expression(expr)) };
-    let ops = of.ops.iter().map(|next| CompareOp { op: next.op, expr: side(&next.expr) }).collect();
+    let right = |next: &CompareOp<'a>| match of.ops.len() {
+        1 if is_search(&next.op) => searched(expression(&next.expr)),
+        _ => side(&next.expr),
+    };
+    let ops = of.ops.iter().map(|next| CompareOp { op: next.op, expr: right(next) }).collect();
     Expr::Compare(spanned(Compare { expr: side(&of.expr), ops }, span))
 }

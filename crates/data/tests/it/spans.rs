@@ -349,3 +349,60 @@ fn recorded_renderings_are_equal() {
         }
     }
 }
+
+/// Seconds of this thread on a core, or, where the system does not count them, of the clock.
+fn seconds_of(work: impl FnOnce()) -> f64 {
+    let on_core = || -> Option<f64> {
+        let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+        text.split_whitespace().next()?.parse::<f64>().ok().map(|nanoseconds| nanoseconds / 1e9)
+    };
+    let (start, before) = (std::time::Instant::now(), on_core());
+    work();
+    before.zip(on_core()).map_or(start.elapsed().as_secs_f64(), |(before, after)| after - before)
+}
+
+/// The trace of an agent: a question, then calls of a tool, each with its reasoning and its answer.
+fn trace(messages: usize) -> Vec<Message> {
+    let mut talk = vec![Message::new("user", "find it")];
+    while talk.len() + 2 < messages {
+        let call = json!([{"type": "function", "id": "abc123def",
+            "function": {"name": "search", "arguments": {"query": "some words", "n": talk.len()}}}]);
+        let asking = with(Message::new("assistant", ""), "tool_calls", call);
+        talk.push(with(asking, "reasoning_content", json!(format!("I look at {}", talk.len()))));
+        let answer = Message::new("tool", &format!("found {}", talk.len()));
+        talk.push(with(with(answer, "name", json!("search")), "tool_call_id", json!("abc123def")));
+    }
+    talk.push(Message::new("assistant", "Done."));
+    talk
+}
+
+#[test]
+fn the_time_of_a_conversation_grows_with_its_messages() {
+    let plain = |messages: usize| dialogue(&(0..messages).map(|_| "some words").collect::<Vec<_>>());
+    let kinds: [(&str, &dyn Fn(usize) -> Vec<Message>); 6] = [
+        ("qwen3", &plain),
+        ("smollm2", &plain),
+        ("mistral-nemo", &plain),
+        ("gpt-oss", &plain),
+        ("qwen3", &trace),
+        ("mistral-nemo", &trace),
+    ];
+    for (name, talk) in kinds {
+        let family = family(name);
+        let of = |messages: usize| {
+            let talk = talk(messages);
+            let find = || drop(family.trained(&talk).unwrap_or_else(|error| panic!("{name}: {error}")));
+            (0..3).map(|_| seconds_of(find)).fold(f64::INFINITY, f64::min)
+        };
+        let (some, many) = (of(1000), of(4000));
+        assert!(many < 6.0 * some, "{name}: 1000 messages take {some} s, 4000 take {many} s");
+    }
+}
+
+/// The template of gpt-oss looks through all later messages at each call. What is looked through is not copied and not
+/// measured each time, or else a thousand messages would be too much work.
+#[test]
+fn a_template_that_looks_ahead_takes_a_trace_of_3000_messages() {
+    let trained = family("gpt-oss").trained(&trace(3000)).unwrap();
+    assert_eq!(trained.len(), 1500);
+}

@@ -252,12 +252,9 @@ fn binary<'a>(of: &BinOp<'a>) -> Expr<'a> {
         BinOpKind::Mul => result(with(filter(FACTOR, left, Vec::new()), filter(FACTOR, right, Vec::new()))),
         BinOpKind::Concat => result(with(operand(left), operand(right))),
         BinOpKind::Sub | BinOpKind::Div | BinOpKind::FloorDiv | BinOpKind::Rem | BinOpKind::Pow => with(left, right),
-        BinOpKind::Eq
-        | BinOpKind::Ne
-        | BinOpKind::Lt
-        | BinOpKind::Lte
-        | BinOpKind::Gt
-        | BinOpKind::Gte => with(operand(left), operand(right)),
+        BinOpKind::Eq | BinOpKind::Ne | BinOpKind::Lt | BinOpKind::Lte | BinOpKind::Gt | BinOpKind::Gte => {
+            with(operand(left), operand(right))
+        }
         BinOpKind::In => with(operand(left), searched(right)),
     }
 }

@@ -240,7 +240,7 @@ mod tests {
     #[test]
     fn losses_over_a_micro_batch_are_named_where_rows_are_packed() {
         let notes = |task: &str, options: &str| {
-            let text = format!("model: m\ntask: {task}\ndatasets:\n  - {{path: d.jsonl}}\n{options}");
+            let text = format!("model: m\ntask: {task}\ndatasets:\n  - {{path: d.jsonl, type: auto}}\n{options}");
             Config::load(&text, "run.yaml", Task::Sft, &[]).unwrap().notes_on_preferences().join("\n")
         };
         assert_eq!(notes("sft", ""), "");

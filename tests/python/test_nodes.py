@@ -108,7 +108,8 @@ def tensors(folder: Path) -> dict[str, bytes]:
 
 def steps(output: Path) -> list[dict[str, float]]:
     (log,) = output.glob("log-*.json")
-    events = [json.loads(line) for line in log.read_text().splitlines()]
+    # A last line that is being written is left for later.
+    events = [json.loads(line) for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
     names = ("step", "loss", "grad_norm", "tokens")
     return [{name: event[name] for name in names} for event in events if event["event"] == "step"]
 

@@ -28,6 +28,8 @@ pub trait Real:
     fn ln(self) -> Self;
     /// ln(1 + x), exact where x is small
     fn ln_1p(self) -> Self;
+    /// eˣ − 1, exact where x is small
+    fn exp_m1(self) -> Self;
     fn tanh(self) -> Self;
     /// 2/√π · ∫₀ˣ e^−t² dt
     fn erf(self) -> Self;
@@ -99,6 +101,10 @@ macro_rules! real {
             #[inline(always)]
             fn ln_1p(self) -> Self {
                 self.ln_1p()
+            }
+            #[inline(always)]
+            fn exp_m1(self) -> Self {
+                self.exp_m1()
             }
             #[inline(always)]
             fn tanh(self) -> Self {

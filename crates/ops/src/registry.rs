@@ -53,6 +53,8 @@ operations! {
     SCALE_BY = "scale_by": elementwise::SCALE_BY,
     SHIFT = "shift": elementwise::SHIFT,
     DETACH = "detach": elementwise::DETACH,
+    LOG_COMPLEMENT = "log_complement": elementwise::LOG_COMPLEMENT,
+    LOG_COMPLEMENT_BACKWARD = "log_complement_backward": elementwise::LOG_COMPLEMENT_BACKWARD,
     CAST = "cast": elementwise::CAST,
     FILL = "fill": elementwise::FILL,
     ZEROS = "zeros": elementwise::Zeros,

@@ -30,6 +30,12 @@ def shift(*inputs: Tensor | Parameter, offset: float | each[float]) -> Any:
 def detach(*inputs: Tensor | Parameter) -> Any:
     """x as a constant: no gradient flows through it. x […] → like x."""
 
+def log_complement(*inputs: Tensor | Parameter) -> Any:
+    """ln(1 − eˣ), element by element, for x below 0; above −2⁻²⁴ x counts as that. x […] → like x."""
+
+def log_complement_backward(*inputs: Tensor | Parameter) -> Any:
+    """Gradient of `log_complement`: −dy ÷ (e⁻ˣ − 1). x, dy […] → like x."""
+
 def cast(*inputs: Tensor | Parameter, dtype: str | each[str]) -> Any:
     """x as another floating-point type, rounded to nearest even. x […] → dtype […].
 

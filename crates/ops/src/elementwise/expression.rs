@@ -24,6 +24,10 @@ pub enum Unary {
     Silu,
     /// ln(1 + e^x)
     Softplus,
+    /// ln x
+    Log,
+    /// e^x − 1
+    ExpMinusOne,
     /// 1/√x
     Rsqrt,
     /// The same value. Inside, down to what is rounded or reduced, a device may contract products with sums and
@@ -86,6 +90,8 @@ const UNARY: &[(&str, Unary)] = &[
     ("sigmoid", Unary::Sigmoid),
     ("silu", Unary::Silu),
     ("softplus", Unary::Softplus),
+    ("log", Unary::Log),
+    ("expm1", Unary::ExpMinusOne),
     ("rsqrt", Unary::Rsqrt),
     ("relaxed", Unary::Relaxed),
     ("round_f32", Unary::Round(DType::F32)),

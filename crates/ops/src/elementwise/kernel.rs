@@ -169,6 +169,8 @@ pub fn unary(function: Unary, x: &str) -> String {
         Unary::Sigmoid => format!("sigmoid({x})"),
         Unary::Silu => format!("silu({x})"),
         Unary::Softplus => format!("__fadd_rn(fmaxf({x}, 0.0f), log1pf(expf(-fabsf({x}))))"),
+        Unary::Log => format!("logf({x})"),
+        Unary::ExpMinusOne => format!("expm1f({x})"),
         Unary::Rsqrt => format!("rsqrtf({x})"),
         Unary::Relaxed | Unary::Round(DType::F32) => x.to_owned(),
         Unary::Round(dtype) => format!("to_float(from_float<{}>({x}))", device_type(dtype)),

@@ -8,6 +8,7 @@ mod convert;
 mod expression;
 mod fused;
 mod kernel;
+mod log_complement;
 mod pointwise;
 mod scale_by;
 mod swiglu;
@@ -24,6 +25,7 @@ pub use fused::Elementwise;
 pub(crate) use kernel::{
     LOGISTIC, Lines, binary as device_binary, collect_operands, kernel as device_kernel, unary as device_unary,
 };
+pub use log_complement::{LOG_COMPLEMENT, LOG_COMPLEMENT_BACKWARD};
 pub use scale_by::SCALE_BY;
 pub use swiglu::{SWIGLU, SWIGLU_BACKWARD};
 pub use tape::round_to;

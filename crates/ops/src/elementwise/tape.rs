@@ -147,6 +147,8 @@ pub fn unary<T: Real>(function: Unary, x: &[T], to: &mut [T]) {
         Unary::Sigmoid => each!(x => one / (one + (-x).exp())),
         Unary::Silu => each!(x => x / (one + (-x).exp())),
         Unary::Softplus => each!(x => x.max(T::default()) + (-x.abs()).exp().ln_1p()),
+        Unary::Log => each!(x => x.ln()),
+        Unary::ExpMinusOne => each!(x => x.exp_m1()),
         Unary::Rsqrt => each!(x => one / x.sqrt()),
         Unary::Relaxed => to.copy_from_slice(x),
         Unary::Round(dtype) => each!(x => round_to(dtype, x)),

@@ -35,15 +35,24 @@ FLAGS = {
     "--dump": 1,
 }
 
+#: Commands that train, with their help.
+TRAIN = {
+    "sft": "fine-tune a model",
+    "pt": "pretrain on text: continue a model, or start from scratch",
+    "dpo": "train on pairs of a better and a worse answer",
+    "kto": "train on answers that are good or bad",
+    "orpo": "fine-tune on the better of two answers, away from the other, without a reference",
+    "cpo": "train on pairs of answers without a reference: CPO, SimPO",
+}
+
+
 #: Flags of single commands, which are options of the run elsewhere.
 COMMAND_FLAGS = {
     "init": {"--output": 1, "--from": 1},
     "extend": {"--tokens": 1, "--multiple": 1, "--output": 1},
     "merge": {"--model": 1, "--base": 1, "--output": 1},
     "report": {"--output": 1},
-    "sft": {"--run": 1},
-    "pt": {"--run": 1},
-    "dpo": {"--run": 1},
+    **{name: {"--run": 1} for name in TRAIN},
     "show": {"--run": 1},
     "plan": {"--run": 1},
     "tokenize": {"--debug": 0, "--run": 1},
@@ -66,7 +75,7 @@ COMMAND_FLAGS = {
 GENERATE = ["generate", "chat"]
 
 #: Commands whose words can be options of a run.
-READ_RUN = ["sft", "pt", "dpo", "tokenize", "show", "plan", "init"]
+READ_RUN = [*TRAIN, "tokenize", "show", "plan", "init"]
 
 #: `learning_rate=1e-3`, as other programs take it.
 ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
@@ -187,7 +196,7 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--version", action="version", version=f"surogate {_native.__version__}")
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
     of_run: list[argparse.ArgumentParser] = []
-    for name, text in {"sft": "fine-tune a model", "pt": "pretrain on text: continue a model, or start from scratch", "dpo": "train on pairs of a better and a worse answer"}.items():
+    for name, text in TRAIN.items():
         command = _command(commands, name, f"{text}: {name} run.yaml")
         command.add_argument("config", metavar="run.yaml", type=_path)
         shown = command.add_mutually_exclusive_group()
@@ -197,7 +206,7 @@ def parser() -> argparse.ArgumentParser:
     tokenize = _command(commands, "tokenize", "read, encode and check the data of a run, without training")
     tokenize.add_argument("config", metavar="run.yaml", type=_path)
     tokenize.add_argument("--debug", action="store_true", help="show the first rows as training sees them, also as a page in output_dir")
-    tokenize.add_argument("--task", choices=["sft", "pt", "dpo"], default="sft", help="command whose defaults apply")
+    tokenize.add_argument("--task", choices=list(TRAIN), default="sft", help="command whose defaults apply")
     show = _command(commands, "show", "print one stage of a run: show graph run.yaml")
     show.add_argument("what", choices=["config", "graph", "program", "memory"])
     show.add_argument("config", metavar="run.yaml", type=_path)
@@ -207,7 +216,7 @@ def parser() -> argparse.ArgumentParser:
     of_run += [tokenize, show, plan]
     for command in (show, plan):
         command.add_argument("--machine", type=_path, help="machine to plan for instead of this one: a name such as h100, or a file")
-        command.add_argument("--task", choices=["sft", "pt", "dpo"], default="sft", help="command whose defaults apply")
+        command.add_argument("--task", choices=list(TRAIN), default="sft", help="command whose defaults apply")
     for command in of_run:
         command.add_argument("--run", metavar="NAME", help="select one of the runs of the file")
     init = _command(commands, "init", "write a run.yaml for a model and a dataset, planned for this machine")
@@ -215,7 +224,7 @@ def parser() -> argparse.ArgumentParser:
     init.add_argument("dataset", metavar="DATASET", type=_path, nargs="?", help="file, folder or name of the dataset")
     of_from = "configuration of Axolotl, LLaMA-Factory or TRL to convert; MODEL and DATASET replace its own"
     init.add_argument("--from", metavar="FILE", type=_path, dest="source", help=of_from)
-    init.add_argument("--task", choices=["sft", "pt"], default="sft", help="fine-tune, or train on text")
+    init.add_argument("--task", choices=list(TRAIN), default="sft", help="what is trained")
     init.add_argument("--machine", type=_path, help="machine to plan for instead of this one: a name such as h100, or a file")
     init.add_argument("--output", type=_path, default="run.yaml", help="file to write (default: run.yaml)")
     generate = _command(commands, "generate", "continue prompts, or answer them", reads_run=False)

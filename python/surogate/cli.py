@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from . import _native, errors, export, extend, extras, files, hub, merge, push, watch
-from .arguments import UsageError, parser, split_overrides
+from .arguments import TRAIN, UsageError, parser, split_overrides
 from .log_readers import LogReaders
 from .machine import site_packages
 from .run import load_config, open_source, run_names
@@ -324,9 +324,7 @@ def _report(options: Namespace, overrides: Overrides) -> int:
 
 
 COMMANDS: dict[str, Callable[[Namespace, Overrides], int]] = {
-    "sft": _train,
-    "pt": _train,
-    "dpo": _train,
+    **dict.fromkeys(TRAIN, _train),
     "tokenize": _tokenize,
     "show": _show,
     "plan": _plan,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from . import _native, hub, notebook
-from .arrays import Arrays, Integers, Rows, integers
+from .arrays import Arrays, Integers, Rows
 from .arrays import batch as arrays
 from .callbacks import Callback, OnStep
 from .log_readers import LogReaders
@@ -113,8 +113,10 @@ class Trainer:
         on the right with tokens that are not trained. The default is
         the next batch of the configured data. `learning_rate` overrides the schedule.
 
-        With `task: dpo` it holds `chosen` and `rejected`, each a mapping with `input_ids` and `labels`, [B, T] or
-        [accumulation, B, T]; labels are -100 outside of the answer. The metrics of the task are returned together with the others.
+        With `task: dpo`, `orpo` and `cpo` it holds `chosen` and `rejected`, each a mapping with `input_ids` and `labels`,
+        [B, T] or [accumulation, B, T]; labels are -100 outside of the answer. With `task: kto` it holds `input_ids`,
+        `labels` and `desirable`, [B] or [accumulation, B]: true for the answers that are good. What follows an answer is
+        padding. The metrics of the task are returned together with the others.
 
         Returns `step` (from 0), `loss` (before the update), `grad_norm` (before clipping),
         `learning_rate`, `tokens`, `tokens_per_second`, `seconds`, `applied` (False if the norm was
@@ -128,6 +130,9 @@ class Trainer:
         """
         if batch is not None and "chosen" in batch:
             return self._native.step(_pairs(batch), learning_rate, True)
+        if batch is not None and "desirable" in batch:
+            answers, desirable = _answers(batch)
+            return self._native.step(answers, learning_rate, desirable=desirable)
         return self._native.step(None if batch is None else _arrays(batch), learning_rate)
 
     @property
@@ -177,28 +182,55 @@ def _arrays(batch: Mapping[str, Rows]) -> Arrays:
     return arrays(**batch, axes=3)
 
 
+def _rows(of: Mapping[str, Any], place: str = "") -> tuple[Integers, Integers]:
+    """The ids and labels of answers, [accumulation, B, T], given like that or as [B, T]."""
+    axes = 2 if _depth(of["input_ids"]) == 2 else 3
+    try:
+        ids, labels, *_ = arrays(of["input_ids"], of["labels"], axes=axes)
+    except ValueError as error:
+        raise ValueError(f"{place}{error}") from None
+    return (ids, labels) if axes == 3 else (ids[None], labels[None])
+
+
+def _depth(rows: Any) -> int:
+    """Axes of an array, or of sequences in each other."""
+    if hasattr(rows, "ndim"):
+        return int(rows.ndim)
+    return 1 + _depth(rows[0]) if isinstance(rows, (list, tuple)) and len(rows) > 0 else 0
+
+
 def _pairs(batch: Mapping[str, Any]) -> Arrays:
     """The sides of pairs as rows in turn, padded on the right: chosen, rejected, chosen, …"""
     if set(batch) != {"chosen", "rejected"}:
         raise ValueError(f"batch: has {', '.join(batch)}; expected chosen and rejected")
-    wide: dict[str, list[np.ndarray]] = {"input_ids": [], "labels": []}
     for side, of in batch.items():
-        if set(of) != set(wide):
+        if set(of) != {"input_ids", "labels"}:
             raise ValueError(f"batch: `{side}` has {', '.join(of)}; expected input_ids and labels")
-        ids = np.asarray(of["input_ids"])
-        ids = integers(f"{side}.input_ids", ids[None] if ids.ndim == 2 else ids, None, 3)
-        labels = np.asarray(of["labels"])
-        wide["input_ids"].append(ids)
-        wide["labels"].append(
-            integers(f"{side}.labels", labels[None] if labels.ndim == 2 else labels, ids.shape, 3)
-        )
-    chosen, rejected = wide["input_ids"]
-    if chosen.shape[:2] != rejected.shape[:2]:
-        raise ValueError(f"batch: {list(chosen.shape)} chosen and {list(rejected.shape)} rejected answers")
-    length = max(chosen.shape[2], rejected.shape[2])
+    chosen, rejected = (_rows(batch[side], f"{side}.") for side in ("chosen", "rejected"))
+    if chosen[0].shape[:2] != rejected[0].shape[:2]:
+        raise ValueError(f"batch: {list(chosen[0].shape)} chosen and {list(rejected[0].shape)} rejected answers")
+    length = max(chosen[0].shape[2], rejected[0].shape[2])
 
-    def rows(name: str, fill: int) -> Integers:
-        sides = [np.pad(of, [(0, 0), (0, 0), (0, length - of.shape[2])], constant_values=fill) for of in wide[name]]
-        return np.ascontiguousarray(np.stack(sides, 2).reshape(len(chosen), -1, length))
+    def rows(index: int, fill: int) -> Integers:
+        wide = [
+            np.pad(of[index], [(0, 0), (0, 0), (0, length - of[index].shape[2])], constant_values=fill)
+            for of in (chosen, rejected)
+        ]
+        return np.ascontiguousarray(np.stack(wide, 2).reshape(len(wide[0]), -1, length))
 
-    return rows("input_ids", 0), rows("labels", -100), None, None, None
+    return rows(0, 0), rows(1, -100), None, None, None
+
+
+def _answers(batch: Mapping[str, Any]) -> tuple[Arrays, list[list[bool]]]:
+    """Answers with their verdicts, a list for each micro-batch."""
+    if set(batch) != {"input_ids", "labels", "desirable"}:
+        raise ValueError(f"batch: has {', '.join(batch)}; expected input_ids, labels and desirable")
+    ids, labels = _rows(batch)
+    desirable = np.asarray(batch["desirable"])
+    desirable = desirable[None] if desirable.ndim == 1 else desirable
+    if desirable.shape != ids.shape[:2] or desirable.dtype.kind not in "biu":
+        found = f"{list(desirable.shape)} of {desirable.dtype}"
+        raise ValueError(f"batch: desirable is {found}, expected {list(ids.shape[:2])} of true and false")
+    if not np.isin(desirable, (0, 1)).all():
+        raise ValueError("batch: desirable holds numbers other than 0 and 1")
+    return (ids, labels, None, None, None), desirable.astype(bool).tolist()

@@ -1,4 +1,4 @@
-"""Losses of pairs: what TRL computes, and an independent float64 form of it, on tiny models."""
+"""Training on preferences: options, batches by hand, runs on texts."""
 
 import json
 import math
@@ -6,113 +6,13 @@ import math
 import numpy as np
 import pytest
 import surogate
+from recorded_preferences import MODELS, batch_of, run_of, side
 from surogate.errors import ConfigError
-
-MODELS = ["llama", "qwen3"]
-#: TRL's form of what SEMANTICS.md decides otherwise.
-NOT_IMITATED = {"label_smoothing_ignored"}
-#: Names of the fixtures' sums over both losses of a list that are metrics here, with the tolerance of each.
-EXACT = {"rewards/accuracies", "mean_token_accuracy"}
 
 
 @pytest.fixture
 def preference(shared):
     return shared / "golden" / "preference"
-
-
-def padded(rows, fill):
-    length = max(map(len, rows))
-    return [row + [fill] * (length - len(row)) for row in rows]
-
-
-def side(pairs, name):
-    return {
-        "input_ids": padded([of["prompt"] + of[name] for of in pairs], 0),
-        "labels": padded([[-100] * len(of["prompt"]) + of[name] for of in pairs], -100),
-    }
-
-
-def batch_of(pairs):
-    return {name: side(pairs, name) for name in ("chosen", "rejected")}
-
-
-def run_of(shared, model, case, **more):
-    """The options of a run that computes a case."""
-    folder = shared / "golden" / model
-    options = {key: value for key, value in case["options"].items() if value is not None and not key.startswith("_")}
-    config = {
-        "model": str(folder), "task": "dpo", "device": "cpu", "torch_dtype": "float32", "max_steps": 20,
-        "learning_rate": 1e-3, "optimizer": "adamw", "lora": case["policy"] == "lora", "max_grad_norm": 0.0,
-        "gradient_accumulation_steps": 1, "sequence_len": 64, **options, **more,
-    }  # fmt: skip
-    if case["policy"] == "lora":
-        config |= {"adapter": str(folder / "lora"), "lora_dropout": 0.0}
-    if case["reference"] == "reference" and not options.get("reference_free"):
-        config["reference"] = str(shared / "golden" / "preference" / model / "reference")
-    return config
-
-
-def cases():
-    from pathlib import Path
-
-    golden = Path(__file__).parents[3] / "shared" / "golden" / "preference"
-    for model in MODELS:
-        if (file := golden / model / "dpo.json").is_file():
-            yield from ((model, name) for name in json.loads(file.read_text()) if name not in NOT_IMITATED)
-
-
-@pytest.mark.parametrize(("model", "name"), list(cases()))
-def test_loss_metrics_and_gradient_norm_are_the_recorded_ones(model, name, shared, preference):
-    case = json.loads((preference / model / "dpo.json").read_text())[name]
-    pairs = json.loads((preference / model / "pairs.json").read_text())["pairs"]
-    metrics = surogate.Trainer(run_of(shared, model, case)).step(batch_of(pairs), 0.0)
-    expected = case["f64"]
-    assert metrics["loss"] == pytest.approx(expected["loss"], rel=2e-5, abs=2e-5)
-    assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
-    compared = {key: value for key, value in expected["metrics"].items() if key != "num_tokens"}
-    assert len(compared) >= 4
-    for key, value in compared.items():
-        tolerance = {"abs": 1e-7} if key in EXACT else {"rel": 1e-5, "abs": 1e-4}
-        assert metrics[key] == pytest.approx(value, **tolerance), key
-
-
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("form", ["full", "lora"])
-def test_ten_steps_of_two_micro_batches_follow_the_recorded_ones(form, model, shared, preference):
-    curve = json.loads((preference / model / "curves.json").read_text())[f"dpo@{form}"]
-    pairs = json.loads((preference / model / "curve_data.json").read_text())["pairs"]
-    case = {"options": curve["options"], "policy": form, "reference": "adapter_off" if form == "lora" else None}
-    config = run_of(shared, model, case, weight_decay=0.01, max_grad_norm=1.0, gradient_accumulation_steps=2)
-    if form == "full":
-        # The weights that training starts from are the recorded reference where the fixture names none of its own.
-        config["reference"] = str(reference_of(curve, shared, model))
-    trainer = surogate.Trainer(config)
-    rows = [pairs[i : i + 2] for i in range(0, len(pairs), 2)] * 2
-    for number, step in enumerate(curve["steps"]):
-        micro = [batch_of(rows[2 * number + i]) for i in range(2)]
-        length = {name: max(len(of[name]["input_ids"][0]) for of in micro) for name in ("chosen", "rejected")}
-        batch = {
-            name: {key: [wide(of[name][key], length[name], fill) for of in micro] for key, fill in FILL.items()}
-            for name in ("chosen", "rejected")
-        }
-        metrics = trainer.step(batch, curve["learning_rate"])
-        expected = step["f64"]
-        assert metrics["loss"] == pytest.approx(np.mean(expected["micro_losses"]), rel=2e-4, abs=1e-4), number
-        assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3), number
-        for key in ("rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected"):
-            assert metrics[key] == pytest.approx(expected["metrics"][key], rel=1e-4, abs=1e-3), (number, key)
-
-
-FILL = {"input_ids": 0, "labels": -100}
-
-
-def wide(rows, length, fill):
-    return [row + [fill] * (length - len(row)) for row in rows]
-
-
-def reference_of(curve, shared, model):
-    folder = shared / "golden" / "preference" / model / "reference"
-    return folder if curve.get("reference", "reference") == "reference" else shared / "golden" / model
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -134,7 +34,7 @@ def test_smoothing_with_the_sigmoid_is_conservative_dpo(shared, preference):
     cases = json.loads((preference / "llama" / "dpo.json").read_text())
     pairs = json.loads((preference / "llama" / "pairs.json").read_text())["pairs"]
     case = cases["label_smoothing_ignored"]
-    metrics = surogate.Trainer(run_of(shared, "llama", case)).step(batch_of(pairs), 0.0)
+    metrics = surogate.Trainer(run_of("llama", case)).step(batch_of(pairs), 0.0)
     assert metrics["loss"] == pytest.approx(cases["cdpo"]["f64"]["loss"], rel=2e-5)
     assert metrics["loss"] != pytest.approx(case["f64"]["loss"], rel=1e-3)
 
@@ -162,9 +62,9 @@ def test_batches_of_another_task_are_refused(shared):
     case = {"options": {}, "policy": "lora", "reference": "adapter_off"}
     rows = {"input_ids": [[[1, 2, 3]]], "labels": [[[1, 2, 3]]]}
     with pytest.raises(surogate.errors.SurogateError, match="`chosen` and `rejected`"):
-        surogate.Trainer(run_of(shared, "llama", case)).step(rows, 0.0)
+        surogate.Trainer(run_of("llama", case)).step(rows, 0.0)
     one = {name: of[0] for name, of in rows.items()}
-    trainer = surogate.Trainer(run_of(shared, "llama", case, task="sft"))
+    trainer = surogate.Trainer(run_of("llama", case, task="sft"))
     with pytest.raises(surogate.errors.SurogateError, match="`input_ids` and `labels`"):
         trainer.step({"chosen": one, "rejected": one}, 0.0)
 
@@ -190,6 +90,71 @@ def text_run(shared, make_model, tmp_path):
         "optimizer": "adamw", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "sequence_len": 64,
         "validation_split_ratio": 0.2, "eval_steps": 4, "output_dir": str(tmp_path / "run"), "max_steps": 6,
     }  # fmt: skip
+
+
+OF_TASKS = {
+    "kto": {"beta": 1.0, "gradient_accumulation_steps": 1, "per_device_train_batch_size": 8},
+    "orpo": {"beta": 1.0},
+    "cpo": {"loss_type": "simpo", "beta": 2.0},
+}
+
+
+@pytest.mark.parametrize("task", OF_TASKS)
+def test_other_tasks_learn_to_tell_the_answers_apart(task, text_run):
+    run = {**text_run, **OF_TASKS[task], "task": task, "max_steps": 30, "learning_rate": 0.1}
+    trainer = surogate.Trainer(run)
+    steps = list(trainer)
+    assert steps[-1]["rewards/margins"] > steps[0]["rewards/margins"] + 0.3
+    evaluation = trainer.evaluate()
+    assert evaluation["rewards/margins"] > 0.3
+    assert evaluation["loss"] < steps[0]["loss"]
+
+
+def test_a_resumed_run_of_kto_takes_the_same_steps(text_run, tmp_path):
+    run = {**text_run, **OF_TASKS["kto"], "task": "kto"}
+    trainer = surogate.Trainer(run)
+    for _ in range(3):
+        trainer.step()
+    trainer.save(tmp_path / "kept")
+    expected = [trainer.step() for _ in range(3)]
+    resumed = surogate.Trainer({**run, "resume_from_checkpoint": str(tmp_path / "kept")})
+    for step in expected:
+        found = resumed.step()
+        assert (found["loss"], found["grad_norm"], found["kl"]) == (step["loss"], step["grad_norm"], step["kl"])
+
+
+@pytest.mark.parametrize("task", ["dpo", "kto", "orpo", "cpo"])
+def test_each_task_trains_on_several_ranks_as_on_one(task, text_run):
+    """With the same rows in a step, and windows of the same rows."""
+    run = {**text_run, **OF_TASKS.get(task, {}), "task": task, "lora_dropout": 0.0, "max_steps": 3, "shuffle": False}
+    run |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    one = list(surogate.Trainer(run))
+    two = list(surogate.Trainer({**run, "gpus": 2, "gradient_accumulation_steps": 1}))
+    for single, double in zip(one, two, strict=True):
+        assert double["loss"] == pytest.approx(single["loss"], rel=1e-4)
+        assert double["grad_norm"] == pytest.approx(single["grad_norm"], rel=1e-3)
+        for key in ("rewards/margins", "logps/chosen"):
+            assert double[key] == pytest.approx(single[key], rel=1e-3, abs=1e-4), key
+
+
+def test_rows_of_a_batch_by_hand_may_differ_in_length(shared, preference):
+    pairs = json.loads((preference / "llama" / "pairs.json").read_text())["pairs"]
+    ragged = batch_of(pairs)
+    assert len({len(row) for row in ragged["chosen"]["input_ids"]}) > 1
+    wide = {
+        name: {key: padded(of[key], fill) for key, fill in (("input_ids", 0), ("labels", -100))}
+        for name, of in ragged.items()
+    }
+    case = {"options": {}, "policy": "lora", "reference": None}
+    for task in ("orpo", "cpo"):
+        steps = [surogate.Trainer(run_of("llama", case, task)).step(batch, 0.0) for batch in (ragged, wide)]
+        assert steps[0]["loss"] == steps[1]["loss"]
+        assert steps[0]["grad_norm"] == steps[1]["grad_norm"]
+
+
+def padded(rows, fill):
+    length = max(map(len, rows))
+    return [row + [fill] * (length - len(row)) for row in rows]
 
 
 @pytest.mark.parametrize("packing", [False, True])
@@ -268,6 +233,6 @@ def test_each_setting_changes_the_loss(changed, shared, preference):
     pairs = json.loads((preference / "llama" / "pairs.json").read_text())["pairs"]
     case = {"options": {}, "policy": "lora", "reference": "adapter_off"}
     usual, other = (
-        surogate.Trainer(run_of(shared, "llama", case, **more)).step(batch_of(pairs), 0.0) for more in ({}, changed)
+        surogate.Trainer(run_of("llama", case, **more)).step(batch_of(pairs), 0.0) for more in ({}, changed)
     )
     assert usual["loss"] != other["loss"]

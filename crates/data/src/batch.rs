@@ -29,6 +29,8 @@ pub struct Batch {
     pub marks: Vec<Placed>,
     /// For every target its log-probability under the reference; empty if there is no reference.
     pub reference_logps: Vec<f32>,
+    /// The estimate of the KL divergence from the reference that a loss of answers with verdicts subtracts; 0 without one.
+    pub divergence: f32,
     /// Tokens of its documents, where another node has the batch: then there are no vectors.
     pub away: Option<usize>,
 }
@@ -61,6 +63,7 @@ impl Batch {
             present,
             marks,
             reference_logps,
+            divergence: 0.0,
             away,
         }
     }
@@ -120,6 +123,7 @@ impl Batch {
             present: vec![1.0; size],
             marks: Vec::new(),
             reference_logps: Vec::new(),
+            divergence: 0.0,
             away: None,
         })
     }
@@ -145,7 +149,37 @@ impl Batch {
         let tokens = 2 * self.seq_len;
         let mark = Mark::Pair { chosen: self.seq_len, margin: None };
         let marks = (0..self.batch / 2).map(|pair| Placed { begin: pair * tokens, tokens, mark }).collect();
-        Batch { marks, ..self }
+        Batch { marks, ..self.without_ends() }
+    }
+
+    /// The same with every row as an answer with its verdict.
+    pub fn of_answers(self, desirable: &[bool]) -> Batch {
+        let seq_len = self.seq_len;
+        let answers = self.answered().into_iter().zip(desirable).enumerate();
+        let mark = |(row, ([prompt, tokens], desirable)): (usize, ([usize; 2], &bool))| Placed {
+            begin: row * seq_len,
+            tokens,
+            mark: Mark::Answer { prompt, desirable: *desirable },
+        };
+        let marks = answers.map(mark).collect();
+        Batch { marks, ..self.without_ends() }
+    }
+
+    /// The tokens of each row before its answer, and up to its end.
+    fn answered(&self) -> Vec<[usize; 2]> {
+        let of_row = |row: &[i32]| {
+            let is_target = |target: &i32| *target != IGNORE;
+            // A target stands at the token before.
+            let begin = row.iter().position(is_target).map_or(row.len(), |at| at + 1);
+            [begin, row.iter().rposition(is_target).map_or(row.len(), |at| at + 2)]
+        };
+        self.targets.chunks(self.seq_len.max(1)).map(of_row).collect()
+    }
+
+    /// The same with everything after the answer of each row as padding.
+    fn without_ends(self) -> Batch {
+        let lengths: Vec<usize> = self.answered().into_iter().map(|[_, end]| end).collect();
+        self.padded_from(&lengths)
     }
 
     /// Tokens that are trained.

@@ -34,7 +34,7 @@ pub struct Input {
 const ROWS: &[&str] = &["B", "T"];
 
 /// Every input that there is.
-pub const INPUTS: [Input; 11] = [
+pub const INPUTS: [Input; 15] = [
     Input { name: "input_ids", axes: ROWS, feed: Feed::I32(|batch| &batch.input_ids), doc: "tokens" },
     Input {
         name: "position_ids",
@@ -70,13 +70,14 @@ pub const INPUTS: [Input; 11] = [
         name: "documents",
         axes: ROWS,
         feed: Feed::MadeI32(pairs::documents),
-        doc: "number of the token's side: of pair p 2p if chosen, 2p + 1 if rejected; −1 outside of pairs",
+        doc: "number of the token's answer: of pair p 2p if chosen, 2p + 1 if rejected, of answers with verdicts their \
+              number; −1 outside",
     },
     Input {
         name: "pair_weights",
         axes: ROWS,
         feed: Feed::MadeF32(pairs::weights),
-        doc: "1 in entry p, counted over all rows, of each pair p; 0 after the last",
+        doc: "1 in entry p, counted over all rows, of each pair or answer with a verdict p; 0 after the last",
     },
     Input {
         name: "common",
@@ -89,6 +90,30 @@ pub const INPUTS: [Input; 11] = [
         axes: ROWS,
         feed: Feed::MadeF32(pairs::reference),
         doc: "log-probability of the target under the reference; 0 where nothing is trained",
+    },
+    Input {
+        name: "desirable",
+        axes: ROWS,
+        feed: Feed::MadeF32(pairs::desirable),
+        doc: "1 in the entry of each answer that is good, as `pair_weights`; else 0",
+    },
+    Input {
+        name: "divergence",
+        axes: ROWS,
+        feed: Feed::MadeF32(pairs::divergence),
+        doc: "in the entry of each answer the estimate of the KL divergence from the reference, from mismatched answers",
+    },
+    Input {
+        name: "next_tokens",
+        axes: ROWS,
+        feed: Feed::MadeI32(pairs::next_tokens),
+        doc: "the next token of the same document, be it trained or not; −100 after its last",
+    },
+    Input {
+        name: "followed",
+        axes: ROWS,
+        feed: Feed::MadeF32(pairs::followed),
+        doc: "1 where `next_tokens` has a token, else 0",
     },
     Input {
         name: "micro_step",

@@ -161,6 +161,7 @@ impl Cursor {
             present: Vec::with_capacity(size),
             marks: Vec::new(),
             reference_logps: Vec::new(),
+            divergence: 0.0,
             away: None,
         };
         let mut copy = Vec::new();

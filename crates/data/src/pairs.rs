@@ -1,5 +1,5 @@
-//! Inputs of a loss of pairs, made from a micro-batch: which side of which pair each token belongs to. Values of pairs lie in the
-//! first entries of a tensor that is shaped like the batch. Knows no loss.
+//! Inputs of losses of preferences, made from a micro-batch: the answer that each token belongs to. Values of pairs, or of
+//! answers with verdicts, lie in the first entries of a tensor that is shaped like the batch. Knows no loss.
 
 use std::ops::Range;
 
@@ -17,20 +17,104 @@ fn sides(batch: &Batch) -> impl Iterator<Item = [Range<usize>; 2]> + '_ {
     })
 }
 
-/// For each token 2p in the chosen side of pair p, 2p + 1 in the rejected one, -1 elsewhere.
+/// An answer with its verdict in a micro-batch.
+struct Answer {
+    /// The first token of its prompt, that of the answer itself, and the token after its end.
+    begin: usize,
+    split: usize,
+    end: usize,
+    desirable: bool,
+}
+
+fn answers(batch: &Batch) -> impl Iterator<Item = Answer> + '_ {
+    batch.marks.iter().filter_map(|of| match of.mark {
+        Mark::Answer { prompt, desirable } => {
+            Some(Answer { begin: of.begin, split: of.begin + prompt, end: of.begin + of.tokens, desirable })
+        }
+        Mark::Pair { .. } => None,
+    })
+}
+
+/// For each token 2p in the chosen side of pair p, 2p + 1 in the rejected one; of answers with verdicts their number; -1
+/// elsewhere.
 pub(crate) fn documents(batch: &Batch) -> Vec<i32> {
     let mut numbers = vec![-1; batch.batch * batch.seq_len];
-    for (number, side) in sides(batch).flatten().enumerate() {
-        numbers[side].fill(number as i32);
+    let answers = answers(batch).map(|of| of.begin..of.end);
+    for (number, sequence) in sides(batch).flatten().chain(answers).enumerate() {
+        numbers[sequence].fill(number as i32);
     }
     numbers
 }
 
-/// 1 in the first entries, one for each pair.
+/// 1 in the first entries, one for each pair or answer with a verdict.
 pub(crate) fn weights(batch: &Batch) -> Vec<f32> {
     let mut weights = vec![0.0; batch.batch * batch.seq_len];
-    weights[..sides(batch).count()].fill(1.0);
+    weights[..batch.marks.len()].fill(1.0);
     weights
+}
+
+/// 1 in the entries of answers that are good.
+pub(crate) fn desirable(batch: &Batch) -> Vec<f32> {
+    let mut desirable = vec![0.0; batch.batch * batch.seq_len];
+    desirable.iter_mut().zip(answers(batch)).for_each(|(entry, answer)| *entry = f32::from(u8::from(answer.desirable)));
+    desirable
+}
+
+/// The estimate of the KL divergence, in the entries of all answers.
+pub(crate) fn divergence(batch: &Batch) -> Vec<f32> {
+    weights(batch).into_iter().map(|weight| weight * batch.divergence).collect()
+}
+
+/// The token after each of a document, be it trained or not; -100 after its last.
+pub(crate) fn next_tokens(batch: &Batch) -> Vec<i32> {
+    let mut next = vec![IGNORE; batch.batch * batch.seq_len];
+    for t in 0..next.len().saturating_sub(1) {
+        let continues =
+            !(t + 1).is_multiple_of(batch.seq_len) && batch.document_start[t] == batch.document_start[t + 1];
+        if continues && batch.present[t + 1] != 0.0 {
+            next[t] = batch.input_ids[t + 1];
+        }
+    }
+    next
+}
+
+/// 1 where [`next_tokens`] has a token.
+pub(crate) fn followed(batch: &Batch) -> Vec<f32> {
+    next_tokens(batch).into_iter().map(|next| f32::from(u8::from(next != IGNORE))).collect()
+}
+
+/// The prompt of each answer with the answer before it, the first with the last one: what a model says of answers to
+/// other prompts. All are documents of one row of B·T tokens; targets and weights are those of the answers.
+pub fn mismatched(batch: &Batch) -> Batch {
+    let size = batch.batch * batch.seq_len;
+    if let Some(tokens) = batch.away {
+        return Batch::elsewhere(1, size, tokens);
+    }
+    let all: Vec<Answer> = answers(batch).collect();
+    let (mut ids, mut labels, mut weights, mut positions) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for (number, of) in all.iter().enumerate() {
+        let other = &all[(number + all.len() - 1) % all.len()];
+        let begin = ids.len();
+        ids.extend_from_slice(&batch.input_ids[of.begin..of.split]);
+        labels.resize(ids.len(), IGNORE);
+        weights.resize(ids.len(), 0.0);
+        for t in other.split..other.end {
+            ids.push(batch.input_ids[t]);
+            // The first token of a document has no predecessor that would predict it.
+            let is_predicted = t > other.begin && batch.targets[t - 1] != IGNORE;
+            labels.push(if is_predicted { batch.targets[t - 1] } else { IGNORE });
+            weights.push(if is_predicted { batch.weights[t - 1] } else { 0.0 });
+        }
+        positions.extend(0..(ids.len() - begin) as i32);
+    }
+    let used = ids.len();
+    ids.resize(size, 0);
+    labels.resize(size, IGNORE);
+    weights.resize(size, 0.0);
+    positions.extend(0..(size - used) as i32);
+    let made = Batch::from_labels(1, size, ids, &labels, Some(positions), Some(&weights));
+    let made = made.expect("tokens of a batch make a batch");
+    if used == 0 { made } else { made.padded_from(&[used]) }
 }
 
 /// 1 for the targets of each answer that lie within the length of the shorter answer of its pair.
@@ -66,6 +150,22 @@ mod tests {
         assert_eq!(weights(&batch)[..3], [1.0, 1.0, 0.0]);
         assert_eq!(common(&batch), [1., 0., 0., 0., 1., 0., 0., 0., 1., 1., 0., 0., 1., 1., 0., 0.]);
         assert_eq!(reference(&batch), [0.0; 16]);
+    }
+
+    #[test]
+    fn answers_meet_the_prompts_of_their_neighbors() {
+        let ids = vec![1, 2, 3, 0, 4, 5, 6, 7];
+        let labels = [-100, 2, 3, -100, -100, -100, 6, 7];
+        let batch = Batch::from_labels(2, 4, ids, &labels, None, None).unwrap().of_answers(&[true, false]);
+        assert_eq!(documents(&batch), [0, 0, 0, -1, 1, 1, 1, 1]);
+        assert_eq!((weights(&batch)[..3].to_vec(), desirable(&batch)[..2].to_vec()), (vec![1., 1., 0.], vec![1., 0.]));
+        assert_eq!(next_tokens(&batch), [2, 3, -100, -100, 5, 6, 7, -100]);
+        let other = mismatched(&batch);
+        assert_eq!((other.batch, other.seq_len), (1, 8));
+        assert_eq!(other.input_ids, [1, 6, 7, 4, 5, 2, 3, 0]);
+        assert_eq!(other.targets, [6, 7, -100, -100, 2, 3, -100, -100]);
+        assert_eq!(other.document_start, [0, 0, 0, 3, 3, 3, 3, 7]);
+        assert_eq!(other.present, [1., 1., 1., 1., 1., 1., 1., 0.]);
     }
 
     #[test]

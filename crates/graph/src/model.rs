@@ -55,6 +55,9 @@ pub struct Task {
     /// Names of the metrics whose sums are in the result `task_report`, in this order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub metrics: Vec<String>,
+    /// Metrics that are the difference of two of these: (name, minuend, subtrahend).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub differences: Vec<[String; 3]>,
     /// The entries of a step in the order in which they run; training alone where it is not said.
     #[serde(default, skip_serializing_if = "TaskEntries::are_usual")]
     pub entries: TaskEntries,

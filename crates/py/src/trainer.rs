@@ -105,20 +105,22 @@ impl Trainer {
     }
 
     /// One step, on the arrays or on the next batches of the data; None at their end. `pairs`: every two rows are the chosen
-    /// and the rejected side of a pair.
-    #[pyo3(signature = (batch, learning_rate, pairs = false))]
+    /// and the rejected side of a pair. `desirable`: the verdict on each row of each micro-batch.
+    #[pyo3(signature = (batch, learning_rate, pairs = false, desirable = None))]
     fn step<'py>(
         &self,
         py: Python<'py>,
         batch: Option<BatchArrays<'py>>,
         learning_rate: Option<f64>,
         pairs: bool,
+        desirable: Option<Vec<Vec<bool>>>,
     ) -> PyResult<Option<Bound<'py, PyDict>>> {
         let batches = batch.as_ref().map(arrays::batches).transpose()?;
-        let batches = match pairs {
-            true => batches.map(|batches| batches.into_iter().map(data::Batch::of_pairs).collect::<Vec<_>>()),
-            false => batches,
-        };
+        let batches = batches.map(|batches| match desirable {
+            Some(verdicts) => batches.into_iter().zip(verdicts).map(|(batch, of)| batch.of_answers(&of)).collect(),
+            None if pairs => batches.into_iter().map(data::Batch::of_pairs).collect(),
+            None => batches,
+        });
         let metrics = self.with_log(py, |driven| {
             let metrics = match &batches {
                 Some(batches) => driven.trainer.step(batches, learning_rate).map(Some)?,

@@ -136,6 +136,9 @@ pub fn write(trainer: &Trainer, form: Form, folder: &Path) -> Result<()> {
         Task::Pt => "by pretraining",
         Task::Sft => "by fine-tuning",
         Task::Dpo => "by direct preference optimization",
+        Task::Kto => "by Kahneman-Tversky optimization",
+        Task::Orpo => "by odds ratio preference optimization",
+        Task::Cpo => "by contrastive preference optimization",
     };
     let mut text = front_matter(trainer, form);
     let version = env!("CARGO_PKG_VERSION");

@@ -81,6 +81,12 @@ choices! {
         Pt = "pt",
         /// Direct preference optimization, on pairs of answers.
         Dpo = "dpo",
+        /// Kahneman-Tversky optimization, on answers with a verdict each.
+        Kto = "kto",
+        /// Odds ratio preference optimization, on pairs of answers, without a reference.
+        Orpo = "orpo",
+        /// Contrastive preference optimization and SimPO, on pairs of answers, without a reference.
+        Cpo = "cpo",
     }
 }
 
@@ -90,7 +96,8 @@ impl Task {
         match self {
             Task::Sft => &[],
             Task::Pt => &[("lora", "false")],
-            Task::Dpo => &[("learning_rate", "1e-6")],
+            Task::Dpo | Task::Orpo | Task::Cpo => &[("learning_rate", "1e-6")],
+            Task::Kto => &[("learning_rate", "1e-6"), ("loss_type", "kto")],
         }
     }
 
@@ -98,7 +105,8 @@ impl Task {
     pub const fn purpose(self) -> Purpose {
         match self {
             Task::Sft | Task::Pt => Purpose::Documents,
-            Task::Dpo => Purpose::Pairs,
+            Task::Dpo | Task::Orpo | Task::Cpo => Purpose::Pairs,
+            Task::Kto => Purpose::Answers,
         }
     }
 
@@ -106,7 +114,7 @@ impl Task {
     pub(crate) const fn loss(self) -> &'static str {
         match self {
             Task::Sft | Task::Pt => CAUSAL_LM,
-            Task::Dpo => "dpo",
+            Task::Dpo | Task::Kto | Task::Orpo | Task::Cpo => self.name(),
         }
     }
 }

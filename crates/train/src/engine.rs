@@ -290,6 +290,15 @@ impl Engine {
         self.run_entry(entry)
     }
 
+    /// Runs a forward pass of a name, a batch for each replica; returns a result of it as f32, that of each replica.
+    pub fn forward(&mut self, name: &str, variant: Variant, round: &[Batch], output: &str) -> Result<Vec<Vec<f32>>> {
+        let entry = self.program.named(EntryKind::Forward, name, Some(variant));
+        let entry = entry.unwrap_or_else(|| panic!("the forward pass `{name}` was not compiled for {variant:?}"));
+        self.load_batches(entry, round)?;
+        self.run_entry(entry)?;
+        (0..round.len()).map(|rank| Ok(self.output_of_rank(rank, entry, output)?.to_f32())).collect()
+    }
+
     /// Writes a batch for each rank and runs the micro-step that begins a step, ends it, both or neither.
     pub fn run_micro_step(&mut self, first: bool, last: bool, variant: Variant, round: &[Batch]) -> Result<()> {
         let entry = self.micro_step(first, last, variant);
@@ -416,8 +425,7 @@ impl Engine {
     }
 
     /// A result, as one rank has it, of the entry that ran last, in its own type.
-    pub fn output_of_rank(&mut self, rank: usize, kind: EntryKind, variant: Variant, name: &str) -> Result<HostTensor> {
-        let entry = self.entry(kind, Some(variant));
+    fn output_of_rank(&mut self, rank: usize, entry: usize, name: &str) -> Result<HostTensor> {
         let outputs = &self.program.entries[entry].outputs;
         let at = outputs.iter().find(|(known, _)| known == name).map(|(_, at)| at.clone());
         let at = at.unwrap_or_else(|| panic!("`{name}` was not requested when the program was compiled"));

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use compiler::EntryOptions;
-use data::Batch;
+use data::{Batch, Mark, Placed, Purpose};
 use graph::TaskEntry;
 use program::{Arch, EntryKind};
 use tensor::DType;
@@ -46,24 +46,36 @@ pub(crate) fn choose(config: &Config, source: &ModelSource) -> Result<Option<Ref
     }))
 }
 
+/// The forward pass of the model as it is, for answers that do not belong to their prompts.
+const POLICY: &str = "policy";
+
 /// The entries of a task: training first, which has what all of them report.
-pub(crate) fn entries(task: &str, reference: Option<&Reference>) -> Vec<EntryOptions> {
-    let mut entries = vec![EntryOptions::train(task), EntryOptions::evaluate(task)];
+pub(crate) fn entries(task: Task, reference: Option<&Reference>) -> Vec<EntryOptions> {
+    let mut entries = vec![EntryOptions::train(task.loss()), EntryOptions::evaluate(task.loss())];
+    let forward = || EntryOptions::new(EntryKind::Forward, Some(CAUSAL_LM)).keeping([TOKEN_LOSS]);
     if reference == Some(&Reference::WithoutAdapter) {
-        let of = EntryOptions { adapter: false, ..EntryOptions::new(EntryKind::Forward, Some(CAUSAL_LM)) };
-        entries.push(of.keeping([TOKEN_LOSS]));
+        entries.push(EntryOptions { adapter: false, ..forward() });
+    }
+    if reference.is_some() && task.purpose() == Purpose::Answers {
+        entries.push(EntryOptions { name: POLICY.to_owned(), ..forward() });
     }
     entries
 }
 
 /// Refuses batches that are not what the task trains on.
 pub(crate) fn check_batches(task: Task, batches: &[Batch]) -> Result<()> {
-    let (wanted, expected) = match task {
-        Task::Sft | Task::Pt => (false, "`input_ids` and `labels`"),
-        Task::Dpo => (true, "`chosen` and `rejected`"),
+    let is_wanted = |mark: Option<&Placed>| match (task.purpose(), mark.map(|of| of.mark)) {
+        (Purpose::Documents, mark) => mark.is_none(),
+        (Purpose::Pairs | Purpose::Scores, mark) => matches!(mark, Some(Mark::Pair { .. })),
+        (Purpose::Answers, mark) => matches!(mark, Some(Mark::Answer { .. })),
+    };
+    let expected = match task.purpose() {
+        Purpose::Documents => "`input_ids` and `labels`",
+        Purpose::Pairs | Purpose::Scores => "`chosen` and `rejected`",
+        Purpose::Answers => "`input_ids`, `labels` and `desirable`",
     };
     // What a node does not have it cannot look at, and the last batches of an epoch may be empty.
-    let wrong = |batch: &Batch| batch.away.is_none() && batch.trained_tokens() > 0 && batch.marks.is_empty() == wanted;
+    let wrong = |batch: &Batch| batch.away.is_none() && batch.trained_tokens() > 0 && !is_wanted(batch.marks.first());
     match batches.iter().any(wrong) {
         true => Err(TrainError::Usage(format!("`task: {task}` trains on batches of {expected}"))),
         false => Ok(()),
@@ -71,37 +83,61 @@ pub(crate) fn check_batches(task: Task, batches: &[Batch]) -> Result<()> {
 }
 
 impl Trainer {
-    /// Gives micro-batches the log-probabilities of the reference, where the task reads them.
+    /// Gives micro-batches the log-probabilities of the reference and the estimate of the divergence from it, where the
+    /// task reads them.
     pub(crate) fn with_reference(&mut self, mut batches: Vec<Batch>, one_per_row: bool) -> Result<Vec<Batch>> {
-        let replicas = self.config.replicas();
-        match self.plan.reference.clone() {
-            None => {}
-            Some(Reference::WithoutAdapter) => {
-                let engine = self.engine_for(&batches[..replicas], one_per_row)?;
-                for round in batches.chunks_mut(replicas) {
-                    let variant = engine.prepare(engine.variant_of(round, one_per_row))?;
-                    engine.run(EntryKind::Forward, variant, round)?;
-                    for (rank, batch) in round.iter_mut().enumerate() {
-                        let losses = engine.output_of_rank(rank, EntryKind::Forward, variant, TOKEN_LOSS)?;
-                        batch.reference_logps = losses.to_f32().iter().map(|loss| -loss).collect();
-                    }
-                }
-            }
-            Some(Reference::Folder(folder)) => {
-                let model = self.reference_model(&folder)?;
-                for batch in &mut batches {
-                    batch.reference_logps = model.token_scores(batch)?.losses.iter().map(|loss| -loss).collect();
-                }
-            }
+        let Some(reference) = self.plan.reference.clone() else { return Ok(batches) };
+        let logps = self.reference_losses(&reference, &batches, one_per_row)?;
+        for (batch, losses) in batches.iter_mut().zip(logps) {
+            batch.reference_logps = losses.into_iter().map(|loss| -loss).collect();
+        }
+        if self.config.task.purpose() != Purpose::Answers || !self.config.preferences.estimates_divergence() {
+            return Ok(batches);
+        }
+        let others: Vec<Batch> = batches.iter().map(data::mismatched).collect();
+        let of_reference = self.reference_losses(&reference, &others, false)?;
+        let of_policy = self.forward_losses(POLICY, &others, false)?;
+        for (index, batch) in batches.iter_mut().enumerate() {
+            let ratios = of_reference[index].iter().zip(&of_policy[index]).zip(&others[index].weights);
+            let sum: f64 = ratios.map(|((of, own), weight)| f64::from(of - own) * f64::from(*weight)).sum();
+            batch.divergence = (sum / batch.marks.len().max(1) as f64).max(0.0) as f32;
         }
         Ok(batches)
+    }
+
+    /// The losses of the targets of each batch under the reference.
+    fn reference_losses(
+        &mut self,
+        reference: &Reference,
+        batches: &[Batch],
+        one_per_row: bool,
+    ) -> Result<Vec<Vec<f32>>> {
+        match reference {
+            Reference::WithoutAdapter => self.forward_losses("", batches, one_per_row),
+            Reference::Folder(folder) => {
+                let model = self.reference_model(folder)?;
+                batches.iter().map(|batch| Ok(model.token_scores(batch)?.losses)).collect()
+            }
+        }
+    }
+
+    /// The losses of the targets of each batch in a forward pass of the model in training.
+    fn forward_losses(&mut self, name: &str, batches: &[Batch], one_per_row: bool) -> Result<Vec<Vec<f32>>> {
+        let replicas = self.config.replicas();
+        let engine = self.engine_for(&batches[..replicas], one_per_row)?;
+        let mut losses = Vec::new();
+        for round in batches.chunks(replicas) {
+            let variant = engine.prepare(engine.variant_of(round, one_per_row))?;
+            losses.extend(engine.forward(name, variant, round, TOKEN_LOSS)?);
+        }
+        Ok(losses)
     }
 
     /// The model of another folder, read when it is first needed.
     fn reference_model(&mut self, folder: &Path) -> Result<&mut Model> {
         if self.reference.is_none() {
-            if self.device.machine.arch != Arch::Cpu || self.config.ranks() > 1 {
-                let message = "a reference with weights of its own is only available on one CPU yet: the memory plan does \
+            if self.device.machine.arch != Arch::Cpu {
+                let message = "a reference with weights of its own is only available on CPUs yet: the memory plan does \
                                not know it";
                 let hint = "set `lora: true` without `reference`, or `reference_free: true`";
                 return Err(TrainError::Config(vec![self.config.mistake("reference", message, Some(hint.into()))]));

@@ -151,6 +151,7 @@ impl Scoring {
             away: None,
             marks: Vec::new(),
             reference_logps: Vec::new(),
+            divergence: 0.0,
             position_ids: Vec::with_capacity(size),
             targets: Vec::with_capacity(size),
             weights: Vec::with_capacity(size),

@@ -320,7 +320,14 @@ impl Trainer {
         let task = self.source.model.tasks.iter().find(|task| task.name == self.config.task.loss());
         let names = task.into_iter().flat_map(|task| &task.metrics);
         let pairs = sums.chunks_exact(2).zip(names).filter(|(sums, _)| sums[1] != 0.0);
-        pairs.map(|(sums, name)| (name.clone(), sums[0] / sums[1])).collect()
+        let mut found: Vec<(String, f64)> = pairs.map(|(sums, name)| (name.clone(), sums[0] / sums[1])).collect();
+        for [name, of, less] in task.into_iter().flat_map(|task| &task.differences) {
+            let value = |name: &String| found.iter().find(|(known, _)| known == name).map(|(_, value)| *value);
+            if let (Some(of), Some(less)) = (value(of), value(less)) {
+                found.push((name.clone(), of - less));
+            }
+        }
+        found
     }
 
     /// The loss over all validation data; `None` where there is none.

@@ -22,7 +22,8 @@ def task(name: str) -> Callable[[T], T]:
     `forward(results, batch)` is recorded. It marks `loss_sum` and `weight_sum` with `output`: the loss is
     Σ `loss_sum` ÷ Σ `weight_sum` over the micro-batches of a step.
 
-    An attribute `metrics` names the metrics whose sums are marked as `task_report`; `entries` lists what a step runs, of
+    An attribute `metrics` names the metrics whose sums are marked as `task_report`; `differences` those that are one of
+    them minus another, as (name, minuend, subtrahend); `entries` lists what a step runs, of
     `reference` (log-probabilities of the targets before training, which the task reads as `batch.reference_logps`),
     `train` and `evaluate`, in this order. Settings of the run's options are keyword arguments."""
 
@@ -51,6 +52,6 @@ def record(name: str, config: Any, trace: Trace, settings: Mapping[str, Any]) ->
 
     module = TASKS[name](config, **settings)  # type: ignore[call-arg]
     declared = module.name_parameters()
-    entries, metrics = getattr(module, "entries", ()), getattr(module, "metrics", ())
-    with trace.task(name, declared, {"metrics": list(metrics), "entries": list(entries)}):
+    said = {key: list(getattr(module, key, ())) for key in ("metrics", "differences", "entries")}
+    with trace.task(name, declared, said):
         module(Results(), Batch())

@@ -10,43 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..dsl import Batch, Module, Results, Tensor, ops, output, task
-
-
-def log_sigmoid(x: Tensor) -> Tensor:
-    return -ops.activation(-x, function="softplus")
-
-
-def sigmoid(x: Tensor) -> Tensor:
-    return ops.activation(x, function="sigmoid")
-
-
-def exp(x: Tensor) -> Tensor:
-    return ops.activation(x, function="exp")
-
-
-def reciprocal(x: Tensor) -> Tensor:
-    return ops.activation(x, function="reciprocal")
-
-
-class Side:
-    """What a pair's loss reads of one side: sums over its answer."""
-
-    def __init__(self, at: int, tokens: Tensor, reference: Tensor | None, batch: Batch) -> None:
-        self.at, self.documents = at, batch.documents
-        #: Σ log π(y), and the same minus that of the reference.
-        self.logps = self.sum(tokens)
-        self.reference = None if reference is None else self.sum(reference)
-        self.ratio = self.logps if self.reference is None else self.logps - self.reference
-        #: Tokens of the answer; an entry without a pair has 1, so that nothing is divided by 0.
-        self.length = self.sum(batch.weights) + (1.0 - batch.pair_weights)
-        #: 1 for the targets of the answers of this side.
-        self.mask = ops.document_spread(batch.pair_weights, self.documents, every=2, at=at) * batch.weights
-
-    def sum(self, tokens: Tensor) -> Tensor:
-        return ops.document_sum(tokens, self.documents, every=2, at=self.at)
-
-    def mean(self, value: Tensor) -> Tensor:
-        return value * reciprocal(self.length)
+from .answers import Side, exp, log_sigmoid, mean_over_batch, none, reciprocal, sigmoid, smoothed
 
 
 @task("dpo")
@@ -132,11 +96,6 @@ class DPO(Module):
             case _:
                 return ratio
 
-    def smoothed(self, margin: Tensor, smoothing: float) -> Tensor:
-        """−(1 − ε)·log σ(margin) − ε·log σ(−margin)"""
-        loss = -log_sigmoid(margin) * (1.0 - smoothing)
-        return loss - log_sigmoid(-margin) * smoothing if smoothing else loss
-
     def loss(
         self, name: str, sides: Sequence[Side], scores: Sequence[Tensor], logps: Tensor, batch: Batch
     ) -> Tensor:
@@ -147,7 +106,7 @@ class DPO(Module):
         margin = (good - bad) * beta
         match name:
             case "sigmoid" | "cdpo":
-                return self.smoothed(margin, smoothing)
+                return smoothed(margin, smoothing)
             case "hinge":
                 return ops.activation(1.0 - margin, function="relu")
             case "ipo":
@@ -168,7 +127,7 @@ class DPO(Module):
             case "bco_pair_paper":
                 rewards = (good + bad) * batch.pair_weights
                 pairs = ops.batch_sum(batch.pair_weights)
-                mean = ops.detach(ops.batch_sum(rewards) * reciprocal(pairs + _none(pairs)) * (0.5 * beta))
+                mean = ops.detach(ops.batch_sum(rewards) * reciprocal(pairs + none(pairs)) * (0.5 * beta))
                 return -log_sigmoid(good * beta - mean) - log_sigmoid(mean - bad * beta)
             case "sppo_hard":
                 return _square(good - 0.5 / beta) + _square(bad + 0.5 / beta)
@@ -176,9 +135,9 @@ class DPO(Module):
                 ours = _in_order(chosen.logps - rejected.logps, batch)
                 if chosen.reference is not None and rejected.reference is not None:
                     ours = ours - _in_order(chosen.reference - rejected.reference, batch)
-                return self.smoothed(ours * beta, smoothing)
+                return smoothed(ours * beta, smoothing)
             case "aot_unpaired":
-                return self.smoothed((_in_order(good, batch) - _in_order(bad, batch)) * beta, smoothing)
+                return smoothed((_in_order(good, batch) - _in_order(bad, batch)) * beta, smoothing)
             case "apo_zero":
                 return 1.0 - sigmoid(good * beta) + sigmoid(bad * beta)
             case "apo_down":
@@ -189,8 +148,7 @@ class DPO(Module):
             case "sigmoid_norm":
                 return -log_sigmoid((chosen.mean(good) - rejected.mean(bad)) * beta)
             case "sft":
-                tokens = ops.batch_sum(chosen.mask)
-                return -ops.batch_sum(logps * chosen.mask) * reciprocal(tokens + _none(tokens))
+                return -mean_over_batch(logps, chosen.mask)
             case "nll_paper":
                 return -chosen.mean(chosen.sum(logps * batch.weights))
         raise ValueError(f"there is no loss `{name}`")
@@ -198,11 +156,6 @@ class DPO(Module):
 
 def _square(x: Tensor) -> Tensor:
     return x * x
-
-
-def _none(count: Tensor) -> Tensor:
-    """1 where there is nothing to count, which nothing is divided by."""
-    return 1.0 - ops.activation(count, function="step")
 
 
 def _in_order(values: Tensor, batch: Batch) -> Tensor:

@@ -11,10 +11,10 @@ use super::{File, Finding};
 const PLACE: &str = "xtask/src/tidy/comments.rs";
 
 /// Largest number of doc comments that begin with a relative clause ("What …", "In which …").
-const RELATIVE_CLAUSES: usize = 714;
+const RELATIVE_CLAUSES: usize = 684;
 
 /// Largest number of doc comments of at most [`FEW_WORDS`] words that hold no formula or name of code.
-const SHORT_COMMENTS: usize = 260;
+const SHORT_COMMENTS: usize = 258;
 
 /// Largest number of lines with a word of [`LEAVING`].
 const LEAVING_WORDS: usize = 576;

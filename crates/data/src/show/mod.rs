@@ -136,6 +136,7 @@ mod tests {
             away: None,
             marks: Vec::new(),
             reference_logps: Vec::new(),
+            divergence: 0.0,
             input_ids: vec![5, 6, 7, 8, 9, 0, 0, 0],
             position_ids: vec![0, 1, 2, 0, 1, 0, 1, 2],
             targets: vec![6, 7, IGNORE, 9, IGNORE, IGNORE, IGNORE, IGNORE],

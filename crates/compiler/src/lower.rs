@@ -59,7 +59,11 @@ pub(crate) fn program(
             panic!("lowering orders transfers, collectives and computation by events: {race}");
         }
     }
-    let program = assemble(name, entries, parameters, lowering, plan, options, &homes);
+    let mut program = assemble(name, entries, parameters, lowering, plan, options, &homes);
+    if options.plan.reserved > 0 {
+        let (class, bytes) = (MemoryClass::Reference, options.plan.reserved);
+        program.memory.push(MemoryLine { class, bytes, note: "weights that a loss compares with, and their forward pass" });
+    }
     let needed: usize = program.memory.iter().map(|line| line.bytes).sum();
     let available = machine.memory.min(options.plan.memory_limit.unwrap_or(usize::MAX));
     if needed > available {

@@ -270,6 +270,8 @@ pub struct PlanOptions {
     pub attention_chunks: Option<usize>,
     /// Most bytes of the whole plan, where that is less than the machine has.
     pub memory_limit: Option<usize>,
+    /// Bytes of each device that something besides the program holds.
+    pub reserved: usize,
     /// Micro-steps of a step, for weighing what is done in each of them against what is done once; 0 counts as 1.
     pub micro_steps: usize,
     pub offload: OffloadOptions,

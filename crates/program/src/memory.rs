@@ -347,6 +347,15 @@ pub enum MemoryClass {
     Workspace,
     /// Scratch memory of the CPU's kernels, besides the arenas.
     Scratch,
+    /// Another model of the run, which stays as it is.
+    Reference,
+}
+
+impl MemoryClass {
+    /// Returns true for memory that each program of a process has of its own; contexts and workspaces are there once.
+    pub const fn is_per_program(self) -> bool {
+        matches!(self, MemoryClass::Arena(_) | MemoryClass::Scratch)
+    }
 }
 
 impl fmt::Display for MemoryClass {
@@ -356,6 +365,7 @@ impl fmt::Display for MemoryClass {
             MemoryClass::Context => "context",
             MemoryClass::Workspace => "workspace",
             MemoryClass::Scratch => "scratch",
+            MemoryClass::Reference => "reference",
         })
     }
 }

@@ -23,8 +23,14 @@ impl Trainer {
     pub(crate) fn memory_breakdown(&mut self) -> Result<(Vec<ClassMemory>, Option<usize>)> {
         let engine = self.engine()?;
         let planned = engine.program().memory.clone();
-        let allocated = engine.session().allocated();
-        Ok((compare(&planned, &allocated), engine.session().memory_in_use()?))
+        let mut allocated = engine.session().allocated();
+        let in_use = engine.session().memory_in_use()?;
+        if let Some(reference) = &mut self.reference {
+            let own = reference.session().allocated();
+            let bytes = own.iter().filter(|line| line.class.is_per_program()).map(|line| line.bytes).sum();
+            allocated.push(MemoryLine { class: MemoryClass::Reference, bytes, note: "" });
+        }
+        Ok((compare(&planned, &allocated), in_use))
     }
 }
 

@@ -171,6 +171,7 @@ fn memory_options(config: &Config) -> PlanOptions {
         head_chunks: parts(config.memory.lmhead_chunks),
         attention_chunks: parts(config.memory.attn_bwd_chunks),
         memory_limit: config.offload.memory_limit.map(|limit| usize::try_from(limit.0).unwrap_or(usize::MAX)),
+        reserved: 0,
         micro_steps: config.training.gradient_accumulation_steps as usize,
         offload: OffloadOptions {
             residual: requested(config.offload.offload_residual),

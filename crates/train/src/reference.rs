@@ -4,17 +4,18 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use compiler::EntryOptions;
+use compiler::{CompileOptions, EntryOptions, PlanOptions, Recipe, Sharding};
 use data::{Batch, Mark, Placed, Purpose};
 use graph::TaskEntry;
-use program::{Arch, EntryKind};
-use tensor::DType;
+use program::{Choices, EntryKind, Machine, Variant};
 
 use crate::config::{CAUSAL_LM, Config, Init, Task};
+use crate::engine::{Engine, variant_of};
 use crate::error::{Result, TrainError};
-use crate::model::{Model, TOKEN_LOSS};
+use crate::model::TOKEN_LOSS;
 use crate::source::ModelSource;
 use crate::trainer::Trainer;
+use crate::weights::{self, WeightSet};
 
 /// The model whose log-probabilities a task compares with.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,7 +53,6 @@ const POLICY: &str = "policy";
 /// The entries of a task: training first, which has what all of them report.
 pub(crate) fn entries(task: Task, reference: Option<&Reference>) -> Vec<EntryOptions> {
     let mut entries = vec![EntryOptions::train(task.loss()), EntryOptions::evaluate(task.loss())];
-    let forward = || EntryOptions::new(EntryKind::Forward, Some(CAUSAL_LM)).keeping([TOKEN_LOSS]);
     if reference == Some(&Reference::WithoutAdapter) {
         entries.push(EntryOptions { adapter: false, ..forward() });
     }
@@ -112,11 +112,14 @@ impl Trainer {
         batches: &[Batch],
         one_per_row: bool,
     ) -> Result<Vec<Vec<f32>>> {
+        let replicas = self.config.replicas();
         match reference {
             Reference::WithoutAdapter => self.forward_losses("", batches, one_per_row),
             Reference::Folder(folder) => {
-                let model = self.reference_model(folder)?;
-                batches.iter().map(|batch| Ok(model.token_scores(batch)?.losses)).collect()
+                // The model in training first: the plan has left room for the reference.
+                self.engine_for(&batches[..replicas], one_per_row)?;
+                let engine = self.reference_model(folder, variant_of(&batches[..replicas], one_per_row))?;
+                losses(engine, "", batches, one_per_row)
             }
         }
     }
@@ -124,30 +127,74 @@ impl Trainer {
     /// The losses of the targets of each batch in a forward pass of the model in training.
     fn forward_losses(&mut self, name: &str, batches: &[Batch], one_per_row: bool) -> Result<Vec<Vec<f32>>> {
         let replicas = self.config.replicas();
-        let engine = self.engine_for(&batches[..replicas], one_per_row)?;
-        let mut losses = Vec::new();
-        for round in batches.chunks(replicas) {
-            let variant = engine.prepare(engine.variant_of(round, one_per_row))?;
-            losses.extend(engine.forward(name, variant, round, TOKEN_LOSS)?);
-        }
-        Ok(losses)
+        losses(self.engine_for(&batches[..replicas], one_per_row)?, name, batches, one_per_row)
     }
 
     /// The model of another folder, read when it is first needed.
-    fn reference_model(&mut self, folder: &Path) -> Result<&mut Model> {
+    fn reference_model(&mut self, folder: &Path, variant: Variant) -> Result<&mut Engine> {
         if self.reference.is_none() {
-            if self.device.machine.arch != Arch::Cpu {
-                let message = "a reference with weights of its own is only available on CPUs yet: the memory plan does \
-                               not know it";
-                let hint = "set `lora: true` without `reference`, or `reference_free: true`";
-                return Err(TrainError::Config(vec![self.config.mistake("reference", message, Some(hint.into()))]));
-            }
-            let config = crate::source::config_of(folder)?;
-            let model = self.source.model.clone();
-            let source = Arc::new(ModelSource { folder: folder.to_owned(), config, model });
-            let dtype: DType = self.plan.compile.compute;
-            self.reference = Some(Model::load(self.device.clone(), source, None, dtype)?);
+            let options = CompileOptions { variants: vec![variant], ..options(&self.plan.compile) };
+            let source = source_of(folder, &self.source)?;
+            let mut engine = Engine::new(self.device.clone(), source.clone(), options, &Choices::new())?;
+            let name = folder.display().to_string();
+            weights::load(&mut engine, WeightSet::Base, source.weights(folder)?, &name)?;
+            engine.weights_written()?;
+            self.reference = Some(engine);
         }
         Ok(self.reference.as_mut().expect("just made"))
     }
+}
+
+/// The losses of the targets of each batch in a forward pass.
+fn losses(engine: &mut Engine, name: &str, batches: &[Batch], one_per_row: bool) -> Result<Vec<Vec<f32>>> {
+    let mut losses = Vec::new();
+    for round in batches.chunks(engine.replicas()) {
+        let variant = engine.prepare(engine.variant_of(round, one_per_row))?;
+        losses.extend(engine.forward(name, variant, round, TOKEN_LOSS)?);
+    }
+    Ok(losses)
+}
+
+/// The forward pass that gives the losses of targets.
+fn forward() -> EntryOptions {
+    EntryOptions::new(EntryKind::Forward, Some(CAUSAL_LM)).keeping([TOKEN_LOSS])
+}
+
+/// The options of the program of a reference with weights of its own, next to those of the training.
+fn options(training: &CompileOptions) -> CompileOptions {
+    CompileOptions {
+        variants: Vec::new(),
+        weights: training.weights,
+        quantised: None,
+        stored: Default::default(),
+        compute: training.compute,
+        recipe: Recipe::Uniform,
+        training: None,
+        adapter: None,
+        entries: vec![forward()],
+        seed: 0,
+        plan: PlanOptions::default(),
+        sharding: Sharding { gradients: false, open: false, compression: Default::default(), ..training.sharding },
+    }
+}
+
+fn source_of(folder: &Path, training: &ModelSource) -> Result<Arc<ModelSource>> {
+    let config = crate::source::config_of(folder)?;
+    Ok(Arc::new(ModelSource { folder: folder.to_owned(), config, model: training.model.clone() }))
+}
+
+/// The options of a training that leaves room for a reference with weights of its own.
+pub(crate) fn reserved(
+    mut training: CompileOptions,
+    reference: Option<&Reference>,
+    source: &ModelSource,
+    machine: &Machine,
+) -> Result<CompileOptions> {
+    if let Some(Reference::Folder(_)) = reference {
+        let options = CompileOptions { variants: training.variants.clone(), ..options(&training) };
+        let program = compiler::compile(&source.model, &options, machine)?;
+        let own = program.memory.iter().filter(|line| line.class.is_per_program());
+        training.plan.reserved = own.map(|line| line.bytes).sum();
+    }
+    Ok(training)
 }

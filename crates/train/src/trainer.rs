@@ -24,12 +24,12 @@ use crate::formats;
 use crate::generate::Sample;
 use crate::live::Live;
 use crate::milestones::Milestones;
-use crate::model::Model;
 use crate::other_parts;
 use crate::plan::{self, Plan};
 use crate::preflight;
 use crate::preview::Shapes;
 use crate::recommend::recommended;
+use crate::reference;
 use crate::rounding::Rounding;
 use crate::schedule::LearningRate;
 use crate::source::ModelSource;
@@ -78,7 +78,7 @@ pub struct Trainer {
     /// A model over the same weights, once it was requested.
     pub(crate) live: Option<Live>,
     /// The reference, where it has weights of its own and was needed.
-    pub(crate) reference: Option<Model>,
+    pub(crate) reference: Option<Engine>,
     /// The steps at which the run evaluates, once computed.
     pub(crate) milestones: Option<Milestones>,
     pub(crate) schedule: Option<LearningRate>,
@@ -384,6 +384,8 @@ impl Trainer {
     /// out: what is trained.
     fn open(&self, variants: Vec<Variant>, choices: &Choices, resumed: bool) -> Result<Engine> {
         let options = CompileOptions { variants, ..self.plan.compile.clone() };
+        let machine = &self.device.machine;
+        let options = reference::reserved(options, self.plan.reference.as_ref(), &self.source, machine)?;
         let data = self.feed.as_ref().map(|feed| &feed.encoded);
         let advise = |error| with_advice(error, &self.config, &self.source, &self.device.machine, data);
         let mut engine = Engine::new(self.device.clone(), self.source.clone(), options, choices)

@@ -171,7 +171,7 @@ pub(crate) fn decide(
 ) -> Result<Vec<PlanDecision>, CompileError> {
     let memory = Memory::new(graphs, parameters, options, machine);
     let limit = machine.memory.min(options.plan.memory_limit.unwrap_or(usize::MAX));
-    let available = limit.saturating_sub(memory.fixed_bytes);
+    let available = limit.saturating_sub(memory.fixed_bytes).saturating_sub(options.plan.reserved);
     let mut lines = Vec::new();
     // The training step first: the other entries may use the arena that it needs.
     let mut shared = None;

@@ -20,6 +20,7 @@ use crate::encoded::Encoded;
 use crate::error::{Result, TrainError};
 use crate::formats;
 use crate::plan::{self, Plan};
+use crate::reference;
 use crate::source::ModelSource;
 pub use across::Across;
 pub(crate) use expected::Expected;
@@ -94,6 +95,7 @@ impl Preview {
         let mut options = plan.compile.clone();
         let shapes = Shapes::new(config, &plan, data)?;
         options.variants = shapes.variants.clone();
+        let options = reference::reserved(options, plan.reference.as_ref(), source, machine)?;
         let program = compiler::compile(&source.model, &options, machine)
             .map_err(|error| TrainError::from(error).located(config))?;
         let of_data = data.iter().flat_map(|data| data.notes.clone()).chain(shapes.few.clone());

@@ -134,6 +134,43 @@ def test_two_processes_write_what_one_with_two_ranks_does(tmp_path: Path, one_pr
     assert "follows node 0" in follower and "Result: " not in follower and "Report: " not in follower
 
 
+#: Node n has rows n, n + 2, …; with one pair to a micro-batch, or two answers of a pair, ranks of one process have the same.
+ONE_PAIR = {"per_device_train_batch_size": 1, "sample_packing": False}
+
+
+@pytest.mark.parametrize(
+    ("task", "more"),
+    [("dpo", ONE_PAIR), ("kto", {"lora": False, "optimizer": "adamw"}), ("kto", {}), ("orpo", ONE_PAIR)],
+)
+def test_answers_are_compared_on_two_nodes_as_on_two_ranks(task: str, more: dict[str, object], tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    rows = [{"prompt": f"Once {i}", "chosen": " upon a time" * (1 + i % 2), "rejected": " the end"} for i in range(24)]
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sets = [{"path": str(pairs), "type": "preference"}]
+    changed = {
+        "task": task, "datasets": sets, "validation_datasets": sets, "sequence_len": 64, "max_steps": 3, "eval_steps": 3,
+        "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2, "resume_from_checkpoint": False, **more,
+    }  # fmt: skip
+    one = written(tmp_path / "one", **changed)
+    (code, text) = ended([start(one, "--set=gpus=2")])[0]
+    assert code == 0, text
+    two = written(tmp_path / "two", **changed)
+    for code, text in ended(nodes(two, 2)):
+        assert code == 0, text
+    assert steps(two.parent / "output") == steps(one.parent / "output")
+    assert len(steps(one.parent / "output")) == 3
+    assert evaluations(two.parent / "output") == evaluations(one.parent / "output")
+    assert tensors(two.parent / "output") == tensors(one.parent / "output")
+
+
+def evaluations(output: Path) -> list[dict[str, float]]:
+    (log,) = output.glob("log-*.json")
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    kept = [{key: of for key, of in event.items() if "/" in key or key == "loss"} for event in events if event["event"] == "evaluation"]
+    assert kept and all(any("/" in key for key in of) for of in kept)
+    return kept
+
+
 def test_gradients_between_nodes_may_be_compressed(tmp_path: Path) -> None:
     curves = {}
     for compression in ("none", "int8", "topk", "onebit"):

@@ -273,7 +273,6 @@ pub(super) fn check_preferences(config: &Config, reader: &mut Reader) {
     let unavailable = [
         ("pipeline_parallel_size", config.stages() > 1, "pipeline stages"),
         ("sequence_parallel_size", config.sequence() > 1, "sequence parallelism"),
-        ("distributed.num_nodes", config.nodes() > 1, "several nodes"),
         ("sample_prompts", !config.logging.sample_prompts.is_empty() && reads_reference, "sample prompts"),
     ];
     for (path, _, what) in unavailable.into_iter().filter(|(_, on, _)| *on) {

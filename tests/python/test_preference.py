@@ -180,6 +180,18 @@ def test_packing_changes_nothing_but_the_batches(text_run):
     assert steps[0]["logps/chosen"] == pytest.approx(steps[1]["logps/chosen"], rel=1e-4)
 
 
+@pytest.mark.parametrize("task", ["dpo", "kto", "orpo", "cpo"])
+@pytest.mark.parametrize("lora", [True, False])
+def test_the_head_in_parts_gives_the_same_steps(task, lora, text_run):
+    run = {**text_run, **OF_TASKS.get(task, {}), "task": task, "lora_dropout": 0.0, "lora": lora, "max_steps": 2}
+    runs = [{"lmhead_chunks": 1}, {"lmhead_chunks": 5}]
+    whole, parts = (list(surogate.Trainer({**run, **more, "learning_rate": 1e-3})) for more in runs)
+    for one, other in zip(whole, parts, strict=True):
+        assert one.keys() == other.keys()
+        for key in ("loss", "grad_norm", "rewards/margins", "logps/chosen", "logits/rejected"):
+            assert other[key] == pytest.approx(one[key], rel=2e-5, abs=2e-6), key
+
+
 def test_a_resumed_run_takes_the_same_steps(text_run, tmp_path):
     trainer = surogate.Trainer(text_run)
     for _ in range(3):

@@ -62,7 +62,11 @@ pub(crate) fn program(
     let mut program = assemble(name, entries, parameters, lowering, plan, options, &homes);
     if options.plan.reserved > 0 {
         let (class, bytes) = (MemoryClass::Reference, options.plan.reserved);
-        program.memory.push(MemoryLine { class, bytes, note: "weights that a loss compares with, and their forward pass" });
+        program.memory.push(MemoryLine {
+            class,
+            bytes,
+            note: "weights that a loss compares with, and their forward pass",
+        });
     }
     let needed: usize = program.memory.iter().map(|line| line.bytes).sum();
     let available = machine.memory.min(options.plan.memory_limit.unwrap_or(usize::MAX));

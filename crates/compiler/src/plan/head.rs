@@ -1,6 +1,9 @@
 //! The output head and its loss in parts, for logits that are too large as a whole. A part computes
 //! what the whole computes for its rows, forward and backward, before the next part begins. Only sums
 //! over rows change: the gradients of a trained head are added up part by part.
+//!
+//! Where the gradient of a token depends on the losses of others, as for preferences, the backward pass has parts of its
+//! own, which compute their logits once more.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,6 +16,10 @@ use tensor::Attrs;
 pub struct Head {
     /// Node indices in order; the first computes the logits.
     nodes: Vec<usize>,
+    /// Node indices in order that wait for losses of all rows. They are not among `nodes`.
+    late: Vec<usize>,
+    /// Node indices in order that compute the logits, which the late nodes need again.
+    logits: Vec<usize>,
     rows: usize,
     /// Number of tokens in a batch.
     pub tokens: usize,
@@ -37,9 +44,11 @@ impl Head {
         };
         let mut wide = HashSet::from([logits]);
         let mut first = producers[logits.0 as usize]?;
+        let mut of_logits = vec![first];
         while let Some(before) = alone(first) {
             wide.insert(before);
             first = producers[before.0 as usize]?;
+            of_logits.insert(0, first);
         }
         let [rows, tokens] = by_tokens(graph.value(logits))?.map(|axis| graph.value(logits).shape[axis]);
         // What is as wide as the logits and computed from them. A product has a width of its own.
@@ -55,22 +64,49 @@ impl Head {
         }
         let results = graph.outputs.iter().map(|(_, id)| id);
         let requested = results.chain(graph.gradients.iter().map(|(_, id)| id)).any(|id| wide.contains(id));
-        let taken: HashSet<usize> = nodes.iter().copied().collect();
-        let made: HashSet<ValueId> =
-            nodes.iter().flat_map(|index| graph.nodes[*index].outputs.iter().copied()).collect();
-        let behind = needed_before(&graph.nodes, &nodes, &taken)
-            .into_iter()
-            .any(|index| graph.nodes[index].inputs.iter().any(|id| made.contains(id)));
         let separable = nodes.iter().all(|index| separable(graph, &graph.nodes[*index]));
-        if requested || behind || !separable || class(&graph.nodes[first]) != Class::Matmul {
+        if requested || !separable || class(&graph.nodes[first]) != Class::Matmul {
             return None;
         }
+        let mut waiting = depending(graph, &nodes);
+        let (late, nodes): (Vec<usize>, Vec<usize>) = nodes.into_iter().partition(|index| {
+            let node = &graph.nodes[*index];
+            let waits = node.inputs.iter().any(|id| waiting.contains(id));
+            if waits {
+                waiting.extend(&node.outputs);
+            }
+            waits
+        });
+        // Of what is as wide as the logits, the late nodes compute the logits alone once more.
+        let is_read_late = |id: &ValueId| late.iter().any(|index| graph.nodes[*index].inputs.contains(id));
+        let others = nodes.iter().filter(|index| !of_logits.contains(index));
+        if others.flat_map(|index| &graph.nodes[*index].outputs).any(|id| wide.contains(id) && is_read_late(id)) {
+            return None;
+        }
+        let logits_again = if late.is_empty() { Vec::new() } else { of_logits };
         let value = graph.value(logits);
         let gradients: HashSet<ValueId> = graph.gradients.iter().map(|(_, id)| *id).collect();
-        let trained = nodes.iter().any(|index| graph.nodes[*index].outputs.iter().any(|id| gradients.contains(id)));
+        let trained =
+            nodes.iter().chain(&late).any(|index| graph.nodes[*index].outputs.iter().any(|id| gradients.contains(id)));
         let bytes = value.shape.iter().product::<usize>() * crate::memory::dtype_of(graph, logits).size();
-        Some(Head { nodes, rows, tokens: rows * tokens, bytes, trained })
+        Some(Head { nodes, late, logits: logits_again, rows, tokens: rows * tokens, bytes, trained })
     }
+}
+
+/// Values that nodes outside of the head compute from what it gives.
+fn depending(graph: &Graph, head: &[usize]) -> HashSet<ValueId> {
+    let taken: HashSet<usize> = head.iter().copied().collect();
+    let mut made: HashSet<ValueId> = HashSet::new();
+    let mut outside = HashSet::new();
+    for (index, node) in graph.nodes.iter().enumerate().skip(head[0]) {
+        let depends = node.inputs.iter().any(|id| made.contains(id) || outside.contains(id));
+        if taken.contains(&index) {
+            made.extend(&node.outputs);
+        } else if depends {
+            outside.extend(node.outputs.iter().copied());
+        }
+    }
+    outside
 }
 
 fn class(node: &Node) -> Class {
@@ -96,28 +132,56 @@ fn separable(graph: &Graph, node: &Node) -> bool {
     known && node.inputs.iter().all(readable) && node.outputs.iter().all(|id| whole(id) || gradient(id))
 }
 
-/// Does the head in `parts` parts, each with its gradients before the next one begins.
+/// Does the head in `parts` parts, each with its gradients before the next one begins, or with the gradients of all parts
+/// after the losses of all.
 pub fn split_head(graph: &mut Graph, head: &Head, parts: usize) {
     if parts <= 1 {
         return;
     }
-    let taken: HashSet<usize> = head.nodes.iter().copied().collect();
+    let taken: HashSet<usize> = head.nodes.iter().chain(&head.late).copied().collect();
     let nodes = std::mem::take(&mut graph.nodes);
     // What the parts read from nodes between them must be there before the first part.
-    let (mut before, mut after) = (Vec::new(), Vec::new());
-    let needed = needed_before(&nodes, &head.nodes, &taken);
+    let first = head.nodes[0];
+    let needed = needed_after(first, &nodes, &head.nodes, &taken);
+    let needed_late = needed_after(first, &nodes, &head.late, &taken);
+    let (mut before, mut between, mut after) = (Vec::new(), Vec::new(), Vec::new());
     for (index, node) in nodes.iter().enumerate().filter(|(index, _)| !taken.contains(index)) {
-        if index < head.nodes[0] || needed.contains(&index) { &mut before } else { &mut after }.push(node.clone());
+        let place = match index {
+            _ if index < first || needed.contains(&index) => &mut before,
+            _ if needed_late.contains(&index) => &mut between,
+            _ => &mut after,
+        };
+        place.push(node.clone());
     }
-    let mine: Vec<&Node> = head.nodes.iter().map(|index| &nodes[*index]).collect();
-    let outside: HashSet<ValueId> = after.iter().flat_map(|node: &Node| node.inputs.iter().copied()).collect();
+    let of = |indices: &[usize]| indices.iter().map(|index| nodes[*index].clone()).collect::<Vec<Node>>();
+    let (mine, late) = (of(&head.nodes), of(&head.late));
     let results: HashSet<ValueId> = graph.outputs.iter().map(|(_, id)| *id).collect();
-    let mut split = Split::new(graph, head, parts, mine[0]);
+    let reading = |nodes: &[Node]| nodes.iter().flat_map(|node| node.inputs.iter().copied()).collect::<HashSet<_>>();
+    let outside = &reading(&after) | &results;
+    let mut again = of(&head.logits);
+    // The late parts compute the logits by themselves.
+    let of_logits: HashSet<ValueId> = again.iter().flat_map(|node| node.outputs.iter().copied()).collect();
+    let wanted_early = &(&outside | &reading(&between)) | &(&reading(&late) - &of_logits);
+    let made = split_nodes(graph, head, parts, &mine, &wanted_early);
+    let made_late = match late.first() {
+        None => Vec::new(),
+        Some(first) => {
+            again.iter_mut().for_each(|node| node.phase = first.phase);
+            again.extend(late);
+            split_nodes(graph, head, parts, &again, &outside)
+        }
+    };
+    graph.nodes = before.into_iter().chain(made).chain(between).chain(made_late).chain(after).collect();
+}
+
+/// Nodes in `parts` parts, one part after another. Results that are read `outside` are put together.
+fn split_nodes(graph: &mut Graph, head: &Head, parts: usize, nodes: &[Node], outside: &HashSet<ValueId>) -> Vec<Node> {
+    let mut split = Split::new(graph, head, parts, &nodes[0]);
     for part in 0..split.ranges.len() {
-        mine.iter().for_each(|node| split.node(node, part));
+        nodes.iter().for_each(|node| split.node(node, part));
     }
-    for node in &mine {
-        for id in node.outputs.iter().filter(|id| outside.contains(id) || results.contains(id)) {
+    for node in nodes {
+        for id in node.outputs.iter().filter(|id| outside.contains(id)) {
             split.join(*id, node);
         }
     }
@@ -131,14 +195,14 @@ pub fn split_head(graph: &mut Graph, head: &Head, parts: usize) {
             parts.into_iter().map(|part| (*parameter, part)).collect::<Vec<_>>()
         })
         .collect();
-    graph.nodes = before.into_iter().chain(made).chain(after).collect();
+    made
 }
 
-/// Returns the nodes after the head's first that other nodes of the head read from, without those in `taken`.
-fn needed_before(nodes: &[Node], head: &[usize], taken: &HashSet<usize>) -> HashSet<usize> {
+/// Returns the nodes from `first` on that nodes of the head read from, without those in `taken`.
+fn needed_after(first: usize, nodes: &[Node], head: &[usize], taken: &HashSet<usize>) -> HashSet<usize> {
     let mut wanted: HashSet<ValueId> = head.iter().flat_map(|i| nodes[*i].inputs.iter().copied()).collect();
     let mut needed = HashSet::new();
-    for index in (head[0]..nodes.len()).rev().filter(|index| !taken.contains(index)) {
+    for index in (first..nodes.len()).rev().filter(|index| !taken.contains(index)) {
         if nodes[index].outputs.iter().any(|id| wanted.contains(id)) {
             wanted.extend(nodes[index].inputs.iter().copied());
             needed.insert(index);

@@ -1,12 +1,14 @@
 """What TRL computed for losses of preferences, and the runs that compute the same."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
 MODELS = ["llama", "qwen3"]
+DEVICE = os.environ.get("SUROGATE_TEST_DEVICE", "cpu")
 #: TRL's form of what SEMANTICS.md decides otherwise, by task.
 NOT_IMITATED = {"dpo": {"label_smoothing_ignored"}}
 
@@ -64,7 +66,7 @@ def run_of(model, case, task="dpo", **more):
     # The engine computes the shift of BCO itself.
     options.pop("delta", None)
     config = {
-        "model": str(folder), "task": task, "device": "cpu", "torch_dtype": "float32", "max_steps": 20,
+        "model": str(folder), "task": task, "device": DEVICE, "torch_dtype": "float32", "max_steps": 20,
         "learning_rate": 1e-3, "optimizer": "adamw", "lora": case["policy"] == "lora", "max_grad_norm": 0.0,
         "gradient_accumulation_steps": 1, "sequence_len": 64, **options, **more,
     }  # fmt: skip

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import surogate
-from recorded_preferences import MODELS, batch_of, run_of, side
+from recorded_preferences import DEVICE, MODELS, batch_of, run_of, side
 from surogate.errors import ConfigError
 
 
@@ -50,7 +50,6 @@ def test_smoothing_with_the_sigmoid_is_conservative_dpo(shared, preference):
         ({"label_smoothing": 0.7}, "label_smoothing"),
         ({"task": "sft", "beta": 0.3}, "beta"),
         ({"sequence_parallel_size": 2, "gpus": 2}, "sequence_parallel_size"),
-        ({"sample_prompts": ["Hello"]}, "sample_prompts"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(options, named):
@@ -85,7 +84,7 @@ def text_run(shared, make_model, tmp_path):
     data = tmp_path / "pairs.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {
-        "model": str(model), "datasets": [{"path": str(data), "type": "preference"}], "task": "dpo", "device": "cpu",
+        "model": str(model), "datasets": [{"path": str(data), "type": "preference"}], "task": "dpo", "device": DEVICE,
         "torch_dtype": "float32", "lora_dropout": 0.1, "lora_rank": 4, "learning_rate": 3e-2, "warmup_steps": 0,
         "optimizer": "adamw", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "sequence_len": 64,
         "validation_split_ratio": 0.2, "eval_steps": 4, "output_dir": str(tmp_path / "run"), "max_steps": 6,
@@ -178,6 +177,14 @@ def test_packing_changes_nothing_but_the_batches(text_run):
     steps = [surogate.Trainer({**whole, **run, "gradient_accumulation_steps": 1}).step() for run in runs]
     assert steps[0]["grad_norm"] == pytest.approx(steps[1]["grad_norm"], rel=1e-4)
     assert steps[0]["logps/chosen"] == pytest.approx(steps[1]["logps/chosen"], rel=1e-4)
+
+
+@pytest.mark.parametrize("task", ["dpo", "kto"])
+def test_prompts_are_answered_during_training_without_changing_it(task, text_run):
+    run = {**text_run, **OF_TASKS.get(task, {}), "task": task}
+    steps = list(surogate.Trainer(run))
+    sampled = surogate.Trainer({**run, "sample_prompts": ["Question 3:"]})
+    assert [step["loss"] for step in sampled] == [step["loss"] for step in steps]
 
 
 @pytest.mark.parametrize("task", ["dpo", "kto", "orpo", "cpo"])

@@ -413,9 +413,9 @@ impl EntryOptions {
         EntryOptions { cache: Some(cache), ..EntryOptions::forward() }
     }
 
-    /// True if its rows continue the sequences in the cache.
+    /// True if its rows continue the sequences in the cache: those of a loss are whole documents.
     pub(crate) fn generates(&self) -> bool {
-        self.kind == EntryKind::Forward && self.cache.is_some()
+        self.kind == EntryKind::Forward && self.task.is_none() && self.cache.is_some()
     }
 
     /// The same entry next to one that generates: the cache of earlier tokens is left unchanged.

@@ -47,6 +47,9 @@ pub(crate) fn choose(config: &Config, source: &ModelSource) -> Result<Option<Ref
     }))
 }
 
+/// The forward pass of the model without its adapter, or of another model.
+const REFERENCE: &str = "reference";
+
 /// The forward pass of the model as it is, for answers that do not belong to their prompts.
 const POLICY: &str = "policy";
 
@@ -54,10 +57,10 @@ const POLICY: &str = "policy";
 pub(crate) fn entries(task: Task, reference: Option<&Reference>) -> Vec<EntryOptions> {
     let mut entries = vec![EntryOptions::train(task.loss()), EntryOptions::evaluate(task.loss())];
     if reference == Some(&Reference::WithoutAdapter) {
-        entries.push(EntryOptions { adapter: false, ..forward() });
+        entries.push(EntryOptions { adapter: false, ..forward(REFERENCE) });
     }
     if reference.is_some() && task.purpose() == Purpose::Answers {
-        entries.push(EntryOptions { name: POLICY.to_owned(), ..forward() });
+        entries.push(forward(POLICY));
     }
     entries
 }
@@ -114,12 +117,12 @@ impl Trainer {
     ) -> Result<Vec<Vec<f32>>> {
         let replicas = self.config.replicas();
         match reference {
-            Reference::WithoutAdapter => self.forward_losses("", batches, one_per_row),
+            Reference::WithoutAdapter => self.forward_losses(REFERENCE, batches, one_per_row),
             Reference::Folder(folder) => {
                 // The model in training first: the plan has left room for the reference.
                 self.engine_for(&batches[..replicas], one_per_row)?;
                 let engine = self.reference_model(folder, variant_of(&batches[..replicas], one_per_row))?;
-                losses(engine, "", batches, one_per_row)
+                losses(engine, REFERENCE, batches, one_per_row)
             }
         }
     }
@@ -155,9 +158,10 @@ fn losses(engine: &mut Engine, name: &str, batches: &[Batch], one_per_row: bool)
     Ok(losses)
 }
 
-/// The forward pass that gives the losses of targets.
-fn forward() -> EntryOptions {
-    EntryOptions::new(EntryKind::Forward, Some(CAUSAL_LM)).keeping([TOKEN_LOSS])
+/// The forward pass of a name that gives the losses of targets.
+fn forward(name: &str) -> EntryOptions {
+    let of = EntryOptions { name: name.to_owned(), ..EntryOptions::new(EntryKind::Forward, Some(CAUSAL_LM)) };
+    of.keeping([TOKEN_LOSS])
 }
 
 /// The options of the program of a reference with weights of its own, next to those of the training.
@@ -171,7 +175,7 @@ fn options(training: &CompileOptions) -> CompileOptions {
         recipe: Recipe::Uniform,
         training: None,
         adapter: None,
-        entries: vec![forward()],
+        entries: vec![forward(REFERENCE)],
         seed: 0,
         plan: PlanOptions::default(),
         sharding: Sharding { gradients: false, open: false, compression: Default::default(), ..training.sharding },

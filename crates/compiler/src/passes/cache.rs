@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use graph::{Axis, Dim, Element, Graph, Node, OpId, Origin, Phase, StateId, ValueId, ValueType};
 use ops::{Append, Class, Emit, id};
-use program::{Arch, EntryKind, Machine, Variant, generation};
+use program::{Arch, Machine, Variant, generation};
 use tensor::Attrs;
 
 use crate::options::KeyValueCache;
@@ -18,7 +18,7 @@ use crate::{CompileError, EntryOptions};
 
 pub fn run(graph: &mut Graph, entry: &EntryOptions, variant: Variant, machine: &Machine) -> Result<(), CompileError> {
     let Some(cache) = &entry.cache else { return Ok(()) };
-    if entry.kind != EntryKind::Forward {
+    if !entry.generates() {
         leave_room(graph, cache, machine);
         return Ok(());
     }

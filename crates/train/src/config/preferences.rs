@@ -269,11 +269,9 @@ pub(super) fn check_preferences(config: &Config, reader: &mut Reader) {
         let message = "`reference_free: true` computes no reference, and `reference` names one".to_owned();
         report("reference", message, "remove one of them");
     }
-    let reads_reference = tasks_of("reference").contains(&task) && !of.reference_free;
     let unavailable = [
         ("pipeline_parallel_size", config.stages() > 1, "pipeline stages"),
         ("sequence_parallel_size", config.sequence() > 1, "sequence parallelism"),
-        ("sample_prompts", !config.logging.sample_prompts.is_empty() && reads_reference, "sample prompts"),
     ];
     for (path, _, what) in unavailable.into_iter().filter(|(_, on, _)| *on) {
         let message = format!("`{path}`: {what} are not available yet with `task: {task}`");

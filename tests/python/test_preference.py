@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -255,3 +256,18 @@ def test_each_setting_changes_the_loss(changed, shared, preference):
         surogate.Trainer(run_of("llama", case, **more)).step(batch_of(pairs), 0.0) for more in ({}, changed)
     )
     assert usual["loss"] != other["loss"]
+
+
+def test_the_example_puts_held_out_pairs_in_order(tmp_path):
+    import yaml
+
+    root = Path(__file__).parents[2]
+    run = yaml.safe_load((root / "examples" / "preferences.yaml").read_text())
+    run |= {"model": str(root / run["model"]), "output_dir": str(tmp_path)}
+    run["datasets"][0]["path"] = str(root / run["datasets"][0]["path"])
+    trainer = surogate.Trainer(run)
+    assert trainer.evaluate()["rewards/margins"] == pytest.approx(0.0, abs=1e-6)
+    assert len(list(trainer)) == 40
+    evaluation = trainer.evaluate()
+    assert evaluation["rewards/accuracies"] >= 0.8
+    assert evaluation["loss"] < 0.4

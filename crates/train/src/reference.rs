@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use compiler::{CompileOptions, EntryOptions, PlanOptions, Recipe, Sharding};
+use compiler::{CompileOptions, EntryOptions, PlanOptions, Sharding};
 use data::{Batch, Mark, Placed, Purpose};
 use graph::TaskEntry;
 use program::{Choices, EntryKind, Machine, Variant};
@@ -172,7 +172,8 @@ fn options(training: &CompileOptions) -> CompileOptions {
         quantised: None,
         stored: Default::default(),
         compute: training.compute,
-        recipe: Recipe::Uniform,
+        // The same rounding on both sides: the log-ratio of the beginning is 0.
+        recipe: training.recipe.clone(),
         training: None,
         adapter: None,
         entries: vec![forward(REFERENCE)],

@@ -1,4 +1,4 @@
-"""Rates of the tasks of preferences beside supervised fine-tuning, on random tokens and weights.
+"""Rates of the tasks of preferences next to supervised fine-tuning, on random tokens and weights.
 
 `preferences.py FOLDER ROWS ACCUMULATION TOKENS STEPS` reads the configuration of a folder and prints a line for each task, whose answers
 are half of the tokens. Supervised fine-tuning trains the same half.

@@ -263,7 +263,7 @@ def test_the_example_puts_held_out_pairs_in_order(tmp_path):
 
     root = Path(__file__).parents[2]
     run = yaml.safe_load((root / "examples" / "preferences.yaml").read_text())
-    run |= {"model": str(root / run["model"]), "output_dir": str(tmp_path)}
+    run |= {"model": str(root / run["model"]), "output_dir": str(tmp_path), "task": "dpo", "learning_rate": 5e-4}
     run["datasets"][0]["path"] = str(root / run["datasets"][0]["path"])
     trainer = surogate.Trainer(run)
     assert trainer.evaluate()["rewards/margins"] == pytest.approx(0.0, abs=1e-6)

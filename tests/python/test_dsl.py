@@ -157,7 +157,7 @@ def test_a_task_is_recorded_apart_from_the_model():
     assert [i["name"] for i in scores["inputs"]] == ["targets", "weights"]
     assert [p["name"] for p in scores["parameters"]] == ["score.weight"]
     assert [n["op"] for n in scores["nodes"]] == ["linear", "cross_entropy", "weighted_sum"]
-    with pytest.raises(ModelError, match="there is no task `other`; there are causal_lm, dpo, scores for tests"):
+    with pytest.raises(ModelError, match="there is no task `other`; there are causal_lm, .*dpo, .*scores for tests"):
         build(fields, ["other"])
 
 

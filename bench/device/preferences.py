@@ -19,6 +19,7 @@ TASKS = {
     "kto": {"sample_packing": False},
     "orpo": {},
     "simpo": {"loss_type": "simpo"},
+    "reward": {},
     "dpo, full": {"lora": False},
     "sft, full": {"lora": False},
 }
@@ -40,6 +41,8 @@ def batch_of(task, rng, vocabulary, batch, accumulation, tokens):
         answers = rows(rng, (accumulation, 2 * batch, half), vocabulary, half // 2)
         return answers | {"desirable": np.arange(2 * batch)[None].repeat(accumulation, 0) % 2}
     shape = (accumulation, batch, half)
+    if task == "reward":
+        return {side: {"input_ids": rng.integers(5, vocabulary, shape)} for side in ("chosen", "rejected")}
     return {side: rows(rng, shape, vocabulary, half // 2) for side in ("chosen", "rejected")}
 
 

@@ -43,6 +43,7 @@ TRAIN = {
     "kto": "train on answers that are good or bad",
     "orpo": "fine-tune on the better of two answers, away from the other, without a reference",
     "cpo": "train on pairs of answers without a reference: CPO, SimPO",
+    "reward": "train a reward model on pairs of answers",
 }
 
 
@@ -62,6 +63,7 @@ COMMAND_FLAGS = {
         "--prompt": 1, "--prompts": 1, "--chat": 0, "--tools": 1, "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1,
     },
     "chat": {"--system": 1, "--tools": 1, "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1},
+    "score": {"--prompts": 1, "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1},
     "evaluate": {
         "--tasks": 1, "--include-path": 1, "--num-fewshot": 1, "--limit": 1, "--chat": 0, "--system": 1, "--max-length": 1,
         "--batch-size": 1, "--batch-tokens": 1, "--output": 1, "--samples": 0,
@@ -243,6 +245,12 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--tools", metavar="FILE", help=of_tools)
         _place_flags(command)
         _generation_flags(command)
+    score = _command(commands, "score", "score answers with a reward model", reads_run=False)
+    score.add_argument("model", metavar="MODEL", type=_path, help=OF_MODEL)
+    of_rows = "JSONL file: texts, conversations, or objects with messages, or with prompt and completion"
+    score.add_argument("--prompts", metavar="FILE", type=_path, required=True, help=of_rows)
+    score.add_argument("--json", action="store_true", help="print a JSON object for each row")
+    _place_flags(score)
     _evaluate_flags(_command(commands, "evaluate", "measure a model on tasks of lm-evaluation-harness", reads_run=False))
     _extend_flags(_command(commands, "extend", "add special tokens to a model", reads_run=False))
     merge = _command(commands, "merge", "merge an adapter into the weights of its model", reads_run=False)

@@ -166,9 +166,10 @@ def _end(config: _native.Config, is_shown: bool) -> None:
     if (output / "report.html").is_file():
         show(f"Report: {output / 'report.html'}")
     place = shlex.quote(str(output))
-    lines = [f"surogate generate {place} --prompt TEXT"]
+    scores = "reward" in json.loads(config.recorded_tasks)
+    lines = [f"surogate score {place} --prompts FILE" if scores else f"surogate generate {place} --prompt TEXT"]
     lines += [f"surogate merge {place}"] if is_adapter and not config.merge_adapter else []
-    lines += [f"surogate export {place} --format gguf"]
+    lines += [] if scores else [f"surogate export {place} --format gguf"]
     lines += [] if config.push_to_hub else [f"surogate push {place} OWNER/NAME"]
     show("Next: " + "\n      ".join(lines))
 
@@ -289,6 +290,17 @@ def _evaluate(options: Namespace, overrides: Overrides) -> int:
     return evaluate.run(options)
 
 
+def _score(options: Namespace, overrides: Overrides) -> int:
+    _refuse(overrides)
+    from .generate import open_model
+    from .rewards import read
+
+    rows = [row for _, row in read(Path(options.prompts))]
+    for number, reward in enumerate(open_model(options).rewards(rows)):
+        show(json.dumps({"row": number, "reward": reward}) if options.json else f"{reward:.6f}")
+    return 0
+
+
 def _chat(options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
     from . import chat
@@ -333,6 +345,7 @@ COMMANDS: dict[str, Callable[[Namespace, Overrides], int]] = {
     "export": _export,
     "generate": _generate,
     "chat": _chat,
+    "score": _score,
     "evaluate": _evaluate,
     "merge": _merge,
     "push": _push,

@@ -16,6 +16,7 @@ from .arguments import UsageError
 from .errors import ConfigError
 from .models import gguf
 from .report.words import bytes_text
+from .rewards import is_reward_model
 from .terminal import show
 
 #: What a checkpoint holds besides the model or adapter.
@@ -108,6 +109,8 @@ def _listed(names: list[str], most: int = 6) -> str:
 
 def _gguf(model: Path, encoding: str, output: Path, name: str) -> None:
     fields = hub.model_config(model)
+    if is_reward_model(fields):
+        raise ConfigError("this is a reward model, for whose head GGUF has no form: serve the folder itself")
     words = vocabulary.read(model, gguf.vocabulary_size(fields))
     description = gguf.describe(fields, words, name)
     tensors, size, otherwise, rounded = _native.write_gguf(model, description, encoding, output)

@@ -46,6 +46,17 @@ _GIB = 1 << 30
 Override = tuple[str, str]
 
 
+#: Learning rates of tasks that compare answers, with adapters and without: the tasks' papers take far smaller ones than
+#: supervised fine-tuning.
+RATES = {
+    "dpo": ("5e-6", "5e-7"),
+    "kto": ("5e-6", "5e-7"),
+    "orpo": ("8e-6", "5e-6"),
+    "cpo": ("5e-6", "1e-6"),
+    "reward": ("1e-4", "1e-5"),
+}
+
+
 def run(options: Namespace, overrides: list[Override]) -> int:
     """Writes the file, or prints it."""
     path = Path(options.output)
@@ -212,7 +223,7 @@ def _text(
     lora = given.get("lora", "false" if task == "pt" else "true") == "true"
     defaults: list[tuple[str, str, str]] = [
         ("lora", str(lora).lower(), "Train a LoRA adapter (true) or all weights (false)."),
-        ("learning_rate", "2e-4" if lora else "2e-5", "Peak value: warms up over the first steps, then decays to 0."),
+        ("learning_rate", RATES.get(task, ("2e-4", "2e-5"))[0 if lora else 1], "Peak value: warms up over the first steps, then decays to 0."),
         ("lr_scheduler_type", "cosine", ""),
         ("warmup_ratio", "0.03", ""),
         ("num_epochs", str(base.get("num_epochs", 1)), "Passes over the data; `max_steps` ends the run earlier."),

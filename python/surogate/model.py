@@ -6,11 +6,15 @@ import json
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from . import _native, extend, hub, models
 from .arrays import Floats, Rows, batch
+from .errors import SurogateError
 from .machine import site_packages
+from .rewards import batches, encoded, is_reward_model, refuse, with_score
+from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from typing import Unpack  # from Python 3.11 on
@@ -46,8 +50,8 @@ class Model:
     A program is compiled for each shape of input: the first call with a new [B, T] takes longer.
     """
 
-    def __init__(self, native: _native.Model) -> None:
-        self._native = native
+    def __init__(self, native: _native.Model, folder: Path, gives_scores: bool = False) -> None:
+        self._native, self._folder, self._gives_scores = native, folder, gives_scores
         self._told = False
 
     def __repr__(self) -> str:
@@ -83,6 +87,7 @@ class Model:
     def logps(self, input_ids: Rows, labels: Rows | None = None, position_ids: Rows | None = None) -> Floats:
         """Log-probabilities of the labels, float32 [B, T]: entry t is of the label of token t + 1; 0 where it is -100, and in
         the last entry of a document. Labels are the ids by default."""
+        self._check("logps")
         ids, of, positions, _, lengths = batch(input_ids, labels=labels, position_ids=position_ids)
         return self._native.logps(ids, of, positions, lengths)
 
@@ -124,8 +129,32 @@ class Model:
         entropy of each position, float32 [B, T]: entry t is that of predicting `labels[t + 1]`, 0
         where nothing is trained. The gradients are the same.
         """
+        self._check("loss_and_gradients")
         loss, each, gradients = self._native.loss_and_gradients(*batch(input_ids, labels, position_ids, weights))
         return (each if per_token else loss), gradients
+
+    def rewards(self, rows: Iterable[Any]) -> list[float]:
+        """The scores of a reward model, one for each row: a text, a conversation (a list of messages), a mapping with
+        `prompt` and `completion` or with `messages`, or token ids. Rows become tokens as in training: EOS ends a text, the chat
+        template a conversation."""
+        if not self._gives_scores:
+            raise SurogateError("rewards: this model gives logits; `surogate reward` trains one that gives scores")
+        found, tokenizer = list(rows), None
+        ids = []
+        for index, row in enumerate(found):
+            if tokenizer is None and not (isinstance(row, Sequence) and row and isinstance(row[0], int)):
+                tokenizer = Tokenizer(self._folder)
+            ids.append(encoded(tokenizer, row, f"rows[{index}]"))  # type: ignore[arg-type]
+        scores = [0.0] * len(ids)
+        for of in batches([len(row) for row in ids]):
+            logits = self.forward([ids[index] for index in of])
+            for row, index in zip(logits, of, strict=True):
+                scores[index] = float(row[len(ids[index]) - 1, 0])
+        return scores
+
+    def _check(self, what: str) -> None:
+        if self._gives_scores:
+            raise refuse(what)
 
     @property
     def longest(self) -> int | None:
@@ -141,6 +170,7 @@ class Model:
         size of a batch (8192 by default); a smaller one needs less memory. A beginning that is too long for the model loses
         its first tokens.
         """
+        self._check("score")
         pairs = list(requests)
         results = [(0.0, True)] * len(pairs)
         for index, likelihood, greedy in self.scores(pairs, batch_tokens):
@@ -149,6 +179,7 @@ class Model:
 
     def scores(self, requests: Iterable[Pair], batch_tokens: int | None = None) -> Iterator[tuple[int, float, bool]]:
         """The results of :meth:`score` with the number of the request, batch by batch."""
+        self._check("scores")
         pairs = [_pair(index, *request) for index, request in enumerate(requests)]
         scoring = self._native.score(pairs, batch_tokens)
         while not scoring.done:
@@ -161,6 +192,7 @@ class Model:
         `max_new_tokens` or `temperature` of its own. With `goes_on`, one that cannot be answered ends at once, with `error`
         or `context`, and its `refusal` says why.
         """
+        self._check("generate")
         given = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in options.items()]
         generation = self._native.start(json.dumps(list(prompts)), given, goes_on)
         if not self._told:
@@ -217,10 +249,14 @@ def load(
     """
     folder = hub.folder(os.fspath(path))
     adapter_folder = None if adapter is None else hub.folder(os.fspath(adapter), what="adapter")
+    fields = None
     if adapter_folder is not None:
         folder = extend.for_adapter(folder, adapter_folder)
-    ir = models.build(hub.model_config(folder))
-    return Model(_native.Model.load(folder, ir, adapter_folder, device, dtype, site_packages()))
+        fields = with_score(hub.model_config(folder), adapter_folder)
+    fields = fields or hub.model_config(folder)
+    ir = models.build(fields)
+    native = _native.Model.load(folder, ir, adapter_folder, device, dtype, site_packages())
+    return Model(native, folder, is_reward_model(fields))
 
 
 def _pair(index: int, beginning: Any, continuation: Any) -> tuple[str, str] | tuple[list[int], list[int]]:

@@ -41,6 +41,8 @@ class Trainer:
         loaded = load_config(config, task)
         folder, ir = open_source(loaded)
         loaded = hub.with_data(loaded)
+        self._folder, self._padding = folder, _padding(hub.model_config(folder))
+        self._gives_scores = "reward" in json.loads(loaded.recorded_tasks)
         trackers = json.loads(loaded.trackers)
         readers = LogReaders(trackers, report=False) if trackers else None
         try:
@@ -59,7 +61,7 @@ class Trainer:
         """The model in training, in evaluation mode: logits, gradients, likelihoods and text with the weights as they are
         at each call. A step ends text that is being streamed. Only one of the two is compiled into the device's memory, so
         changing between steps and calls takes a moment."""
-        return Model(self._native.model())
+        return Model(self._native.model(), self._folder, self._gives_scores)
 
     def close(self) -> None:
         """Ends the log, and waits until the trackers have received it. The trainer continues without a log."""
@@ -116,7 +118,8 @@ class Trainer:
         With `task: dpo`, `orpo` and `cpo` it holds `chosen` and `rejected`, each a mapping with `input_ids` and `labels`,
         [B, T] or [accumulation, B, T]; labels are -100 outside of the answer. With `task: kto` it holds `input_ids`,
         `labels` and `desirable`, [B] or [accumulation, B]: true for the answers that are good. What follows an answer is
-        padding. The metrics of the task are returned together with the others.
+        padding. With `task: reward` pairs have no labels, and optionally `margin`, [B] or [accumulation, B]; the model's padding
+        tokens at the end of a row do not count. The metrics of the task are returned together with the others.
 
         Returns `step` (from 0), `loss` (before the update), `grad_norm` (before clipping),
         `learning_rate`, `tokens`, `tokens_per_second`, `seconds`, `applied` (False if the norm was
@@ -129,7 +132,8 @@ class Trainer:
         became 0 in 8 bits, and this `share`.
         """
         if batch is not None and "chosen" in batch:
-            return self._native.step(_pairs(batch), learning_rate, True)
+            pairs, margins = _pairs(batch, self._padding)
+            return self._native.step(pairs, learning_rate, True, margins=margins)
         if batch is not None and "desirable" in batch:
             answers, desirable = _answers(batch)
             return self._native.step(answers, learning_rate, desirable=desirable)
@@ -163,6 +167,13 @@ class Trainer:
         """Writes the model with the adapter added to its weights (in float32, rounded once), read
         back and compared like :meth:`export`. Without an adapter this is :meth:`export`."""
         self._native.export_merged(Path(path))
+
+
+def _padding(fields: Mapping[str, Any]) -> int | None:
+    """The token that pads the rows of an array; None where it also ends answers, and says nothing."""
+    ends = fields.get("eos_token_id")
+    padding = fields.get("pad_token_id")
+    return None if padding in (ends if isinstance(ends, list) else [ends]) else padding
 
 
 def _end(native: _native.Trainer, readers: LogReaders | None, error: str | None) -> None:
@@ -199,14 +210,14 @@ def _depth(rows: Any) -> int:
     return 1 + _depth(rows[0]) if isinstance(rows, (list, tuple)) and len(rows) > 0 else 0
 
 
-def _pairs(batch: Mapping[str, Any]) -> Arrays:
-    """The sides of pairs as rows in turn, padded on the right: chosen, rejected, chosen, …"""
-    if set(batch) != {"chosen", "rejected"}:
-        raise ValueError(f"batch: has {', '.join(batch)}; expected chosen and rejected")
-    for side, of in batch.items():
-        if set(of) != {"input_ids", "labels"}:
-            raise ValueError(f"batch: `{side}` has {', '.join(of)}; expected input_ids and labels")
-    chosen, rejected = (_rows(batch[side], f"{side}.") for side in ("chosen", "rejected"))
+def _pairs(batch: Mapping[str, Any], padding: int | None) -> tuple[Arrays, list[list[float]] | None]:
+    """The sides of pairs as rows in turn, padded on the right: chosen, rejected, chosen, …, and their margins."""
+    if not {"chosen", "rejected"} <= set(batch) <= {"chosen", "rejected", "margin"}:
+        raise ValueError(f"batch: has {', '.join(batch)}; expected chosen and rejected, and with `task: reward` margin")
+    for side in ("chosen", "rejected"):
+        if not {"input_ids"} <= set(batch[side]) <= {"input_ids", "labels"}:
+            raise ValueError(f"batch: `{side}` has {', '.join(batch[side])}; expected input_ids and labels")
+    chosen, rejected = (_side(batch[side], f"{side}.", padding) for side in ("chosen", "rejected"))
     if chosen[0].shape[:2] != rejected[0].shape[:2]:
         raise ValueError(f"batch: {list(chosen[0].shape)} chosen and {list(rejected[0].shape)} rejected answers")
     length = max(chosen[0].shape[2], rejected[0].shape[2])
@@ -218,7 +229,25 @@ def _pairs(batch: Mapping[str, Any]) -> Arrays:
         ]
         return np.ascontiguousarray(np.stack(wide, 2).reshape(len(wide[0]), -1, length))
 
-    return rows(0, 0), rows(1, -100), None, None, None
+    margins = None
+    if batch.get("margin") is not None:
+        of_pairs = np.asarray(batch["margin"], np.float32)
+        of_pairs = of_pairs[None] if of_pairs.ndim == 1 else of_pairs
+        if of_pairs.shape != chosen[0].shape[:2] or not np.isfinite(of_pairs).all():
+            raise ValueError(f"batch: margin is {list(of_pairs.shape)}, expected {list(chosen[0].shape[:2])} finite numbers")
+        margins = of_pairs.tolist()
+    return (rows(0, 0), rows(1, -100), None, None, None), margins
+
+
+def _side(of: Mapping[str, Any], place: str, padding: int | None) -> tuple[Integers, Integers]:
+    """The ids and labels of one side. Without labels all is labelled but padding."""
+    if "labels" in of:
+        return _rows(of, place)
+    ids, labels = _rows({"input_ids": of["input_ids"], "labels": of["input_ids"]}, place)
+    if padding is not None:
+        after = np.flip(np.cumprod(np.flip(ids == padding, -1), -1), -1).astype(bool)
+        labels = np.where(after, np.int32(-100), labels)
+    return ids, labels
 
 
 def _answers(batch: Mapping[str, Any]) -> tuple[Arrays, list[list[bool]]]:

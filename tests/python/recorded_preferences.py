@@ -44,6 +44,12 @@ def batch_of(pairs):
     return {name: side(pairs, name) for name in ("chosen", "rejected")}
 
 
+def scored_of(pairs, margin=None):
+    """Pairs without labels, as a reward model takes them."""
+    batch = {name: {"input_ids": side(pairs, name)["input_ids"]} for name in ("chosen", "rejected")}
+    return batch if margin is None else {**batch, "margin": margin}
+
+
 def answers_of(rows):
     """Answers with verdicts as rows of unequal lengths."""
     batch = side(rows, "completion")
@@ -52,6 +58,8 @@ def answers_of(rows):
 
 def recorded_batch(task, model, name):
     """The batch that a case was computed on."""
+    if task == "reward":
+        return scored_of(read(model, "pairs.json")["pairs"], read(model, "reward.json")[name]["options"].get("margin"))
     if task != "kto":
         return batch_of(read(model, "pairs.json")["pairs"])
     of = arrays(model, "unpaired_clamped.safetensors" if "clamped" in name else "unpaired.safetensors")
@@ -61,17 +69,20 @@ def recorded_batch(task, model, name):
 
 def run_of(model, case, task="dpo", **more):
     """The options of a run that computes a case."""
-    folder = GOLDEN / model
+    folder, adapter = GOLDEN / model, GOLDEN / model / "lora"
+    if task == "reward":
+        folder, adapter = (GOLDEN / "preference" / model / name for name in ("reward_model", "reward_lora"))
     options = {key: value for key, value in case["options"].items() if value is not None and not key.startswith("_")}
     # The engine computes the shift of BCO itself.
     options.pop("delta", None)
+    options.pop("margin", None)
     config = {
         "model": str(folder), "task": task, "device": DEVICE, "torch_dtype": "float32", "max_steps": 20,
         "learning_rate": 1e-3, "optimizer": "adamw", "lora": case["policy"] == "lora", "max_grad_norm": 0.0,
         "gradient_accumulation_steps": 1, "sequence_len": 64, **options, **more,
     }  # fmt: skip
     if case["policy"] == "lora":
-        config |= {"adapter": str(folder / "lora"), "lora_dropout": 0.0}
+        config |= {"adapter": str(adapter), "lora_dropout": 0.0}
     if case["reference"] == "reference" and not options.get("reference_free"):
         config["reference"] = str(GOLDEN / "preference" / model / "reference")
     return config

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import surogate
-from recorded_preferences import MODELS, answers_of, arrays, batch_of, cases, read, recorded_batch, run_of
+from recorded_preferences import MODELS, answers_of, arrays, batch_of, cases, read, recorded_batch, run_of, scored_of
 
-TASKS = ("dpo", "kto", "orpo", "cpo")
+TASKS = ("dpo", "kto", "orpo", "cpo", "reward")
 #: Metrics that are shares of counted rows.
-EXACT = {"rewards/accuracies", "mean_token_accuracy"}
+EXACT = {"rewards/accuracies", "mean_token_accuracy", "accuracy"}
 
 
 @pytest.mark.parametrize(("task", "model", "name"), list(cases(*TASKS)))
@@ -65,18 +65,15 @@ def weights(folder):
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("form", ["full", "lora"])
-@pytest.mark.parametrize("task", ["dpo", "orpo", "kto"])
+@pytest.mark.parametrize("task", ["dpo", "orpo", "kto", "reward"])
 def test_ten_steps_of_two_micro_batches_follow_the_recorded_ones(task, form, model, shared):
     curve = read(model, "curves.json")[f"{task}@{form}"]
-    of_run = {"full": "reference" if task != "orpo" else None, "lora": "adapter_off"}
+    of_run = {"full": "reference" if task in ("dpo", "kto") else None, "lora": "adapter_off"}
     case = {"options": curve["options"], "policy": form, "reference": of_run[form]}
     config = run_of(model, case, task, weight_decay=0.01, max_grad_norm=1.0, gradient_accumulation_steps=2)
     trainer = surogate.Trainer(config)
-    data, size, batch = (
-        (read(model, "curve_data.json")["unpaired"], 4, answers_of)
-        if task == "kto"
-        else (read(model, "curve_data.json")["pairs"], 2, batch_of)
-    )
+    data = read(model, "curve_data.json")["unpaired" if task == "kto" else "pairs"]
+    size, batch = {"kto": (4, answers_of), "reward": (2, scored_of)}.get(task, (2, batch_of))
     rows = [data[i : i + size] for i in range(0, len(data), size)] * 2
     for number, step in enumerate(curve["steps"]):
         metrics = trainer.step(stacked([batch(of) for of in rows[2 * number : 2 * number + 2]]), curve["learning_rate"])
@@ -84,9 +81,12 @@ def test_ten_steps_of_two_micro_batches_follow_the_recorded_ones(task, form, mod
         assert metrics["loss"] == pytest.approx(np.mean(expected["micro_losses"]), rel=2e-4, abs=1e-4), number
         assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3), number
         # The means of the others are over rows of one kind, and the kinds are not as many in each micro-batch.
-        compared = ("kl",) if task == "kto" else ("rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected")
+        compared = COMPARED.get(task, ("rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected"))
         for key in compared:
             assert metrics[key] == pytest.approx(expected["metrics"][key], rel=1e-4, abs=1e-3), (number, key)
+
+
+COMPARED = {"kto": ("kl",), "reward": ("accuracy", "margin", "min_reward", "mean_reward", "max_reward")}
 
 
 def stacked(batches):

@@ -12,6 +12,9 @@ use crate::CompileError;
 /// The module that PEFT's `all-linear` leaves out.
 pub(crate) const HEAD: &str = "lm_head";
 
+/// The head of a reward model, which it leaves out as well.
+const SCORE: &str = "score";
+
 /// LoRA (Hu et al. 2021), as PEFT builds it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterOptions {
@@ -147,7 +150,7 @@ impl Target {
 
     fn is_match(&self, module: &str) -> Result<bool, CompileError> {
         match self {
-            Target::AllLinear => Ok(module != HEAD),
+            Target::AllLinear => Ok(module != HEAD && module != SCORE),
             Target::Suffix(name) => Ok(module == name || module.ends_with(&format!(".{name}"))),
             Target::Pattern(pattern) => is_match(pattern, module),
         }

@@ -146,9 +146,16 @@ impl Batch {
 
     /// The same with every two rows as a pair: the chosen side, followed by the rejected one.
     pub fn of_pairs(self) -> Batch {
-        let tokens = 2 * self.seq_len;
-        let mark = Mark::Pair { chosen: self.seq_len, margin: None };
-        let marks = (0..self.batch / 2).map(|pair| Placed { begin: pair * tokens, tokens, mark }).collect();
+        let none = vec![None; self.batch / 2];
+        self.with_margins(&none)
+    }
+
+    /// The same, of pairs whose chosen side is better by these margins.
+    pub fn with_margins(self, margins: &[Option<f32>]) -> Batch {
+        let (tokens, chosen) = (2 * self.seq_len, self.seq_len);
+        let pairs = margins.iter().take(self.batch / 2).enumerate();
+        let mark = |margin: &Option<f32>| Mark::Pair { chosen, margin: *margin };
+        let marks = pairs.map(|(pair, of)| Placed { begin: pair * tokens, tokens, mark: mark(of) }).collect();
         Batch { marks, ..self.without_ends() }
     }
 

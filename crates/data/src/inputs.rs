@@ -34,7 +34,7 @@ pub struct Input {
 const ROWS: &[&str] = &["B", "T"];
 
 /// Every input that there is.
-pub const INPUTS: [Input; 15] = [
+pub const INPUTS: [Input; 18] = [
     Input { name: "input_ids", axes: ROWS, feed: Feed::I32(|batch| &batch.input_ids), doc: "tokens" },
     Input {
         name: "position_ids",
@@ -114,6 +114,24 @@ pub const INPUTS: [Input; 15] = [
         axes: ROWS,
         feed: Feed::MadeF32(pairs::followed),
         doc: "1 where `next_tokens` has a token, else 0",
+    },
+    Input {
+        name: "last",
+        axes: ROWS,
+        feed: Feed::MadeF32(pairs::last),
+        doc: "1 at the last token of both sides of each pair, else 0",
+    },
+    Input {
+        name: "first_pair",
+        axes: ROWS,
+        feed: Feed::MadeF32(pairs::first),
+        doc: "1 in the first entry of a micro-batch that has pairs, else 0",
+    },
+    Input {
+        name: "margins",
+        axes: ROWS,
+        feed: Feed::MadeF32(pairs::margins),
+        doc: "in the entry of each pair by how much its chosen side is better, 0 where the data do not say",
     },
     Input {
         name: "micro_step",

@@ -65,6 +65,35 @@ pub(crate) fn divergence(batch: &Batch) -> Vec<f32> {
     weights(batch).into_iter().map(|weight| weight * batch.divergence).collect()
 }
 
+/// 1 at the last token of both sides of each pair.
+pub(crate) fn last(batch: &Batch) -> Vec<f32> {
+    let mut last = vec![0.0; batch.batch * batch.seq_len];
+    for side in sides(batch).flatten() {
+        if let Some(end) = side.rev().find(|t| batch.present[*t] != 0.0) {
+            last[end] = 1.0;
+        }
+    }
+    last
+}
+
+/// 1 in the first entry of a micro-batch that has pairs.
+pub(crate) fn first(batch: &Batch) -> Vec<f32> {
+    let mut first = vec![0.0; batch.batch * batch.seq_len];
+    first[..batch.marks.len().min(1)].fill(1.0);
+    first
+}
+
+/// The margin of each pair, by entries; 0 where the data have none.
+pub(crate) fn margins(batch: &Batch) -> Vec<f32> {
+    let of = |mark: &Mark| match mark {
+        Mark::Pair { margin, .. } => margin.unwrap_or(0.0),
+        Mark::Answer { .. } => 0.0,
+    };
+    let mut margins: Vec<f32> = batch.marks.iter().map(|placed| of(&placed.mark)).collect();
+    margins.resize(batch.batch * batch.seq_len, 0.0);
+    margins
+}
+
 /// The token after each of a document, be it trained or not; -100 after its last.
 pub(crate) fn next_tokens(batch: &Batch) -> Vec<i32> {
     let mut next = vec![IGNORE; batch.batch * batch.seq_len];

@@ -105,8 +105,9 @@ impl Trainer {
     }
 
     /// One step, on the arrays or on the next batches of the data; None at their end. `pairs`: every two rows are the chosen
-    /// and the rejected side of a pair. `desirable`: the verdict on each row of each micro-batch.
-    #[pyo3(signature = (batch, learning_rate, pairs = false, desirable = None))]
+    /// and the rejected side of a pair. `desirable`: the verdict on each row of each micro-batch. `margins`: by how much
+    /// the chosen side of each pair is better.
+    #[pyo3(signature = (batch, learning_rate, pairs = false, desirable = None, margins = None))]
     fn step<'py>(
         &self,
         py: Python<'py>,
@@ -114,10 +115,15 @@ impl Trainer {
         learning_rate: Option<f64>,
         pairs: bool,
         desirable: Option<Vec<Vec<bool>>>,
+        margins: Option<Vec<Vec<f32>>>,
     ) -> PyResult<Option<Bound<'py, PyDict>>> {
         let batches = batch.as_ref().map(arrays::batches).transpose()?;
         let batches = batches.map(|batches| match desirable {
             Some(verdicts) => batches.into_iter().zip(verdicts).map(|(batch, of)| batch.of_answers(&of)).collect(),
+            None if let Some(margins) = margins => {
+                let margins = margins.into_iter().map(|of| of.into_iter().map(Some).collect::<Vec<_>>());
+                batches.into_iter().zip(margins).map(|(batch, of)| batch.with_margins(&of)).collect()
+            }
             None if pairs => batches.into_iter().map(data::Batch::of_pairs).collect(),
             None => batches,
         });

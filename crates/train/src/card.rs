@@ -139,6 +139,7 @@ pub fn write(trainer: &Trainer, form: Form, folder: &Path) -> Result<()> {
         Task::Kto => "by Kahneman-Tversky optimization",
         Task::Orpo => "by odds ratio preference optimization",
         Task::Cpo => "by contrastive preference optimization",
+        Task::Reward => "by training a head of scores on",
     };
     let mut text = front_matter(trainer, form);
     let version = env!("CARGO_PKG_VERSION");
@@ -221,7 +222,8 @@ fn front_matter(trainer: &Trainer, form: Form) -> String {
         let relation = if form == Form::Adapter { "adapter" } else { "finetune" };
         let _ = writeln!(text, "base_model: {name}\nbase_model_relation: {relation}");
     }
-    let _ = writeln!(text, "library_name: {}\npipeline_tag: text-generation", form.library());
+    let kind = if trainer.config.task == Task::Reward { "text-classification" } else { "text-generation" };
+    let _ = writeln!(text, "library_name: {}\npipeline_tag: {kind}", form.library());
     text += &licence(&trainer.source.folder);
     let sets = trainer.config.data.datasets.as_deref().unwrap_or_default();
     let names: Vec<String> = sets.iter().filter_map(|set| hub_name(&set.path)).collect();

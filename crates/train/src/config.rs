@@ -87,6 +87,8 @@ choices! {
         Orpo = "orpo",
         /// Contrastive preference optimization and SimPO, on pairs of answers, without a reference.
         Cpo = "cpo",
+        /// A reward model: a score for each answer, on pairs of answers.
+        Reward = "reward",
     }
 }
 
@@ -98,6 +100,7 @@ impl Task {
             Task::Pt => &[("lora", "false")],
             Task::Dpo | Task::Orpo | Task::Cpo => &[("learning_rate", "1e-6")],
             Task::Kto => &[("learning_rate", "1e-6"), ("loss_type", "kto")],
+            Task::Reward => &[("learning_rate", "1e-4")],
         }
     }
 
@@ -107,6 +110,7 @@ impl Task {
             Task::Sft | Task::Pt => Purpose::Documents,
             Task::Dpo | Task::Orpo | Task::Cpo => Purpose::Pairs,
             Task::Kto => Purpose::Answers,
+            Task::Reward => Purpose::Scores,
         }
     }
 
@@ -114,7 +118,7 @@ impl Task {
     pub(crate) const fn loss(self) -> &'static str {
         match self {
             Task::Sft | Task::Pt => CAUSAL_LM,
-            Task::Dpo | Task::Kto | Task::Orpo | Task::Cpo => self.name(),
+            Task::Dpo | Task::Kto | Task::Orpo | Task::Cpo | Task::Reward => self.name(),
         }
     }
 }

@@ -30,6 +30,9 @@ const END: &str = "eos_token_id";
 /// Returns true if the head is the embedding.
 const TIE: &str = "tie_word_embeddings";
 
+/// The end of the names of architectures that give scores in the place of logits.
+const CLASSIFIER: &str = "ForSequenceClassification";
+
 /// What says that weights are quantised.
 const QUANTISED: [&str; 2] = ["quantization_config", "compression_config"];
 
@@ -85,6 +88,30 @@ impl HfConfig {
     pub fn dtype(&self) -> Option<DType> {
         let name = DTYPE.iter().find_map(|key| self.0.get(key).or_else(|| self.text().get(key)));
         name.and_then(Value::as_str).and_then(|name| name.parse().ok())
+    }
+
+    /// The configuration of a reward model over the same layers: one score in the place of logits, as transformers'
+    /// `AutoModelForSequenceClassification` reads it. The last token before padding is scored, so that there is a padding
+    /// token.
+    pub fn as_reward_model(&self) -> HfConfig {
+        let mut fields = self.0.clone();
+        let name = fields["architectures"][0].as_str().unwrap_or_default().to_owned();
+        let stem = ["ForCausalLM", "LMHeadModel"].iter().find_map(|end| name.strip_suffix(end));
+        if let Some(stem) = stem {
+            fields["architectures"] = json!([format!("{stem}{CLASSIFIER}")]);
+        }
+        fields["id2label"] = json!({"0": "LABEL_0"});
+        fields["label2id"] = json!({"LABEL_0": 0});
+        if fields["pad_token_id"].is_null() {
+            let end = &fields["eos_token_id"];
+            fields["pad_token_id"] = end.get(0).unwrap_or(end).clone();
+        }
+        HfConfig(fields)
+    }
+
+    /// True for a model that gives scores in the place of logits.
+    pub fn is_classifier(&self) -> bool {
+        self.0["architectures"][0].as_str().is_some_and(|name| name.ends_with(CLASSIFIER))
     }
 
     /// The same with another element type of the weights, under the key that is there, and plain weights.

@@ -24,7 +24,7 @@ use crate::peft;
 use crate::prequantised;
 use crate::quantised_base::{self, QuantisedBase};
 use crate::rounding::Rounding;
-use crate::source::{config_of, stacks};
+use crate::source::{SCORE, config_of, stacks};
 use crate::staged::Staged;
 use crate::tokenizer_class;
 use crate::weight_source::read_as_f32;
@@ -132,6 +132,15 @@ pub fn merge(
     handed_on(adapter)?;
     let base = prequantised::weights(model)?.unstacked(&stacks(&names.adapters)).map_err(TrainError::model_file)?;
     let adapters = peft::weights(adapter)?;
+    // The adapter of a reward model brings the head that the model does not have.
+    let score = format!("{}{SCORE}", peft::PREFIX);
+    let new_head = (adapters.contains(&score) && !base.contains(SCORE))
+        .then(|| adapters.get(&score).and_then(|view| view.to_host()).map_err(TrainError::model_file))
+        .transpose()?;
+    let (config, base) = match &new_head {
+        Some(_) => (config.as_reward_model(), base.without(&["lm_head.weight".to_owned()])),
+        None => (config, base),
+    };
     let transposed = peft::says_transposed(adapter)?;
     let targets = targets(&base, &adapters, (&options, &rules), renamed, transposed).map_err(|problems| {
         let place = adapter.display();
@@ -157,9 +166,11 @@ pub fn merge(
         let (shape, first) = (base.get(name).map_err(TrainError::model_file)?.shape.to_vec(), of[&0]);
         Ok(TensorInfo { name: (*name).to_owned(), dtype: dtype_of(first)?, shape })
     };
-    let tensors = parts.iter().map(info).collect::<Result<Vec<_>>>()?;
+    let mut tensors = parts.iter().map(info).collect::<Result<Vec<_>>>()?;
     let floats = tensors.iter().filter(|t| t.dtype.is_float());
     let dtype = floats.max_by_key(|t| t.bytes()).map_or(DType::F32, |t| t.dtype);
+    let new_head = new_head.map(|head| head.cast(dtype));
+    tensors.extend(new_head.iter().map(|head| TensorInfo { name: SCORE.to_owned(), dtype, shape: head.shape.clone() }));
     let mut done = Merged {
         adapted: parts.values().filter(|of| of.values().any(|name| is_added(&targets, name))).count(),
         tensors: tensors.len(),
@@ -197,6 +208,9 @@ pub fn merge(
         Ok(adapted::added(&weight, of, pair, magnitude.as_ref(), transposed, &mut rounding).bytes)
     };
     write_weights(staged.path(), tensors, |tensor| {
+        if let Some(head) = new_head.as_ref().filter(|_| tensor.name == SCORE) {
+            return Ok(head.bytes.clone());
+        }
         let mut bytes = Vec::with_capacity(tensor.bytes());
         for name in parts[tensor.name.as_str()].values() {
             go_on(stop)?;
@@ -291,6 +305,9 @@ fn targets(
         let is_saved = |whole: &&str| options.saves(whole).is_some() || name == peft::TIED_HEAD;
         let whole = name.strip_prefix(peft::PREFIX).filter(is_saved);
         if let (Some(whole), None) = (whole, module) {
+            if whole == SCORE && !base.contains(SCORE) {
+                continue;
+            }
             match replaced(base, adapters, name, whole, renamed) {
                 Ok(Some(weight)) => drop(found.insert(weight, Change::Replaced(name.to_owned()))),
                 Ok(None) => {}

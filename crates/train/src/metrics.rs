@@ -85,7 +85,7 @@ pub struct EvaluationMetrics {
 
 /// The metric of pairs that lines show: the share of those whose chosen answer has the higher reward.
 fn accuracy(task: &[(String, f64)]) -> String {
-    let found = task.iter().find(|(name, _)| name == "rewards/accuracies");
+    let found = task.iter().find(|(name, _)| name == "rewards/accuracies" || name == "accuracy");
     found.map(|(_, share)| format!(" | Accuracy: {:.1} %", share * 100.0)).unwrap_or_default()
 }
 

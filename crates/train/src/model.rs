@@ -7,7 +7,6 @@ use std::sync::{Arc, OnceLock};
 
 use compiler::{AdapterOptions, CompileOptions, EntryOptions, PlanOptions, Rates, Recipe, Sharding, Training};
 use data::Batch;
-use data::safetensors::Weights;
 use options::Setting;
 use program::{Arch, Choices, EntryKind, ParameterSlot, scalar};
 use tensor::packed::Quantisation;
@@ -20,7 +19,7 @@ use crate::error::{Result, TrainError};
 use crate::generate::{Generator, PromptEncoder};
 use crate::other_parts;
 use crate::score::ScoreRequest;
-use crate::source::ModelSource;
+use crate::source::{ModelSource, SCORE};
 use crate::weights::{self, WeightSet};
 
 /// The residual stream, in the order of the layers.
@@ -361,12 +360,20 @@ pub(crate) fn read_adapter(folder: &Path, source: &ModelSource) -> Result<Adapte
 
 /// Reads a model's weights, and an adapter's, to where a program has them.
 pub(crate) fn load_weights(engine: &mut Engine, source: &ModelSource, adapter: Option<&Path>) -> Result<()> {
-    let mut read = |part: WeightSet, folder: &Path, files: Weights| {
-        weights::load(engine, part, files, &folder.display().to_string())
-    };
-    read(WeightSet::Base, &source.folder, source.weights(&source.folder)?)?;
+    match adapter {
+        None => {
+            let files = source.weights(&source.folder)?;
+            weights::load(engine, WeightSet::Base, files, &source.folder.display().to_string())?;
+        }
+        // The head of a reward model may come with its adapter.
+        Some(_) => {
+            let (folder, files) = (source.folder.display().to_string(), source.weights(&source.folder)?);
+            weights::load_and_draw(engine, files, &folder, SCORE, 0)?;
+        }
+    }
     if let Some(folder) = adapter {
-        read(WeightSet::Adapter, folder, other_parts::weights(folder, &source.model.files)?)?;
+        let files = other_parts::weights(folder, &source.model.files)?;
+        weights::load(engine, WeightSet::Adapter, files, &folder.display().to_string())?;
     }
     engine.weights_written()
 }

@@ -118,6 +118,8 @@ pub fn read_options(folder: &Path, dtype: DType, form: &AdapterForm) -> Result<A
     let exceptions = exceptions(&config).map_err(&wrong)?;
     let saved = match &config["modules_to_save"] {
         Value::Null => Vec::new(),
+        // PEFT adds the usual names of heads to those of a classifier.
+        Value::Array(_) if config["task_type"] == "SEQ_CLS" => vec!["score".to_owned()],
         Value::Array(names) => names.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
         other => return Err(wrong(format!("`modules_to_save` is {other}, expected names of modules"))),
     };
@@ -262,7 +264,7 @@ pub fn config(
         "revision": null,
         "target_modules": targets,
         "target_parameters": parameters,
-        "task_type": "CAUSAL_LM",
+        "task_type": if adapter.saved.iter().any(|name| name == "score") { "SEQ_CLS" } else { "CAUSAL_LM" },
         "use_dora": adapter.magnitudes,
         "use_rslora": adapter.rank_stabilised,
     }))

@@ -15,7 +15,7 @@ use serde_json::json;
 use tensor::DType;
 use tensor::packed::{Quantisation, Target};
 
-use crate::config::{self, Config, GradientCompression, MachineFacts, Problem, Reason, Reasons, ShardScope};
+use crate::config::{self, Config, GradientCompression, MachineFacts, Problem, Reason, Reasons, ShardScope, Task};
 use crate::encoded::Encoded;
 use crate::error::{Result, TrainError};
 use crate::formats::{self, dtype_of};
@@ -24,7 +24,7 @@ use crate::other_parts;
 use crate::prequantised;
 use crate::reference::{self, Reference};
 use crate::row_length::RowLength;
-use crate::source::ModelSource;
+use crate::source::{ModelSource, SCORE};
 
 /// Decisions of a run before anything is compiled.
 #[derive(Clone, Debug)]
@@ -70,6 +70,7 @@ impl Plan {
         notes.extend(formats::note_on_loss_scale(dtype, master));
         notes.extend(formats::note_on_determinism(config));
         notes.extend(config.notes_on_preferences());
+        notes.extend(note_on_score(config, source));
         notes.extend(config::inert_notes(config));
         if !problems.is_empty() {
             return Err(TrainError::Config(problems));
@@ -118,6 +119,13 @@ impl Plan {
         }
         self
     }
+}
+
+/// The note on the head of a reward model that its files lack.
+fn note_on_score(config: &Config, source: &ModelSource) -> Option<String> {
+    let lacks = || source.own(&source.folder).is_ok_and(|files| !files.contains(SCORE));
+    (config.task == Task::Reward && config.lora.adapter.is_none() && lacks())
+        .then(|| format!("`{SCORE}` is not in the model's files: the head begins with random numbers (`train_seed`)"))
 }
 
 /// An error where the options promise what a machine with so many visible GPUs cannot keep.
@@ -420,7 +428,7 @@ fn adapter(
         dtype: dtype_of(of.lora_dtype),
         targets: of.lora_target_modules.clone(),
         parameters: of.lora_target_parameters.clone(),
-        saved: of.modules_to_save.iter().cloned().chain(routers).collect(),
+        saved: saved_modules(config).chain(routers).collect(),
         exceptions: Default::default(),
         form: form.clone(),
     };
@@ -457,6 +465,13 @@ fn adapter(
     let found = AdapterOptions { dropout, ..found };
     check_parameters(config, &found, problems);
     Ok(found)
+}
+
+/// Names of the modules that are trained in full next to an adapter: with those of the options the head of a reward model.
+fn saved_modules(config: &Config) -> impl Iterator<Item = String> {
+    let named = &config.lora.modules_to_save;
+    let head = (config.task == Task::Reward).then(|| "score".to_owned());
+    named.iter().cloned().chain(head.filter(|head| !named.contains(head)))
 }
 
 /// Dropout of adapters where nothing is said of it.

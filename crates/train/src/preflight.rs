@@ -4,10 +4,10 @@
 use data::safetensors::Weights;
 use graph::Parameter;
 
-use crate::config::{Config, Init, Problem};
+use crate::config::{Config, Init, Problem, Task};
 use crate::error::{Result, TrainError};
 use crate::plan::Plan;
-use crate::source::ModelSource;
+use crate::source::{ModelSource, SCORE};
 
 /// Problems that are listed, at most.
 const MOST: usize = 20;
@@ -45,6 +45,9 @@ fn unfit(config: &Config, source: &ModelSource, of: &[Parameter], files: &Weight
     for parameter in of.iter().filter(|parameter| !parameter.adapter) {
         let name = &parameter.name;
         if !files.contains(name) {
+            if config.task == Task::Reward && name == SCORE {
+                continue;
+            }
             lines.push(format!("`{name}` is missing"));
             continue;
         }

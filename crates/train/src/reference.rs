@@ -173,7 +173,7 @@ fn options(training: &CompileOptions) -> CompileOptions {
         stored: Default::default(),
         compute: training.compute,
         // The same rounding on both sides: the log-ratio of the beginning is 0.
-        recipe: training.recipe.clone(),
+        recipe: training.recipe,
         training: None,
         adapter: None,
         entries: vec![forward(REFERENCE)],

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tensor::DType;
 
 use crate::checkpoint::ModelDigest;
-use crate::config::Config;
+use crate::config::{Config, Task};
 use crate::digest;
 use crate::error::{Result, TrainError};
 use crate::hf_config::{self, HfConfig};
@@ -19,12 +19,23 @@ use crate::{prequantised, rope_scaling};
 
 /// What a model is built from: its configuration as the options change it.
 pub fn model_config(config: &Config, fields: &Value) -> Result<Value> {
-    let changed = rope_scaling::apply(config, fields)?;
+    let changed = with_head(config, rope_scaling::apply(config, fields)?);
     Ok(match config.model.router_aux_loss_coef {
         Setting::Auto => changed,
         Setting::Value(coefficient) => HfConfig(changed).with_router_loss(coefficient).0,
     })
 }
+
+/// The configuration with the head that the task trains.
+fn with_head(config: &Config, fields: Value) -> Value {
+    match config.task {
+        Task::Reward => HfConfig(fields).as_reward_model().0,
+        _ => fields,
+    }
+}
+
+/// The head of a reward model, which is drawn where the files have none.
+pub const SCORE: &str = "score.weight";
 
 /// A model as data.
 #[derive(Clone, Debug)]
@@ -134,7 +145,8 @@ impl ModelSource {
 
     /// The same model with what the options change in its configuration; its graph was built from that.
     pub fn configured(self, config: &Config) -> Result<ModelSource> {
-        Ok(ModelSource { config: HfConfig(rope_scaling::apply(config, &self.config.0)?), ..self })
+        let fields = with_head(config, rope_scaling::apply(config, &self.config.0)?);
+        Ok(ModelSource { config: HfConfig(fields), ..self })
     }
 
     /// Rows of the embedding table.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::advice::with_advice;
 use crate::best::Judged;
 use crate::checkpoint::{Checkpoint, DataDigest, ModelDigest, ShapeRecord, State};
-use crate::config::{Config, Init};
+use crate::config::{Config, Init, Task};
 use crate::device::Device;
 use crate::encoded::Encoded;
 use crate::engine::{Engine, variant_of};
@@ -32,7 +32,7 @@ use crate::recommend::recommended;
 use crate::reference;
 use crate::rounding::Rounding;
 use crate::schedule::LearningRate;
-use crate::source::ModelSource;
+use crate::source::{ModelSource, SCORE};
 use crate::startup::Startup;
 use crate::step::{Flight, LOSS_SCALE};
 use crate::time::{ClassTime, by_class, time_breakdown};
@@ -395,6 +395,11 @@ impl Trainer {
         let adapted = self.plan.compile.adapter.is_some();
         if adapted || !resumed {
             match self.config.model.init {
+                Init::Pretrained if self.config.task == Task::Reward => {
+                    let folder = &self.source.folder;
+                    let files = self.source.weights(folder)?;
+                    weights::load_and_draw(&mut engine, files, &folder.display().to_string(), SCORE, seed)?;
+                }
                 Init::Pretrained => load(&mut engine, &self.source, WeightSet::Base, &self.source.folder)?,
                 Init::Random => weights::draw(&mut engine, WeightSet::Base, seed)?,
             }

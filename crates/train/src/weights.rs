@@ -57,8 +57,22 @@ impl WeightSet {
 /// are written; with an adapter, a copy of a base weight that the session holds, as PEFT writes it
 /// for an adapted head.
 pub fn load(engine: &mut Engine, part: WeightSet, files: Weights, place: &str) -> Result<()> {
-    check_names(engine, part, &files, place)?;
-    write(engine, part, |_| true, WeightSource::Files(files))
+    load_but(engine, part, files, place, None)
+}
+
+/// The same of a base model that lacks one parameter, or not: that is drawn then.
+pub fn load_and_draw(engine: &mut Engine, files: Weights, place: &str, lacking: &str, seed: u64) -> Result<()> {
+    let is_lacking = !files.contains(lacking);
+    if is_lacking {
+        write(engine, WeightSet::Base, |slot| slot.name == lacking, WeightSource::Drawn { seed })?;
+    }
+    load_but(engine, WeightSet::Base, files, place, is_lacking.then_some(lacking))
+}
+
+fn load_but(engine: &mut Engine, part: WeightSet, files: Weights, place: &str, lacking: Option<&str>) -> Result<()> {
+    check_names(engine, part, &files, place, lacking)?;
+    let is_there = |slot: &ParameterSlot| lacking != Some(slot.name.as_str());
+    write(engine, part, is_there, WeightSource::Files(files))
 }
 
 /// Writes what is `wanted` of a part. Base weights that are in memory only until codes are made of them are read from there
@@ -105,10 +119,16 @@ pub fn fill(
     Ok(())
 }
 
-fn check_names(engine: &mut Engine, part: WeightSet, files: &Weights, place: &str) -> Result<()> {
+fn check_names(
+    engine: &mut Engine,
+    part: WeightSet,
+    files: &Weights,
+    place: &str,
+    lacking: Option<&str>,
+) -> Result<()> {
     let program = &*engine.program().clone();
     let mut problems = Vec::new();
-    for slot in part.of(program) {
+    for slot in part.of(program).filter(|slot| lacking != Some(slot.name.as_str())) {
         let name = part.name(slot);
         if !files.contains(&name) {
             problems.push(format!("`{name}` is missing"));

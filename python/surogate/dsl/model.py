@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from ..errors import ModelConfigError
@@ -86,6 +86,8 @@ def find(fields: dict[str, Any]) -> Architecture:
         more = f", and `model_type: {kind}` is not known" if kind else ""
         raise ModelConfigError("model", [f"`architectures`: is missing{more}, so the architecture is unknown"])
     found = ARCHITECTURES.get(names[0])
+    if found is None and names[0].endswith(CLASSIFIER):
+        found = _classifier(names[0], fields)
     if found is None:
         near = difflib.get_close_matches(names[0], ARCHITECTURES, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -94,6 +96,42 @@ def find(fields: dict[str, Any]) -> Architecture:
             "model", [f"`architectures`: {names[0]} is not available yet, supported are {known}{hint}"]
         )
     return found
+
+
+#: The end of the names of architectures with a score in the place of logits.
+CLASSIFIER = "ForSequenceClassification"
+
+#: The ends of the names of those with logits.
+GENERATOR = ("ForCausalLM", "LMHeadModel")
+
+
+def _classifier(name: str, fields: dict[str, Any]) -> Architecture | None:
+    """An architecture with a head of one output, `score`, in the place of its `lm_head`; None if the layers are not known.
+    `logits` are the scores, [B, T, 1]."""
+    stem = name.removesuffix(CLASSIFIER)
+    of = next((ARCHITECTURES[stem + end] for end in GENERATOR if stem + end in ARCHITECTURES), None)
+    if of is None or "base_prefix" not in of.files:
+        return None
+    labels = fields.get("num_labels", len(fields.get("id2label") or [0]))
+    if labels != 1:
+        raise ModelConfigError(name, [f"`id2label`: {labels} labels are not supported, expected one, a score"])
+    base, plain = of.files["base_prefix"].removesuffix("."), of.module
+
+    class Classifier(plain):  # type: ignore[misc, valid-type]
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            del self.lm_head
+            self.score = Linear(getattr(config, "hidden_size", None) or config.n_embd, 1)
+
+        def forward(self, batch: Batch) -> None:
+            output("logits", self.score(getattr(self, base)(batch)))
+
+    from ..layers.linear import Linear
+    from .structure import output
+
+    Classifier.place = plain.place
+    computed = [*of.files.get("computed", []), "lm_head.weight"]
+    return replace(of, name=name, module=Classifier, files={**of.files, "computed": computed})
 
 
 #: Parameters of a model, at most: some ten times what the largest have. Bytes of states stay within 64 bits.

@@ -60,6 +60,10 @@ impl Op for SplitHeads {
         let [x] = inputs else { return Err("takes one input".into()) };
         check_float(x)?;
         let head_dim = attrs.size("head_dim")?;
+        if head_dim == 1 && !x.shape.is_empty() {
+            let shape: Vec<Dim> = x.shape.iter().cloned().chain([Dim::Fixed(1)]).collect();
+            return Ok(vec![ValueType::new(x.dtype, shape)]);
+        }
         let columns = x.last().ok_or("the last axis must be known")?;
         if head_dim == 0 || columns % head_dim != 0 {
             return Err(format!("{columns} columns are no multiple of head_dim {head_dim}"));
@@ -115,8 +119,14 @@ impl Op for MergeHeads {
     fn infer(&self, inputs: &[ValueType], _attrs: &Attrs) -> Result<Vec<ValueType>, String> {
         let [x] = inputs else { return Err("takes one input".into()) };
         check_float(x)?;
+        // One column a head is the head itself, be its number known or not.
+        if let [heads @ .., Dim::Fixed(1)] = x.shape.as_slice()
+            && !heads.is_empty()
+        {
+            return Ok(vec![ValueType::new(x.dtype, heads.to_vec())]);
+        }
         let [rows @ .., Dim::Fixed(heads), Dim::Fixed(head_dim)] = x.shape.as_slice() else {
-            return Err("the input must be […, heads, head_dim], both known".into());
+            return Err("the input must be […, heads, head_dim], both known, or one column a head".into());
         };
         let shape: Vec<Dim> = rows.iter().cloned().chain([Dim::Fixed(heads * head_dim)]).collect();
         Ok(vec![ValueType::new(x.dtype, shape)])
@@ -145,8 +155,11 @@ impl Op for MergeHeads {
     crate::reference!(copy);
 
     fn examples(&self) -> Vec<Example> {
-        let x = vec![ExampleInput::Normal { shape: vec![2, 3, 3, 8], scale: 1.0 }];
-        vec![Example::new(x, Attrs::new()).differentiate(&[0])]
+        let of = |shape: &[usize]| {
+            let x = vec![ExampleInput::Normal { shape: shape.to_vec(), scale: 1.0 }];
+            Example::new(x, Attrs::new()).differentiate(&[0])
+        };
+        vec![of(&[2, 3, 3, 8]), of(&[2, 5, 1])]
     }
 }
 

@@ -49,6 +49,8 @@ options! {
         alpha: f64 = 0.0;
         /// Cross entropy in `orpo`.
         nll: Nll = "trl";
+        /// Weight of the squared sum of both rewards in `reward`, which keeps their mean near 0. Null: 0.
+        center_rewards_coefficient: Option<f64> = null, min = 0;
     }
 }
 
@@ -222,6 +224,7 @@ fn tasks_of(option: &str) -> &'static [Task] {
         "desirable_weight" | "undesirable_weight" => &[Task::Kto],
         "cpo_alpha" | "simpo_gamma" | "alpha" => &[Task::Cpo],
         "nll" => &[Task::Orpo],
+        "center_rewards_coefficient" => &[Task::Reward],
         _ => &[Task::Dpo],
     }
 }
@@ -251,10 +254,12 @@ pub(super) fn check_preferences(config: &Config, reader: &mut Reader) {
             report(row.name, message, &format!("set `task: {}`, or remove it", tasks[0]));
         }
     }
-    if !tasks_of("beta").contains(&task) {
+    if task.purpose() == Purpose::Documents {
         return;
     }
-    check_losses(config, &mut report);
+    if tasks_of("beta").contains(&task) {
+        check_losses(config, &mut report);
+    }
     let has = |loss: PreferenceLoss| of.loss_type.contains(&loss);
     if of.discopop_tau != 0.05 && !has(PreferenceLoss::Discopop) {
         let message = "`discopop_tau` has no effect without `loss_type: discopop`".to_owned();
@@ -402,6 +407,7 @@ impl Config {
                 "weights": [of.desirable_weight, of.undesirable_weight],
             }),
             Task::Orpo => json!({"beta": of.beta, "nll": of.nll.name()}),
+            Task::Reward => json!({"centering": of.center_rewards_coefficient.unwrap_or(0.0)}),
             Task::Cpo => json!({
                 "loss": loss.name(),
                 "beta": of.beta,
@@ -484,7 +490,7 @@ mod tests {
             let found = config(task, options).unwrap_err();
             assert!(found.contains(named), "{task} {options}: {found}");
         }
-        for task in ["sft", "pt", "dpo", "kto", "orpo", "cpo"] {
+        for task in ["sft", "pt", "dpo", "kto", "orpo", "cpo", "reward"] {
             assert!(config(task, "").is_ok(), "{task}");
         }
     }

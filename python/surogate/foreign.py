@@ -15,6 +15,7 @@ from typing import Any
 
 from . import _native
 from .errors import ConfigError
+from .foreign_preferences import OF_LLAMA_FACTORY, of_axolotl, of_llama_factory, of_trl
 
 Fields = dict[str, Any]
 
@@ -265,6 +266,7 @@ def _template(of: Any) -> str | None:
 
 
 def _axolotl(source: Source, draft: Draft, _: Path) -> None:
+    of_axolotl(source, draft)
     adapter = source.take("adapter")
     draft.options["lora"] = adapter is not None
     if adapter not in (None, "lora", "qlora"):
@@ -355,9 +357,9 @@ def _axolotl_set(of: Fields, source: Source) -> Fields:
 
 def _llama_factory(source: Source, draft: Draft, folder: Path) -> None:
     stage = source.take("stage") or "sft"
-    if stage not in ("sft", "pt"):
-        raise ConfigError(f"stage: {stage}: there are `surogate sft` and `surogate pt`, and no training on preferences or rewards")
-    draft.task = stage
+    if stage not in OF_LLAMA_FACTORY:
+        raise ConfigError(f"stage: {stage}: there is no such task; there are {', '.join(OF_LLAMA_FACTORY)}")
+    of_llama_factory(source, draft, stage)
     kind = source.take("finetuning_type") or "lora"
     draft.options["lora"] = kind != "full"
     if kind not in ("full", "lora"):
@@ -399,12 +401,18 @@ def _listed_set(name: str, place: Path, folder: Path, task: str, source: Source)
         why = f"it is in no {lists[0]} here: put its file, or its name on the Hub, in `datasets`"
         source.leave(f"dataset {name}", why)
         return {"path": name, "type": kind}
-    if entry.get("ranking"):
-        raise ConfigError(f"dataset: {name}: it holds preferences, which nothing here is trained on")
+    if entry.get("ranking") and task in ("sft", "pt"):
+        raise ConfigError(f"dataset: {name}: it holds preferences: set `stage: dpo`")
     path = str(place / entry["file_name"]) if "file_name" in entry else entry.get("hf_hub_url", name)
     found: Fields = {"path": path, "type": kind}
     columns, tags = entry.get("columns") or {}, entry.get("tags") or {}
-    if kind == "text":
+    if entry.get("ranking"):
+        found["type"] = "preference"
+        of = {"prompt_field": "prompt" if "prompt" in columns else "messages", "chosen_field": "chosen", "rejected_field": "rejected"}
+        found |= {option: columns[column] for option, column in of.items() if column in columns}
+    elif "kto_tag" in columns:
+        found |= {"type": "unpaired", "label_field": columns["kto_tag"]}
+    elif kind == "text":
         found |= {"text_field": columns["prompt"]} if "prompt" in columns else {}
     elif entry.get("formatting") == "sharegpt":
         found |= {"type": "conversation", "messages_field": columns.get("messages", "conversations")}
@@ -425,6 +433,7 @@ def _listed_set(name: str, place: Path, folder: Path, task: str, source: Source)
 
 
 def _trl(source: Source, draft: Draft, _: Path) -> None:
+    of_trl(source, draft)
     draft.options["lora"] = source.is_on("use_peft")
     source.put("lora_target_modules", "lora_target_modules", by=_targets)
     source.put("sequence_len", "max_length", "max_seq_length")
@@ -443,7 +452,7 @@ def _trl(source: Source, draft: Draft, _: Path) -> None:
     held_out = source.take("dataset_test_split")
     if held_out and name is not None and source.rest().get("eval_strategy") not in (None, "no"):
         draft.options["validation_datasets"] = [{**found[-1], "split": held_out}]
-    if not source.is_on("assistant_only_loss"):
+    if not source.is_on("assistant_only_loss") and draft.task == "sft":
         why = "without it TRL trains every token of a conversation; here answers alone, unless `loss_scale: all` is set"
         source.leave("assistant_only_loss", why)
     source.take("completion_only_loss")

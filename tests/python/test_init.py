@@ -7,7 +7,7 @@ import re
 
 import pytest
 from conftest import REPOSITORY
-from surogate import _native
+from surogate import _native, foreign
 from surogate.cli import main
 from surogate.init import draft
 
@@ -242,11 +242,37 @@ def test_a_file_of_llama_factory(tmp_path, monkeypatch, capsys):
     full = LLAMA_FACTORY.format(folder=tmp_path).replace("type: lora", "type: full").replace("stage: sft", "stage: pt")
     options, _, said = converted(tmp_path, monkeypatch, capsys, full)
     assert options["lora"] is False and options["datasets"][0]["type"] == "text" and "surogate pt" in said
-    for wrong, why in (("stage: dpo", "no training on preferences"), ("dataset: pairs", "it holds preferences")):
+    for wrong, why in (("stage: ppo", "there is no such task"), ("dataset: pairs", "set `stage: dpo`")):
         key = wrong.split(":")[0]
         (tmp_path / "foreign.yaml").write_text(re.sub(f"(?m)^{key}: .*$", wrong, LLAMA_FACTORY.format(folder=tmp_path)))
         assert main(["init", "--from", str(tmp_path / "foreign.yaml"), "--output", str(tmp_path / "none.yaml")]) == 2
         assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "task", "expected"),
+    [
+        ("base_model: m\nadapter: lora\nrl: dpo\nrl_beta: 0.2\nrpo_alpha: 0.5\n", "dpo",
+         {"beta": 0.2, "loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5]}),
+        ("base_model: m\nrl: ipo\n", "dpo", {"loss_type": "ipo"}),
+        ("base_model: m\nrl: simpo\nsimpo_gamma: 0.7\n", "cpo", {"loss_type": "simpo", "simpo_gamma": 0.7}),
+        ("base_model: m\nrl: kto\nkto_undesirable_weight: 0.5\n", "kto", {"undesirable_weight": 0.5}),
+        ("base_model: m\nrl: orpo\norpo_alpha: 0.3\n", "orpo", {"beta": 0.3}),
+        ("base_model: m\nreward_model: true\n", "reward", {}),
+        ("model_name_or_path: m\nstage: dpo\npref_loss: simpo\npref_beta: 2.0\n", "cpo", {"loss_type": "simpo", "beta": 2.0}),
+        ("model_name_or_path: m\nstage: dpo\npref_loss: hinge\n", "dpo", {"loss_type": "hinge"}),
+        ("model_name_or_path: m\nstage: kto\nkto_chosen_weight: 1.5\n", "kto", {"desirable_weight": 1.5}),
+        ("model_name_or_path: m\nstage: rm\n", "reward", {}),
+        ("model_name_or_path: m\nbeta: 0.3\nloss_type: [sigmoid, sft]\nloss_weights: [1.0, 0.5]\n", "dpo",
+         {"beta": 0.3, "loss_type": ["sigmoid", "sft"]}),
+        ("model_name_or_path: m\nloss_type: apo_zero_unpaired\n", "kto", {"loss_type": "apo_zero_unpaired"}),
+        ("model_name_or_path: m\ncenter_rewards_coefficient: 0.01\n", "reward", {"center_rewards_coefficient": 0.01}),
+    ],
+)  # fmt: skip
+def test_tasks_of_preferences_are_read_from_other_tools(text, task, expected, tmp_path):
+    found = foreign.convert(text + "learning_rate: 1e-5\n", "foreign.yaml")
+    assert found.task == task
+    assert {name: found.options.get(name) for name in expected} == expected, found.left_out
 
 
 def test_a_file_of_trl(tmp_path, monkeypatch, capsys):

@@ -292,7 +292,7 @@ fn data(trainer: &Trainer) -> String {
 
 /// What the user wrote, without what concerns only this machine.
 fn given_options(trainer: &Trainer) -> String {
-    let values = trainer.config.to_json();
+    let values = trainer.config.recorded_json();
     let given = rows().map(|row| row.name).filter(|name| trainer.config.is_written(name));
     let shown = given.filter(|name| PUBLISHED.contains(name));
     let lines: String = shown.map(|name| format!("{name}: {}\n", published(&values[name]))).collect();

@@ -314,7 +314,7 @@ impl Trainer {
             progress: self.progress.clone(),
             seed: self.config.data.train_seed,
             position: self.position(),
-            options: self.config.to_json(),
+            options: self.config.recorded_json(),
             resolved: self.config.resolved_json(&self.reasons()),
             recommended: self.config.recommended.clone().unwrap_or_default(),
             model: self.model_digest()?.clone(),

@@ -213,7 +213,7 @@ impl Known<'_> {
 
 /// Notes a choice where the option was left open.
 fn chooser<'a>(config: &Config, reasons: &'a mut Reasons) -> impl FnMut(&str, Value, &str) + 'a {
-    let given = config.to_json();
+    let given = config.recorded_json();
     move |name, value, because| {
         if given[name] == "auto" {
             reasons.insert(name.to_owned(), Reason { value, because: because.to_owned() });

@@ -321,7 +321,7 @@ fn whole(folder: &Path) -> Result<Checkpoint> {
 /// The options against those of a checkpoint: problems, and what differs where it may.
 fn compare(config: &Config, resolved: &Value, state: &State) -> (Vec<Problem>, Vec<String>) {
     let (mut problems, mut notes) = (Vec::new(), Vec::new());
-    let now = Options::new(config.to_json(), resolved.clone());
+    let now = Options::new(config.recorded_json(), resolved.clone());
     let then = Options::new(state.options.clone(), state.resolved.clone()).with_defaults();
     if state.task != config.task.name() {
         let message =

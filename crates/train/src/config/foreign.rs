@@ -65,8 +65,11 @@ const FOREIGN: &[(&[&str], Help)] = &[
             &[
                 ("sft", "remove it: `surogate sft run.yaml` says it"),
                 ("pt", "remove it: `surogate pt run.yaml` says it"),
+                ("dpo", "remove it: `surogate dpo run.yaml` says it"),
+                ("kto", "remove it: `surogate kto run.yaml` says it"),
+                ("rm", "remove it: `surogate reward run.yaml` says it"),
             ],
-            "there are `surogate sft` and `surogate pt`, and no training on preferences or rewards",
+            "the task is that of the command: `surogate sft`, `pt`, `dpo`, `kto`, `orpo`, `cpo` or `reward`",
         ),
     ),
     (&["do_train"], Remove("`surogate sft` and `surogate pt` train")),
@@ -314,7 +317,8 @@ mod tests {
         assert_eq!(said("lora_target", "all"), "`lora_target_modules: [all-linear]`");
         assert_eq!(said("lora_target", "q_proj,v_proj"), "it is `lora_target_modules` here, a list");
         assert_eq!(said("finetuning_type", "full"), "`lora: false`");
-        assert!(said("stage", "dpo").contains("no training on preferences"));
+        assert!(said("stage", "dpo").contains("`surogate dpo run.yaml` says it"));
+        assert!(said("stage", "ppo").contains("the task is that of the command"));
         assert_eq!(name_for("cutoff_len"), Some("sequence_len"));
         assert_eq!(name_for("stage"), None);
     }

@@ -12,7 +12,7 @@ options! {
         /// The update rule.
         optimizer: OptimizerKind = "adamw_8bit";
         /// Peak learning rate, at the end of the warm-up.
-        learning_rate: f64 = 2e-4, min = 0, resumable;
+        learning_rate: f64 = 2e-4, min = 0, max = 1000000, resumable;
         /// Learning-rate schedule between warm-up and cooldown.
         lr_scheduler_type: Schedule = "linear";
         /// Fraction of all steps over which the learning rate rises from 0. `warmup_steps` takes precedence.
@@ -46,7 +46,7 @@ options! {
         /// AdamW: decay rate of the second moment.
         adamw_beta2: f64 = 0.999, min = 0, below = 1;
         /// AdamW: added to the square root of the second moment before dividing.
-        adamw_epsilon: f64 = 1e-8, above = 0;
+        adamw_epsilon: f64 = 1e-8, above = 0, max = 1000000000000;
         /// NorMuon: momentum of the matrices.
         normuon_momentum: f64 = 0.95, min = 0, below = 1;
         /// NorMuon: decay rate of the second moment.

@@ -17,7 +17,7 @@ options! {
         loss_weights: Option<Vec<f64>> = null;
         /// Strength of the constraint to the reference: larger values stay nearer to it. `orpo`: weight of the odds ratio;
         /// `cpo`: scale of the difference of both sides.
-        beta: f64 = 0.1, above = 0;
+        beta: f64 = 0.1, above = 0, max = 1000000;
         /// Probability that a pair is labelled the wrong way round. With `sigmoid` this is conservative DPO, where TRL
         /// ignores it. Of `dpo` and `cpo`.
         label_smoothing: f64 = 0.0, min = 0, below = 1;
@@ -28,7 +28,7 @@ options! {
         /// Weight of the tokens of an answer beyond the length of the shorter answer of its pair. Null: 1.
         ld_alpha: Option<f64> = null, min = 0, max = 1;
         /// Temperature of `loss_type: discopop`.
-        discopop_tau: f64 = 0.05, above = 0;
+        discopop_tau: f64 = 0.05, above = 0, max = 1000000;
         /// Weigh each pair by how likely the model finds it (WPO).
         use_weighting: bool = false;
         /// Take all log-probabilities of the reference as 0: no reference is computed.
@@ -37,20 +37,20 @@ options! {
         /// for adapters the model without them. Of `dpo` and `kto`.
         reference: Option<String> = null, path;
         /// Weight of the good answers of `kto`.
-        desirable_weight: f64 = 1.0, min = 0;
+        desirable_weight: f64 = 1.0, min = 0, max = 1000000;
         /// Weight of the bad answers of `kto`.
-        undesirable_weight: f64 = 1.0, min = 0;
+        undesirable_weight: f64 = 1.0, min = 0, max = 1000000;
         /// Weight of the cross entropy of chosen answers in `cpo`. Null: 1, with `loss_type: simpo` and `alphapo` 0.
-        cpo_alpha: Option<f64> = null, min = 0;
+        cpo_alpha: Option<f64> = null, min = 0, max = 1000000;
         /// Margin that `loss_type: simpo` and `alphapo` want between both sides.
-        simpo_gamma: f64 = 0.5, min = 0;
+        simpo_gamma: f64 = 0.5, min = 0, max = 1000000;
         /// Exponent by which AlphaPO shapes the rewards of `loss_type: simpo` and `alphapo`. 0: none, the rewards are
         /// those of SimPO.
-        alpha: f64 = 0.0;
+        alpha: f64 = 0.0, min = -1000, max = 1000;
         /// Cross entropy in `orpo`.
         nll: Nll = "trl";
         /// Weight of the squared sum of both rewards in `reward`, which keeps their mean near 0. Null: 0.
-        center_rewards_coefficient: Option<f64> = null, min = 0;
+        center_rewards_coefficient: Option<f64> = null, min = 0, max = 1000000;
     }
 }
 

@@ -25,13 +25,19 @@ impl Config {
         names.zip(self.values().into_iter().flatten()).collect::<Map<_, _>>().into()
     }
 
-    /// Returns [`Config::to_json`] with the choices for what is left open, and without passwords in addresses.
-    pub fn resolved_json(&self, reasons: &Reasons) -> Value {
+    /// Returns [`Config::to_json`] without passwords in addresses: the form that files keep.
+    pub fn recorded_json(&self) -> Value {
         let mut values = self.to_json();
+        hide_userinfo(&mut values);
+        values
+    }
+
+    /// Returns [`Config::recorded_json`] with the choices for what is left open.
+    pub fn resolved_json(&self, reasons: &Reasons) -> Value {
+        let mut values = self.recorded_json();
         for (name, reason) in reasons {
             values[name.as_str()] = reason.value.clone();
         }
-        hide_userinfo(&mut values);
         values
     }
 

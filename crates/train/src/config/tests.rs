@@ -613,7 +613,8 @@ fn passwords_of_addresses_are_in_no_record() {
     let text = "model: m\naim_repo: aim://user:password@host:1/x\n";
     let config = Config::load(text, "run.yaml", Task::Sft, &[]).unwrap();
     let reasons = Reasons::new();
-    for record in [config.resolved_yaml(&reasons), config.resolved_json(&reasons).to_string()] {
+    let records = [config.resolved_yaml(&reasons), config.resolved_json(&reasons).to_string(), config.recorded_json().to_string()];
+    for record in records {
         assert!(!record.contains("password") && record.contains("aim://***@host:1/x"), "{record}");
     }
     assert_eq!(config.logging.aim_repo.as_deref(), Some("aim://user:password@host:1/x"), "the tracker needs it");

@@ -232,6 +232,10 @@ def test_the_command_writes_metrics_to_the_log(text_run, tmp_path):
     assert all(math.isfinite(step["rewards/margins"]) for step in steps)
     assert any("rewards/accuracies" in event for event in events if event["event"] == "evaluation")
     assert (tmp_path / "run" / "adapter" / "adapter_config.json").is_file()
+    report = (tmp_path / "run" / "report.html").read_text()
+    for chart in ("Pairs in order", "Rewards", "Log-probabilities of answers"):
+        assert chart in report
+    assert "Divergence from the reference" not in report
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,7 @@ def charts(history: History) -> list[Chart]:
     loss = [*course("loss", of("loss")), Line("evaluation", held_out, 2, dots=True)]
     return [
         Chart("Loss", loss, wide=True, marks=resumed, until=history.total),
+        *answer_charts(history, of),
         Chart(
             "Gradient norm",
             course("norm", of("grad_norm"), 4),
@@ -162,6 +163,41 @@ def charts(history: History) -> list[Chart]:
         *router_charts(of),
         *device_charts(history),
     ]
+
+
+def answer_charts(history: History, of: Callable[[str], list[tuple[float, float | None]]]) -> list[Chart]:
+    """Of tasks that compare answers; a chart without a number is left out."""
+
+    def line(name: str, key: str, colour: int, factor: float = 1.0) -> Line:
+        return Line(name, smoothed(finite([(at, None if of_step is None else of_step * factor) for at, of_step in of(key)])), colour)
+
+    def held_out(key: str, factor: float) -> Line:
+        events = sorted(history.evaluations.items())
+        values = [(at, None if event.get(key) is None else event[key] * factor) for at, event in events]
+        return Line("evaluation", finite(values), 2, dots=True)
+
+    share = "accuracy" if finite(of("accuracy")) else "rewards/accuracies"
+    found = [
+        Chart("Pairs in order", [line("steps", share, 1, 100), held_out(share, 100)], unit="%", floor=0, top=100),
+        Chart(
+            "Rewards",
+            [
+                line("chosen", "rewards/chosen", 3), line("rejected", "rewards/rejected", 4),
+                line("margin", "rewards/margins", 1), line("margin", "margin", 1), line("least", "min_reward", 4),
+                line("mean", "mean_reward", 3), line("largest", "max_reward", 5),
+            ],
+            unit="smoothed",
+        ),
+        Chart(
+            "Log-probabilities of answers",
+            [line("chosen", "logps/chosen", 3), line("rejected", "logps/rejected", 4)],
+            unit="smoothed",
+        ),
+        Chart("Divergence from the reference", [line("KL", "kl", 6)], unit="nats an answer", floor=0),
+    ]  # fmt: skip
+    for chart in found:
+        chart.lines = [line for line in chart.lines if line.points]
+    return [chart for chart in found if chart.lines]
 
 
 def router_charts(of: Callable[[str], list[tuple[float, float | None]]]) -> list[Chart]:

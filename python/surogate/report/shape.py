@@ -102,17 +102,22 @@ _OPENING = {
 }
 #: Of mixtures of experts.
 ROUTERS = ("busiest_expert", "router_entropy", "router_loss")
+#: Of tasks that compare answers, on steps and evaluations.
+ANSWERS = (
+    *("rewards/accuracies", "accuracy", "rewards/margins", "margin", "rewards/chosen", "rewards/rejected"),
+    *("min_reward", "mean_reward", "max_reward", "logps/chosen", "logps/rejected", "kl"),
+)
 _STEP = {
     "step": COUNT,
     **dict.fromkeys(("seconds", "tokens_per_second"), NUMBER),
-    **dict.fromkeys(("loss", "grad_norm", "learning_rate", "mfu", "ceiling", *ROUTERS), MAYBE),
+    **dict.fromkeys(("loss", "grad_norm", "learning_rate", "mfu", "ceiling", *ROUTERS, *ANSWERS), MAYBE),
     "memory": AMOUNT,
 }
 _INSTRUMENTS = ("clock_mhz", "power_watts", "power_limit_watts", "utilization", "memory_utilization", "memory_used")
 
 SHAPES: dict[str, Any] = {
     "step": _STEP,
-    "evaluation": {"step": COUNT, "loss": MAYBE},
+    "evaluation": {"step": COUNT, **dict.fromkeys(("loss", *ANSWERS), MAYBE)},
     "samples": {"step": COUNT, "samples": [dict.fromkeys(("prompt", "text", "finish"), TEXT)]},
     "device": {"step": COUNT, **dict.fromkeys(_INSTRUMENTS, MAYBE)},
     "checkpoint": {"step": Lacking(COUNT), "time": TEXT},

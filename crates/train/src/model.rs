@@ -310,7 +310,8 @@ impl Model {
             Some(known) if known.task != wanted.task => {
                 let task = known.task.as_deref().unwrap_or("no task");
                 let text = format!(
-                    "a model that is trained for `{task}` has no losses of single tokens: only `forward` and `generate` are available"
+                    "a model that is trained for `{task}` has no gradients of a language model's loss: save it, and \
+                     call `surogate.load` on the result"
                 );
                 return Err(TrainError::Usage(text));
             }

@@ -307,7 +307,9 @@ impl Trainer {
     fn rate(&self, given: Option<f64>) -> Result<f64> {
         match (given, &self.schedule) {
             (Some(rate), _) if (0.0..=f64::from(f32::MAX)).contains(&rate) => Ok(rate),
-            (Some(rate), _) => Err(TrainError::Usage(format!("learning_rate is {rate}, expected a number from 0 that f32 holds"))),
+            (Some(rate), _) => {
+                Err(TrainError::Usage(format!("learning_rate is {rate}, expected a number from 0 that f32 holds")))
+            }
             (None, Some(schedule)) => Ok(schedule.at(self.progress.step)),
             (None, None) => Err(TrainError::Usage(
                 "the schedule needs the number of steps: set `max_steps`, or give each step its learning rate".into(),

@@ -176,7 +176,7 @@ fn a_problem_is_shown_with_its_line() {
 fn messages_name_option_value_and_expectation() {
     assert_eq!(
         reported("model: m\nlearning_rate: fast\n"),
-        "2:16 `learning_rate` is `fast`, expected a number from 0 | -"
+        "2:16 `learning_rate` is `fast`, expected a number from 0 to 1000000 | -"
     );
     assert_eq!(
         reported("model: m\nadamw_beta1: 1\n"),
@@ -613,7 +613,11 @@ fn passwords_of_addresses_are_in_no_record() {
     let text = "model: m\naim_repo: aim://user:password@host:1/x\n";
     let config = Config::load(text, "run.yaml", Task::Sft, &[]).unwrap();
     let reasons = Reasons::new();
-    let records = [config.resolved_yaml(&reasons), config.resolved_json(&reasons).to_string(), config.recorded_json().to_string()];
+    let records = [
+        config.resolved_yaml(&reasons),
+        config.resolved_json(&reasons).to_string(),
+        config.recorded_json().to_string(),
+    ];
     for record in records {
         assert!(!record.contains("password") && record.contains("aim://***@host:1/x"), "{record}");
     }

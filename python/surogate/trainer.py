@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -160,13 +161,19 @@ class Trainer:
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Writes the result: an adapter in PEFT format, or a model in Hugging Face format. It is read
-        back and compared with the model in memory before this returns."""
-        self._native.export(Path(path))
+        back and compared with the model in memory before this returns. Warns where it is rounded."""
+        _warn(self._native.export(Path(path)))
 
     def export_merged(self, path: str | os.PathLike[str]) -> None:
         """Writes the model with the adapter added to its weights (in float32, rounded once), read
         back and compared like :meth:`export`. Without an adapter this is :meth:`export`."""
-        self._native.export_merged(Path(path))
+        _warn(self._native.export_merged(Path(path)))
+
+
+def _warn(note: str | None) -> None:
+    """Warns the caller of a method of this file."""
+    if note:
+        warnings.warn(note, stacklevel=3)
 
 
 def _padding(fields: Mapping[str, Any]) -> int | None:

@@ -409,3 +409,12 @@ def test_a_file_has_the_chat_template(capsys, tmp_path, make_model):
     assert code == 0, err
     field = GGUFReader(model / "with-template-q5_k_m.gguf").get_field("tokenizer.chat_template")
     assert field is not None and field.contents() == template
+
+
+def test_an_export_from_python_warns_where_it_is_rounded(make_model, tmp_path):
+    run = {"model": str(make_model(tiny_llama())), "device": "cpu", "torch_dtype": "bfloat16", "max_steps": 2, "lora_dropout": 0.0}
+    trainer = surogate.Trainer(run)
+    ids = [[[1, 2, 3, 4]]]
+    trainer.step({"input_ids": ids, "labels": ids}, 1e-2)
+    with pytest.warns(UserWarning, match="round"):
+        trainer.export_merged(tmp_path / "merged")

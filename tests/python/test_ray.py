@@ -190,6 +190,11 @@ def test_the_last_words_of_a_process_are_its_reason() -> None:
     assert job.ending(-9, []) == End(6, "its process was killed by signal 9")
 
 
+def test_what_a_node_is_started_with_shows_no_token() -> None:
+    given = Start("sft", "run.json", "{}", [], "/", {"SUROGATE_TOKEN": "hidden", "HF_TOKEN": "hidden"})
+    assert "hidden" not in f"{given!r} {given}"
+
+
 def test_machines_must_be_alike() -> None:
     job.compare(MACHINE, [{"a": "1"}] * 3)
     with pytest.raises(ConfigError) as refused:

@@ -160,14 +160,20 @@ impl Trainer {
         })
     }
 
-    /// Writes the adapter or the model, loads it again and compares.
-    fn export(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        self.with(py, |trainer| trainer.export(&path))
+    /// Writes the adapter or the model, loads it again and compares. Says how far it is rounded, if it is.
+    fn export(&self, py: Python<'_>, path: PathBuf) -> PyResult<Option<String>> {
+        self.with(py, |trainer| {
+            trainer.export(&path)?;
+            Ok(trainer.rounding_note(false))
+        })
     }
 
-    /// Writes the model with the adapter added to its weights, loads it again and compares.
-    fn export_merged(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        self.with(py, |trainer| trainer.export_merged(&path))
+    /// Writes the model with the adapter added to its weights, loads it again and compares. Says how far it is rounded.
+    fn export_merged(&self, py: Python<'_>, path: PathBuf) -> PyResult<Option<String>> {
+        self.with(py, |trainer| {
+            trainer.export_merged(&path)?;
+            Ok(trainer.rounding_note(true))
+        })
     }
 
     /// Where the time of a micro-step goes, a row for each instruction, as JSON.

@@ -276,7 +276,10 @@ fn results(trainer: &Trainer) -> String {
     if trainer.config.run.load_best_model_at_end && judged.best.is_some() {
         lines.push(("weights", "of the best evaluation".to_owned()));
     }
-    let rows: String = lines.into_iter().map(|(name, value)| format!("| {name} | {value} |\n")).collect();
+    let mut rows: String = lines.into_iter().map(|(name, value)| format!("| {name} | {value} |\n")).collect();
+    for (name, value) in &trainer.evaluated {
+        let _ = writeln!(rows, "| `{name}`, last evaluation | {value:.4} |");
+    }
     format!("\n## Results\n\n| | |\n|---|--:|\n{rows}")
 }
 

@@ -57,6 +57,13 @@ impl Trainer {
         Ok(staged)
     }
 
+    /// Returns how far the result that was written last is rounded, if it is; `merged`: a model with the adapter added.
+    pub fn rounding_note(&self, merged: bool) -> Option<String> {
+        let compile = &self.plan.compile;
+        let adapter = compile.adapter.as_ref().filter(|_| !merged);
+        self.rounding.text(adapter.map_or(compile.weights, |adapter| adapter.dtype).name())
+    }
+
     /// Writes the model with the adapter added to its weights, in f32 and rounded once to their type; otherwise as
     /// [`Trainer::export`]. Without an adapter the two are the same.
     pub fn export_merged(&mut self, folder: &Path) -> Result<()> {

@@ -381,6 +381,7 @@ impl Trainer {
         self.progress.evaluated = Some(step);
         let loss = sum / weight;
         let task = self.task_metrics(&reported);
+        self.evaluated.clone_from(&task);
         self.progress.judged.add(step, loss, self.config.training.early_stopping_threshold);
         Ok(Evaluation::Done(EvaluationMetrics { step, loss, tokens: tokens_seen, seconds, task }))
     }

@@ -79,6 +79,8 @@ pub struct Trainer {
     pub(crate) live: Option<Live>,
     /// The reference, where it has weights of its own and was needed.
     pub(crate) reference: Option<Engine>,
+    /// The metrics of the task in the last evaluation.
+    pub(crate) evaluated: Vec<(String, f64)>,
     /// The steps at which the run evaluates, once computed.
     pub(crate) milestones: Option<Milestones>,
     pub(crate) schedule: Option<LearningRate>,
@@ -166,6 +168,7 @@ impl Trainer {
             engine: None,
             live: None,
             reference: None,
+            evaluated: Vec::new(),
             milestones: None,
             schedule,
             flight: Flight::default(),

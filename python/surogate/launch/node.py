@@ -45,7 +45,8 @@ class Start:
     arguments: list[str]
     #: Folder in which relative paths begin.
     folder: str
-    environment: dict[str, str]
+    #: With tokens, so that it is shown nowhere: Ray writes arguments into its errors and logs as their `repr`.
+    environment: dict[str, str] = field(repr=False)
 
 
 @dataclass

@@ -10,10 +10,13 @@ pub(crate) struct Interval {
     pub last: usize,
 }
 
-impl Interval {
-    fn meets(&self, other: &Interval) -> bool {
-        self.first <= other.last && other.first <= self.last
-    }
+/// A buffer with its place.
+#[derive(Clone, Copy)]
+struct Placed {
+    start: usize,
+    end: usize,
+    first: usize,
+    last: usize,
 }
 
 /// Offsets for all buffers, and the size of the arena. The largest are placed first, each at the
@@ -22,27 +25,27 @@ pub(crate) fn pack(intervals: &[Interval]) -> (Vec<usize>, usize) {
     let mut order: Vec<usize> = (0..intervals.len()).collect();
     order.sort_by_key(|i| (std::cmp::Reverse(intervals[*i].bytes), intervals[*i].first, *i));
     let mut offsets = vec![0; intervals.len()];
-    let mut placed: Vec<usize> = Vec::new();
+    // In the order of their starts.
+    let mut placed: Vec<Placed> = Vec::with_capacity(intervals.len());
     let mut size = 0;
     for index in order {
-        let interval = &intervals[index];
-        let bytes = align(interval.bytes, ALIGNMENT_BYTES);
-        let mut busy: Vec<(usize, usize)> = placed
-            .iter()
-            .filter(|other| intervals[**other].meets(interval))
-            .map(|other| (offsets[*other], offsets[*other] + align(intervals[*other].bytes, ALIGNMENT_BYTES)))
-            .collect();
-        busy.sort_unstable();
+        let Interval { bytes, first, last } = intervals[index];
+        let bytes = align(bytes, ALIGNMENT_BYTES);
         let mut offset = 0;
-        for (start, end) in busy {
-            if offset + bytes <= start {
+        for other in &placed {
+            // All others start further on.
+            if offset + bytes <= other.start {
                 break;
             }
-            offset = offset.max(end);
+            if first <= other.last && other.first <= last {
+                offset = offset.max(other.end);
+            }
         }
+        let end = offset + bytes;
         offsets[index] = offset;
-        size = size.max(offset + bytes);
-        placed.push(index);
+        size = size.max(end);
+        let place = placed.partition_point(|other| other.start <= offset);
+        placed.insert(place, Placed { start: offset, end, first, last });
     }
     (offsets, size)
 }
@@ -66,7 +69,8 @@ mod tests {
             for b in 0..a {
                 let apart =
                     offsets[a] + intervals[a].bytes <= offsets[b] || offsets[b] + intervals[b].bytes <= offsets[a];
-                assert!(apart || !intervals[a].meets(&intervals[b]), "{a} and {b} overlap");
+                let meet = intervals[a].first <= intervals[b].last && intervals[b].first <= intervals[a].last;
+                assert!(apart || !meet, "{a} and {b} overlap");
             }
         }
     }

@@ -109,6 +109,14 @@ fn depending(graph: &Graph, head: &[usize]) -> HashSet<ValueId> {
     outside
 }
 
+impl Head {
+    /// True if parts cost no time: a trained head adds its gradient up again for each, and late nodes compute the logits
+    /// once more.
+    pub fn is_cheap_in_parts(&self) -> bool {
+        !self.trained && self.late.is_empty()
+    }
+}
+
 fn class(node: &Node) -> Class {
     ops::get(node.op).class()
 }

@@ -224,7 +224,11 @@ impl Search<'_> {
         let needed = once(|levels| self.memory.activation_bytes(&graph_after(levels), self.variant));
         let seconds = once(|levels| time::seconds(&graph_after(levels), self.variant.documents, self.machine));
 
-        let fitting = fewest_savings(&axes, |levels| needed(levels) <= self.available);
+        let fitting = match self.available {
+            // Parameters leave no room: nothing fits, and the smallest plan says by how much.
+            0 => axes.iter().map(Axis::levels).collect(),
+            available => fewest_savings(&axes, |levels| needed(levels) <= available),
+        };
         let mut chosen = fitting.clone();
         if self.margin > 0.0 {
             let (most, bytes) = (seconds(&fitting) * (1.0 + self.margin / OVERHEAD), needed(&fitting));
@@ -288,8 +292,7 @@ impl Search<'_> {
                 );
                 Err(CompileError::option("lmhead_chunks", text, "remove `lmhead_chunks`"))
             }
-            // A frozen head in parts costs nothing; a trained one adds its gradient up again for each.
-            (None, Some(head)) if !head.trained && head.bytes > SMALL_LOGITS => {
+            (None, Some(head)) if head.is_cheap_in_parts() && head.bytes > SMALL_LOGITS => {
                 Ok(head.tokens.div_ceil(FULL_ROWS).min(MOST_PARTS))
             }
             _ => Ok(1),

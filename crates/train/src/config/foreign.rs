@@ -69,7 +69,7 @@ const FOREIGN: &[(&[&str], Help)] = &[
                 ("kto", "remove it: `surogate kto run.yaml` says it"),
                 ("rm", "remove it: `surogate reward run.yaml` says it"),
             ],
-            "the task is that of the command: `surogate sft`, `pt`, `dpo`, `kto`, `orpo`, `cpo` or `reward`",
+            "the task is that of the command, such as `surogate sft`, `surogate dpo` or `surogate reward`",
         ),
     ),
     (&["do_train"], Remove("`surogate sft` and `surogate pt` train")),

@@ -44,16 +44,14 @@ impl Run {
         if !self.publish(trainer, &result, false, observer)? {
             return self.stop(trainer, observer);
         }
-        let trained =
-            trainer.plan.compile.adapter.as_ref().map_or(trainer.plan.compile.weights, |adapter| adapter.dtype);
-        let rounded = trainer.rounding.text(trained.name());
+        let rounded = trainer.rounding_note(false);
         if trainer.config.lora.merge_adapter {
             let merged = self.place.output.join(MERGED);
             if !self.publish(trainer, &merged, true, observer)? {
                 return self.stop(trainer, observer);
             }
             observer.line(&format!("Merged: {} (read back and compared with the model in memory)", merged.display()));
-            if let Some(text) = trainer.rounding.text(trainer.plan.compile.weights.name()) {
+            if let Some(text) = trainer.rounding_note(true) {
                 observer.line(&format!("Note: {text}"));
             }
         }

@@ -12,7 +12,7 @@ options! {
         /// The update rule.
         optimizer: OptimizerKind = "adamw_8bit";
         /// Peak learning rate, at the end of the warm-up.
-        learning_rate: f64 = 2e-4, min = 0, max = 1000000, resumable;
+        learning_rate: f64 = 2e-4, min = 0, resumable;
         /// Learning-rate schedule between warm-up and cooldown.
         lr_scheduler_type: Schedule = "linear";
         /// Fraction of all steps over which the learning rate rises from 0. `warmup_steps` takes precedence.

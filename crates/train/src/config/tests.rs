@@ -176,7 +176,7 @@ fn a_problem_is_shown_with_its_line() {
 fn messages_name_option_value_and_expectation() {
     assert_eq!(
         reported("model: m\nlearning_rate: fast\n"),
-        "2:16 `learning_rate` is `fast`, expected a number from 0 to 1000000 | -"
+        "2:16 `learning_rate` is `fast`, expected a number from 0 | -"
     );
     assert_eq!(
         reported("model: m\nadamw_beta1: 1\n"),

@@ -24,7 +24,7 @@ def completed(folder, *words: str) -> list[str]:
 
 
 def test_bash_completes_commands_options_values_and_files(tmp_path):
-    assert completed(tmp_path, "re") == ["report"]
+    assert completed(tmp_path, "rep") == ["report"]
     assert set(COMMANDS) <= set(completed(tmp_path, ""))
     assert completed(tmp_path, "sft", "run.yaml", "--lora-ra") == ["--lora-rank"]
     assert {"h100", "h200"} <= set(completed(tmp_path, "plan", "run.yaml", "--machine", "h"))

@@ -24,6 +24,28 @@ def test_loss_metrics_and_gradient_norm_are_the_recorded_ones(task, model, name,
         assert metrics[key] == pytest.approx(value, **tolerance), key
 
 
+@pytest.mark.parametrize(
+    ("task", "usual", "changed"),
+    [
+        ("kto", {}, {"desirable_weight": 1.5}),
+        ("kto", {}, {"undesirable_weight": 0.5}),
+        ("orpo", {}, {"beta": 0.3}),
+        ("orpo", {}, {"nll": "paper"}),
+        ("cpo", {}, {"cpo_alpha": 0.5}),
+        ("cpo", {"loss_type": "simpo"}, {"simpo_gamma": 1.5}),
+        ("cpo", {"loss_type": "simpo"}, {"alpha": 0.25}),
+        ("reward", {}, {"center_rewards_coefficient": 0.01}),
+    ],
+)
+def test_each_setting_changes_the_loss(task, usual, changed, shared):
+    name, case = next(iter(read("llama", f"{task}.json").items()))
+    batch, case = recorded_batch(task, "llama", name), {**case, "options": {}}
+    losses = [
+        surogate.Trainer(run_of("llama", case, task, **usual, **more)).step(batch, 0.0)["loss"] for more in ({}, changed)
+    ]
+    assert losses[0] != losses[1]
+
+
 def with_gradients():
     """The cases whose gradients are recorded whole."""
     for task, model, name in cases(*TASKS):

@@ -217,10 +217,10 @@ def test_what_starts_nodes_is_asked_for_where_it_is_missing(monkeypatch: pytest.
 
 def test_a_process_ends_with_the_worker_that_started_it(tmp_path: Path) -> None:
     path = written(tmp_path, **MANY)
-    given = Start("sft", "run.json", path.read_text(), [named(path), "--set=distributed.node_rank=0"], str(tmp_path), {})
+    given = ("sft", "run.json", path.read_text(), [named(path), "--set=distributed.node_rank=0"], str(tmp_path), {})
     script = (
         "import time\nfrom surogate.launch.node import Node, Start\n"
-        f"node = Node()\nnode.start({given!r})\nwhile True:\n    time.sleep(1)\n"
+        f"node = Node()\nnode.start(Start(*{given!r}))\nwhile True:\n    time.sleep(1)\n"
     )
     worker = subprocess.Popen([sys.executable, "-c", script])
     until_steps(tmp_path / "output")

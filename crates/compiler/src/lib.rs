@@ -123,7 +123,7 @@ pub fn has_experts(model: &Model, options: &CompileOptions) -> Result<bool, Comp
 /// The model as the first entry asks for it, for one token.
 fn first_entry(model: &Model, options: &CompileOptions) -> Result<Graph, CompileError> {
     let entry = options.entries.first().expect("at least one entry is requested");
-    let variant = Variant { batch: 1, seq_len: 1, documents: Documents::Rows };
+    let variant = Variant { batch: 1, seq_len: 1, documents: Documents::Rows, patches: 0 };
     expand(model, options, entry, variant)
 }
 

@@ -4,6 +4,7 @@
 
 use crate::document::Mark;
 use crate::error::DataError;
+use crate::patches::Patches;
 
 /// The label of a token that is not trained.
 pub const IGNORE: i32 = -100;
@@ -31,6 +32,8 @@ pub struct Batch {
     pub reference_logps: Vec<f32>,
     /// The estimate of the KL divergence from the reference that a loss of answers with verdicts subtracts; 0 without one.
     pub divergence: f32,
+    /// Its images.
+    pub patches: Patches,
     /// Tokens of its documents, where another node has the batch: then there are no vectors.
     pub away: Option<usize>,
 }
@@ -64,6 +67,7 @@ impl Batch {
             marks,
             reference_logps,
             divergence: 0.0,
+            patches: Patches::default(),
             away,
         }
     }
@@ -124,6 +128,7 @@ impl Batch {
             marks: Vec::new(),
             reference_logps: Vec::new(),
             divergence: 0.0,
+            patches: Patches::default(),
             away: None,
         })
     }

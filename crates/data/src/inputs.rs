@@ -25,16 +25,19 @@ pub enum Feed {
 #[derive(Clone, Copy, Debug)]
 pub struct Input {
     pub name: &'static str,
-    /// Names of the axes, outermost first: `B` rows, `T` tokens of a row. A scalar has none, and one element.
+    /// Names of the axes, outermost first: `B` rows, `T` tokens of a row, `P` patches of images, a number as it is, `N` what
+    /// the architecture says; of `P/N`, groups of patches, it says the size. A scalar has none, and one element.
     pub axes: &'static [&'static str],
     pub feed: Feed,
     pub doc: &'static str,
 }
 
 const ROWS: &[&str] = &["B", "T"];
+/// All patches of a batch as one row.
+const PATCHES: &[&str] = &["1", "P"];
 
 /// Every input that there is.
-pub const INPUTS: [Input; 18] = [
+pub const INPUTS: [Input; 34] = [
     Input { name: "input_ids", axes: ROWS, feed: Feed::I32(|batch| &batch.input_ids), doc: "tokens" },
     Input {
         name: "position_ids",
@@ -134,6 +137,102 @@ pub const INPUTS: [Input; 18] = [
         doc: "in the entry of each pair by how much its chosen side is better, 0 where the data do not say",
     },
     Input {
+        name: "token_axes",
+        axes: &["B", "T", "3"],
+        feed: Feed::I32(|batch| &batch.patches.axes),
+        doc: "time, row and column of the token",
+    },
+    Input {
+        name: "image_rows",
+        axes: ROWS,
+        feed: Feed::I32(|batch| &batch.patches.rows),
+        doc: "row of `image_tokens` that the token is; −1 for text",
+    },
+    Input {
+        name: "text",
+        axes: ROWS,
+        feed: Feed::F32(|batch| &batch.patches.text),
+        doc: "1 for text, 0 for tokens of images",
+    },
+    Input {
+        name: "image_last",
+        axes: ROWS,
+        feed: Feed::I32(|batch| &batch.patches.last_key),
+        doc: "index in the row of the last token of the image that a token belongs to, of text its own",
+    },
+    Input {
+        name: "image_tokens",
+        axes: &["1", "P/N"],
+        feed: Feed::I32(|batch| &batch.patches.tokens),
+        doc: "index among all tokens of the batch of each group of patches that makes a token; −1 for padding",
+    },
+    Input {
+        name: "patches",
+        axes: &["1", "P", "N"],
+        feed: Feed::F32(|batch| &batch.patches.pixels),
+        doc: "normalized pixels of each patch",
+    },
+    Input {
+        name: "patch_places",
+        axes: &["1", "P", "2"],
+        feed: Feed::I32(|batch| &batch.patches.places),
+        doc: "row and column of the patch in its image",
+    },
+    Input {
+        name: "patch_rows",
+        axes: PATCHES,
+        feed: Feed::MadeI32(|batch| batch.patches.places.iter().step_by(2).copied().collect()),
+        doc: "row of the patch",
+    },
+    Input {
+        name: "patch_columns",
+        axes: PATCHES,
+        feed: Feed::MadeI32(|batch| batch.patches.places.iter().skip(1).step_by(2).copied().collect()),
+        doc: "column of the patch",
+    },
+    Input {
+        name: "patch_entries",
+        axes: PATCHES,
+        feed: Feed::I32(|batch| &batch.patches.entries),
+        doc: "entry of a square table of positions",
+    },
+    Input {
+        name: "patch_corners",
+        axes: &["1", "P", "4"],
+        feed: Feed::I32(|batch| &batch.patches.corners),
+        doc: "entries around the patch of a table that the image is stretched over",
+    },
+    Input {
+        name: "patch_corner_weights",
+        axes: &["1", "P", "4"],
+        feed: Feed::F32(|batch| &batch.patches.corner_weights),
+        doc: "weights of `patch_corners` in their mean",
+    },
+    Input {
+        name: "image_first_patch",
+        axes: PATCHES,
+        feed: Feed::I32(|batch| &batch.patches.picture[0]),
+        doc: "index of the first patch of the image",
+    },
+    Input {
+        name: "image_last_patch",
+        axes: PATCHES,
+        feed: Feed::I32(|batch| &batch.patches.picture[1]),
+        doc: "index of the last patch of the image",
+    },
+    Input {
+        name: "window_first_patch",
+        axes: PATCHES,
+        feed: Feed::I32(|batch| &batch.patches.window[0]),
+        doc: "index of the first patch of the window of attention",
+    },
+    Input {
+        name: "window_last_patch",
+        axes: PATCHES,
+        feed: Feed::I32(|batch| &batch.patches.window[1]),
+        doc: "index of the last patch of the window of attention",
+    },
+    Input {
         name: "micro_step",
         axes: &[],
         feed: Feed::Scalar(DType::I32),
@@ -170,12 +269,19 @@ impl Input {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::patches::Form;
 
     #[test]
     fn every_row_has_the_size_of_its_axes() {
         let batch = Batch::from_labels(2, 3, vec![1; 6], &[1; 6], None, None).unwrap();
+        let form = Form { token: 9, width: 12, side: 2, window: 0, table: 5, stretched: true };
+        let batch = Batch { patches: form.lay_out(&batch, &[]).unwrap(), ..batch };
         for of in INPUTS {
-            let size = of.axes.iter().map(|axis| if *axis == "B" { 2 } else { 3 }).product::<usize>();
+            if of.axes.iter().any(|axis| axis.contains(['P', 'N'])) {
+                continue;
+            }
+            let extent = |axis: &&str| axis.parse().unwrap_or(if *axis == "B" { 2 } else { 3 });
+            let size = of.axes.iter().map(extent).product::<usize>();
             match of.bytes(&batch) {
                 Some(bytes) => assert_eq!(bytes.len(), size * of.dtype().size(), "{}", of.name),
                 None => assert!(of.axes.is_empty(), "{}", of.name),

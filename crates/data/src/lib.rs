@@ -30,6 +30,7 @@ pub mod order;
 pub mod packing;
 mod pairs;
 mod part_file;
+pub mod patches;
 mod pipeline;
 pub mod preference;
 pub mod prepare;

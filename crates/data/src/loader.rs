@@ -162,6 +162,7 @@ impl Cursor {
             marks: Vec::new(),
             reference_logps: Vec::new(),
             divergence: 0.0,
+            patches: crate::patches::Patches::default(),
             away: None,
         };
         let mut copy = Vec::new();

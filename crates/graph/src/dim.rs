@@ -15,22 +15,35 @@ pub enum Axis {
     Rows,
     /// The tokens of a row.
     Tokens,
+    /// The patches of all images of the batch.
+    Patches,
 }
 
 impl Axis {
-    pub const ALL: [Axis; 2] = [Axis::Rows, Axis::Tokens];
+    pub const ALL: [Axis; 3] = [Axis::Rows, Axis::Tokens, Axis::Patches];
 
     /// The symbol in the IR.
     pub const fn symbol(self) -> &'static str {
         match self {
             Axis::Rows => "B",
             Axis::Tokens => "T",
+            Axis::Patches => "P",
         }
     }
 
+    /// Returns the axis of a symbol, be it whole (`P`) or in groups (`P/4`).
     pub fn of_symbol(symbol: &str) -> Option<Axis> {
-        Axis::ALL.into_iter().find(|axis| axis.symbol() == symbol)
+        groups_of(symbol).map(|(axis, _)| axis)
     }
+}
+
+/// Returns the axis of a symbol, and how many of its elements make one here: `P/4` are groups of 4 patches.
+fn groups_of(symbol: &str) -> Option<(Axis, usize)> {
+    let (name, size) = match symbol.split_once('/') {
+        Some((name, size)) => (name, size.parse().ok().filter(|n| *n > 1)?),
+        None => (symbol, 1),
+    };
+    Some((Axis::ALL.into_iter().find(|axis| axis.symbol() == name)?, size))
 }
 
 /// One extent: known, or a symbol of an [`Axis`] bound at compile time. The shape rules of the operations hand on what
@@ -70,11 +83,36 @@ impl Dim {
         self.axis().map_or(Dim::Fixed(n), |axis| Dim::Named(axis, n))
     }
 
-    /// The extent under `bindings`; `None` for an unbound symbol.
+    /// Returns the axis with `size` elements in one: `None` where they leave a rest, or where the axis is in groups already
+    /// and unbound.
+    pub fn grouped(&self, size: usize) -> Option<Dim> {
+        match self {
+            Dim::Symbol(symbol) => match groups_of(symbol)? {
+                (axis, 1) if size > 1 => Some(Dim::Symbol(format!("{}/{size}", axis.symbol()))),
+                _ => (size == 1).then(|| self.clone()),
+            },
+            known => known.fixed().filter(|n| size > 0 && n % size == 0).map(|n| known.with_extent(n / size)),
+        }
+    }
+
+    /// Returns the axis with each element taken apart into `size`: the inverse of [`Dim::grouped`].
+    pub fn ungrouped(&self, size: usize) -> Option<Dim> {
+        match self {
+            Dim::Symbol(symbol) => match groups_of(symbol)? {
+                (axis, of) if of == size => Some(Dim::Symbol(axis.symbol().to_owned())),
+                _ => None,
+            },
+            known => known.fixed().map(|n| known.with_extent(n * size)),
+        }
+    }
+
+    /// The extent under `bindings`; `None` for an unbound symbol, or for groups that leave a rest.
     pub fn bind(&self, bindings: &Bindings) -> Option<Dim> {
         match self {
             Dim::Symbol(symbol) => {
-                Axis::of_symbol(symbol).and_then(|axis| Some(Dim::Named(axis, *bindings.get(&axis)?)))
+                let (axis, size) = groups_of(symbol)?;
+                let extent = *bindings.get(&axis)?;
+                (extent % size == 0).then_some(Dim::Named(axis, extent / size))
             }
             known => Some(known.clone()),
         }

@@ -27,6 +27,9 @@ pub struct Model {
     pub files: FileForm,
     #[serde(default, skip_serializing_if = "AdapterForm::is_plain")]
     pub adapters: AdapterForm,
+    /// The reading of images, where the model computes them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub images: Option<ImageForm>,
     /// The batch tensors that the model reads.
     pub inputs: Vec<Input>,
     /// Parameters used outside of repeats; those of a repeat are in its block.
@@ -38,6 +41,27 @@ pub struct Model {
     /// The tasks that can be computed from the model's values to train it. An entry has one of them, or none.
     #[serde(default)]
     pub tasks: Vec<Task>,
+}
+
+/// The reading of images by a vision tower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImageForm {
+    /// The token that stands for a part of an image.
+    pub token: i32,
+    /// Numbers of a patch.
+    pub width: usize,
+    /// Rows and columns of patches that become one token.
+    pub side: usize,
+    /// Tokens a side of the windows of attention inside the tower; 0 without windows.
+    #[serde(default)]
+    pub window: usize,
+    /// Rows and columns of the table of positions; 0 without one.
+    #[serde(default)]
+    pub table: usize,
+    /// Whether an image is stretched over the whole table.
+    #[serde(default)]
+    pub stretched: bool,
 }
 
 /// A loss, separate from the model: nodes after its body, which may use every value of the body.
@@ -170,6 +194,9 @@ pub struct ParameterSpec {
     /// Counts in the forward pass, is kept in f32 and has no gradient.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub buffer: bool,
+    /// The shape in files of a matrix whose columns they have as several axes; empty where it is the same.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stored: Vec<usize>,
 }
 
 /// One step of the body.

@@ -117,6 +117,8 @@ pub struct Variant {
     pub batch: usize,
     pub seq_len: usize,
     pub documents: Documents,
+    /// Patches of all images of a batch; 0 where it has no images.
+    pub patches: usize,
 }
 
 /// One entry point: a flat list of instructions.

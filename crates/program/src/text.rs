@@ -59,7 +59,8 @@ impl fmt::Display for Entry {
         let separator = if self.name.is_empty() { "" } else { " " };
         write!(f, "entry {}{separator}{}", self.kind.name(), self.name)?;
         if let Some(v) = self.variant {
-            write!(f, " [{} × {}, {:?}]", v.batch, v.seq_len, v.documents)?;
+            let patches = if v.patches == 0 { String::new() } else { format!(", {} patches", v.patches) };
+            write!(f, " [{} × {}, {:?}{patches}]", v.batch, v.seq_len, v.documents)?;
         }
         let has_blocks = |step: &&Step| matches!(&step.instruction, Instruction::Gemm(gemm) if gemm.has_blocks());
         match self.steps.iter().filter(has_blocks).count() {

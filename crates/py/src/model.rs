@@ -12,7 +12,7 @@ use tensor::DType;
 use train::config::Device as DeviceKind;
 use train::{Device, DeviceRequest, ModelSource};
 
-use crate::arrays::{self, Floats, Integers};
+use crate::arrays::{self, PatchArrays, Floats, Integers};
 use crate::errors::train_error;
 use crate::generate::Generation;
 use crate::score::{Pair, Scoring};
@@ -192,6 +192,7 @@ impl Model {
 
     /// (logits, hidden states); the list is empty when it is not requested. `lengths`: tokens of each row, where padding
     /// follows, of which all results are 0.
+    #[pyo3(signature = (input_ids, position_ids, hidden, lengths, pictures = None))]
     fn forward<'py>(
         &self,
         py: Python<'py>,
@@ -199,9 +200,11 @@ impl Model {
         position_ids: Option<Integers<'py>>,
         hidden: bool,
         lengths: Option<Vec<usize>>,
+        pictures: Option<Vec<PatchArrays<'py>>>,
     ) -> PyResult<(Array<'py>, Vec<Array<'py>>)> {
         let batch = arrays::batches(&(input_ids.clone(), input_ids, position_ids, None, lengths.clone()))?.remove(0);
-        let mut result = self.with(py, |model| model.forward(&batch, hidden))?;
+        let pictures = arrays::pictures(&pictures.unwrap_or_default())?;
+        let mut result = self.with(py, |model| model.forward(&model.with_images(batch, &pictures)?, hidden))?;
         for tensor in std::iter::once(&mut result.logits).chain(&mut result.hidden) {
             arrays::clear_padding(tensor, lengths.as_deref());
         }
@@ -223,6 +226,7 @@ impl Model {
     }
 
     /// (loss, loss of each token, gradients by name).
+    #[pyo3(signature = (input_ids, labels, position_ids, weights, lengths, pictures = None))]
     fn loss_and_gradients<'py>(
         &self,
         py: Python<'py>,
@@ -231,9 +235,11 @@ impl Model {
         position_ids: Option<Integers<'py>>,
         weights: Option<Floats<'py>>,
         lengths: Option<Vec<usize>>,
+        pictures: Option<Vec<PatchArrays<'py>>>,
     ) -> PyResult<(f32, Array<'py>, Bound<'py, PyDict>)> {
         let batch = arrays::batches(&(input_ids, labels, position_ids, weights, lengths))?.remove(0);
-        let result = self.with(py, |model| model.loss_and_gradients(&batch))?;
+        let pictures = arrays::pictures(&pictures.unwrap_or_default())?;
+        let result = self.with(py, |model| model.loss_and_gradients(&model.with_images(batch, &pictures)?))?;
         let gradients = PyDict::new(py);
         for (name, gradient) in &result.gradients {
             gradients.set_item(name, arrays::to_numpy(py, gradient)?)?;

@@ -43,7 +43,8 @@ pub fn op_schemas() -> String {
 #[pyfunction]
 pub fn batch_inputs() -> String {
     let row = |of: &data::inputs::Input| {
-        let shape = if of.axes.is_empty() { json!([1]) } else { json!(of.axes) };
+        let axis = |axis: &&str| axis.parse::<usize>().map_or_else(|_| json!(axis), |n| json!(n));
+        let shape = if of.axes.is_empty() { json!([1]) } else { of.axes.iter().map(axis).collect() };
         json!({"name": of.name, "dtype": of.dtype().name(), "shape": shape, "doc": of.doc})
     };
     Value::from_iter(data::inputs::INPUTS.iter().map(row)).to_string()

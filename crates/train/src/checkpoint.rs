@@ -197,7 +197,7 @@ impl From<&ShapeRecord> for Variant {
     fn from(of: &ShapeRecord) -> Variant {
         let packed = of.packed == Some(true) || of.longest.is_some();
         let documents = if packed { Documents::Packed } else { Documents::Rows };
-        Variant { batch: of.batch, seq_len: of.seq_len, documents }
+        Variant { batch: of.batch, seq_len: of.seq_len, documents, patches: 0 }
     }
 }
 
@@ -490,7 +490,7 @@ mod tests {
     #[test]
     fn shapes_are_read_as_they_were_written() {
         for documents in [Documents::Rows, Documents::Packed] {
-            let variant = Variant { batch: 2, seq_len: 64, documents };
+            let variant = Variant { batch: 2, seq_len: 64, documents, patches: 0 };
             let text = serde_json::to_string(&ShapeRecord::from(&variant)).unwrap();
             assert_eq!(Variant::from(&serde_json::from_str::<ShapeRecord>(&text).unwrap()), variant);
         }

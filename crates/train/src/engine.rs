@@ -467,13 +467,15 @@ impl Engine {
 /// is padding, which may see it.
 pub fn variant_of(round: &[Batch], one_per_row: bool) -> Variant {
     let (rows, length) = (round[0].batch, round[0].seq_len);
-    assert!(round.iter().all(|batch| (batch.batch, batch.seq_len) == (rows, length)), "ranks run one shape");
+    let patches = round[0].patches.count();
+    let is_alike = |of: &Batch| (of.batch, of.seq_len, of.patches.count()) == (rows, length, patches);
+    assert!(round.iter().all(is_alike), "ranks run one shape");
     let mut starts = round.iter().flat_map(|batch| &batch.document_start);
     let documents = match one_per_row || starts.all(|start| *start == 0) {
         true => Documents::Rows,
         false => Documents::Packed,
     };
-    Variant { batch: rows, seq_len: length, documents }
+    Variant { batch: rows, seq_len: length, documents, patches }
 }
 
 /// The options with every state where it is in a program, and cut as there.
@@ -515,7 +517,8 @@ fn make_room(variants: &mut Vec<Variant>, wanted: &[Variant]) {
 fn fits(known: &Variant, wanted: &Variant) -> bool {
     // Packed rows say where their documents start, one or many.
     let documents = known.documents != Documents::Rows || wanted.documents == Documents::Rows;
-    (known.batch, known.seq_len) == (wanted.batch, wanted.seq_len) && documents
+    let extents = |of: &Variant| (of.batch, of.seq_len, of.patches);
+    extents(known) == extents(wanted) && documents
 }
 
 #[cfg(test)]
@@ -523,7 +526,7 @@ mod tests {
     use super::*;
 
     fn variant(batch: usize, documents: Documents) -> Variant {
-        Variant { batch, seq_len: 8, documents }
+        Variant { batch, seq_len: 8, documents, patches: 0 }
     }
 
     #[test]

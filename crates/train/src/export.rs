@@ -211,7 +211,7 @@ impl Trainer {
 
     /// Logits of the live weights, in a program of their own without the training step's memory.
     fn live_logits(&mut self, batch: &Batch) -> Result<HostTensor> {
-        let variant = Variant { batch: batch.batch, seq_len: batch.seq_len, documents: Documents::Rows };
+        let variant = Variant { batch: batch.batch, seq_len: batch.seq_len, documents: Documents::Rows, patches: 0 };
         let options = CompileOptions {
             variants: vec![variant],
             training: None,
@@ -259,8 +259,9 @@ impl<'a> Contents<'a> {
             let name = source.file_name(&own, whole);
             let parts = slots.entry(name.clone()).or_default();
             if parts.is_empty() {
+                let stored = source.stored_shape(&slot.name);
                 let shape = match whole == slot.name {
-                    true => slot.shape().clone(),
+                    true => stored.map_or_else(|| slot.shape().clone(), <[usize]>::to_vec),
                     false => own.get(whole).map_err(TrainError::model_file)?.shape.to_vec(),
                 };
                 infos.push(TensorInfo { name, dtype: slot.dtype(), shape });

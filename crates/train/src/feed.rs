@@ -93,7 +93,7 @@ impl Feed {
 
     /// The shapes of the batches, as far as they are known before the first.
     pub fn variants(&self) -> Vec<Variant> {
-        let shape = |batch: usize, seq_len: usize, documents| Variant { batch, seq_len, documents };
+        let shape = |batch: usize, seq_len: usize, documents| Variant { batch, seq_len, documents, patches: 0 };
         let batch = self.spec.batch_size;
         // Padding in front of a document, or a document behind another, are distinguished by their starts.
         match &self.spec.layout {

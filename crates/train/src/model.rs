@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use compiler::{AdapterOptions, CompileOptions, EntryOptions, PlanOptions, Rates, Recipe, Sharding, Training};
 use data::Batch;
+use data::patches::Picture;
 use options::Setting;
 use program::{Arch, Choices, EntryKind, ParameterSlot, scalar};
 use tensor::packed::Quantisation;
@@ -182,6 +183,11 @@ impl Model {
         self
     }
 
+    /// The batch with its images laid out.
+    pub fn with_images(&self, batch: Batch, pictures: &[Picture]) -> Result<Batch> {
+        self.source.with_images(batch, pictures)
+    }
+
     /// Logits of a batch, and with `hidden` the residual stream.
     pub fn forward(&mut self, batch: &Batch, hidden: bool) -> Result<Forward> {
         self.source.check_ids(std::slice::from_ref(batch))?;
@@ -201,7 +207,7 @@ impl Model {
     /// weight otherwise.
     pub fn loss_and_gradients(&mut self, batch: &Batch) -> Result<LossAndGradients> {
         self.source.check_ids(std::slice::from_ref(batch))?;
-        let adapted = self.options.adapter.is_some();
+        let (adapted, source) = (self.options.adapter.is_some(), self.source.clone());
         let engine = self.engine_for(batch, EntryOptions::train(CAUSAL_LM).keeping([TOKEN_LOSS]))?;
         if engine.ranks() > 1 {
             let text = "the gradients of a model in training on several devices are shared out among them: only \
@@ -221,10 +227,19 @@ impl Model {
         let program = engine.program().clone();
         let part = if adapted { WeightSet::Adapter } else { WeightSet::Base };
         let loss_scale = if engine.scales_loss() { engine.sum_f32(scalar::LOSS_SCALE)? as f32 } else { 1.0 };
+        let own = if adapted || source.model.files.renamed.is_empty() {
+            data::safetensors::Weights::none()
+        } else {
+            source.own(&source.folder)?
+        };
         let mut gradients = Vec::new();
         for slot in &program.layout.parameters {
-            if let Some(gradient) = weights::read_gradient(engine.session(), slot, 1.0 / weight / loss_scale)? {
-                gradients.push((part.name(slot), gradient));
+            if let Some(mut gradient) = weights::read_gradient(engine.session(), slot, 1.0 / weight / loss_scale)? {
+                if let Some(stored) = source.stored_shape(&slot.name).filter(|_| !adapted) {
+                    gradient.shape = stored.to_vec();
+                }
+                let name = part.name(slot);
+                gradients.push((if adapted { name } else { source.file_name(&own, &name) }, gradient));
             }
         }
         Ok(LossAndGradients { loss: sum / weight, token_loss, gradients })
@@ -293,10 +308,15 @@ impl Model {
     /// The tensors that [`Model::loss_and_gradients`] gives gradients for.
     pub fn parameter_names(&mut self) -> Result<Vec<String>> {
         let batch = Batch::from_labels(1, 2, vec![0; 2], &[0; 2], None, None).expect("a batch of two tokens");
+        let batch = self.with_images(batch, &[])?;
         let program = self.engine_for(&batch, EntryOptions::forward())?.program().clone();
-        let part = if self.options.adapter.is_some() { WeightSet::Adapter } else { WeightSet::Base };
         let is_trained = |slot: &&ParameterSlot| slot.trainable || self.options.training.is_none();
-        Ok(part.of(&program).filter(is_trained).map(|slot| part.name(slot)).collect())
+        if self.options.adapter.is_some() {
+            return Ok(WeightSet::Adapter.of(&program).filter(is_trained).map(|of| WeightSet::Adapter.name(of)).collect());
+        }
+        let own = self.source.own(&self.source.folder)?;
+        let of_file = |slot: &ParameterSlot| self.source.file_name(&own, &WeightSet::Base.name(slot));
+        Ok(WeightSet::Base.of(&program).filter(is_trained).map(of_file).collect())
     }
 
     /// The engine, with an entry and its outputs compiled in.

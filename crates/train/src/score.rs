@@ -148,6 +148,7 @@ impl Scoring {
             batch: of.count,
             seq_len: of.length,
             input_ids: Vec::with_capacity(size),
+            patches: data::patches::Patches::default(),
             away: None,
             marks: Vec::new(),
             reference_logps: Vec::new(),

@@ -3,9 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
+use data::patches::{Form, Picture};
 use data::safetensors::{Stack, Weights};
 use data::{Batch, IGNORE};
-use graph::{AdapterForm, Dim, Element, Model, ValueType};
+use graph::{AdapterForm, Dim, Element, ImageForm, Model, ValueType};
 use options::Setting;
 use serde_json::Value;
 use tensor::DType;
@@ -85,13 +86,24 @@ pub fn has_own_head(folder: &Path) -> Result<bool> {
 /// Rejects a model that reads what no batch brings.
 fn check_inputs(model: &Model) -> Result<()> {
     let described = |of: &data::inputs::Input| {
-        let axes = of.axes.iter().map(|axis| Dim::Symbol((*axis).to_owned())).collect::<Vec<_>>();
+        let axis = |axis: &&str| axis.parse().map_or_else(|_| Dim::Symbol((*axis).to_owned()), Dim::Fixed);
+        let axes = of.axes.iter().map(axis).collect::<Vec<_>>();
         ValueType::new(Element::Fixed(of.dtype()), if axes.is_empty() { vec![Dim::Fixed(1)] } else { axes })
+    };
+    // Where the description leaves a number open, the model says it.
+    let fits = |known: &Dim, asked: &Dim| match (known, asked) {
+        (Dim::Symbol(open), Dim::Fixed(_)) => open == "N",
+        (Dim::Symbol(open), Dim::Symbol(_)) if open == "P/N" => asked.axis() == Some(graph::Axis::Patches),
+        _ => known == asked,
     };
     for input in &model.inputs {
         let asked = ValueType::new(input.dtype, input.shape.clone());
         let known = data::inputs::input(&input.name).map(described);
-        if known.as_ref() != Some(&asked) {
+        let agrees = known.as_ref().is_some_and(|known| {
+            let axes = known.shape.len() == asked.shape.len();
+            known.dtype == asked.dtype && axes && known.shape.iter().zip(&asked.shape).all(|(a, b)| fits(a, b))
+        });
+        if !agrees {
             let expected = match known {
                 Some(known) => format!("it is {known}"),
                 None => format!("there are {}", data::inputs::INPUTS.map(|of| of.name).join(", ")),
@@ -180,7 +192,28 @@ impl ModelSource {
             Some(prefix) => files.prefixed(prefix),
             None => files,
         };
-        files.unstacked(&stacks(&self.model.adapters)).map_err(TrainError::model_file)
+        let files = files.unstacked(&stacks(&self.model.adapters)).map_err(TrainError::model_file)?;
+        let with_axes = self.model.parameters.iter().filter(|of| !of.stored.is_empty());
+        Ok(files.flattened(with_axes.map(|of| (of.name.as_str(), of.shape.clone()))))
+    }
+
+    /// The shape of a parameter in files, where that is another than the model's.
+    pub fn stored_shape(&self, name: &str) -> Option<&[usize]> {
+        let of = self.model.parameters.iter().find(|of| of.name == name)?;
+        (!of.stored.is_empty()).then_some(&of.stored)
+    }
+
+    /// Lays out the images of a batch, in the order of their tokens, where the model computes images. Errors: images for a
+    /// model without, and what [`Form::lay_out`] refuses.
+    pub fn with_images(&self, batch: Batch, pictures: &[Picture]) -> Result<Batch> {
+        let Some(form) = self.model.images else {
+            let text = format!("{} reads no images", self.model.architecture);
+            return if pictures.is_empty() { Ok(batch) } else { Err(TrainError::Usage(text)) };
+        };
+        let ImageForm { token, width, side, window, table, stretched } = form;
+        let form = Form { token, width, side, window, table, stretched };
+        let patches = form.lay_out(&batch, pictures).map_err(TrainError::Data)?;
+        Ok(Batch { patches, ..batch })
     }
 
     /// How results name a parameter: as the model's own files, or as published files do where there are none.
@@ -191,8 +224,9 @@ impl ModelSource {
         if let Some(there) = own.name_in_file(name) {
             return there.to_owned();
         }
+        let mut others = self.model.files.renamed.iter().filter(|[from, to]| from != to);
         let published = |[from, to]: &[String; 2]| Some(format!("{from}{}", name.strip_prefix(to.as_str())?));
-        self.model.files.renamed.iter().find_map(published).unwrap_or_else(|| name.to_owned())
+        others.find_map(published).unwrap_or_else(|| name.to_owned())
     }
 
     /// Rejects tokens, targets and positions that an embedding table has no row for.

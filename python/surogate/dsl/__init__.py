@@ -6,7 +6,7 @@ the IR of docs/ir.md; nothing is computed here.
 
 from . import ops
 from .config import ModelConfig, Reader
-from .model import build, model
+from .model import build, model, reads_images
 from .module import Layers, Module, Parameter
 from .structure import Batch, Unset, output, region, repeat
 from .task import Results, task
@@ -27,6 +27,7 @@ __all__ = [
     "model",
     "ops",
     "output",
+    "reads_images",
     "region",
     "repeat",
     "task",

@@ -31,6 +31,8 @@ class Architecture:
     adapters: dict[str, Any] = field(default_factory=dict)
     #: Published models of this architecture, as the Hub names them.
     examples: tuple[str, ...] = ()
+    #: The module that also computes images, and the config of its tower.
+    images: tuple[type[Module], type[ModelConfig]] | None = None
 
 
 #: By the name that stands in config.json's `architectures`.
@@ -50,6 +52,7 @@ def model(
     carried: Sequence[str] = (),
     adapters: Mapping[str, Any] | None = None,
     examples: Sequence[str] = (),
+    images: tuple[type[Module], type[ModelConfig]] | None = None,
 ) -> Callable[[M], M]:
     """Registers a module as the architecture `name`. It is constructed with the config and its
     `forward(batch)` is recorded; what it marks with `output` can be requested.
@@ -58,7 +61,9 @@ def model(
     without whose name files of the bare base model are written; `computed` are endings of the names of
     stored tables that are not read. `renamed` has beginnings of names in published files with those of
     the attributes, `carried` beginnings of the names of parts that are not computed: results take their
-    tensors over. `adapters` says how adapters name the weights, where that is not as files do. `examples` are published models, for docs/models.md. A module with an attribute `max_positions` has no positions from
+    tensors over. `adapters` says how adapters name the weights, where that is not as files do. `examples` are published models, for docs/models.md.
+    `images` are the module that computes images, too, and the config of its tower: it is constructed with both configs,
+    says by its attribute `images` how batches are laid out for it, and has no tensors that are carried. A module with an attribute `max_positions` has no positions from
     there on, and one with an attribute `carried` names such beginnings that depend on the config.
     """
     files: dict[str, Any] = {"base_prefix": f"{base}."} if base else {}
@@ -70,7 +75,7 @@ def model(
 
     def register(module: M) -> M:
         module.place = place
-        ARCHITECTURES[name] = Architecture(name, model_type, config, module, files, dict(adapters or {}), tuple(examples))
+        ARCHITECTURES[name] = Architecture(name, model_type, config, module, files, dict(adapters or {}), tuple(examples), images)
         return module
 
     return register
@@ -150,9 +155,19 @@ def _check_size(architecture: str, declared: list[Parameter]) -> None:
         raise ModelConfigError(architecture, [f"{what}; most of them are in `{largest.name}`, {shape}{repeated}"])
 
 
-def build(fields: dict[str, Any], tasks: Sequence[str] | Mapping[str, Mapping[str, Any]] = ()) -> str:
+def reads_images(fields: dict[str, Any]) -> bool:
+    """Whether the architecture of a config.json computes images."""
+    return find(fields).images is not None
+
+
+def build(
+    fields: dict[str, Any],
+    tasks: Sequence[str] | Mapping[str, Mapping[str, Any]] = (),
+    *,
+    images: bool = False,
+) -> str:
     """The IR (JSON text, docs/ir.md) of the model that a config.json describes, with what `tasks` compute from it: names, or a
-    mapping from names to settings.
+    mapping from names to settings. With `images`, the model computes them; without, it is the text model alone.
 
     Raises ModelConfigError for fields that cannot be honoured, ModelError when the architecture's
     file records something that does not fit together.
@@ -160,7 +175,13 @@ def build(fields: dict[str, Any], tasks: Sequence[str] | Mapping[str, Mapping[st
     architecture = find(fields)
     config = architecture.config.from_dict(architecture.name, fields)
     trace = Trace(architecture.name, config.initializer_range)
-    module = architecture.module(config)  # type: ignore[call-arg]
+    if images and architecture.images is None:
+        raise ModelConfigError(architecture.name, ["images are not available yet for this architecture"])
+    if images:
+        kind, tower = architecture.images
+        module = kind(config, tower.from_dict(architecture.name, fields))  # type: ignore[call-arg]
+    else:
+        module = architecture.module(config)  # type: ignore[call-arg]
     declared = module.name_parameters()
     _check_size(architecture.name, declared)
     with trace.recording():
@@ -171,7 +192,12 @@ def build(fields: dict[str, Any], tasks: Sequence[str] | Mapping[str, Mapping[st
     if (limit := getattr(module, "max_positions", None)) is not None:
         head["max_positions"] = limit
     files = dict(architecture.files)
-    if carried := [*files.get("carried", []), *getattr(module, "carried", ())]:
+    if images:
+        head["images"] = module.images  # type: ignore[attr-defined]
+    carried = [*files.pop("carried", []), *getattr(module, "carried", ())]
+    if images:
+        carried = [part for part in carried if not any(str(of.name).startswith(part) for of in declared)]
+    if carried:
         files["carried"] = carried
     if files:
         head["files"] = files

@@ -19,7 +19,8 @@ class Parameter:
 
     `residual_projection` marks a weight that writes into the residual stream, `transposed` the matrix of
     a linear layer that the file keeps as [inputs, outputs], `bias` a bias of more than one axis, which no weight decay
-    acts on. A `buffer` counts in the forward pass, is kept in f32 and has no gradient.
+    acts on. A `buffer` counts in the forward pass, is kept in f32 and has no gradient. `stored` is the shape in files of a matrix
+    whose columns they have as several axes.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class Parameter:
         transposed: bool = False,
         bias: bool = False,
         buffer: bool = False,
+        stored: Sequence[int] = (),
     ) -> None:
         self.shape = shape
         self.init = init
@@ -37,6 +39,7 @@ class Parameter:
         self.transposed = transposed
         self.bias = bias
         self.buffer = buffer
+        self.stored = tuple(stored)
         self.name: str | None = None
         #: Layers that have one of it each.
         self.layers = 1
@@ -54,6 +57,8 @@ class Parameter:
             row["bias"] = True
         if self.buffer:
             row["buffer"] = True
+        if self.stored:
+            row["stored"] = list(self.stored)
         return row
 
 

@@ -447,6 +447,11 @@ def pick_token(*inputs: Tensor | Parameter) -> Any:
     """One token of every row, y[b, 0] = x[b, index[b]]. x [B, T, N], index i32 [B], each from 0 to below T → y [B,
     1, N]."""
 
+def take_rows(*inputs: Tensor | Parameter) -> Any:
+    """Rows by index: y[i] = x[index[i]] with all axes of x but the last counted as one, zeros where the index is −1.
+    Each row of x is taken at most once: `inverse` has for it the place in y, or −1. x […, N], index i32 […],
+    inverse i32 like the rows of x → y [index, N]."""
+
 def split(*inputs: Tensor | Parameter, sizes: list[int] | each[list[int]]) -> Any:
     """x […, N] taken apart along the last axis → one part […, sizeᵢ] for each size. A view: the parts lie inside x.
 
@@ -462,6 +467,14 @@ def split_heads(*inputs: Tensor | Parameter, head_dim: int | each[int]) -> Any:
 
 def merge_heads(*inputs: Tensor | Parameter) -> Any:
     """x […, H, D] seen as rows → […, H·D]. A view."""
+
+def fold_rows(*inputs: Tensor | Parameter, size: int | each[int]) -> Any:
+    """x […, N, C] seen as groups of neighbors → […, N/size, size, C]. A view.
+
+    size: neighbors of a group"""
+
+def unfold_rows(*inputs: Tensor | Parameter) -> Any:
+    """x […, N, size, C] with its groups behind one another → […, N·size, C]: the inverse of `fold_rows`. A view."""
 
 def repeat_heads(*inputs: Tensor | Parameter, heads: int | each[int]) -> Any:
     """The one head of a token for each of its heads: y[…, h, d] = x[…, 0, d]. x […, 1, D] → y […, heads, D].
@@ -658,9 +671,10 @@ def embedding_noise(*inputs: Tensor | Parameter, alpha: float | each[float], see
     first: index of the first element in the tensor of which x is a part
     first_per_part: how much larger that is for each next part of a sequence"""
 
-def rope_frequencies(*inputs: Tensor | Parameter, head_dim: int | each[int], theta: float | each[float], scaling_type: str | each[str] | None = None, factor: float | each[float] | None = None, partial_rotary_factor: float | each[float] | None = None, original_max_position_embeddings: int | each[int] | None = None, low_freq_factor: float | each[float] | None = None, high_freq_factor: float | each[float] | None = None, beta_fast: float | each[float] | None = None, beta_slow: float | each[float] | None = None, truncate: bool | each[bool] | None = None, attention_factor: float | each[float] | None = None, mscale: float | each[float] | None = None, mscale_all_dim: float | each[float] | None = None) -> Any:
+def rope_frequencies(*inputs: Tensor | Parameter, head_dim: int | each[int], theta: float | each[float], scaling_type: str | each[str] | None = None, factor: float | each[float] | None = None, partial_rotary_factor: float | each[float] | None = None, original_max_position_embeddings: int | each[int] | None = None, low_freq_factor: float | each[float] | None = None, high_freq_factor: float | each[float] | None = None, beta_fast: float | each[float] | None = None, beta_slow: float | each[float] | None = None, truncate: bool | each[bool] | None = None, attention_factor: float | each[float] | None = None, mscale: float | each[float] | None = None, mscale_all_dim: float | each[float] | None = None, axes: list[int] | each[list[int]] | None = None, order: list[int] | each[list[int]] | None = None) -> Any:
     """Rotary frequencies θ^(−2i/D), changed by the scaling type as transformers does. → inv_freq f32 [D/2],
-    attention_scaling f32 [1], the factor of cos and sin.
+    attention_scaling f32 [1], the factor of cos and sin. With `axes`, of A axes and N pairs, inv_freq is [A, N]:
+    a pair has its frequency for its own axis, and 0 for the others.
 
     head_dim: D, the columns that are rotated
     theta: base of the frequencies
@@ -675,7 +689,9 @@ def rope_frequencies(*inputs: Tensor | Parameter, head_dim: int | each[int], the
     truncate: yarn: round the range of blended pairs outwards; true
     attention_factor: yarn: the factor of cos and sin, instead of the computed one
     mscale: yarn: numerator of the computed factor
-    mscale_all_dim: yarn: denominator of the computed factor"""
+    mscale_all_dim: yarn: denominator of the computed factor
+    axes: the axis of the positions that turns each pair, where they have several
+    order: with `axes`: the index i of each pair's frequency; that of the pair"""
 
 def rope_frequencies_of_batch(*inputs: Tensor | Parameter, head_dim: int | each[int], theta: float | each[float], scaling_type: str | each[str], factor: float | each[float], original_max_position_embeddings: int | each[int], attention_factor: float | each[float] | None = None, short_factor: list[float] | each[list[float]] | None = None, long_factor: list[float] | each[list[float]] | None = None) -> Any:
     """Rotary frequencies as transformers changes them by the length n of the batch, its largest position + 1. Up to
@@ -696,7 +712,8 @@ def rope(*inputs: Tensor | Parameter, inverse: bool | each[bool] | None = None, 
     """Rotary position embedding: (y₁, y₂) = (x₁·c − x₂·s, x₂·c + x₁·s), with x₁, x₂ the halves of the rotated
     columns, or the even and the odd ones if `interleaved`, c and s cosine and sine of position·inv_freq (f32)
     times attention_scaling. x [B, T, heads, D], positions i32 [B, T], inv_freq f32 [R/2], attention_scaling f32
-    [1] → like x. Columns from R on are copied.
+    [1] → like x. Columns from R on are copied. With A positions each, i32 [B, T, A], inv_freq is [A, R/2], and an
+    angle is the sum over the axes.
 
     inverse: rotate back, by −angle: the gradient
     skip: rotate nothing: the result is x

@@ -21,6 +21,12 @@ class Batch:
             raise AttributeError(f"a batch has no `{name}`; it has {', '.join(BATCH)}")
         return Trace.current().input(name)
 
+    def of(self, name: str, size: int) -> Tensor:
+        """A tensor of which the architecture says a number: `batch.of("patches", 588)`, patches of 588 numbers."""
+        if name not in BATCH:
+            raise AttributeError(f"a batch has no `{name}`; it has {', '.join(BATCH)}")
+        return Trace.current().input(name, size)
+
 
 class Unset:
     """A carried value of this type that there is none of until a layer gives it."""

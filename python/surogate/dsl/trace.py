@@ -90,13 +90,18 @@ class Trace:
             self.scope = self.body = self.outer
             self._names = names
 
-    def input(self, name: str) -> Tensor:
-        """A batch tensor; it becomes an input of the model or the task on first use."""
+    def input(self, name: str, size: int | None = None) -> Tensor:
+        """A batch tensor; it becomes an input of the model or the task on first use. `size` is the number that its
+        description leaves open."""
         for body in (self.outer, self.body):
             if name in body.inputs:
                 return body.inputs[name]
         row = BATCH[name]
-        self.body.inputs[name] = Tensor(name, row["dtype"], tuple(row["shape"]), self.outer)
+        open_axes = {"N": size, "P/N": f"P/{size}" if size != 1 else "P"}
+        shape = tuple(open_axes.get(axis, axis) for axis in row["shape"])
+        if None in shape:
+            raise ModelError(here(), f"`{name}` has an extent that the model says: use batch.of({name!r}, size)")
+        self.body.inputs[name] = Tensor(name, row["dtype"], shape, self.outer)
         return self.body.inputs[name]
 
     def parameter(self, parameter: Parameter) -> Tensor:

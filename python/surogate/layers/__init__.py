@@ -15,7 +15,7 @@ from .heads import HeadsConfig
 from .linear import Conv1D, Linear
 from .mlp import FusedGatedMLP, GatedMLP
 from .norm import LayerNorm, RMSNorm
-from .rotary import RotaryByKind, RotaryEmbedding, Rotation, Rotations
+from .rotary import ImageRotation, RotaryByKind, RotaryEmbedding, Rotation, Rotations
 from .scale import scale_rows
 from .softcap import soft_cap
 from .window import FULL, SLIDING, layer_types, layer_windows, window
@@ -42,6 +42,7 @@ __all__ = [
     "GatedDeltaNet",
     "GatedMLP",
     "HeadsConfig",
+    "ImageRotation",
     "LayerNorm",
     "Linear",
     "Mixture",

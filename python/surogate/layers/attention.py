@@ -34,6 +34,8 @@ class Attention(Module):
         self.dropout = c.attention_dropout or None
         #: A term of each head in the sum of its softmax [heads], where an architecture has one.
         self.sinks: Parameter | None = None
+        #: Whether the tokens of an image see each other both ways.
+        self.sees_images = False
         self.declare(c, bias)
         self.o_proj = Linear(c.queries, c.hidden_size, bias=output_bias, residual_projection=True)
 
@@ -64,5 +66,6 @@ class Attention(Module):
         """Attention and `o_proj`."""
         settings = dict(scale=self.scale, window=self.window, soft_cap=self.soft_cap, dropout=self.dropout)
         sinks = () if self.sinks is None else (self.sinks,)
-        o, _ = ops.attention(q, k, v, batch.document_start, *sinks, **settings)
+        last = (batch.image_last,) if self.sees_images else ()
+        o, _ = ops.attention(q, k, v, batch.document_start, *last, *sinks, **settings)
         return self.o_proj(ops.merge_heads(o))

@@ -5,7 +5,7 @@ Does not know what attention computes: each architecture has its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..dsl import Batch, Layers, Module, Tensor, Unset, ops, output, repeat
@@ -55,6 +55,8 @@ class Decoder(Module):
         self.routing = c.routing
         if self.routing:
             layer = Counted(layer) if isinstance(layer, Module) else {kind: Counted(of) for kind, of in layer.items()}
+        #: Puts images in the place of their tokens, where the model has them.
+        self.place: Callable[[Tensor, Batch], Tensor] | None = None
         self.layers = Layers(pattern or c.num_hidden_layers, layer)
         self.norm = norm or RMSNorm(c.hidden_size, c.rms_norm_eps)
 
@@ -68,10 +70,13 @@ class Decoder(Module):
 
     def shared(self, x: Tensor, batch: Batch) -> tuple[Any, ...]:
         """What all layers are given, in front of the batch; x is the input of the first."""
-        return (self.rotary_emb(batch.position_ids),)
+        has_axes = getattr(self.rotary_emb, "axes", None) is not None
+        return (self.rotary_emb(batch.token_axes if has_axes else batch.position_ids),)
 
     def forward(self, batch: Batch) -> Tensor:
         x = self.embed(batch)
+        if self.place is not None:
+            x = self.place(x, batch)
         output("hidden.embed", x)
         shared = self.shared(x, batch)
         load = (ops.zeros(shape=[3, self.routing.experts]),) if self.routing else ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -67,6 +67,9 @@ class Rotation:
     settings: dict[str, Any] = field(default_factory=dict)
     #: The share of a head's columns that is rotated.
     share: float | None = None
+    #: Pairs that turn with time, row and column of a token, where the config says it, and whether they alternate.
+    sections: tuple[int, ...] | None = None
+    alternate: bool = False
 
     @classmethod
     def read(cls, reader: Reader, _field: str) -> Self:
@@ -143,7 +146,43 @@ class Rotation:
                     reader.problem(f"rope_scaling.{key}", f"has {found} numbers, expected {of} = {pairs}")
         # In one order, so that equal models are equal text.
         settings = {key: settings[key] for key in SETTINGS.get(self.type, {}) if key in settings} | settings
-        return type(self)(theta if self.theta is None else self.theta, self.type, settings, share)
+        theta = theta if self.theta is None else self.theta
+        return type(self)(theta, self.type, settings, share, self.sections, self.alternate)
+
+    def axes(self, pairs: int, default: Sequence[int]) -> list[int]:
+        """The axis of each pair: time, row or column. `default` are the sections of configs that do not say them."""
+        sections = self.sections or tuple(default)
+        if not self.alternate:
+            return [axis for axis, count in enumerate(sections) for _ in range(count)][:pairs]
+        return [axis if (axis := i % 3) and i // 3 < sections[axis] else 0 for i in range(pairs)]
+
+
+class ImageRotation(Rotation):
+    """A rotation whose settings may say which pairs turn with which axis of an image. A text has the same position on all
+    axes, so its model does not need them."""
+
+    @classmethod
+    def read(cls, reader: Reader, field: str) -> Rotation:
+        found: dict[str, Any] = {}
+        for name in ("rope_parameters", "rope_scaling"):
+            values = reader.fields.get(name)
+            if isinstance(values, dict):
+                found |= {key: values[key] for key in ("mrope_section", "mrope_interleaved") if key in values}
+                rest = {key: value for key, value in values.items() if key not in found}
+                for kind in ("type", "rope_type"):
+                    if rest.get(kind) == "mrope":
+                        rest[kind] = "default"
+                reader.fields = reader.fields | {name: rest}
+        sections = found.get("mrope_section")
+        if sections is not None and not (isinstance(sections, list) and len(sections) == 3 and all(map(_is_count, sections))):
+            reader.problem("mrope_section", f"{sections!r} is not supported, expected three whole numbers")
+            sections = None
+        of = Rotation.read(reader, field)
+        return replace(of, sections=tuple(sections) if sections else None, alternate=bool(found.get("mrope_interleaved")))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 @dataclass(frozen=True)
@@ -237,9 +276,13 @@ def _settings(reader: Reader, name: str, kind: str, values: dict[str, Any]) -> d
 
 class RotaryEmbedding(Module):
     """Frequencies of the rotation; a call gives the function that rotates queries and keys. Pairs are (i, i + n/2) of
-    the n rotated columns, or (2i, 2i + 1) with `interleaved`."""
+    the n rotated columns, or (2i, 2i + 1) with `interleaved`. With `axes`, each pair turns with one of the axes of its
+    token's positions [B, T, axes]."""
 
-    def __init__(self, head_dim: int, rope: Rotation, *, interleaved: bool = False) -> None:
+    def __init__(
+        self, head_dim: int, rope: Rotation, *, interleaved: bool = False, axes: Sequence[int] | None = None
+    ) -> None:
+        self.axes = None if axes is None else list(axes)
         self.columns = head_dim if rope.share is None else int(head_dim * rope.share)
         self.rope = rope
         self.interleaved = interleaved or None
@@ -251,7 +294,7 @@ class RotaryEmbedding(Module):
         if self.rope.type in OF_BATCH:
             frequencies, scaling = ops.rope_frequencies_of_batch(positions, **settings)
         else:
-            frequencies, scaling = ops.rope_frequencies(**settings)
+            frequencies, scaling = ops.rope_frequencies(**settings, axes=self.axes)
         given = {"interleaved": True} if self.interleaved else {}
         return lambda x, **attributes: ops.rope(x, positions, frequencies, scaling, **given, **attributes)
 

@@ -23,11 +23,13 @@ from . import (
     phi3,
     qwen2,
     qwen2_moe,
+    qwen2_vl,
     qwen3,
     qwen3_5,
     qwen3_5_moe,
     qwen3_moe,
     qwen3_next,
+    qwen3_vl,
     smollm3,
 )
 
@@ -51,11 +53,13 @@ __all__ = [
     "phi3",
     "qwen2",
     "qwen2_moe",
+    "qwen2_vl",
     "qwen3",
     "qwen3_5",
     "qwen3_5_moe",
     "qwen3_moe",
     "qwen3_next",
+    "qwen3_vl",
     "smollm3",
     "tasks",
 ]
@@ -64,6 +68,8 @@ __all__ = [
 TASKS = ("causal_lm",)
 
 
-def build(fields: dict[str, Any], tasks: Sequence[str] | Mapping[str, Mapping[str, Any]] = TASKS) -> str:
+def build(
+    fields: dict[str, Any], tasks: Sequence[str] | Mapping[str, Mapping[str, Any]] = TASKS, *, images: bool = False
+) -> str:
     """:func:`surogate.dsl.build` with the loss of a language model."""
-    return dsl.build(fields, tasks)
+    return dsl.build(fields, tasks, images=images)

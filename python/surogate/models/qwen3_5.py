@@ -15,31 +15,16 @@ from ..layers import (
     DecoderConfig,
     GatedDeltaNet,
     GatedMLP,
+    ImageRotation,
     Linear,
     RMSNorm,
-    Rotation,
+    RotaryEmbedding,
     TextPart,
     layer_types,
 )
+from .qwen_vision import Qwen3VisionConfig, with_tower
 
 LINEAR = "linear_attention"
-
-#: Settings of the rotation that say which pairs turn with which axis of an image. A text has the same position on all axes.
-AXES = ("mrope_section", "mrope_interleaved")
-
-
-class TextRotation(Rotation):
-    """A rotation whose settings may be those of images, too."""
-
-    @classmethod
-    def read(cls, reader: Reader, field: str) -> Rotation:
-        for name in ("rope_parameters", "rope_scaling"):
-            values = reader.fields.get(name)
-            if isinstance(values, dict):
-                known = {key: value for key, value in values.items() if key not in AXES}
-                reader.fields = reader.fields | {name: known}
-        return Rotation.read(reader, field)
-
 
 class HybridConfig(DecoderConfig):
     """Of models with gated delta nets and gated attention."""
@@ -49,7 +34,7 @@ class HybridConfig(DecoderConfig):
     head_dim: int = 256
     max_position_embeddings: int = 32768
     attention_bias: bool = False
-    rope: TextRotation
+    rope: ImageRotation
     linear_conv_kernel_dim: int = 4
     linear_key_head_dim: int = 128
     linear_value_head_dim: int = 128
@@ -175,8 +160,12 @@ class FullLayer(Module):
         return x
 
 
-def hybrid(c: HybridConfig, mlp: Callable[[], Module]) -> Decoder:
-    """Layers of both kinds with such feed-forward layers."""
+#: Pairs that turn with time, row and column of a token where the config does not say it.
+SECTIONS = (11, 11, 10)
+
+
+def hybrid(c: HybridConfig, mlp: Callable[[], Module], *, images: bool = False) -> Decoder:
+    """Layers of both kinds with such feed-forward layers. With `images`, heads turn with row and column, too."""
 
     def layer(kind: str) -> Module:
         if kind == FULL:
@@ -184,11 +173,13 @@ def hybrid(c: HybridConfig, mlp: Callable[[], Module]) -> Decoder:
         return LinearLayer(c, GatedDeltaNet(c.hidden_size, c.rms_norm_eps, **delta_sizes(c)), mlp())
 
     by_kind = {kind: layer(kind) for kind in dict.fromkeys(c.layer_types)}
-    return Decoder(c, by_kind, pattern=c.layer_types, norm=Norm(c, c.hidden_size))
+    axes = c.rope.axes(int(c.head_dim * (c.rope.share or 1.0)) // 2, SECTIONS) if images else None
+    rotary = RotaryEmbedding(c.head_dim, c.rope, axes=axes)
+    return Decoder(c, by_kind, pattern=c.layer_types, norm=Norm(c, c.hidden_size), rotary=rotary)
 
 
-def decoder(c: Qwen3_5Config) -> Decoder:
-    return hybrid(c, lambda: GatedMLP(c.hidden_size, c.intermediate_size))
+def decoder(c: Qwen3_5Config, *, images: bool = False) -> Decoder:
+    return hybrid(c, lambda: GatedMLP(c.hidden_size, c.intermediate_size), images=images)
 
 
 @model(
@@ -207,11 +198,18 @@ class Qwen3_5ImageConfig(Qwen3_5Config):
     section = "text_config"
 
 
+class Qwen3_5Whole(CausalLM):
+    def __init__(self, c: Qwen3_5ImageConfig, v: Qwen3VisionConfig) -> None:
+        super().__init__(c, with_tower(decoder(c, images=True), v))
+        self.images = v.form(table=v.table, stretched=True)
+
+
 @model(
     "Qwen3_5ForConditionalGeneration",
     config=Qwen3_5ImageConfig,
     model_type="qwen3_5",
     carried=["mtp.", "model.visual."],
+    images=(Qwen3_5Whole, Qwen3VisionConfig),
     examples=["Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-27B"],
 )
 class Qwen3_5Text(CausalLM):

@@ -9,6 +9,7 @@ from ..dsl import Reader, model
 from ..layers import STACKED_EXPERTS, CausalLM, Decoder, TextPart
 from .qwen2_moe import GatedMixture, SharedExpertConfig
 from .qwen3_5 import HybridConfig, hybrid, without_exceptions
+from .qwen_vision import Qwen3VisionConfig, with_tower
 
 
 class Qwen3_5MoeConfig(HybridConfig, SharedExpertConfig):
@@ -26,8 +27,8 @@ class Qwen3_5MoeConfig(HybridConfig, SharedExpertConfig):
         self.read_experts(reader, 256)
 
 
-def decoder(c: Qwen3_5MoeConfig) -> Decoder:
-    return hybrid(c, lambda: GatedMixture(c))
+def decoder(c: Qwen3_5MoeConfig, *, images: bool = False) -> Decoder:
+    return hybrid(c, lambda: GatedMixture(c), images=images)
 
 
 @model(
@@ -47,6 +48,12 @@ class Qwen3_5MoeImageConfig(Qwen3_5MoeConfig):
     section = "text_config"
 
 
+class Qwen3_5MoeWhole(CausalLM):
+    def __init__(self, c: Qwen3_5MoeImageConfig, v: Qwen3VisionConfig) -> None:
+        super().__init__(c, with_tower(decoder(c, images=True), v))
+        self.images = v.form(table=v.table, stretched=True)
+
+
 @model(
     "Qwen3_5MoeForConditionalGeneration",
     config=Qwen3_5MoeImageConfig,
@@ -54,6 +61,7 @@ class Qwen3_5MoeImageConfig(Qwen3_5MoeConfig):
     carried=["mtp.", "model.visual."],
     adapters=STACKED_EXPERTS,
     examples=["Qwen/Qwen3.5-35B-A3B"],
+    images=(Qwen3_5MoeWhole, Qwen3VisionConfig),
 )
 class Qwen3_5MoeText(CausalLM):
     def __init__(self, c: Qwen3_5MoeImageConfig) -> None:

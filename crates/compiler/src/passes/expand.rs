@@ -23,7 +23,11 @@ pub fn expand(
     entry: &EntryOptions,
     variant: Variant,
 ) -> Result<Graph, CompileError> {
-    let bindings = Bindings::from([(Axis::Rows, variant.batch), (Axis::Tokens, variant.seq_len)]);
+    let bindings = Bindings::from([
+        (Axis::Rows, variant.batch),
+        (Axis::Tokens, variant.seq_len),
+        (Axis::Patches, variant.patches),
+    ]);
     let graph = Graph { name: model.architecture.clone(), entry: entry.name.clone(), ..Graph::default() };
     let mut expansion = Expansion { graph, names: HashSet::new(), bindings, options };
     let mut scope = Scope::new();

@@ -1,7 +1,7 @@
 //! The backward pass of an attention in parts, for workspaces that are too large as a whole: rows of
 //! the batch and key heads do not know of each other.
 
-use graph::{Axis, Graph, Node, ValueId};
+use graph::{Graph, Node, ValueId};
 use ops::{Append, Emit, id};
 use program::Arch;
 use tensor::Attrs;
@@ -101,7 +101,7 @@ fn attention_parts(graph: &mut Graph, node: &Node, parts: usize) -> Vec<Node> {
     let of = |heads: Option<(usize, usize)>| Axes { rows: true, heads };
     let mut axes = vec![of(Some((2, group))); 6];
     (axes[1], axes[2], axes[4]) = (of(Some((2, 1))), of(Some((2, 1))), of(Some((1, group))));
-    let by_row = node.inputs[6..].iter().map(|id| append.value(*id).axis(Axis::Rows).is_some());
+    let by_row = node.inputs[6..].iter().map(|id| append.value(*id).shape.len() > 1);
     axes.extend(by_row.map(|rows| if rows { of(None) } else { Axes { rows, heads: Some((0, group)) } }));
     let inputs: Vec<Vec<ValueId>> =
         node.inputs.iter().zip(axes).map(|(id, axes)| cut.of(&mut append, *id, axes)).collect();

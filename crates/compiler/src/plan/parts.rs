@@ -70,7 +70,8 @@ pub fn classify(graph: &Graph) -> Vec<Option<Part>> {
     let mut attended: Option<Layer> = None;
     let mut parts = Vec::with_capacity(graph.nodes.len());
     for node in &graph.nodes {
-        let of_batch = graph.value(node.outputs[0]).axis(Axis::Rows).is_some();
+        let axis = |axis| graph.value(node.outputs[0]).axis(axis);
+        let of_batch = axis(Axis::Rows).or(axis(Axis::Patches)).is_some();
         let forward = node.phase == Phase::Forward && class(node) != Class::View;
         let Some(layer) = node.layer.filter(|_| of_batch && forward) else {
             parts.push(None);

@@ -70,7 +70,8 @@ fn kept_sums(graph: &Graph, stays: impl Fn(&Node) -> bool) -> HashSet<ValueId> {
 /// The residual stream of the forward pass: what enters the layers of each token, and the sums inside of them. Loads of
 /// experts, which layers hand on too, are none of it: they may be fused into one sum.
 pub fn residual_stream(graph: &Graph) -> Vec<ValueId> {
-    let of_tokens = |id: &ValueId| graph.value(*id).axis(Axis::Rows).is_some();
+    let axis = |id: &ValueId, axis| graph.value(*id).axis(axis);
+    let of_tokens = |id: &ValueId| axis(id, Axis::Rows).or(axis(id, Axis::Patches)).is_some();
     let sums = graph.nodes.iter().filter(|node| node.phase == Phase::Forward && node.layer.is_some());
     let sums = sums.filter_map(|node| sum_inside(graph, node));
     let mut stream: Vec<ValueId> = graph.carried.iter().copied().filter(of_tokens).chain(sums).collect();

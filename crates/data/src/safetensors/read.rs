@@ -393,6 +393,18 @@ impl Weights {
         Ok(self)
     }
 
+    /// With tensors of several axes as matrices: of each name the shape. What has another number of elements stays as it is.
+    pub fn flattened<'a>(mut self, shapes: impl IntoIterator<Item = (&'a str, Vec<usize>)>) -> Self {
+        for (name, shape) in shapes {
+            let Ok(view) = self.get(name) else { continue };
+            let elements = |shape: &[usize]| shape.iter().product::<usize>();
+            if elements(view.shape) == elements(&shape) && view.shape.first() == shape.first() {
+                self.members.insert(name.to_owned(), Member { whole: name.to_owned(), first: 0, shape });
+            }
+        }
+        self
+    }
+
     /// Of a matrix of a stack that, by its name, and the matrix's first element in it.
     pub fn whole_of(&self, name: &str) -> Option<(&str, usize)> {
         self.members.get(name).map(|member| (member.whole.as_str(), member.first))

@@ -133,6 +133,7 @@ mod tests {
         Batch {
             batch: 1,
             seq_len: 8,
+            patches: crate::patches::Patches::default(),
             away: None,
             marks: Vec::new(),
             reference_logps: Vec::new(),

@@ -52,6 +52,24 @@ struct Table {
     head_dim: usize,
     theta: f64,
     scaling: Scaling,
+    /// Of each pair the axis of its position and its frequency, where positions have several axes.
+    axes: Option<Vec<(usize, usize)>>,
+}
+
+/// Reads the attributes `axes` and `order` of a table with so many frequencies.
+fn axes_of(attrs: &Attrs, frequencies: usize) -> Result<Option<Vec<(usize, usize)>>, String> {
+    if attrs.get("axes").is_none() {
+        return if attrs.get("order").is_none() { Ok(None) } else { Err("`order` needs `axes`".into()) };
+    }
+    let axes = attrs.sizes("axes")?;
+    let order = match attrs.get("order") {
+        Some(_) => attrs.sizes("order")?,
+        None => (0..axes.len()).collect(),
+    };
+    if axes.is_empty() || order.len() != axes.len() || order.iter().any(|i| *i >= frequencies) {
+        return Err(format!("`axes` and `order` must name one of {frequencies} frequencies for each pair"));
+    }
+    Ok(Some(axes.into_iter().zip(order).collect()))
 }
 
 /// An attribute that must be a positive number.
@@ -116,7 +134,24 @@ impl Table {
                 ));
             }
         };
-        Ok(Table { head_dim, theta, scaling })
+        Ok(Table { head_dim, theta, scaling, axes: axes_of(attrs, head_dim / 2)? })
+    }
+
+    /// The shape of the result.
+    fn shape(&self) -> Vec<usize> {
+        match &self.axes {
+            None => vec![self.head_dim / 2],
+            Some(axes) => vec![axes.iter().map(|(axis, _)| axis + 1).max().unwrap_or(1), axes.len()],
+        }
+    }
+
+    /// The result: of several axes a table each, with 0 for the pairs of the others.
+    fn frequencies(&self) -> Vec<f32> {
+        let (all, shape) = (self.inverse_frequencies(), self.shape());
+        let Some(axes) = &self.axes else { return all };
+        let of_axis = |own| axes.iter().map(move |(axis, of)| if *axis == own { *of } else { usize::MAX });
+        let places = (0..shape[0]).flat_map(of_axis);
+        places.map(|place| all.get(place).copied().unwrap_or(0.0)).collect()
     }
 
     fn powers(&self) -> impl Iterator<Item = f32> {
@@ -217,7 +252,8 @@ impl Op for RopeFrequencies {
 
     fn doc(&self) -> &'static str {
         "Rotary frequencies θ^(−2i/D), changed by the scaling type as transformers does. → inv_freq f32 [D/2], \
-         attention_scaling f32 [1], the factor of cos and sin."
+         attention_scaling f32 [1], the factor of cos and sin. With `axes`, of A axes and N pairs, inv_freq is [A, N]: a \
+         pair has its frequency for its own axis, and 0 for the others."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -243,6 +279,8 @@ impl Op for RopeFrequencies {
             row("attention_factor", "float?", "yarn: the factor of cos and sin, instead of the computed one"),
             row("mscale", "float?", "yarn: numerator of the computed factor"),
             row("mscale_all_dim", "float?", "yarn: denominator of the computed factor"),
+            row("axes", "list of int?", "the axis of the positions that turns each pair, where they have several"),
+            row("order", "list of int?", "with `axes`: the index i of each pair's frequency; that of the pair"),
         ];
         ROWS
     }
@@ -252,8 +290,8 @@ impl Op for RopeFrequencies {
             return Err("takes no inputs".into());
         }
         let table = Table::of(attrs)?;
-        let f32 = |n: usize| ValueType::new(Element::F32, [Dim::Fixed(n)]);
-        Ok(vec![f32(table.head_dim / 2), f32(1)])
+        let shape: Vec<Dim> = table.shape().into_iter().map(Dim::Fixed).collect();
+        Ok(vec![ValueType::new(Element::F32, shape), ValueType::new(Element::F32, [Dim::Fixed(1)])])
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
@@ -273,7 +311,8 @@ impl Op for RopeFrequencies {
         let llama3 = original("llama3").with("low_freq_factor", 1.0).with("high_freq_factor", 4.0);
         let yarn = original("yarn").with("truncate", false).with("mscale", 1.0).with("mscale_all_dim", 0.7);
         let proportional = base.clone().with("scaling_type", "proportional").with("partial_rotary_factor", 0.25);
-        [base.clone(), scaled("linear"), proportional, llama3, original("yarn"), yarn]
+        let axes = base.clone().with("axes", vec![0, 1, 2, 0, 1]).with("order", vec![0, 1, 2, 3, 3]);
+        [base.clone(), axes, scaled("linear"), proportional, llama3, original("yarn"), yarn]
             .into_iter()
             .map(|attrs| Example::new(Vec::new(), attrs))
             .collect()
@@ -283,7 +322,7 @@ impl Op for RopeFrequencies {
 fn evaluate<T: Real>(call: &mut Call<'_, T>) {
     let table = Table::of(call.attrs).expect("checked by the shape rule");
     let [inv_freq, scaling] = call.outputs_mut();
-    for (out, value) in inv_freq.real().iter_mut().zip(table.inverse_frequencies()) {
+    for (out, value) in inv_freq.real().iter_mut().zip(table.frequencies()) {
         *out = T::from_f32(value);
     }
     scaling.real()[0] = T::from_f32(table.attention_scaling());
@@ -303,6 +342,9 @@ mod tests {
         assert!(infer(base.clone().with("scaling_type", "linear")).unwrap_err().contains("`factor` is missing"));
         let proportional = base.clone().with("scaling_type", "proportional");
         assert!(infer(proportional.with("partial_rotary_factor", 1.5)).unwrap_err().contains("at most 1"));
+        let axes = base.clone().with("axes", vec![0, 2]);
+        assert_eq!(infer(axes.clone()).unwrap()[0].to_string(), "f32[3, 2]");
+        assert!(infer(axes.with("order", vec![0, 16])).unwrap_err().contains("16 frequencies"));
         assert!(infer(base.with("head_dim", 7)).unwrap_err().contains("even number"));
     }
 }

@@ -1,6 +1,6 @@
 // Rotary embedding: (y1, y2) = (x1 c - x2 s, x2 c + x1 s), c and s of angle position * inv_freq, times scaling.
 // x, y [BATCH, TOKENS, HEADS, COLUMNS], strided in the first three axes; positions i32 [BATCH, TOKENS];
-// inv_freq f32 [PAIRS]; scaling f32 [1]. x1, x2 are columns i and PAIRS + i, or 2 i and 2 i + 1 if INTERLEAVED; columns
+// inv_freq f32 [PAIRS], of several axes [AXES, PAIRS] with positions [BATCH, TOKENS, AXES]; scaling f32 [1]. x1, x2 are columns i and PAIRS + i, or 2 i and 2 i + 1 if INTERLEAVED; columns
 // from 2 PAIRS on are copied.
 // One thread per token and WIDTH neighbouring pairs: it takes sines and cosines once and walks over the heads.
 // Each thread reads its own columns before it writes them, so x and y may be the same memory.
@@ -38,7 +38,14 @@ rope(const X_T* x, const int* CONSTANT positions, const float* CONSTANT inv_freq
   float s[WIDTH], c[WIDTH];
 #pragma unroll
   for (int n = 0; n < WIDTH; n++) {
-    sincosf((float)positions[token] * inv_freq[i + n], &s[n], &c[n]);
+#ifdef AXES
+    float angle = 0.0f;
+#pragma unroll
+    for (int a = 0; a < AXES; a++) angle += (float)positions[token * AXES + a] * inv_freq[a * PAIRS + i + n];
+#else
+    const float angle = (float)positions[token] * inv_freq[i + n];
+#endif
+    sincosf(angle, &s[n], &c[n]);
     s[n] *= INVERSE ? -scaling[0] : scaling[0];
     c[n] *= scaling[0];
   }

@@ -43,7 +43,8 @@ impl Op for Rope {
     fn doc(&self) -> &'static str {
         "Rotary position embedding: (y₁, y₂) = (x₁·c − x₂·s, x₂·c + x₁·s), with x₁, x₂ the halves of the rotated \
          columns, or the even and the odd ones if `interleaved`, c and s cosine and sine of position·inv_freq (f32) times attention_scaling. x [B, T, heads, D], \
-         positions i32 [B, T], inv_freq f32 [R/2], attention_scaling f32 [1] → like x. Columns from R on are copied."
+         positions i32 [B, T], inv_freq f32 [R/2], attention_scaling f32 [1] → like x. Columns from R on are copied. With A \
+         positions each, i32 [B, T, A], inv_freq is [A, R/2], and an angle is the sum over the axes."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -67,11 +68,14 @@ impl Op for Rope {
         if !x.dtype.is_float() {
             return Err("x must be floating point".into());
         }
-        if positions.dtype != Element::I32 || positions.shape != [batch.clone(), tokens.clone()] {
-            return Err(format!("the positions must be i32 [{batch}, {tokens}]"));
+        let (rows, axes) = positions.shape.split_at(positions.shape.len().min(2));
+        if positions.dtype != Element::I32 || rows != [batch.clone(), tokens.clone()] || axes.len() > 1 {
+            return Err(format!("the positions must be i32 [{batch}, {tokens}], or have an axis more"));
         }
-        if inv_freq.shape.len() != 1 || inv_freq.last().is_none_or(|n| n == 0 || 2 * n > *head_dim) {
-            return Err(format!("inv_freq must be [R/2] with R at most {head_dim}"));
+        let (of, pairs) = inv_freq.shape.split_at(inv_freq.shape.len().saturating_sub(1));
+        if of != axes || pairs.is_empty() || inv_freq.last().is_none_or(|n| n == 0 || 2 * n > *head_dim) {
+            let of: String = axes.iter().map(|n| format!("{n}, ")).collect();
+            return Err(format!("inv_freq must be [{of}R/2] with R at most {head_dim}"));
         }
         if scaling.shape != [Dim::Fixed(1)] {
             return Err("attention_scaling must be [1]".into());
@@ -108,7 +112,7 @@ impl Op for Rope {
         let (x, inv_freq, y) = (&call.inputs[0], &call.inputs[2], &call.outputs[0]);
         let inverse = call.attrs.flag("inverse").expect("checked by the shape rule");
         let [batch, tokens, heads, columns] = x.shape[..] else { unreachable!("the shape rule requires four axes") };
-        let pairs = if self.unchanged(call.attrs) { 0 } else { inv_freq.len() };
+        let pairs = if self.unchanged(call.attrs) { 0 } else { *inv_freq.shape.last().expect("the shape rule requires one") };
         let fits = |width: &usize| pairs % width == 0;
         let width = [WIDEST, 2].into_iter().find(|w| fits(w) && row_width(&[x, y]) >= *w).unwrap_or(1);
         // Columns that are not rotated are copied, `2 · width` at a time.
@@ -128,6 +132,7 @@ impl Op for Rope {
             ("THREADS", THREADS),
         ];
         let mut defines: Vec<(String, String)> = numbers.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec();
+        defines.extend(axes_of(inv_freq));
         for (name, tensor) in [("X", x), ("Y", y)] {
             assert!(tensor.strides[3] == 1 || columns == 1, "the columns of a head lie behind one another: {tensor}");
             defines.push((format!("{name}_T"), device_type(tensor.dtype).to_owned()));
@@ -151,12 +156,17 @@ impl Op for Rope {
 
     fn examples(&self) -> Vec<Example> {
         let example = |x: [usize; 4], positions: Vec<i32>, pairs: usize, attrs: Attrs| {
-            let inv_freq = (0..pairs).map(|i| 10000f32.powf(-(i as f32) / pairs as f32)).collect();
+            let axes = positions.len() / (x[0] * x[1]);
+            let more: &[usize] = if axes > 1 { &[axes] } else { &[] };
+            let inv_freq: Vec<f32> = (0..pairs).map(|i| 10000f32.powf(-(i as f32) / pairs as f32)).collect();
+            // Of several axes each pair has one.
+            let of_axis = |axis| inv_freq.iter().enumerate().map(move |(i, f)| if i % axes == axis { *f } else { 0.0 });
+            let inv_freq = (0..axes).flat_map(of_axis).collect();
             Example::new(
                 vec![
                     ExampleInput::Normal { shape: x.to_vec(), scale: 1.0 },
-                    ExampleInput::Ints { shape: x[..2].to_vec(), values: positions },
-                    ExampleInput::F32 { shape: vec![pairs], values: inv_freq },
+                    ExampleInput::Ints { shape: [&x[..2], more].concat(), values: positions },
+                    ExampleInput::F32 { shape: [more, &[pairs]].concat(), values: inv_freq },
                     ExampleInput::F32 { shape: vec![1], values: vec![1.25] },
                 ],
                 attrs,
@@ -170,8 +180,15 @@ impl Op for Rope {
             example([1, 3, 2, 24], vec![5, 6, 0], 8, Attrs::new().with("skip", true)),
             example([2, 2, 3, 24], vec![5, 6, 0, 900], 8, Attrs::new().with("interleaved", true)),
             example([1, 2, 2, 14], vec![3, 70], 5, Attrs::new().with("interleaved", true).with("inverse", true)),
+            example([1, 2, 3, 24], vec![5, 6, 900, 7, 0, 3], 12, Attrs::new()),
+            example([2, 1, 2, 12], vec![50, 6, 0, 8], 4, Attrs::new().with("inverse", true)),
         ]
     }
+}
+
+/// The number of axes as a definition of the kernels, where a token has more than one position.
+pub(super) fn axes_of(inv_freq: &TensorRef) -> Option<(String, String)> {
+    (inv_freq.shape.len() > 1).then(|| ("AXES".to_owned(), inv_freq.shape[0].to_string()))
 }
 
 /// Cosine and sine of each pair at one position, times the scaling.
@@ -181,14 +198,17 @@ struct Turns<T> {
 }
 
 impl<T: Real> Turns<T> {
-    /// The angle is an f32 product, as transformers has it.
-    pub fn new(position: i32, inv_freq: &[T], scaling: T, inverse: bool) -> Turns<T> {
-        let turn = |frequency: &T| {
-            let angle = T::from_f32(position as f32 * frequency.to_f32());
+    /// The angle is an f32 product, as transformers has it; of several axes the sum of theirs. `inv_freq`: a table for each
+    /// of the positions.
+    pub fn new(positions: &[i32], inv_freq: &[T], scaling: T, inverse: bool) -> Turns<T> {
+        let pairs = inv_freq.len() / positions.len();
+        let turn = |pair: usize| {
+            let of_axes = positions.iter().zip(inv_freq[pair..].iter().step_by(pairs.max(1)));
+            let angle = T::from_f32(of_axes.map(|(position, of)| *position as f32 * of.to_f32()).sum());
             let sine = angle.sin() * scaling;
             (angle.cos() * scaling, if inverse { -sine } else { sine })
         };
-        let (cosines, sines) = inv_freq.iter().map(turn).unzip();
+        let (cosines, sines) = (0..pairs).map(turn).unzip();
         Turns { cosines, sines }
     }
 
@@ -210,11 +230,12 @@ fn rotate<T: Real>(call: &mut Call<'_, T>) {
     let (head_dim, heads) = (x.columns(), x.shape[2]);
     let skip = call.attrs.flag("skip").expect("checked by the shape rule");
     let interleaved = call.attrs.flag("interleaved").expect("checked by the shape rule");
+    let axes = positions.int().len() / (x.shape[0] * x.shape[1]).max(1);
     let (inv_freq, scaling) = (if skip { &[] } else { inv_freq.real() }, scaling.real()[0]);
     let [y] = call.outputs_mut();
     let tokens = y.real().par_chunks_mut(heads * head_dim).zip(x.real().par_chunks(heads * head_dim));
-    tokens.zip(positions.int()).for_each(|((y, x), position)| {
-        let turns = Turns::new(*position, inv_freq, scaling, inverse);
+    tokens.zip(positions.int().par_chunks(axes.max(1))).for_each(|((y, x), positions)| {
+        let turns = Turns::new(positions, inv_freq, scaling, inverse);
         for (y, x) in y.chunks_mut(head_dim).zip(x.chunks(head_dim)) {
             turns.turn(x, y, interleaved);
         }

@@ -4,6 +4,7 @@
 
 mod likeliest;
 mod pick;
+mod take;
 
 use graph::{OpId, ValueType};
 use program::TensorRef;
@@ -18,6 +19,7 @@ use crate::registry::id;
 
 pub use likeliest::Likeliest;
 pub use pick::PickToken;
+pub use take::TakeRows;
 
 const AXIS: Attribute =
     Attribute { name: "axis", kind: "int?", doc: "the axis along which the parts lie; 0 where it is left out" };

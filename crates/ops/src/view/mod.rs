@@ -1,6 +1,7 @@
 //! Views of existing memory. They are never instructions; the references copy.
 
 mod columns;
+mod fold;
 mod heads;
 
 use graph::{Element, ValueType};
@@ -16,4 +17,5 @@ fn check_float(x: &ValueType) -> Result<(), String> {
 }
 
 pub use columns::{Concat, Split};
+pub use fold::{FoldRows, UnfoldRows};
 pub use heads::{MergeHeads, SplitHeads};

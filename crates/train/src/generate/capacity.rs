@@ -101,7 +101,7 @@ impl Capacity {
 }
 
 pub fn variant(batch: usize, seq_len: usize) -> Variant {
-    Variant { batch, seq_len, documents: Documents::Rows }
+    Variant { batch, seq_len, documents: Documents::Rows, patches: 0 }
 }
 
 #[cfg(test)]

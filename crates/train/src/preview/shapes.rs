@@ -83,7 +83,7 @@ impl Shapes {
             assumed += &format!(" of {DOCUMENTS_PER_ROW} documents");
         }
         Shapes {
-            variants: vec![Variant { batch, seq_len, documents }],
+            variants: vec![Variant { batch, seq_len, documents, patches: 0 }],
             shares: vec![1.0],
             tokens: tokens as f64,
             seen: Seen(if config.data.sample_packing { 1.0 / DOCUMENTS_PER_ROW as f64 } else { 1.0 }),

@@ -14,7 +14,7 @@ use program::{Arg, TensorRef};
 use rayon::prelude::*;
 use tensor::{Attrs, DType};
 
-use super::rotation::{INTERLEAVED, Rope};
+use super::rotation::{INTERLEAVED, Rope, axes_of};
 use crate::call::{Call, Data, Input, Output};
 use crate::elementwise::round_to;
 use crate::evaluate::Evaluate;
@@ -57,6 +57,8 @@ struct Deal {
     /// Heads of each side; none for a side that is not there.
     heads: [usize; 2],
     pairs: usize,
+    /// The definition of several positions a token.
+    axes: Option<(String, String)>,
     /// Number of tokens in a block.
     together: usize,
     threads: usize,
@@ -67,7 +69,7 @@ impl Deal {
     /// of eight elements, and half a head fills 1, 2, 4, 8 or 16 lanes. A group of lanes takes `each` heads.
     fn new(sides: &[Side<'_>], inv_freq: &TensorRef, each: usize) -> Option<Deal> {
         let [batch, tokens, _, columns] = sides[0][0].1.shape[..] else { return None };
-        let pairs = inv_freq.len();
+        let pairs = *inv_freq.shape.last()?;
         let lanes = pairs / 8;
         let all: Vec<&TensorRef> = sides.iter().flatten().map(|(_, tensor)| *tensor).collect();
         let alike = sides.iter().all(|side| side.iter().zip(&sides[0]).all(|(a, b)| a.1.dtype == b.1.dtype));
@@ -80,7 +82,7 @@ impl Deal {
         let fills = |lanes: usize| lanes.is_multiple_of(32 * each) && lanes >= FEWEST_THREADS * each;
         let together = (1..=FEWEST_THREADS * each).find(|n| fills(n * of_token))?;
         let threads = together * of_token / each;
-        (threads <= MOST_THREADS).then_some(Deal { batch, tokens, heads, pairs, together, threads })
+        (threads <= MOST_THREADS).then_some(Deal { batch, tokens, heads, pairs, axes: axes_of(inv_freq), together, threads })
     }
 
     /// Blocks of which a multiprocessor holds `resident` threads.
@@ -118,6 +120,7 @@ impl Deal {
             ("BLOCKS", self.resident(resident)),
         ];
         let mut defines: Vec<(String, String)> = numbers.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec();
+        defines.extend(self.axes.clone());
         defines.push(("W_T".to_owned(), device_type(w.dtype).to_owned()));
         for (name, tensor) in &sides[0] {
             defines.push((format!("{name}_T"), device_type(tensor.dtype).to_owned()));

@@ -45,7 +45,15 @@ __device__ __forceinline__ void make_turns(Turns& turns, int first, const int* p
                                            float factor) {
   for (int i = threadIdx.x; i < TOGETHER * PAIRS; i += THREADS) {
     float s, c;
-    sincosf((float)positions[min(first + i / PAIRS, ALL - 1)] * inv_freq[i % PAIRS], &s, &c);
+    const int token = min(first + i / PAIRS, ALL - 1);
+#ifdef AXES
+    float angle = 0.0f;
+#pragma unroll
+    for (int a = 0; a < AXES; a++) angle += (float)positions[token * AXES + a] * inv_freq[a * PAIRS + i % PAIRS];
+#else
+    const float angle = (float)positions[token] * inv_freq[i % PAIRS];
+#endif
+    sincosf(angle, &s, &c);
     turns.s[i / PAIRS][i % PAIRS] = s * (INVERSE ? -factor : factor);
     turns.c[i / PAIRS][i % PAIRS] = c * factor;
   }

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         RunError,
         SurogateError,
     )
+    from .images import process_images
     from .metrics import EvaluationMetrics, StepMetrics
     from .model import Model, load
     from .tokenizer import Tokenizer
@@ -51,6 +52,7 @@ __all__ = [
     "Trainer",
     "__version__",
     "load",
+    "process_images",
 ]
 
 #: Where the names are that are not in `errors`.
@@ -58,6 +60,7 @@ _PLACES = {
     "Callback": "callbacks",
     "EvaluationMetrics": "metrics",
     "Model": "model",
+    "process_images": "images",
     "StepMetrics": "metrics",
     "Tokenizer": "tokenizer",
     "Trainer": "trainer",

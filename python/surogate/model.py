@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from . import _native, extend, hub, models
 from .arrays import Floats, Rows, batch
+from .dsl import reads_images
 from .errors import SurogateError
+from .images import Image, given
 from .machine import site_packages
 from .rewards import batches, encoded, is_reward_model, refuse, with_score
 from .tokenizer import Tokenizer
@@ -50,12 +52,30 @@ class Model:
     A program is compiled for each shape of input: the first call with a new [B, T] takes longer.
     """
 
-    def __init__(self, native: _native.Model, folder: Path, gives_scores: bool = False) -> None:
+    def __init__(
+        self,
+        native: _native.Model,
+        folder: Path,
+        gives_scores: bool = False,
+        with_images: Callable[[], _native.Model] | None = None,
+    ) -> None:
         self._native, self._folder, self._gives_scores = native, folder, gives_scores
+        #: Loads the model with its vision tower, which calls without images do without.
+        self._with_images, self._whole = with_images, None
         self._told = False
 
     def __repr__(self) -> str:
         return f"<surogate.Model {self._native.summary()}>"
+
+    def _reading(self, images: Iterable[Image] | None) -> tuple[_native.Model, list[Any] | None]:
+        """What computes a call, and its images."""
+        if images is None:
+            return self._native, None
+        if self._with_images is None:
+            raise SurogateError(f"{self._folder}: the model reads no images, or is one in training")
+        if self._whole is None:
+            self._whole = self._with_images()
+        return self._whole, given(images)
 
     @property
     def parameter_names(self) -> list[str]:
@@ -63,15 +83,32 @@ class Model:
         return self._native.parameter_names()
 
     @overload
-    def forward(self, input_ids: Rows, position_ids: Rows | None = None, hidden: Literal[False] = False) -> Floats: ...
+    def forward(
+        self,
+        input_ids: Rows,
+        position_ids: Rows | None = None,
+        hidden: Literal[False] = False,
+        *,
+        images: Iterable[Image] | None = None,
+    ) -> Floats: ...
 
     @overload
     def forward(
-        self, input_ids: Rows, position_ids: Rows | None = None, *, hidden: Literal[True]
+        self,
+        input_ids: Rows,
+        position_ids: Rows | None = None,
+        *,
+        hidden: Literal[True],
+        images: Iterable[Image] | None = None,
     ) -> tuple[Floats, list[Floats]]: ...
 
     def forward(
-        self, input_ids: Rows, position_ids: Rows | None = None, hidden: bool = False
+        self,
+        input_ids: Rows,
+        position_ids: Rows | None = None,
+        hidden: bool = False,
+        *,
+        images: Iterable[Image] | None = None,
     ) -> Floats | tuple[Floats, list[Floats]]:
         """Logits, float32 [B, T, V].
 
@@ -79,9 +116,13 @@ class Model:
         where they do not continue, and documents do not attend to each other. By default every row is one
         document. Rows of unequal lengths are padded on the right; results of padding are 0. With `hidden`, also the residual stream: [embedding output, after layer 0, …],
         each [B, T, H].
+
+        `images`, of a vision-language model: paths, bytes of files or uint8 [H, W, 3], in the order of the tokens that
+        stand for them, row after row; each has as many of them as :func:`surogate.process_images` says.
         """
         ids, _, positions, _, lengths = batch(input_ids, position_ids=position_ids)
-        logits, states = self._native.forward(ids, positions, hidden, lengths)
+        native, pictures = self._reading(images)
+        logits, states = native.forward(ids, positions, hidden, lengths, pictures)
         return (logits, states) if hidden else logits
 
     def logps(self, input_ids: Rows, labels: Rows | None = None, position_ids: Rows | None = None) -> Floats:
@@ -99,6 +140,8 @@ class Model:
         position_ids: Rows | None = None,
         weights: Rows | None = None,
         per_token: Literal[False] = False,
+        *,
+        images: Iterable[Image] | None = None,
     ) -> tuple[float, Gradients]: ...
 
     @overload
@@ -110,6 +153,7 @@ class Model:
         weights: Rows | None = None,
         *,
         per_token: Literal[True],
+        images: Iterable[Image] | None = None,
     ) -> tuple[Floats, Gradients]: ...
 
     def loss_and_gradients(
@@ -119,6 +163,8 @@ class Model:
         position_ids: Rows | None = None,
         weights: Rows | None = None,
         per_token: bool = False,
+        *,
+        images: Iterable[Image] | None = None,
     ) -> tuple[float | Floats, Gradients]:
         """Loss and its gradients by tensor name (of the model's files; with an adapter, only the adapter's, by
         PEFT's names), each float32 in the shape of the file.
@@ -127,10 +173,12 @@ class Model:
         [B, T] are aligned with `input_ids` and shifted here; −100 is not trained. `weights` [B, T]
         belong to the labels, 1 by default. With `per_token`, the first result is instead the cross
         entropy of each position, float32 [B, T]: entry t is that of predicting `labels[t + 1]`, 0
-        where nothing is trained. The gradients are the same.
+        where nothing is trained. The gradients are the same. `images` as in :meth:`forward`.
         """
         self._check("loss_and_gradients")
-        loss, each, gradients = self._native.loss_and_gradients(*batch(input_ids, labels, position_ids, weights))
+        native, pictures = self._reading(images)
+        arrays = batch(input_ids, labels, position_ids, weights)
+        loss, each, gradients = native.loss_and_gradients(*arrays, pictures)
         return (each if per_token else loss), gradients
 
     def rewards(self, rows: Iterable[Any]) -> list[float]:
@@ -256,7 +304,12 @@ def load(
     fields = fields or hub.model_config(folder)
     ir = models.build(fields)
     native = _native.Model.load(folder, ir, adapter_folder, device, dtype, site_packages())
-    return Model(native, folder, is_reward_model(fields))
+
+    def with_images() -> _native.Model:
+        whole = models.build(fields, images=True)
+        return _native.Model.load(folder, whole, adapter_folder, device, dtype, site_packages())
+
+    return Model(native, folder, is_reward_model(fields), with_images if reads_images(fields) else None)
 
 
 def _pair(index: int, beginning: Any, continuation: Any) -> tuple[str, str] | tuple[list[int], list[int]]:

@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn every_row_has_the_size_of_its_axes() {
         let batch = Batch::from_labels(2, 3, vec![1; 6], &[1; 6], None, None).unwrap();
-        let form = Form { token: 9, width: 12, side: 2, window: 0, table: 5, stretched: true };
+        let form = Form { token: 9, width: 12, side: 2, window: 0, table: 5, stretched: true, breaks: false };
         let batch = Batch { patches: form.lay_out(&batch, &[]).unwrap(), ..batch };
         for of in INPUTS {
             if of.axes.iter().any(|axis| axis.contains(['P', 'N'])) {

@@ -27,6 +27,8 @@ pub struct Form {
     pub table: usize,
     /// Whether a picture is stretched over the whole table; else a patch has the entry of its row and column.
     pub stretched: bool,
+    /// Whether text stands between the rows of an image.
+    pub breaks: bool,
 }
 
 /// One image, or one view of it.
@@ -225,7 +227,7 @@ impl Form {
                 next = 0;
             }
             if places.get(place) != Some(&t) {
-                if first.is_some() {
+                if first.is_some() && !self.breaks {
                     return Err(problem("text stands between the tokens of one image".to_owned()));
                 }
                 axes.extend([next; 3]);

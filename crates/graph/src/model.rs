@@ -62,6 +62,9 @@ pub struct ImageForm {
     /// Whether an image is stretched over the whole table.
     #[serde(default)]
     pub stretched: bool,
+    /// Whether text stands between the rows of an image.
+    #[serde(default)]
+    pub breaks: bool,
 }
 
 /// A loss, separate from the model: nodes after its body, which may use every value of the body.

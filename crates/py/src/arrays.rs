@@ -1,7 +1,6 @@
 //! numpy arrays to the engine's batches and tensors, and back.
 
 use data::Batch;
-use data::patches::Picture;
 use numpy::{PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn, PyUntypedArrayMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -46,17 +45,6 @@ pub fn batches(arrays: &BatchArrays<'_>) -> PyResult<Vec<Batch>> {
         })
     };
     (0..count).map(batch).collect()
-}
-
-/// An image in patches: float32 [rows · columns, width] in block order, rows, columns.
-pub type PatchArrays<'py> = (Floats<'py>, usize, usize);
-
-/// The images of a micro-batch, in the order of their tokens.
-pub fn pictures(arrays: &[PatchArrays<'_>]) -> PyResult<Vec<Picture>> {
-    let of = |(pixels, rows, columns): &PatchArrays<'_>| {
-        Ok(Picture { pixels: elements(pixels)?, grid: [*rows, *columns] })
-    };
-    arrays.iter().map(of).collect()
 }
 
 /// Sets what follows the tokens of each row to 0, in f32 [B, T, …].

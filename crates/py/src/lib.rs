@@ -10,6 +10,7 @@ mod data;
 mod doctor;
 mod errors;
 mod generate;
+mod images;
 mod merge;
 mod model;
 mod operations;
@@ -39,6 +40,8 @@ mod _native {
     };
     #[pymodule_export]
     use crate::generate::{Generation, generation_help, prompt_fields};
+    #[pymodule_export]
+    use crate::images::ImageProcessor;
     #[pymodule_export]
     use crate::merge::{
         adapter_base, default_encoding, end_tokens, extend, has_own_head, leads_out, merge, published,

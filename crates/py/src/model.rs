@@ -12,7 +12,8 @@ use tensor::DType;
 use train::config::Device as DeviceKind;
 use train::{Device, DeviceRequest, ModelSource};
 
-use crate::arrays::{self, PatchArrays, Floats, Integers};
+use crate::arrays::{self, Floats, Integers};
+use crate::images::{Image, pixels};
 use crate::errors::train_error;
 use crate::generate::Generation;
 use crate::score::{Pair, Scoring};
@@ -192,7 +193,7 @@ impl Model {
 
     /// (logits, hidden states); the list is empty when it is not requested. `lengths`: tokens of each row, where padding
     /// follows, of which all results are 0.
-    #[pyo3(signature = (input_ids, position_ids, hidden, lengths, pictures = None))]
+    #[pyo3(signature = (input_ids, position_ids, hidden, lengths, images = None))]
     fn forward<'py>(
         &self,
         py: Python<'py>,
@@ -200,11 +201,11 @@ impl Model {
         position_ids: Option<Integers<'py>>,
         hidden: bool,
         lengths: Option<Vec<usize>>,
-        pictures: Option<Vec<PatchArrays<'py>>>,
+        images: Option<Vec<Image<'py>>>,
     ) -> PyResult<(Array<'py>, Vec<Array<'py>>)> {
         let batch = arrays::batches(&(input_ids.clone(), input_ids, position_ids, None, lengths.clone()))?.remove(0);
-        let pictures = arrays::pictures(&pictures.unwrap_or_default())?;
-        let mut result = self.with(py, |model| model.forward(&model.with_images(batch, &pictures)?, hidden))?;
+        let images = pixels(&images.unwrap_or_default())?;
+        let mut result = self.with(py, |model| model.forward(&model.with_images(batch, &images)?, hidden))?;
         for tensor in std::iter::once(&mut result.logits).chain(&mut result.hidden) {
             arrays::clear_padding(tensor, lengths.as_deref());
         }
@@ -226,7 +227,7 @@ impl Model {
     }
 
     /// (loss, loss of each token, gradients by name).
-    #[pyo3(signature = (input_ids, labels, position_ids, weights, lengths, pictures = None))]
+    #[pyo3(signature = (input_ids, labels, position_ids, weights, lengths, images = None))]
     fn loss_and_gradients<'py>(
         &self,
         py: Python<'py>,
@@ -235,11 +236,11 @@ impl Model {
         position_ids: Option<Integers<'py>>,
         weights: Option<Floats<'py>>,
         lengths: Option<Vec<usize>>,
-        pictures: Option<Vec<PatchArrays<'py>>>,
+        images: Option<Vec<Image<'py>>>,
     ) -> PyResult<(f32, Array<'py>, Bound<'py, PyDict>)> {
         let batch = arrays::batches(&(input_ids, labels, position_ids, weights, lengths))?.remove(0);
-        let pictures = arrays::pictures(&pictures.unwrap_or_default())?;
-        let result = self.with(py, |model| model.loss_and_gradients(&model.with_images(batch, &pictures)?))?;
+        let images = pixels(&images.unwrap_or_default())?;
+        let result = self.with(py, |model| model.loss_and_gradients(&model.with_images(batch, &images)?))?;
         let gradients = PyDict::new(py);
         for (name, gradient) in &result.gradients {
             gradients.set_item(name, arrays::to_numpy(py, gradient)?)?;

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use compiler::{AdapterOptions, CompileOptions, EntryOptions, PlanOptions, Rates, Recipe, Sharding, Training};
 use data::Batch;
-use data::patches::Picture;
+use data::image::Pixels;
 use options::Setting;
 use program::{Arch, Choices, EntryKind, ParameterSlot, scalar};
 use tensor::packed::Quantisation;
@@ -183,9 +183,9 @@ impl Model {
         self
     }
 
-    /// The batch with its images laid out.
-    pub fn with_images(&self, batch: Batch, pictures: &[Picture]) -> Result<Batch> {
-        self.source.with_images(batch, pictures)
+    /// The batch with images, in the order of their tokens.
+    pub fn with_images(&self, batch: Batch, images: &[Pixels]) -> Result<Batch> {
+        self.source.with_images(batch, &self.source.pictures(images)?)
     }
 
     /// Logits of a batch, and with `hidden` the residual stream.

@@ -3,7 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
+use data::image::{Limits, Pixels, Processor};
 use data::patches::{Form, Picture};
+use data::pictures::ImageReader;
 use data::safetensors::{Stack, Weights};
 use data::{Batch, IGNORE};
 use graph::{AdapterForm, Dim, Element, ImageForm, Model, ValueType};
@@ -81,6 +83,12 @@ pub fn has_own_head(folder: &Path) -> Result<bool> {
         }
         _ => Ok(false),
     }
+}
+
+/// The reading of images as the data know it.
+fn read_as(form: ImageForm) -> Form {
+    let ImageForm { token, width, side, window, table, stretched, breaks } = form;
+    Form { token, width, side, window, table, stretched, breaks }
 }
 
 /// Rejects a model that reads what no batch brings.
@@ -197,6 +205,32 @@ impl ModelSource {
         Ok(files.flattened(with_axes.map(|of| (of.name.as_str(), of.shape.clone()))))
     }
 
+    /// What makes patches of images; an error where the model reads none, or its folder has no processor.
+    pub fn image_reader(&self) -> Result<ImageReader> {
+        let Some(form) = self.model.images else {
+            return Err(TrainError::Usage(format!("{} reads no images", self.model.architecture)));
+        };
+        let processor = Processor::read(&self.folder).map_err(TrainError::Data)?.ok_or_else(|| {
+            let folder = self.folder.display();
+            TrainError::Usage(format!("{folder}: there is no `preprocessor_config.json`, which says how images are read"))
+        })?;
+        Ok(ImageReader { form: read_as(form), processor, limits: Limits::default() })
+    }
+
+    /// The views of images, in their order.
+    pub fn pictures(&self, images: &[Pixels]) -> Result<Vec<Picture>> {
+        if images.is_empty() {
+            return Ok(Vec::new());
+        }
+        let reader = self.image_reader()?;
+        let mut pictures = Vec::new();
+        for (number, image) in images.iter().enumerate() {
+            let views = reader.pictures(image);
+            pictures.extend(views.map_err(|problem| TrainError::Usage(format!("image {}: {problem}", number + 1)))?);
+        }
+        Ok(pictures)
+    }
+
     /// The shape of a parameter in files, where that is another than the model's.
     pub fn stored_shape(&self, name: &str) -> Option<&[usize]> {
         let of = self.model.parameters.iter().find(|of| of.name == name)?;
@@ -210,9 +244,7 @@ impl ModelSource {
             let text = format!("{} reads no images", self.model.architecture);
             return if pictures.is_empty() { Ok(batch) } else { Err(TrainError::Usage(text)) };
         };
-        let ImageForm { token, width, side, window, table, stretched } = form;
-        let form = Form { token, width, side, window, table, stretched };
-        let patches = form.lay_out(&batch, pictures).map_err(TrainError::Data)?;
+        let patches = read_as(form).lay_out(&batch, pictures).map_err(TrainError::Data)?;
         Ok(Batch { patches, ..batch })
     }
 

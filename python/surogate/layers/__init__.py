@@ -10,7 +10,7 @@ from .delta import GatedDeltaNet
 from .dropout import dropout
 from .embedding import Embedding
 from .experts import CorrectedRouter, Experts, Mixture, Router
-from .files import VISION_CARRIED, VISION_RENAMED
+from .files import SIGLIP_RENAMED, VISION_CARRIED, VISION_RENAMED
 from .heads import HeadsConfig
 from .linear import Conv1D, Linear
 from .mlp import FusedGatedMLP, GatedMLP
@@ -23,6 +23,7 @@ from .window import FULL, SLIDING, layer_types, layer_windows, window
 __all__ = [
     "EXPERTS_AS_PARAMETERS",
     "FULL",
+    "SIGLIP_RENAMED",
     "SLIDING",
     "STACKED_EXPERTS",
     "VISION_CARRIED",

@@ -10,5 +10,8 @@ VISION_RENAMED = {
     "multi_modal_projector.": "model.multi_modal_projector.",
 }
 
+#: The same with SigLIP's tower, which published files have one level deeper.
+SIGLIP_RENAMED = {"vision_tower.vision_model.": "model.vision_tower.", **VISION_RENAMED}
+
 #: Parts that are not computed.
 VISION_CARRIED = ["model.vision_tower.", "model.multi_modal_projector."]

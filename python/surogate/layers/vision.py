@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from ..dsl import Batch, ModelConfig, Module, Parameter, Reader, Tensor, ops, region
+from .activation import activation
 from .linear import Linear
 from .scale import scale_rows
 
@@ -97,6 +98,20 @@ class TowerAttention(Module):
         if rotate is not None:
             q, k = rotate(q), rotate(k)
         return getattr(self, self.out)(attend(q, k, v, interval, self.head_dim**-0.5))
+
+
+class PlainMLP(Module):
+    """Two linear layers under the architecture's names."""
+
+    def __init__(self, hidden: int, inner: int, act: str, names: tuple[str, str], outputs: int | None = None) -> None:
+        self.names, self.act = names, act
+        setattr(self, names[0], Linear(hidden, inner, bias=True))
+        setattr(self, names[1], Linear(inner, outputs or hidden, bias=True))
+
+    @region("mlp")
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = (getattr(self, name) for name in self.names)
+        return second(activation(self.act, first(x)))
 
 
 class AxialRotary(Module):

@@ -31,6 +31,7 @@ from . import (
     qwen3_next,
     qwen3_vl,
     smollm3,
+    smolvlm,
 )
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "qwen3_next",
     "qwen3_vl",
     "smollm3",
+    "smolvlm",
     "tasks",
 ]
 

@@ -17,11 +17,16 @@ from ..layers import (
     DecoderConfig,
     DecoderLayer,
     GatedMLP,
+    Linear,
+    RMSNorm,
     Rotation,
     TextPart,
+    activation,
     window,
 )
+from ..layers.vision import merged, placed
 from .mistral import MistralConfig
+from .pixtral import Pixtral, PixtralConfig
 
 BETA = "llama_4_scaling_beta"
 
@@ -113,6 +118,55 @@ class Mistral3Config:
         return cls.PARTS[kind].from_dict(architecture, fields)
 
 
+class Merger(Module):
+    """The patches of a token as one row, whose numbers `merging_layer` has by column, then by patch."""
+
+    def __init__(self, hidden: int, side: int) -> None:
+        self.hidden, self.side = hidden, side
+        self.merging_layer = Linear(hidden * side**2, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = self.side**2
+        by_patch = ops.transpose(self.merging_layer.weight, columns=count, shape=[count * self.hidden, self.hidden])
+        weights = ops.unstack(by_patch, sizes=[self.hidden] * count)
+        patches = ops.split(merged(x, self.side), sizes=[self.hidden] * count)
+        first, *rest = (ops.linear(patch, weight) for patch, weight in zip(patches, weights, strict=True))
+        return sum(rest, first)
+
+
+class Projector(Module):
+    def __init__(self, c: DecoderConfig, v: PixtralConfig, side: int) -> None:
+        whole = v.whole
+        self.act = whole.get("projector_hidden_act") or "gelu"
+        bias = bool(whole.get("multimodal_projector_bias", False))
+        self.norm = RMSNorm(v.hidden_size, c.rms_norm_eps)
+        self.patch_merger = Merger(v.hidden_size, side)
+        self.linear_1 = Linear(v.hidden_size, c.hidden_size, bias=bias)
+        self.linear_2 = Linear(c.hidden_size, c.hidden_size, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear_2(activation(self.act, self.linear_1(self.patch_merger(self.norm(x)))))
+
+
+class Part(TextPart):
+    def __init__(self, c: DecoderConfig, v: PixtralConfig, text: Decoder) -> None:
+        super().__init__(text)
+        side = v.side
+        self.vision_tower, self.multi_modal_projector = Pixtral(v), Projector(c, v, side)
+        text.place = lambda x, batch: placed(x, self.multi_modal_projector(self.vision_tower(batch)), batch, side)
+
+
+def text_of(c: DecoderConfig) -> Decoder:
+    """The decoder of a Ministral 3 or a Mistral."""
+    return decoder(c, Attention(c) if isinstance(c, Ministral3Config) else layers.Attention(c, window=c.window))
+
+
+class Mistral3Whole(CausalLM):
+    def __init__(self, c: DecoderConfig, v: PixtralConfig) -> None:
+        super().__init__(c, Part(c, v, text_of(c)))
+        self.images = {"token": v.image_token, "width": v.width, "side": v.side, "breaks": True}
+
+
 @model(
     "Mistral3ForConditionalGeneration",
     config=Mistral3Config,
@@ -120,8 +174,8 @@ class Mistral3Config:
     renamed=VISION_RENAMED,
     carried=VISION_CARRIED,
     examples=["mistralai/Mistral-Small-3.2-24B-Instruct-2506", "mistralai/Ministral-3-8B-Instruct-2512"],
+    images=(Mistral3Whole, PixtralConfig),
 )
 class Mistral3Text(CausalLM):
     def __init__(self, c: DecoderConfig) -> None:
-        attention = Attention(c) if isinstance(c, Ministral3Config) else layers.Attention(c, window=c.window)
-        super().__init__(c, TextPart(decoder(c, attention)))
+        super().__init__(c, TextPart(text_of(c)))

@@ -12,6 +12,7 @@ from ..layers.vision import (
     AxialRotary,
     Interval,
     PatchEmbedding,
+    PlainMLP,
     TowerConfig,
     attend,
     merged,
@@ -69,20 +70,6 @@ class QwenAttention(Module):
         parts = ops.split(self.qkv(x), sizes=[self.hidden] * 3)
         q, k, v = (ops.split_heads(part, head_dim=self.head_dim) for part in parts)
         return self.proj(attend(rotate(q), rotate(k), v, interval, self.head_dim**-0.5))
-
-
-class PlainMLP(Module):
-    """Two linear layers under the architecture's names."""
-
-    def __init__(self, hidden: int, inner: int, act: str, names: tuple[str, str], outputs: int | None = None) -> None:
-        self.names, self.act = names, act
-        setattr(self, names[0], Linear(hidden, inner, bias=True))
-        setattr(self, names[1], Linear(inner, outputs or hidden, bias=True))
-
-    @region("mlp")
-    def forward(self, x: Tensor) -> Tensor:
-        first, second = (getattr(self, name) for name in self.names)
-        return second(activation(self.act, first(x)))
 
 
 class Block(Module):

@@ -206,8 +206,20 @@ impl Op for Unstack {
         Ok(sizes.iter().map(part).collect())
     }
 
-    fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("takes weight gradients apart; second derivatives are not supported")
+    fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients {
+        if !call.wanted[0] {
+            return Gradients::Inputs(vec![None]);
+        }
+        let axis = checked_axis(&call.node.attrs);
+        let mut parts = Vec::with_capacity(call.node.outputs.len());
+        for (index, gradient) in call.output_gradients.iter().enumerate() {
+            let part = call.output(index);
+            parts.push(match gradient {
+                Some(id) => *id,
+                None => call.one(id::FILL, &[part], Attrs::new().with("value", 0.0)),
+            });
+        }
+        Gradients::Inputs(vec![Some(call.one(id::STACK, &parts, Attrs::new().with("axis", axis)))])
     }
 
     fn alias(&self, inputs: &[TensorRef], attrs: &Attrs) -> Vec<TensorRef> {
@@ -222,8 +234,9 @@ impl Op for Unstack {
 
     fn examples(&self) -> Vec<Example> {
         vec![
-            Example::new(vec![normal(&[5, 4])], Attrs::new().with("sizes", vec![2, 3])),
-            Example::new(vec![normal(&[2, 5, 4])], Attrs::new().with("sizes", vec![2, 3]).with("axis", 1)),
+            Example::new(vec![normal(&[5, 4])], Attrs::new().with("sizes", vec![2, 3])).differentiate(&[0]),
+            Example::new(vec![normal(&[2, 5, 4])], Attrs::new().with("sizes", vec![2, 3]).with("axis", 1))
+                .differentiate(&[0]),
         ]
     }
 }

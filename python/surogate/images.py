@@ -1,0 +1,74 @@
+"""Images for models: files, bytes and arrays as the engine takes them, and what a model's processor makes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _native, hub
+from .errors import DataError
+
+#: A path, the bytes of a file, or uint8 [H, W, 3].
+Image = str | os.PathLike[str] | bytes | npt.ArrayLike
+
+
+class ProcessedImage(TypedDict):
+    """An image as a model takes it."""
+
+    #: uint8 [n, H, W, 3], resized, in the model's order.
+    views: npt.NDArray[np.uint8]
+    #: Tokens of the language model.
+    tokens: int
+    #: Rows and columns: of patches for Qwen, of tokens for Pixtral and Gemma 4, else of tiles.
+    grid: tuple[int, int]
+    #: Height and width of the decoded image.
+    size: tuple[int, int]
+
+
+def given(images: Iterable[Image]) -> list[bytes | npt.NDArray[np.uint8]]:
+    """Images for the engine: the bytes of files, and arrays that are contiguous."""
+    return [_one(number, image) for number, image in enumerate(images)]
+
+
+def _one(number: int, image: Image) -> bytes | npt.NDArray[np.uint8]:
+    if isinstance(image, bytes | bytearray | memoryview):
+        return bytes(image)
+    if isinstance(image, str | os.PathLike):
+        try:
+            return Path(image).read_bytes()
+        except OSError as error:
+            raise DataError(f"image {number + 1}: cannot read {os.fspath(image)}: {error.strerror}") from error
+    array = np.asarray(image)
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
+        raise ValueError(f"image {number + 1}: {array.dtype}{list(array.shape)}, expected uint8 [height, width, 3]")
+    return np.ascontiguousarray(array)
+
+
+def process_images(
+    model: str | os.PathLike[str] | Mapping[str, Any],
+    images: Iterable[Image],
+    *,
+    min_pixels: int | None = None,
+    max_pixels: int | None = None,
+) -> list[ProcessedImage]:
+    """The images as a model's processor makes them: decoded, turned, on white, resized, in views.
+
+    `model` is a folder or a name on the Hub, or the configuration of a processor as a mapping. `min_pixels` and
+    `max_pixels` replace the bounds of the area that the configuration has."""
+    if isinstance(model, Mapping):
+        processor: _native.ImageProcessor | None = _native.ImageProcessor.of(json.dumps(dict(model)))
+    else:
+        folder = hub.folder(os.fspath(model))
+        processor = _native.ImageProcessor.read(folder)
+        if processor is None:
+            raise DataError(f"{folder}: there is no `preprocessor_config.json`, which says how images are read")
+    if min_pixels is not None or max_pixels is not None:
+        processor = processor.bounded(min_pixels, max_pixels)
+    made = processor.prepare(given(images))
+    return [{"views": views, "tokens": tokens, "grid": grid, "size": size} for views, tokens, grid, size in made]

@@ -72,6 +72,12 @@ impl ImageProcessor {
         self.0.clone().bounded(limits).map(ImageProcessor).map_err(PyValueError::new_err)
     }
 
+    /// Heights and widths of the views of an image, and its rows and columns of tiles.
+    fn layout(&self, height: usize, width: usize) -> PyResult<(Vec<(usize, usize)>, (usize, usize))> {
+        let (views, [rows, columns]) = self.0.layout([height, width]).map_err(DataError::new_err)?;
+        Ok((views.into_iter().map(|[h, w]| (h, w)).collect(), (rows, columns)))
+    }
+
     /// The images as the model takes them.
     fn prepare<'py>(&self, py: Python<'py>, images: Vec<Image<'py>>) -> PyResult<Vec<PreparedImage<'py>>> {
         let mut made = Vec::new();

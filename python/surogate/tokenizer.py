@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, overload
 
-from . import _native, hub
+from . import _native, hub, models
+from .images import Image, given
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -61,13 +62,50 @@ class Tokenizer:
             json.dumps(list(messages)), _optional(tools), add_generation_prompt, json.dumps(variables)
         )
 
+    @overload
     def labels(
-        self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
-    ) -> tuple[list[int], list[int], list[float]]:
+        self,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        images: None = None,
+        **options: Any,
+    ) -> tuple[list[int], list[int], list[float]]: ...
+
+    @overload
+    def labels(
+        self,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        images: Iterable[Image],
+        **options: Any,
+    ) -> tuple[list[int], list[int], list[float], list[list[int]] | None]: ...
+
+    def labels(
+        self,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        images: Iterable[Image] | None = None,
+        **options: Any,
+    ) -> Any:
         """(ids, labels, weights) of a conversation, as for a row of type `conversation`: labels are not
         shifted, -100 is not trained. Options as in run.yaml: `system`, `loss_scale`,
-        `response_prefix`, `agent_template`, `clock`."""
-        return self._native.labels(json.dumps(list(messages)), _optional(tools), json.dumps(options))
+        `response_prefix`, `agent_template`, `clock`.
+
+        With `images`, of a vision-language model: as in a row with a column of images, they take the places of parts
+        without an image of their own and of the word `<image>`, or stand before the first user's text; an empty list
+        where the messages name all of them. Each place becomes the tokens of its image, which are not trained. The fourth
+        result are the positions of the tokens by time, row and column, three lists, or None where positions have one
+        axis."""
+        texts = (json.dumps(list(messages)), _optional(tools), json.dumps(options))
+        if images is None:
+            return self._native.labels(*texts)
+        files = given(images)
+        folder = hub.folder(self._path, weights=False)
+        form = json.dumps(json.loads(models.build(hub.model_config(folder), images=True))["images"])
+        return self._native.labels_with_images(*texts, folder, form, files or None)
 
 
 def _optional(tools: Sequence[Mapping[str, Any]] | None) -> str | None:

@@ -156,6 +156,15 @@ impl Target {
         }
     }
 
+    /// True if this target may be in a part beside the language model: a pattern, or a name with a dot.
+    fn reaches_parts(&self) -> bool {
+        match self {
+            Target::AllLinear => false,
+            Target::Suffix(name) => name.contains('.'),
+            Target::Pattern(_) => true,
+        }
+    }
+
     /// True if a list of layers restricts this target: it does not for whole names and for patterns.
     fn minds_layers(&self, module: &str) -> bool {
         match self {
@@ -325,8 +334,10 @@ impl AdapterRules {
     /// True if a linear module gets an adapter. Adds to the hits of each target.
     fn matches(&self, module: &str, hits: &mut [usize]) -> Result<bool, CompileError> {
         let mut any = false;
+        let is_apart = self.form.apart.iter().any(|part| module.starts_with(part.as_str()));
         for (target, hits) in self.targets.iter().zip(hits) {
-            let hit = target.is_match(module)? && (!target.minds_layers(module) || self.in_layers(module)?);
+            let reaches = !is_apart || target.reaches_parts();
+            let hit = reaches && target.is_match(module)? && (!target.minds_layers(module) || self.in_layers(module)?);
             *hits += hit as usize;
             any |= hit;
         }

@@ -4,6 +4,7 @@
 
 use crate::document::Mark;
 use crate::error::DataError;
+use crate::image_source::ImageRef;
 use crate::patches::Patches;
 
 /// The label of a token that is not trained.
@@ -32,8 +33,10 @@ pub struct Batch {
     pub reference_logps: Vec<f32>,
     /// The estimate of the KL divergence from the reference that a loss of answers with verdicts subtracts; 0 without one.
     pub divergence: f32,
-    /// Its images.
+    /// Its images as the model reads them.
     pub patches: Patches,
+    /// Its images, in the order of their tokens, until they are laid out.
+    pub images: Vec<ImageRef>,
     /// Tokens of its documents, where another node has the batch: then there are no vectors.
     pub away: Option<usize>,
 }
@@ -68,6 +71,7 @@ impl Batch {
             reference_logps,
             divergence: 0.0,
             patches: Patches::default(),
+            images: Vec::new(),
             away,
         }
     }
@@ -129,6 +133,7 @@ impl Batch {
             reference_logps: Vec::new(),
             divergence: 0.0,
             patches: Patches::default(),
+            images: Vec::new(),
             away: None,
         })
     }

@@ -13,6 +13,8 @@ use crate::agent::AgentForm;
 use crate::batch::IGNORE;
 use crate::document::Document;
 use crate::error::{DataError, RowError, RowReason};
+use crate::image_source::{ImageRef, ImageSource};
+use crate::image_texts::ImageTexts;
 use crate::remarks::Remarks;
 use crate::row_rendering::RowRendering;
 use crate::shown;
@@ -43,6 +45,8 @@ pub struct DialogueOptions {
     pub refused: Option<String>,
     /// Further variables that the template sees, such as `enable_thinking`.
     pub variables: Map<String, Value>,
+    /// The texts of images, where the model reads them.
+    pub images: Option<Arc<ImageTexts>>,
 }
 
 impl DialogueOptions {
@@ -207,6 +211,10 @@ impl DialogueEncoder {
         is_strict: bool,
     ) -> Result<(Cow<'a, [Message]>, Option<&'a Value>), RowError> {
         let mut messages = Cow::Borrowed(messages);
+        if let Some(number) = messages.iter().position(|of| !of.images.is_empty()).filter(|_| self.options.images.is_none()) {
+            let problem = format!("message {} has an image, and only text is trained here", number + 1);
+            return Err(RowError::new(RowReason::WrongType, problem));
+        }
         if !self.knows_developer && messages.iter().any(|message| message.role() == DEVELOPER) {
             let named = messages.to_mut().iter_mut().filter(|message| message.role() == DEVELOPER);
             named.for_each(|message| drop(message.fields.insert("role".to_owned(), "system".into())));
@@ -301,12 +309,44 @@ impl DialogueEncoder {
         tools: Option<&Value>,
         remarks: &mut Remarks,
     ) -> Result<Document, RowError> {
+        self.encode_all(messages, Vec::new(), tools, remarks)
+    }
+
+    /// The document of a conversation with images, in their order.
+    pub fn encode_with_images(
+        &self,
+        messages: &[Message],
+        images: Vec<ImageSource>,
+        tools: Option<&Value>,
+    ) -> Result<Document, RowError> {
+        self.encode_all(messages, images, tools, &mut Remarks::default())
+    }
+
+    /// The texts of images, where the model reads them.
+    pub(crate) fn images(&self) -> Option<&ImageTexts> {
+        self.options.images.as_deref()
+    }
+
+    /// The same with the images of the conversation, in their order.
+    pub(crate) fn encode_all(
+        &self,
+        messages: &[Message],
+        sources: Vec<ImageSource>,
+        tools: Option<&Value>,
+        remarks: &mut Remarks,
+    ) -> Result<Document, RowError> {
         if messages.is_empty() {
             return Err(RowError::new(RowReason::Empty, "the conversation has no messages"));
         }
         let (messages, tools) = self.written(messages, tools, true)?;
         let rendering = self.rendering(tools);
-        let (text, spans) = self.spans_of(&messages, &rendering, remarks)?;
+        let (mut text, mut spans) = self.spans_of(&messages, &rendering, remarks)?;
+        let mut images: Vec<ImageRef> = Vec::new();
+        if let Some(of) = self.images() {
+            let (texts, read) = of.read(sources)?;
+            text = of.expand(&text, &mut spans, &texts)?;
+            images = read;
+        }
         if text.is_empty() {
             let mut roles: Vec<&str> = messages.iter().map(Message::role).collect();
             roles.dedup();
@@ -323,7 +363,14 @@ impl DialogueEncoder {
             keep = encoded.offsets.iter().take_while(|offsets| offsets.1 <= end).count();
             keep = keep.max(usize::from(begins_with_bos));
         }
-        Ok(Document { keep, ..label(encoded, &spans) })
+        let mut document = Document { keep, images, ..label(encoded, &spans) };
+        if let Some(of) = self.images().filter(|_| !document.images.is_empty()) {
+            for t in (0..document.len()).filter(|t| of.is_of_image(document.ids[*t])) {
+                (document.labels[t], document.weights[t]) = (IGNORE, 0.0);
+                document.images_end = t + 1;
+            }
+        }
+        Ok(document)
     }
 
     /// A prompt with its answer, of which the answer is labelled, and the ids of the prompt alone with the assistant's turn

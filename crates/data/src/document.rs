@@ -4,6 +4,7 @@
 
 use crate::batch::IGNORE;
 use crate::error::{RowError, RowReason};
+use crate::image_source::ImageRef;
 
 /// One document: what the packing keeps whole.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -19,6 +20,10 @@ pub struct Document {
     pub keep: usize,
     /// What a preference says of it.
     pub mark: Option<Mark>,
+    /// Its images, in the order of their tokens.
+    pub images: Vec<ImageRef>,
+    /// The place after the last token of an image: no truncation cuts before it.
+    pub images_end: usize,
 }
 
 /// A preference that stands in a document.
@@ -83,12 +88,22 @@ impl Document {
             vec![self]
         } else {
             match how {
+                Truncation::Left | Truncation::Right | Truncation::Split
+                    if !self.images.is_empty() && (how != Truncation::Right || limit < self.images_end) =>
+                {
+                    let problem = format!("{} tokens, the limit is {limit}, and no image is cut", self.len());
+                    return Err(RowError::new(RowReason::TooLong, problem));
+                }
                 Truncation::Delete => {
                     let problem = format!("{} tokens, the limit is {limit}", self.len());
                     return Err(RowError::new(RowReason::TooLong, problem));
                 }
                 Truncation::Left => vec![self.without_beginning(limit)?],
-                Truncation::Right => vec![self.slice(0, limit)],
+                Truncation::Right => {
+                    let Document { images, images_end, .. } = &self;
+                    let (images, images_end) = (images.clone(), *images_end);
+                    vec![Document { images, images_end, ..self.slice(0, limit) }]
+                }
                 Truncation::Split => (0..self.len())
                     .step_by(limit)
                     .map(|from| self.slice(from, (from + limit).min(self.len())))

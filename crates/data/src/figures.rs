@@ -83,6 +83,7 @@ fn reading_kept_rows() {
         pad_id: 0,
         longest_padding: SEQ_LEN,
         prefetch: 0,
+        images: None,
     };
     let documents = DocumentSet::all(Arc::new(corpus));
     let fill = extent(&documents, &spec).unwrap().fill;

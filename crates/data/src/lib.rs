@@ -24,6 +24,8 @@ mod gather;
 pub mod gguf;
 mod guard;
 pub mod image;
+pub mod image_source;
+pub mod image_texts;
 pub mod inputs;
 pub mod loader;
 mod new_file;
@@ -69,7 +71,7 @@ pub use pairs::mismatched;
 pub use preference::{
     Cut, Preference, PreferenceColumns, PreferenceOptions, Purpose, Question, Split, Unpaired, UnpairedColumns,
 };
-pub use prepare::{EncodedCorpus, Keeping, PrepareOptions, origin, prepare, prepare_cached};
+pub use prepare::{dataset_images, EncodedCorpus, Keeping, PrepareOptions, origin, prepare, prepare_cached};
 pub use rows::RowLimit;
 pub use spans::Message;
 pub use spread::{Held, join};

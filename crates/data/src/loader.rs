@@ -4,13 +4,20 @@
 //! text.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
+
+use rayon::prelude::*;
 
 use crate::batch::{Batch, IGNORE, Placed};
 use crate::corpus::DocumentSet;
 use crate::dealing::{Dealing, Position, Round};
 use crate::error::DataError;
+use crate::image::decode;
+use crate::image_source::ImageRef;
+use crate::patches::{Patches, Picture};
+use crate::pictures::ImageReader;
 use crate::segment::DocumentView;
 
 /// How documents become rows.
@@ -77,6 +84,8 @@ pub struct LoaderSpec {
     pub longest_padding: usize,
     /// Micro-batches prepared ahead by a thread; 0: prepared when requested.
     pub prefetch: usize,
+    /// What makes patches of images, where the model reads them.
+    pub images: Option<Arc<ImageReader>>,
 }
 
 /// Micro-batches of the data in their order.
@@ -145,7 +154,11 @@ impl Cursor {
                 false => Ok(Batch::elsewhere(number, length, rows.iter().map(length_of).sum())),
             }
         };
-        Some((rank..rank + here).map(of).collect())
+        let made = (rank..rank + here).map(of);
+        match self.spec.images.clone() {
+            None => Some(made.collect()),
+            Some(reader) => Some(with_images(&reader, made.collect())),
+        }
     }
 
     fn assemble(&self, rows: &[Vec<u32>], batch_size: usize, seq_len: usize) -> Result<Batch, DataError> {
@@ -162,7 +175,8 @@ impl Cursor {
             marks: Vec::new(),
             reference_logps: Vec::new(),
             divergence: 0.0,
-            patches: crate::patches::Patches::default(),
+            patches: Patches::default(),
+            images: Vec::new(),
             away: None,
         };
         let mut copy = Vec::new();
@@ -177,6 +191,10 @@ impl Cursor {
             for &document in row {
                 let view = self.dealing.documents.corpus.read(document as usize, &mut copy)?;
                 append(&mut batch, view, row_begin);
+                if self.spec.images.is_some() {
+                    let changed = || DataError::invalid("the data cache", "the images of a row cannot be read");
+                    batch.images.extend(view.images().ok_or_else(changed)?);
+                }
             }
             if self.spec.padding == Padding::End {
                 self.fill(&mut batch, padding, row_begin);
@@ -202,6 +220,33 @@ impl Cursor {
             batch.document_start.resize(row_begin + start + end, (start + begin) as i32);
         }
     }
+}
+
+/// A batch, or why there is none.
+type Made = Result<Batch, DataError>;
+
+/// The batches of a round with their images laid out, all with as many patches. Images are decoded by all threads.
+fn with_images(reader: &ImageReader, round: Vec<Made>) -> VecDeque<Made> {
+    let read = |batch: Batch| -> Result<(Batch, Vec<Picture>), DataError> {
+        let of = |image: &ImageRef| -> Result<Vec<Picture>, DataError> {
+            let name = image.source.name();
+            let refused = |problem: String| DataError::invalid(&name, problem);
+            let bytes = image.read().map_err(refused)?;
+            let pixels = decode(&bytes, &reader.limits).map_err(refused)?;
+            reader.pictures(&pixels).map_err(refused)
+        };
+        let pictures: Vec<Vec<Picture>> = batch.images.par_iter().map(of).collect::<Result<_, _>>()?;
+        Ok((Batch { images: Vec::new(), ..batch }, pictures.concat()))
+    };
+    let read: Vec<Result<(Batch, Vec<Picture>), DataError>> = round.into_iter().map(|made| made.and_then(read)).collect();
+    let patches = |pictures: &[Picture]| pictures.iter().map(|of| of.grid[0] * of.grid[1]).sum::<usize>();
+    let most = read.iter().flatten().map(|(_, pictures)| patches(pictures)).max().unwrap_or(0);
+    let most = reader.room(most);
+    let laid_out = |(batch, pictures): (Batch, Vec<Picture>)| {
+        let patches = reader.form.lay_out_among(&batch, &pictures, most)?;
+        Ok(Batch { patches, ..batch })
+    };
+    read.into_iter().map(|read| read.and_then(laid_out)).collect()
 }
 
 fn append(batch: &mut Batch, view: DocumentView<'_>, row_begin: usize) {

@@ -92,7 +92,7 @@ impl Form {
     }
 
     /// P for so many patches: few shapes are compiled.
-    fn padded(&self, patches: usize) -> usize {
+    pub fn padded(&self, patches: usize) -> usize {
         let unit = UNIT * self.group();
         let units = patches.div_ceil(unit).max(1);
         let step = (units.next_power_of_two() / 2 / STEPS).max(1);
@@ -102,6 +102,16 @@ impl Form {
     /// Lays the pictures out for a batch, in the order of the tokens that stand for them. Errors: a picture of another
     /// form, or another number of tokens.
     pub fn lay_out(&self, batch: &Batch, pictures: &[Picture]) -> Result<Patches, DataError> {
+        self.lay_out_among(batch, pictures, 0)
+    }
+
+    /// The same with room for at least so many patches: those of another rank.
+    pub(crate) fn lay_out_among(
+        &self,
+        batch: &Batch,
+        pictures: &[Picture],
+        least: usize,
+    ) -> Result<Patches, DataError> {
         let sizes = pictures.iter().map(|of| self.tokens(of.grid)).collect::<Result<Vec<usize>, _>>()?;
         let places: Vec<usize> = (0..batch.input_ids.len()).filter(|t| batch.input_ids[*t] == self.token).collect();
         let (wanted, found) = (sizes.iter().sum::<usize>(), places.len());
@@ -117,14 +127,14 @@ impl Form {
                     of.pixels.len(), self.width)));
             }
         }
-        let patches = pictures.iter().map(|of| of.grid[0] * of.grid[1]).sum();
+        let patches: usize = pictures.iter().map(|of| of.grid[0] * of.grid[1]).sum();
         let mut made = Patches::default();
         let mut tokens = places.iter();
         for (picture, size) in pictures.iter().zip(&sizes) {
             let own: Vec<usize> = tokens.by_ref().take(*size).copied().collect();
             self.add(&mut made, picture, &own)?;
         }
-        self.pad(&mut made, self.padded(patches));
+        self.pad(&mut made, self.padded(patches.max(least)));
         self.place(&mut made, batch, pictures, &sizes, &places)?;
         Ok(made)
     }

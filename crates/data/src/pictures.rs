@@ -1,6 +1,9 @@
 //! Images as a model reads them: its processor and the form of its patches together.
 
-use crate::image::{Limits, Pixels, Processor};
+use crate::batch::Batch;
+use crate::document::Document;
+use crate::error::DataError;
+use crate::image::{Kind, Limits, Pixels, Processor, size};
 use crate::patches::{Form, Picture};
 
 /// Makes patches of images.
@@ -9,6 +12,8 @@ pub struct ImageReader {
     pub form: Form,
     pub processor: Processor,
     pub limits: Limits,
+    /// Patches that batches have room for, ascending; what needs more has its own size.
+    pub rooms: Vec<usize>,
 }
 
 impl ImageReader {
@@ -30,9 +35,33 @@ impl ImageReader {
         views.into_iter().map(grid).collect()
     }
 
+    /// The patches of a batch that needs so many.
+    pub fn room(&self, patches: usize) -> usize {
+        self.rooms.iter().copied().find(|room| *room >= patches).unwrap_or(patches)
+    }
+
     /// Tokens of an image with such views.
     pub fn tokens(&self, grids: &[[usize; 2]]) -> usize {
         grids.iter().map(|[rows, columns]| rows * columns / self.form.group()).sum()
+    }
+
+    /// Time, row and column of each token of a document, three lists; none for families whose positions have one axis.
+    /// Errors: an image that cannot be read any more.
+    pub fn axes(&self, document: &Document) -> Result<Option<Vec<Vec<i32>>>, DataError> {
+        if !matches!(self.processor.kind, Kind::Qwen { .. }) {
+            return Ok(None);
+        }
+        let wrong = |problem: String| DataError::invalid("the images of a conversation", problem);
+        let mut pictures = Vec::new();
+        for image in &document.images {
+            let size = size(&image.read().map_err(wrong)?, &self.limits).map_err(wrong)?;
+            let blank = |grid: [usize; 2]| Picture { pixels: vec![0.0; grid[0] * grid[1] * self.form.width], grid };
+            pictures.extend(self.grids(size).map_err(wrong)?.into_iter().map(blank));
+        }
+        let (ids, length) = (document.ids.clone(), document.len());
+        let batch = Batch::from_labels(1, length, ids, &document.labels, None, None)?;
+        let axes = self.form.lay_out(&batch, &pictures)?.axes;
+        Ok(Some((0..3).map(|axis| axes.iter().skip(axis).step_by(3).copied().collect()).collect()))
     }
 
     /// The views of an image as the model takes them.

@@ -11,10 +11,12 @@ use serde_json::{Map, Value};
 use crate::cache::{EntryWriter, Lookup, RowCache, Stamp};
 use crate::corpus::Corpus;
 use crate::dataset::{
-    DatasetKind, DatasetSpec, Limits, Noticed, RowDocuments, RowForm, RowShard, SAMPLE, absent, detect, encoder, unused,
+    DatasetKind, DatasetSpec, Limits, Noticed, RowDocuments, RowForm, RowShard, IMAGES, SAMPLE, absent, detect,
+    encoder, opened, unused,
 };
 use crate::dialogue::DialogueOptions;
 use crate::document::{Document, Truncation};
+use crate::image_texts::is_image;
 use crate::error::{DataError, RowError, Stop, shown};
 use crate::gather::Gathering;
 use crate::pipeline::in_order;
@@ -132,6 +134,28 @@ pub fn origin(
     Ok(blake3::hash(digests.join("\n").as_bytes()).to_hex().to_string())
 }
 
+/// Whether the first rows of a set have images: a column of them, or parts of messages. What cannot be read has none.
+pub fn dataset_images(spec: &DatasetSpec) -> bool {
+    let Ok((files, _)) = files(spec) else { return false };
+    let Ok(rows) = rows::open_within(&files, "text", spec.row_limit) else { return false };
+    let has_column = |row: &Map<String, Value>| IMAGES.iter().any(|name| row.get(*name).is_some_and(|of| !of.is_null()));
+    let readable = rows.take(SAMPLE).filter_map(|row| row.fields.ok());
+    readable.into_iter().any(|row| has_column(&row) || row.values().any(has_image))
+}
+
+/// Whether a value is a part that is an image, or holds one, be it as a text of JSON.
+fn has_image(value: &Value) -> bool {
+    match value {
+        Value::Array(list) => list.iter().any(has_image),
+        Value::Object(fields) => is_image(value) || fields.values().any(has_image),
+        Value::String(text) if text.starts_with(['[', '{']) => match opened(value).as_ref() {
+            Value::String(_) => false,
+            inside => has_image(inside),
+        },
+        _ => false,
+    }
+}
+
 /// Where rows came from and went to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Origin {
@@ -227,7 +251,10 @@ impl Set<'_> {
     fn encode(self, writer: Option<EntryWriter>) -> Result<Written, DataError> {
         let Set { spec, tokenizer, options, mut counted, stop } = self;
         let (spec, rows) = open(spec, &mut counted, options.preference.purpose)?;
-        let encoder = encoder(&spec, tokenizer, &options.dialogue, &options.preference)?;
+        let mut folders: Vec<PathBuf> =
+            counted.files.iter().filter_map(|file| Some(file.parent()?.to_owned())).collect();
+        folders.dedup();
+        let encoder = encoder(&spec, tokenizer, &options.dialogue, &options.preference, folders)?;
         let mut gathering = Gathering::new(writer);
         read_dataset(&spec, rows, &*encoder, options, (&mut gathering, &mut counted), stop)?;
         if spec.shard == RowShard::ALL {

@@ -4,8 +4,9 @@
 //!
 //! ```text
 //! head    MARK, FORMAT, documents, words of data
-//! index   length of each document; where its data begin; what they are; tokens of its first part
-//! data    per document: ids, then runs or labels and weights, then positions if it brings its own, then its mark
+//! index   length of each document; where its data begin; what they are; tokens of its first part; words of its images
+//! data    per document: ids, then runs or labels and weights, then positions if it brings its own, then its mark, then
+//!         the number of bytes of its images and these bytes
 //! ```
 //!
 //! The first part is the chosen side of a pair or the prompt of an answer, the mark a margin or a verdict.
@@ -20,15 +21,16 @@ use std::borrow::Cow;
 use crate::batch::IGNORE;
 use crate::document::{Document, Mark};
 use crate::error::DataError;
+use crate::image_source::ImageRef;
 use crate::word_file::WordFile;
 
 /// `rows` in the byte order of this machine: a file of another order is no segment here.
 const MARK: i32 = i32::from_be_bytes(*b"swor");
 /// Counts the layouts that there have been.
-const FORMAT: i32 = 2;
+const FORMAT: i32 = 3;
 const HEAD: usize = 4;
 /// Words of the index for each document.
-const INDEX: usize = 4;
+const INDEX: usize = 5;
 /// A run: begin, end, bits of the weight.
 const RUN: usize = 3;
 /// In the third word of the index: labels and weights are whole; positions follow; it is a pair or an answer, and a mark
@@ -50,6 +52,8 @@ pub(crate) struct DocumentView<'a> {
     pub ids: &'a [i32],
     pub positions: Option<&'a [i32]>,
     pub mark: Option<Mark>,
+    /// Bytes and words of its images.
+    images: Option<(usize, &'a [i32])>,
     trained: Trained<'a>,
 }
 
@@ -101,7 +105,15 @@ impl<'a> DocumentView<'a> {
     pub(crate) fn to_document(self) -> Document {
         let (labels, weights) = (self.labels().into_owned(), self.weights());
         let positions = self.positions.map(<[i32]>::to_vec);
-        Document { ids: self.ids.to_vec(), labels, weights, positions, keep: 0, mark: self.mark }
+        let images = self.images().unwrap_or_default();
+        Document { ids: self.ids.to_vec(), labels, weights, positions, keep: 0, mark: self.mark, images, images_end: 0 }
+    }
+
+    /// Its images; `None`: what stands there are none.
+    pub fn images(&self) -> Option<Vec<ImageRef>> {
+        let Some((length, words)) = self.images else { return Some(Vec::new()) };
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).take(length).collect();
+        ImageRef::unpack(&bytes)
     }
 
     /// Where the second sequence of the document begins, if it is a pair.
@@ -152,6 +164,7 @@ pub(crate) struct SegmentBuilder {
     begins: Vec<i32>,
     kinds: Vec<i32>,
     firsts: Vec<i32>,
+    images: Vec<i32>,
     data: Vec<i32>,
 }
 
@@ -193,6 +206,14 @@ impl SegmentBuilder {
         assert!(first <= n, "a part of a document is no longer than it");
         self.firsts.push(first as i32);
         self.data.extend(mark);
+        let before = self.data.len();
+        if !document.images.is_empty() {
+            let mut bytes = ImageRef::pack(&document.images);
+            self.data.push(bytes.len() as i32);
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+            self.data.extend(bytes.as_chunks().0.iter().map(|word| i32::from_le_bytes(*word)));
+        }
+        self.images.push((self.data.len() - before) as i32);
         self.kinds.push(kind);
     }
 
@@ -209,7 +230,7 @@ impl SegmentBuilder {
     pub(crate) fn finish(&mut self) -> Vec<i32> {
         let builder = std::mem::take(self);
         let head = [MARK, FORMAT, builder.lengths.len() as i32, builder.data.len() as i32];
-        [&head[..], &builder.lengths, &builder.begins, &builder.kinds, &builder.firsts, &builder.data].concat()
+        [&head[..], &builder.lengths, &builder.begins, &builder.kinds, &builder.firsts, &builder.images, &builder.data].concat()
     }
 }
 
@@ -223,7 +244,8 @@ enum Words {
 /// A finished segment.
 #[derive(Debug)]
 pub(crate) struct Segment {
-    /// Of all documents: their lengths, where their data begin, what they are, tokens of their first parts.
+    /// Of all documents: their lengths, where their data begin, what they are, tokens of their first parts, words of their
+    /// images.
     index: Vec<i32>,
     data: Words,
     documents: usize,
@@ -285,13 +307,13 @@ impl Segment {
     /// document `i`.
     pub(crate) fn read<'a>(&'a self, i: usize, copy: &'a mut Vec<i32>) -> Result<DocumentView<'a>, DataError> {
         let at = |column: usize| self.index[column * self.documents..][..self.documents][i];
-        let (n, begin, kind, first) = (at(0) as usize, at(1) as usize, at(2), at(3) as usize);
+        let (n, begin, kind, first, images) = (at(0) as usize, at(1) as usize, at(2), at(3) as usize, at(4) as usize);
         let file = match &self.data {
-            Words::Memory(data) => return Ok(view(&data[begin..], n, kind, first)),
+            Words::Memory(data) => return Ok(view(&data[begin..], n, kind, (first, images))),
             Words::File(file) => file,
         };
-        file.read(HEAD + self.index.len() + begin, size(n, kind), copy)?;
-        let view = view(copy, n, kind, first);
+        file.read(HEAD + self.index.len() + begin, size(n, kind) + images, copy)?;
+        let view = view(copy, n, kind, (first, images));
         match view.holds() {
             true => Ok(view),
             false => Err(DataError::invalid(file.path().display(), "the file was changed while it was in use")),
@@ -299,14 +321,14 @@ impl Segment {
     }
 }
 
-/// Words of a document of `n` tokens.
+/// Words of a document of `n` tokens, without those of its images.
 fn size(n: usize, kind: i32) -> usize {
     let labels = if kind & WHOLE != 0 { 2 * n } else { RUN * (kind & RUNS) as usize };
     n + labels + if kind & POSITIONED != 0 { n } else { 0 } + usize::from(kind & (PAIR | ANSWER) != 0)
 }
 
-/// The document at the beginning of these words, with a first part of `first` tokens.
-fn view(words: &[i32], n: usize, kind: i32, first: usize) -> DocumentView<'_> {
+/// The document at the beginning of these words, with a first part of `first` tokens and so many words of images.
+fn view(words: &[i32], n: usize, kind: i32, (first, images): (usize, usize)) -> DocumentView<'_> {
     let (ids, rest) = words.split_at(n);
     let (trained, rest) = if kind & WHOLE != 0 {
         let (both, rest) = rest.split_at(2 * n);
@@ -324,7 +346,9 @@ fn view(words: &[i32], n: usize, kind: i32, first: usize) -> DocumentView<'_> {
         () if kind & ANSWER != 0 => Some(Mark::Answer { prompt: first, desirable: rest[0] != 0 }),
         () => None,
     };
-    DocumentView { ids, trained, positions: (kind & POSITIONED != 0).then_some(positions), mark }
+    let after = size(n, kind);
+    let images = (images > 0).then(|| (words[after].max(0) as usize, &words[after + 1..after + images]));
+    DocumentView { images, ids, trained, positions: (kind & POSITIONED != 0).then_some(positions), mark }
 }
 
 /// Number of documents, if this is the head of a segment that has room for its index among so many words.
@@ -340,9 +364,9 @@ fn is_whole(index: &[i32], data: usize) -> bool {
     let mut end = 0;
     for i in 0..documents {
         let at = |column: usize| index[column * documents + i];
-        let (n, begin, kind, first) = (at(0), at(1), at(2), at(3));
-        let is_possible = kind >= 0 && begin == end && (0..=n).contains(&first);
-        let size = usize::try_from(n).ok().filter(|_| is_possible).map(|n| size(n, kind));
+        let (n, begin, kind, first, images) = (at(0), at(1), at(2), at(3), at(4));
+        let is_possible = kind >= 0 && begin == end && (0..=n).contains(&first) && images >= 0;
+        let size = usize::try_from(n).ok().filter(|_| is_possible).map(|n| size(n, kind) + images as usize);
         match size.and_then(|size| begin.checked_add(i32::try_from(size).ok()?)) {
             Some(next) => end = next,
             None => return false,
@@ -354,6 +378,7 @@ fn is_whole(index: &[i32], data: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::image_source::ImageSource;
 
     fn samples() -> Vec<Document> {
         let plain = Document::all_trained((0..40).collect());
@@ -371,7 +396,9 @@ mod tests {
         let even = Document { mark: Some(Mark::Pair { chosen: 20, margin: None }), ..foreign.clone() };
         let answer = Document { mark: Some(Mark::Answer { prompt: 7, desirable: true }), ..part.clone() };
         let refused = Document { mark: Some(Mark::Answer { prompt: 0, desirable: false }), ..ragged.clone() };
-        vec![plain, part, foreign, ragged, none, Document::all_trained(vec![7]), pair, even, answer, refused]
+        let image = |content: &[u8]| ImageRef { source: ImageSource::Bytes(content.into()), digest: [7; 32] };
+        let shown = Document { images: vec![image(b"abcde"), image(b"")], ..part.clone() };
+        vec![plain, part, foreign, ragged, none, Document::all_trained(vec![7]), pair, even, answer, refused, shown]
     }
 
     fn words() -> Vec<i32> {

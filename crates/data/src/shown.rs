@@ -148,7 +148,7 @@ mod tests {
             .as_array()
             .unwrap()
             .iter()
-            .map(|fields| Message { fields: fields.as_object().unwrap().clone(), weight: None })
+            .map(|fields| Message { fields: fields.as_object().unwrap().clone(), weight: None, images: Vec::new() })
             .collect();
         let render = |messages: &[Map<String, Value>]| -> Result<_, RowError> {
             template.render(Conversation { messages, tools: None }, false)

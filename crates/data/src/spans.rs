@@ -25,12 +25,14 @@ pub struct Message {
     pub fields: Map<String, Value>,
     /// Weight of its tokens in the loss; 0 = not trained; `None`: 1 for the assistant, 0 for everybody else.
     pub weight: Option<f32>,
+    /// The images of its content, as the data hold them, in their order; null where a column of the row has it.
+    pub images: Vec<Value>,
 }
 
 impl Message {
     pub fn new(role: &str, content: &str) -> Self {
         let fields = Map::from_iter([("role".to_owned(), json!(role)), ("content".to_owned(), json!(content))]);
-        Message { fields, weight: None }
+        Message { fields, weight: None, images: Vec::new() }
     }
 
     /// Empty where the message names none.

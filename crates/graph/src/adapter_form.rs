@@ -19,6 +19,9 @@ pub struct AdapterForm {
     /// Targets that are names of modules and mean parameters: each module and its parameter.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub converted: Vec<[String; 2]>,
+    /// Beginnings of the names of parts that get adapters only by patterns and names with dots, as vision towers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub apart: Vec<String>,
     /// Parameters of three axes, a matrix for each group, in the order in which their module has them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stacks: Vec<MatrixStack>,
@@ -118,6 +121,7 @@ mod tests {
             bare: vec!["gate".into()],
             routers: Vec::new(),
             converted: Vec::new(),
+            apart: Vec::new(),
             stacks: vec![stack("gate_up", &["w1", "w3"]), stack("down", &["w2"]), stack("both", &[])],
         }
     }

@@ -129,6 +129,11 @@ impl Config {
         Ok(changed.to_string())
     }
 
+    /// Whether the first rows of a dataset have images.
+    fn data_have_images(&self, py: Python<'_>) -> bool {
+        py.detach(|| train::images_are_in_data(&self.config))
+    }
+
     /// The datasets as (place, path, subset, split), such as `datasets[0]`.
     #[getter]
     fn data_sets(&self) -> Vec<(String, String, Option<String>, String)> {

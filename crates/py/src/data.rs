@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use data::show::Terminal;
+use data::image_source::data_uri;
+use data::image_texts::ImageTexts;
 use data::template::{ChatTemplate, Conversation, clock_now};
 use data::{AgentForm, DialogueEncoder, DialogueOptions, LossRule};
 use pyo3::exceptions::PyValueError;
@@ -13,6 +15,7 @@ use serde_json::{Map, Value};
 use train::{ModelSource, TrainError};
 
 use crate::config::Config;
+use crate::images::{Image, files};
 use crate::errors::{DataError, train_error};
 use crate::signals::Signals;
 
@@ -131,7 +134,38 @@ impl Tokenizer {
         let document = encoder.encode(&messages, tools.as_ref()).map_err(data_error)?;
         Ok((document.ids, document.labels, document.weights))
     }
+
+    /// The same of a conversation with images, and the positions of the tokens in three axes where the family has them.
+    /// `form` is the reading of images in the model's graph, `images` are files in the order of their places; without, the
+    /// messages name them.
+    fn labels_with_images(
+        &self,
+        messages: &str,
+        tools: Option<&str>,
+        options: &str,
+        folder: PathBuf,
+        form: &str,
+        images: Option<Vec<Image<'_>>>,
+    ) -> PyResult<LabelsWithImages> {
+        let list: Vec<Value> = json("messages", messages)?;
+        let mut messages = data::dataset::messages(&list, &BTreeMap::new()).map_err(data_error)?;
+        let tools: Option<Value> = tools.map(|tools| json("tools", tools)).transpose()?;
+        let tools = data::dataset::tools("tools", tools.as_ref()).map_err(data_error)?;
+        let reader = train::image_reader(&folder, form).map_err(data_error)?;
+        let texts = ImageTexts::new(reader.clone(), &self.tokenizer).map_err(data_error)?;
+        let files = images.map(|images| files(&images)).transpose()?;
+        let given: Option<Vec<Value>> = files.map(|files| files.iter().map(|of| Value::from(data_uri(of))).collect());
+        let sources = texts.place(&mut messages, given.as_deref(), &[PathBuf::from(".")]).map_err(data_error)?;
+        let options = DialogueOptions { images: Some(Arc::new(texts)), ..dialogue(options)? };
+        let encoder = DialogueEncoder::new(self.tokenizer.clone(), &options).map_err(data_error)?;
+        let document = encoder.encode_with_images(&messages, sources, tools.as_ref()).map_err(data_error)?;
+        let axes = reader.axes(&document).map_err(data_error)?;
+        Ok((document.ids, document.labels, document.weights, axes))
+    }
 }
+
+/// Ids, labels and weights, and three lists of positions where the family has axes.
+type LabelsWithImages = (Vec<i32>, Vec<i32>, Vec<f32>, Option<Vec<Vec<i32>>>);
 
 /// The options of the same names in run.yaml.
 fn dialogue(options: &str) -> PyResult<DialogueOptions> {

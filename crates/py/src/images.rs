@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use data::image::{Limits, PixelLimits, Pixels, Processor, decode};
+use data::image::{Limits, PixelLimits, Pixels, Processor, decode, png};
 use numpy::{PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn, PyUntypedArrayMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -35,6 +35,15 @@ fn one(number: usize, image: &Image<'_>) -> PyResult<Pixels> {
             Ok(Pixels { height, width, rgb: rgb.to_vec() })
         }
     }
+}
+
+/// The bytes of images as files; arrays become PNG.
+pub fn files(images: &[Image<'_>]) -> PyResult<Vec<Vec<u8>>> {
+    let of = |(number, image): (usize, &Image<'_>)| match image {
+        Image::File(bytes) => Ok(bytes.clone()),
+        Image::Array(_) => Ok(png(&one(number, image)?)),
+    };
+    images.iter().enumerate().map(of).collect()
 }
 
 /// The pixels of images.

@@ -6,6 +6,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use data::image_texts::ImageTexts;
+use data::pictures::ImageReader;
 use data::{
     AutoColumns, ConversationColumns, Cut, DatasetKind, DatasetSpec, DatasetSummary, DialogueOptions, DocumentSet,
     EncodedCorpus, InstructionColumns, Keeping, PreferenceColumns, PreferenceOptions, PrepareOptions, Purpose,
@@ -17,6 +19,7 @@ use options::cache::folder_of_user;
 use crate::config::{self, Config, Dataset, DatasetType, SystemPromptType};
 use crate::conversation::dialogue_options;
 use crate::error::{Result, TrainError};
+use crate::images;
 use crate::mixture;
 use crate::nodes;
 use crate::plan::Plan;
@@ -42,6 +45,8 @@ pub struct Encoded {
     pub(crate) pad_id: i32,
     /// The chat template that conversations are written with, where it is not the model's own.
     pub(crate) template: Option<String>,
+    /// What makes patches of images, where the model reads them.
+    pub(crate) images: Option<ImageReader>,
 }
 
 impl Encoded {
@@ -104,7 +109,12 @@ impl Encoded {
             true => Some(Arc::new(Tokenizer::from_folder(&source.folder).map_err(TrainError::Data)?)),
             false => None,
         };
-        let (dialogue, mut notes) = dialogue_options(config, source, tokenizer.as_deref())?;
+        let (mut dialogue, mut notes) = dialogue_options(config, source, tokenizer.as_deref())?;
+        let images = images::of_run(config, source)?;
+        if let (Some(reader), Some(tokenizer)) = (&images, &tokenizer) {
+            let texts = ImageTexts::new(reader.clone(), tokenizer).map_err(TrainError::Usage)?;
+            dialogue.images = Some(Arc::new(texts));
+        }
         let template = dialogue.template.clone();
         let options = prepare_options(config, source, sequence_len, workers(config), dialogue)?;
         let cache = row_cache(config, &mut notes);
@@ -152,7 +162,7 @@ impl Encoded {
         summary.datasets.iter().try_for_each(|of| of.check_lengths()).map_err(TrainError::data)?;
         let train = mixture::mixed(config, train, datasets, &counts, &mut notes);
         let pad_id = tokenizer.map_or(0, |t| t.pad_id() as i32);
-        Ok(Encoded { train, held_out, summary, notes, sequence_len, because: None, pad_id, template })
+        Ok(Encoded { train, held_out, summary, notes, sequence_len, because: None, pad_id, template, images })
     }
 }
 
@@ -298,7 +308,7 @@ fn auto_columns(config: &Config, of: &Dataset, place: &str) -> AutoColumns {
 }
 
 /// A dataset of the options as the data crate takes it; `place` is where it stands there.
-fn spec(config: &Config, of: &Dataset, place: &str) -> Result<DatasetSpec> {
+pub(crate) fn spec(config: &Config, of: &Dataset, place: &str) -> Result<DatasetSpec> {
     let kind = match of.r#type {
         DatasetType::Tokens => DatasetKind::Tokens,
         DatasetType::Text => DatasetKind::Text { field: of.text_field.clone() },

@@ -4,10 +4,13 @@
 
 mod check;
 
+use std::sync::Arc;
+
 use data::show::ShownRow;
 use data::{
     Batch, DatasetSummary, DocumentSet, Extent, Layout, Loader, LoaderSpec, Padding, Position, Share, Stop, Tokenizer,
 };
+use data::pictures::ImageReader;
 use program::{Documents, Variant};
 
 use crate::checkpoint::DataDigest;
@@ -54,7 +57,7 @@ impl Feed {
     /// Lays documents out in rows and batches. The options may differ from those that they were read with, as long as
     /// no document is longer than a row. `sequence_len` is the length of packed rows.
     pub fn new(config: &Config, encoded: Encoded, sequence_len: usize) -> Result<Feed> {
-        let Encoded { train, held_out, pad_id, .. } = encoded.clone();
+        let Encoded { train, held_out, pad_id, images, .. } = encoded.clone();
         let workers = workers(config);
         let layout = layout(config, &[&train, &held_out], sequence_len);
         let batch_size = config.training.per_device_train_batch_size as usize;
@@ -74,6 +77,7 @@ impl Feed {
             pad_id,
             longest_padding: LONGEST_PADDING,
             prefetch: if workers == 0 { 0 } else { PREFETCH },
+            images: None,
         };
         let train_extent = data::extent(&train, &train_spec).map_err(TrainError::Data)?;
         let rows_in_epoch = train_extent.by_epoch.first().copied().unwrap_or(train_extent.rows);
@@ -84,6 +88,9 @@ impl Feed {
         let epochs = config.training.fixed_steps().map_or(train_spec.epochs, |_| None);
         let train_spec = LoaderSpec { epochs, ..train_spec };
         let documents = train.clone();
+        let images = images.map(|reader| with_rooms(reader, &documents, &train_spec)).transpose()?.map(Arc::new);
+        let train_spec = LoaderSpec { images: images.clone(), ..train_spec };
+        let validation_spec = LoaderSpec { images, ..validation_spec };
         let spec = train_spec.clone();
         let train = Loader::new(train, train_spec, Position::default()).map_err(TrainError::Data)?;
         let validation = (!held_out.is_empty()).then_some((held_out, validation_spec));
@@ -93,7 +100,8 @@ impl Feed {
 
     /// The shapes of the batches, as far as they are known before the first.
     pub fn variants(&self) -> Vec<Variant> {
-        let shape = |batch: usize, seq_len: usize, documents| Variant { batch, seq_len, documents, patches: 0 };
+        let patches = self.spec.images.as_ref().and_then(|reader| reader.rooms.last()).copied().unwrap_or(0);
+        let shape = |batch: usize, seq_len: usize, documents| Variant { batch, seq_len, documents, patches };
         let batch = self.spec.batch_size;
         // Padding in front of a document, or a document behind another, are distinguished by their starts.
         match &self.spec.layout {
@@ -146,7 +154,7 @@ impl Feed {
 
     /// The lengths of the first batches' rows, and the tokens of documents in one.
     pub(crate) fn first_shapes(&self) -> Result<FirstShapes> {
-        let spec = LoaderSpec { prefetch: 0, epochs: Some(1), ..self.spec.clone() };
+        let spec = LoaderSpec { prefetch: 0, epochs: Some(1), images: None, ..self.spec.clone() };
         let loader = Loader::new(self.documents.clone(), spec, Position::default()).map_err(TrainError::Data)?;
         let (mut lengths, mut tokens, mut seen, mut looked_at) = (Vec::new(), 0, 0.0, 0u32);
         for batch in loader.take(COUNTED_BATCHES) {
@@ -172,7 +180,7 @@ impl Feed {
         let has_tokenizer = source.folder.join("tokenizer.json").is_file();
         let tokenizer = has_tokenizer.then(|| Tokenizer::from_folder(&source.folder)).transpose();
         let tokenizer = tokenizer.map_err(TrainError::Data)?;
-        let spec = LoaderSpec { prefetch: 0, epochs: Some(1), ..self.spec.clone() };
+        let spec = LoaderSpec { prefetch: 0, epochs: Some(1), images: None, ..self.spec.clone() };
         let loader = Loader::new(self.documents.clone(), spec, Position::default()).map_err(TrainError::Data)?;
         let mut rows = Vec::new();
         for batch in loader {
@@ -304,6 +312,20 @@ impl Feed {
         let accumulation = config.training.gradient_accumulation_steps as usize;
         config.training.fixed_steps().unwrap_or_else(|| self.train_extent.steps(accumulation))
     }
+}
+
+/// The reader with the patches that batches have room for: as many as the largest of the first has, and half of that.
+fn with_rooms(reader: ImageReader, documents: &DocumentSet, spec: &LoaderSpec) -> Result<ImageReader> {
+    let spec = LoaderSpec { prefetch: 0, epochs: Some(1), ..spec.clone() };
+    let loader = Loader::new(documents.clone(), spec, Position::default()).map_err(TrainError::Data)?;
+    let form = &reader.form;
+    let mut most = 0;
+    for batch in loader.take(COUNTED_BATCHES) {
+        let ids = batch.map_err(TrainError::Data)?.input_ids;
+        most = most.max(form.group() * ids.iter().filter(|id| **id == form.token).count());
+    }
+    let rooms = vec![form.padded(most.div_ceil(2)), form.padded(most)];
+    Ok(ImageReader { rooms, ..reader })
 }
 
 fn layout(config: &Config, sets: &[&DocumentSet], sequence_len: usize) -> Layout {

@@ -31,6 +31,7 @@ mod formats;
 mod generate;
 mod gguf;
 mod hf_config;
+mod images;
 mod instruments;
 mod journal;
 mod live;
@@ -94,6 +95,7 @@ pub use generate::{
     section as generation_section,
 };
 pub use gguf::{GgufDone, default_encoding, write_gguf};
+pub use images::are_in_data as images_are_in_data;
 pub use journal::Journal;
 pub use merge::{Merged, ModelNames, merge};
 pub use metrics::{EvaluationMetrics, StepMetrics};
@@ -107,5 +109,5 @@ pub use recommend::recommended;
 pub use run::{Observer, Outcome, run};
 pub use scaling::Flushed;
 pub use score::{BATCH_TOKENS, Score, ScoreRequest, Scoring};
-pub use source::{ModelSource, has_own_head, model_config};
+pub use source::{ModelSource, has_own_head, image_reader, model_config};
 pub use trainer::Trainer;

@@ -121,6 +121,10 @@ impl Model {
 
     /// What generates text with the same weights.
     pub fn generator(&self) -> Result<Generator> {
+        if self.source.model.images.is_some() {
+            let text = "a model that computes images generates no text yet: load its result without images";
+            return Err(TrainError::Usage(text.into()));
+        }
         let dtype = self.options.weights;
         Generator::new(self.device.clone(), self.source.clone(), self.adapter.clone(), dtype)
     }

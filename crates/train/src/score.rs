@@ -149,6 +149,7 @@ impl Scoring {
             seq_len: of.length,
             input_ids: Vec::with_capacity(size),
             patches: data::patches::Patches::default(),
+            images: Vec::new(),
             away: None,
             marks: Vec::new(),
             reference_logps: Vec::new(),

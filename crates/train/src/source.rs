@@ -85,6 +85,20 @@ pub fn has_own_head(folder: &Path) -> Result<bool> {
     }
 }
 
+/// What makes patches of images by the processor of a folder; `form` is `images` of the model's graph as JSON.
+pub fn image_reader(folder: &Path, form: &str) -> Result<ImageReader> {
+    let form: ImageForm = serde_json::from_str(form).map_err(|error| TrainError::Usage(error.to_string()))?;
+    reader_of(folder, form)
+}
+
+fn reader_of(folder: &Path, form: ImageForm) -> Result<ImageReader> {
+    let processor = Processor::read(folder).map_err(TrainError::Data)?.ok_or_else(|| {
+        let folder = folder.display();
+        TrainError::Usage(format!("{folder}: there is no `preprocessor_config.json`, which says how images are read"))
+    })?;
+    Ok(ImageReader { form: read_as(form), processor, limits: Limits::default(), rooms: Vec::new() })
+}
+
 /// The reading of images as the data know it.
 fn read_as(form: ImageForm) -> Form {
     let ImageForm { token, width, side, window, table, stretched, breaks } = form;
@@ -210,11 +224,7 @@ impl ModelSource {
         let Some(form) = self.model.images else {
             return Err(TrainError::Usage(format!("{} reads no images", self.model.architecture)));
         };
-        let processor = Processor::read(&self.folder).map_err(TrainError::Data)?.ok_or_else(|| {
-            let folder = self.folder.display();
-            TrainError::Usage(format!("{folder}: there is no `preprocessor_config.json`, which says how images are read"))
-        })?;
-        Ok(ImageReader { form: read_as(form), processor, limits: Limits::default() })
+        reader_of(&self.folder, form)
     }
 
     /// The views of images, in their order.

@@ -195,12 +195,14 @@ def build(
     if images:
         head["images"] = module.images  # type: ignore[attr-defined]
     carried = [*files.pop("carried", []), *getattr(module, "carried", ())]
+    adapters = dict(architecture.adapters)
     if images:
-        carried = [part for part in carried if not any(str(of.name).startswith(part) for of in declared)]
+        adapters["apart"] = [part for part in carried if any(str(of.name).startswith(part) for of in declared)]
+        carried = [part for part in carried if part not in adapters["apart"]]
     if carried:
         files["carried"] = carried
     if files:
         head["files"] = files
-    if architecture.adapters:
-        head["adapters"] = architecture.adapters
+    if adapters:
+        head["adapters"] = adapters
     return trace.to_json(declared, head)

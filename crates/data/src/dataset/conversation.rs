@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
@@ -14,9 +15,13 @@ use super::{EncodeRow, RowForm};
 use crate::dialogue::DialogueEncoder;
 use crate::document::Document;
 use crate::error::RowError;
+use crate::image_source::ImageSource;
 use crate::remarks::{Remark, Remarks};
 use crate::spans::Message;
 use crate::summary::Expected;
+
+/// Columns that hold the images of a row: a list, or one.
+pub(crate) const IMAGES: [&str; 2] = ["images", "image"];
 
 /// The columns of a conversation dataset.
 #[derive(Clone, Debug, Default)]
@@ -36,6 +41,8 @@ pub struct ConversationColumns {
 pub(super) struct ConversationRows {
     encoder: DialogueEncoder,
     columns: ConversationColumns,
+    /// Where relative paths of images begin.
+    folders: Vec<PathBuf>,
 }
 
 /// The messages of a column, before they are read.
@@ -46,8 +53,20 @@ struct Listed<'a> {
 }
 
 impl ConversationRows {
-    pub(super) fn new(encoder: DialogueEncoder, columns: ConversationColumns) -> Self {
-        ConversationRows { encoder, columns }
+    pub(super) fn new(encoder: DialogueEncoder, columns: ConversationColumns, folders: Vec<PathBuf>) -> Self {
+        ConversationRows { encoder, columns, folders }
+    }
+
+    /// The images of a row's conversation, in their order; none where the model reads none.
+    fn images(&self, row: &Map<String, Value>, messages: &mut [Message]) -> Result<Vec<ImageSource>, RowError> {
+        let Some(of) = self.encoder.images() else { return Ok(Vec::new()) };
+        let found = IMAGES.iter().find_map(|name| row.get(*name).filter(|value| !value.is_null()));
+        let list = match found {
+            Some(Value::Array(list)) => Some(list.clone()),
+            Some(one) => Some(vec![one.clone()]),
+            None => None,
+        };
+        of.place(messages, list.as_deref(), &self.folders)
     }
 
     /// The values of a column that holds messages. A plain text is the message of a role, if one is given.
@@ -128,8 +147,9 @@ impl ConversationRows {
 
 impl EncodeRow for ConversationRows {
     fn encode(&self, row: &Map<String, Value>, form: RowForm, remarks: &mut Remarks) -> Result<Document, RowError> {
-        let (messages, tools) = self.read(row, form, remarks)?;
-        self.encoder.encode_remarking(&messages, tools.as_ref(), remarks)
+        let (mut messages, tools) = self.read(row, form, remarks)?;
+        let images = self.images(row, &mut messages)?;
+        self.encoder.encode_all(&messages, images, tools.as_ref(), remarks)
     }
 
     fn expected(&self) -> Expected {

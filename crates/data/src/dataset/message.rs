@@ -11,6 +11,7 @@ use super::columns::wrong;
 use super::json_text::{as_list, opened, parsed};
 use super::results;
 use crate::error::{RowError, RowReason};
+use crate::image_texts::{MARK, image_of, is_image};
 use crate::rows::json::kind;
 use crate::spans::Message;
 
@@ -116,8 +117,8 @@ fn message(value: &Value, properties: &BTreeMap<String, String>) -> Result<(Mess
     let continues = role == "tool_call";
     read_role(&role, &mut fields)?;
     read_calls(&mut fields)?;
-    read_content(&mut fields)?;
-    Ok((Message { fields, weight }, continues))
+    let images = read_content(&mut fields)?;
+    Ok((Message { fields, weight, images }, continues))
 }
 
 /// `train`, `loss`, `weight` and `loss_scale` say what the loss makes of a message; templates do not see them.
@@ -184,18 +185,26 @@ fn read_calls(fields: &mut Map<String, Value>) -> Result<(), RowError> {
     Ok(())
 }
 
-/// Takes a list of parts apart: text becomes the content, reasoning and calls their fields.
-fn read_content(fields: &mut Map<String, Value>) -> Result<(), RowError> {
+/// Takes a list of parts apart: text becomes the content, reasoning and calls their fields. Returns its images, which the
+/// content has marks of.
+fn read_content(fields: &mut Map<String, Value>) -> Result<Vec<Value>, RowError> {
     let is = |role: &str| fields.get("role").is_some_and(|of| of == role);
     let (is_result, is_assistant) = (is("tool"), is("assistant"));
     let content = match fields.get("content").cloned() {
         Some(Value::String(text)) if !is_result => parts_of(&text).map_or(Value::String(text), Value::Array).into(),
         other => other,
     };
+    let mut images = Vec::new();
     match content {
+        Some(Value::String(text)) if text.contains(MARK) => {
+            return Err(RowError::new(RowReason::WrongType, "`content` holds the noncharacter U+FDD3"));
+        }
         Some(Value::String(_)) => {}
         Some(Value::Array(parts)) => match joined(&parts, is_assistant) {
-            Ok(parts) => parts.write(fields),
+            Ok(mut parts) => {
+                images = std::mem::take(&mut parts.images);
+                parts.write(fields);
+            }
             // What a tool returns may be anything; templates write it as they see fit.
             Err(_) if is_result => {}
             Err(error) => return Err(error),
@@ -208,7 +217,7 @@ fn read_content(fields: &mut Map<String, Value>) -> Result<(), RowError> {
         }
         None => return Err(RowError::new(RowReason::MissingField, "no `content` (and no `value`), or it is null")),
     }
-    Ok(())
+    Ok(images)
 }
 
 /// The parts that a content is as a text of JSON: objects with a type, of which one at least is a text.
@@ -225,6 +234,7 @@ struct Parts {
     text: Option<String>,
     reasoning: Option<String>,
     calls: Vec<Value>,
+    images: Vec<Value>,
 }
 
 impl Parts {
@@ -249,6 +259,11 @@ impl Parts {
 fn joined(parts: &[Value], is_assistant: bool) -> Result<Parts, RowError> {
     let mut all = Parts::default();
     for (i, part) in parts.iter().enumerate() {
+        if is_image(part) {
+            append(&mut all.text).push(MARK);
+            all.images.push(image_of(part).unwrap_or_default());
+            continue;
+        }
         let held = |names: &[&str]| names.iter().find_map(|name| part.get(*name).filter(|value| !value.is_null()));
         let of_type = held(&["type"]).and_then(Value::as_str).unwrap_or(match part {
             _ if part.is_string() || held(&["text"]).is_some() => "text",
@@ -354,12 +369,12 @@ mod tests {
 
     #[test]
     fn content_is_text() {
-        for content in [json!([{"type": "image"}]), json!(["a", 1]), json!({"text": "a"}), json!(7), json!(true)] {
+        for content in [json!([{"type": "audio"}]), json!(["a", 1]), json!({"text": "a"}), json!(7), json!(true)] {
             let error = read(json!({"role": "user", "content": content})).unwrap_err();
             assert_eq!(error.reason, RowReason::WrongType, "{error}");
         }
-        let error = read(json!({"role": "user", "content": [{"type": "image_url", "image_url": "x"}]})).unwrap_err();
-        assert!(error.detail.contains("part 1 is a part of type `image_url`"), "{error}");
+        let error = read(json!({"role": "user", "content": [{"type": "video", "video": "x"}]})).unwrap_err();
+        assert!(error.detail.contains("part 1 is a part of type `video`"), "{error}");
         for content in [json!({"temperature": 20}), json!([1, 2]), json!("20")] {
             let result = read(json!({"role": "tool", "content": content})).unwrap();
             assert_eq!(result.fields["content"], content);
@@ -369,6 +384,25 @@ mod tests {
         }
         for nothing in [json!({"role": "user"}), json!({"role": "assistant", "content": null})] {
             assert_eq!(read(nothing).unwrap_err().reason, RowReason::MissingField);
+        }
+    }
+
+    #[test]
+    fn images_of_a_content_are_marks_with_their_payload() {
+        let url = json!({"type": "image_url", "image_url": {"url": "b.png", "detail": "low"}});
+        for (part, image) in [
+            (json!({"type": "image", "image": "a.png"}), json!("a.png")),
+            (json!({"type": "image", "path": "a.png", "url": null}), json!("a.png")),
+            (json!({"image": "a.png"}), json!("a.png")),
+            (json!({"type": "image", "base64": "YWJj"}), json!({"bytes": "YWJj"})),
+            (json!({"type": "image_url", "image_url": "a.png"}), json!("a.png")),
+            (json!({"type": "image", "image": {"path": "a.png", "bytes": null}}), json!({"path": "a.png", "bytes": null})),
+            (json!({"type": "image"}), json!(null)),
+        ] {
+            let content = json!([{"type": "text", "text": "x"}, part, url, {"text": "y"}]);
+            let message = read(json!({"role": "user", "content": content})).unwrap();
+            assert_eq!(message.fields["content"], format!("x{MARK}{MARK}y"), "{part}");
+            assert_eq!(message.images, [image, json!("b.png")], "{part}");
         }
     }
 

@@ -38,6 +38,7 @@ pub(crate) use calls::object_of;
 pub use calls::tools;
 pub(crate) use columns::{optional_text, required, wrong};
 pub use conversation::ConversationColumns;
+pub(crate) use conversation::IMAGES;
 pub use detect::AutoColumns;
 pub(crate) use detect::{Columns, MESSAGES, Refused, SAMPLE, SYSTEM, detect};
 pub(crate) use instruction::history;
@@ -234,12 +235,13 @@ pub(crate) trait EncodeRow: Send + Sync {
     }
 }
 
-/// The encoder of a dataset. `tokenizer` may be absent for [`DatasetKind::Tokens`] only.
+/// The encoder of a dataset, of which relative paths of images begin in these folders. `tokenizer` may be absent for [`DatasetKind::Tokens`] only.
 pub(crate) fn encoder(
     spec: &DatasetSpec,
     tokenizer: Option<&Arc<Tokenizer>>,
     dialogue: &DialogueOptions,
     preference: &PreferenceOptions,
+    folders: Vec<PathBuf>,
 ) -> Result<Box<dyn RowDocuments>, DataError> {
     let needed = || {
         tokenizer.cloned().ok_or_else(|| {
@@ -261,7 +263,7 @@ pub(crate) fn encoder(
         DatasetKind::Auto(_) => panic!("the type of a set is recognised before its rows are encoded"),
         DatasetKind::Conversation(columns) => {
             let encoder = DialogueEncoder::new(needed()?, dialogue)?;
-            Box::new(Text(conversation::ConversationRows::new(encoder, columns.clone())))
+            Box::new(Text(conversation::ConversationRows::new(encoder, columns.clone(), folders)))
         }
         DatasetKind::Preference(columns) => Box::new(PairRows::new(needed()?, dialogue, columns.clone(), preference)?),
         DatasetKind::Unpaired(columns) => {

@@ -68,6 +68,16 @@ pub fn size(bytes: &[u8], limits: &Limits) -> Result<[usize; 2], String> {
     })
 }
 
+/// The file of an image, without loss.
+pub fn png(pixels: &Pixels) -> Vec<u8> {
+    let (width, height) = (pixels.width as u32, pixels.height as u32);
+    let image = ::image::RgbImage::from_raw(width, height, pixels.rgb.clone()).expect("a pixel has three bytes");
+    let mut bytes = Vec::new();
+    let written = DynamicImage::from(image).write_to(&mut Cursor::new(&mut bytes), ImageFormat::Png);
+    written.expect("memory takes every image");
+    bytes
+}
+
 fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(impl ImageDecoder + 'a, Orientation), String> {
     if bytes.len() > limits.bytes {
         return Err(format!("has {} bytes, more than the limit of {}", bytes.len(), limits.bytes));
@@ -155,7 +165,7 @@ fn is_whole_jpeg(bytes: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    fn png(image: &DynamicImage) -> Vec<u8> {
+    fn file(image: &DynamicImage) -> Vec<u8> {
         let mut bytes = Vec::new();
         image.write_to(&mut Cursor::new(&mut bytes), ImageFormat::Png).unwrap();
         bytes
@@ -164,7 +174,7 @@ mod tests {
     #[test]
     fn transparent_pixels_lie_on_white() {
         let image = ::image::RgbaImage::from_raw(2, 1, vec![10, 20, 30, 0, 10, 20, 30, 128]).unwrap();
-        let pixels = decode(&png(&image.into()), &Limits::default()).unwrap();
+        let pixels = decode(&file(&image.into()), &Limits::default()).unwrap();
         assert_eq!((pixels.height, pixels.width), (1, 2));
         assert_eq!(pixels.rgb, [255, 255, 255, 132, 137, 142]);
     }
@@ -172,13 +182,13 @@ mod tests {
     #[test]
     fn sixteen_bits_are_scaled_to_eight() {
         let image = ::image::ImageBuffer::<::image::Luma<u16>, _>::from_raw(3, 1, vec![0u16, 32768, 65535]).unwrap();
-        let pixels = decode(&png(&image.into()), &Limits::default()).unwrap();
+        let pixels = decode(&file(&image.into()), &Limits::default()).unwrap();
         assert_eq!(pixels.rgb, [0, 0, 0, 128, 128, 128, 255, 255, 255]);
     }
 
     #[test]
     fn files_that_are_no_images_or_too_large_are_refused() {
-        let image = png(&::image::RgbImage::new(40, 30).into());
+        let image = file(&::image::RgbImage::new(40, 30).into());
         assert_eq!(size(&image, &Limits::default()), Ok([30, 40]));
         let few = Limits { pixels: 1000, ..Limits::default() };
         assert!(decode(&image, &few).unwrap_err().contains("30 × 40 pixels"));

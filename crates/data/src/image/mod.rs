@@ -8,6 +8,6 @@ mod processor;
 mod resize;
 mod sizes;
 
-pub use decode::{Limits, Pixels, decode, size};
+pub use decode::{Limits, Pixels, decode, png, size};
 pub use processor::{Kind, PixelLimits, Prepared, Processor};
 pub use resize::Filter;

@@ -134,6 +134,7 @@ mod tests {
             batch: 1,
             seq_len: 8,
             patches: crate::patches::Patches::default(),
+            images: Vec::new(),
             away: None,
             marks: Vec::new(),
             reference_logps: Vec::new(),

@@ -30,6 +30,7 @@ use self::calls::CallForm;
 use self::compiled::Compiled;
 use crate::error::{DataError, RowError, RowReason};
 use crate::guard::guarded;
+use crate::image_texts::with_parts;
 
 /// Bytes of what a template says itself, in an error or as a format of the clock, and different formats.
 const MOST_SAID: usize = 4096;
@@ -62,6 +63,8 @@ pub struct ChatTemplate {
     clock: Readings,
     /// Found when the first call is rendered.
     call_form: OnceLock<CallForm>,
+    /// Whether it takes contents as lists of parts alone; found when the first conversation is rendered.
+    lists: OnceLock<bool>,
 }
 
 /// What was read off the clock: format and reading.
@@ -91,6 +94,7 @@ impl ChatTemplate {
             marks,
             clock: readings,
             call_form: OnceLock::new(),
+            lists: OnceLock::new(),
         })
     }
 
@@ -129,7 +133,34 @@ impl ChatTemplate {
         self.render_as_given(Conversation { messages: &messages, ..conversation }, generation_prompt, further)
     }
 
+    /// Whether contents reach it as lists of parts alone: it cannot write a text, but one in a list.
+    fn takes_lists(&self) -> bool {
+        const PROBE: &str = "Qv7probe";
+        let shows = |content: Json| {
+            let message = Map::from_iter([("role".to_owned(), "user".into()), ("content".to_owned(), content)]);
+            let conversation = Conversation { messages: &[message], tools: None };
+            self.render_parts(conversation, false, None).is_ok_and(|rendered| rendered.text.contains(PROBE))
+        };
+        *self.lists.get_or_init(|| !shows(PROBE.into()) && shows(serde_json::json!([{"type": "text", "text": PROBE}])))
+    }
+
     fn render_as_given(
+        &self,
+        conversation: Conversation<'_>,
+        generation_prompt: bool,
+        further: Option<&Map<String, Json>>,
+    ) -> Result<Rendered, RowError> {
+        match with_parts(conversation.messages, self.takes_lists()) {
+            None => self.render_parts(conversation, generation_prompt, further),
+            Some(messages) => {
+                let conversation = Conversation { messages: &messages, ..conversation };
+                self.render_parts(conversation, generation_prompt, further)
+            }
+        }
+    }
+
+    /// Renders messages whose contents are as the template takes them.
+    fn render_parts(
         &self,
         conversation: Conversation<'_>,
         generation_prompt: bool,

@@ -108,6 +108,7 @@ fn instructions_train_the_answer_and_the_end_token() {
         pad_id: 0,
         longest_padding: usize::MAX,
         prefetch: 1,
+        images: None,
     };
     let fill = extent(&documents, &spec).unwrap().fill;
     assert!(fill > 0.96, "{fill}");

@@ -34,6 +34,7 @@ fn spec(layout: Layout, prefetch: usize) -> LoaderSpec {
         pad_id: PAD,
         longest_padding: usize::MAX,
         prefetch,
+        images: None,
     }
 }
 

@@ -569,6 +569,7 @@ fn the_loader_keeps_both_sides_together_as_documents_of_their_own() {
         pad_id: 0,
         longest_padding: usize::MAX,
         prefetch: 0,
+        images: None,
     };
     let documents = data::DocumentSet::all(prepared.corpus.clone());
     let mut seen = Vec::new();

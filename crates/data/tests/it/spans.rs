@@ -225,7 +225,7 @@ fn tool_calls_are_trained_whole() {
             .as_array()
             .unwrap()
             .iter()
-            .map(|fields| Message { fields: fields.as_object().unwrap().clone(), weight: None })
+            .map(|fields| Message { fields: fields.as_object().unwrap().clone(), weight: None, images: Vec::new() })
             .collect();
         let pieces = family(name).trained_with(&messages, row["kwargs"].get("tools")).unwrap();
         let pieces: Vec<&str> = pieces.iter().map(|(text, _)| text.as_str()).collect();

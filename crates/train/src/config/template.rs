@@ -36,8 +36,11 @@ options! {
         sequence_parallel_size: u32 = 1, min = 1, resumable;
         /// Text between the generation prompt and the answer. It is not trained.
         response_prefix: Option<String> = null;
-        /// Images: maximum number of pixels. Only for vision models.
-        max_pixels: Option<u64> = null, min = 1, pending;
+        /// Images: largest area in pixels, in place of that of the model's processor. Only for models whose processor goes by
+        /// areas (Qwen).
+        max_pixels: Option<u64> = null, min = 1;
+        /// Images: smallest area in pixels, as `max_pixels`.
+        min_pixels: Option<u64> = null, min = 1;
         /// Images: coordinate format of bounding boxes. Only for vision models.
         norm_bbox: Option<NormBbox> = null, pending;
         /// Format of tools and tool calls if the model's template does not support them: `hermes` or `react`.

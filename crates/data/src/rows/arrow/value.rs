@@ -6,6 +6,7 @@
 use jiff::civil::Date;
 use serde_json::{Map, Number, Value};
 
+use crate::image_source::{data_uri, is_image_file};
 use super::super::limit::Budget;
 use super::batch::Column;
 use super::schema::{Field, Kind};
@@ -116,8 +117,12 @@ fn range(column: &Column, i: usize, width: usize) -> Result<std::ops::Range<usiz
     if range.start <= range.end { Ok(range) } else { Err(OUTSIDE.to_owned()) }
 }
 
+/// A text, or the file of an image; other bytes are left out.
 fn text(bytes: &[u8]) -> Option<Value> {
-    std::str::from_utf8(bytes).ok().map(Value::from)
+    match is_image_file(bytes) {
+        true => Some(Value::String(data_uri(bytes))),
+        false => std::str::from_utf8(bytes).ok().map(Value::from),
+    }
 }
 
 fn number(x: f64) -> Option<Value> {

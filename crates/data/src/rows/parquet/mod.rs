@@ -17,6 +17,7 @@ use serde_json::{Map, Number, Value};
 use self::pages::Examined;
 use super::limit::Budget;
 use super::{Row, RowLimit, RowLocation, Rows, shared};
+use crate::image_source::{data_uri, is_image_file};
 use crate::error::{DataError, RowError, RowReason};
 use crate::guard::guarded;
 
@@ -95,8 +96,10 @@ fn fields<'a>(
     columns: impl Iterator<Item = (&'a String, &'a Field)>,
     budget: &mut Budget,
 ) -> Result<Map<String, Value>, RowError> {
-    let is_text = |field: &Field| !matches!(field, Field::Bytes(bytes) if std::str::from_utf8(bytes.data()).is_err());
-    let readable = columns.filter(|(_, field)| is_text(field));
+    let is_read = |field: &Field| {
+        !matches!(field, Field::Bytes(bytes) if std::str::from_utf8(bytes.data()).is_err() && !is_image_file(bytes.data()))
+    };
+    let readable = columns.filter(|(_, field)| is_read(field));
     readable.map(|(name, field)| Ok((name.clone(), value(field, budget)?))).collect()
 }
 
@@ -123,6 +126,7 @@ fn value(field: &Field, budget: &mut Budget) -> Result<Value, RowError> {
         Field::Float(x) => number(f64::from(*x)),
         Field::Double(x) => number(*x),
         Field::Str(text) => Value::String(text.clone()),
+        Field::Bytes(bytes) if is_image_file(bytes.data()) => Value::String(data_uri(bytes.data())),
         Field::Bytes(bytes) => {
             let text =
                 std::str::from_utf8(bytes.data()).map_err(|e| wrong(format!("binary column is not text: {e}")))?;

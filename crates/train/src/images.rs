@@ -1,0 +1,61 @@
+//! Images in a run: whether its data have any, and what does not go with them yet.
+
+use data::dataset_images;
+use data::image::PixelLimits;
+use data::pictures::ImageReader;
+
+use crate::config::{Config, Recipe, Task};
+use crate::encoded::spec;
+use crate::error::{Result, TrainError};
+use crate::source::ModelSource;
+
+/// Whether the first rows of a dataset have images. What cannot be read is an error where rows are wanted.
+pub fn are_in_data(config: &Config) -> bool {
+    let sets = [("datasets", &config.data.datasets), ("validation_datasets", &config.data.validation_datasets)];
+    let mut all = sets.iter().flat_map(|(option, list)| list.iter().flatten().enumerate().map(move |of| (option, of)));
+    all.any(|(option, (number, of))| {
+        let place = format!("{option}[{number}]");
+        spec(config, of, &place).is_ok_and(|spec| dataset_images(&spec))
+    })
+}
+
+/// What makes patches of the images of a run, where its model reads them. Errors: options that do not go with images yet.
+pub(crate) fn of_run(config: &Config, source: &ModelSource) -> Result<Option<ImageReader>> {
+    if source.model.images.is_none() {
+        return Ok(None);
+    }
+    let problems: Vec<_> = conflicts(config)
+        .into_iter()
+        .map(|(option, value)| {
+            let message = format!("`{option}: {value}` does not go with images in the data yet");
+            config.mistake(option, message, Some(format!("remove `{option}`, or the images")))
+        })
+        .collect();
+    if !problems.is_empty() {
+        return Err(TrainError::Config(problems));
+    }
+    let mut reader = source.image_reader()?;
+    let limits = PixelLimits { least: config.template.min_pixels, most: config.template.max_pixels };
+    reader.processor = reader.processor.bounded(limits).map_err(|problem| {
+        TrainError::Config(vec![config.mistake("max_pixels", problem, Some("remove it".to_owned()))])
+    })?;
+    Ok(Some(reader))
+}
+
+/// Options that do not go with images yet, with their values.
+fn conflicts(config: &Config) -> Vec<(&'static str, String)> {
+    let of = &config.qlora;
+    let on = "true".to_owned();
+    let all = [
+        ("task", config.task.name().to_owned(), !matches!(config.task, Task::Sft | Task::Pt)),
+        ("pipeline_parallel_size", config.stages().to_string(), config.stages() > 1),
+        ("sequence_parallel_size", config.sequence().to_string(), config.sequence() > 1),
+        ("distributed.num_nodes", config.nodes().to_string(), config.nodes() > 1),
+        ("sample_prompts", format!("{:?}", config.logging.sample_prompts), !config.logging.sample_prompts.is_empty()),
+        ("recipe", config.precision.recipe.name().to_owned(), config.precision.recipe != Recipe::Bf16),
+        ("qlora_bnb", on.clone(), of.qlora_bnb),
+        ("qlora_fp8", on.clone(), of.qlora_fp8),
+        ("qlora_fp4", on, of.qlora_fp4),
+    ];
+    all.into_iter().filter(|(.., is_on)| *is_on).map(|(option, value, _)| (option, value)).collect()
+}

@@ -337,7 +337,8 @@ impl AdapterRules {
         let is_apart = self.form.apart.iter().any(|part| module.starts_with(part.as_str()));
         for (target, hits) in self.targets.iter().zip(hits) {
             let reaches = !is_apart || target.reaches_parts();
-            let hit = reaches && target.is_match(module)? && (!target.minds_layers(module) || self.in_layers(module)?);
+            let hit =
+                reaches && target.is_match(module)? && (!target.minds_layers(module) || self.in_layers(module)?);
             *hits += hit as usize;
             any |= hit;
         }

@@ -211,7 +211,9 @@ impl DialogueEncoder {
         is_strict: bool,
     ) -> Result<(Cow<'a, [Message]>, Option<&'a Value>), RowError> {
         let mut messages = Cow::Borrowed(messages);
-        if let Some(number) = messages.iter().position(|of| !of.images.is_empty()).filter(|_| self.options.images.is_none()) {
+        if let Some(number) =
+            messages.iter().position(|of| !of.images.is_empty()).filter(|_| self.options.images.is_none())
+        {
             let problem = format!("message {} has an image, and only text is trained here", number + 1);
             return Err(RowError::new(RowReason::WrongType, problem));
         }

@@ -42,7 +42,9 @@ impl ImageSource {
                     _ => Err("an object without `bytes` and `path`".to_owned()),
                 }
             }
-            other => Err(format!("{}, expected a path or an object with `bytes` or `path`", crate::rows::json::kind(other))),
+            other => {
+                Err(format!("{}, expected a path or an object with `bytes` or `path`", crate::rows::json::kind(other)))
+            }
         }
     }
 
@@ -53,7 +55,9 @@ impl ImageSource {
         }
         if text.starts_with("http://") || text.starts_with("https://") {
             let url = shown(text);
-            return Err(format!("`{url}` is a URL, and nothing is fetched while rows are read: download it, and give its path"));
+            return Err(format!(
+                "`{url}` is a URL, and nothing is fetched while rows are read: download it, and give its path"
+            ));
         }
         let path = Path::new(text.strip_prefix("file://").unwrap_or(text));
         let found = match path.is_absolute() {
@@ -61,7 +65,8 @@ impl ImageSource {
             false => folders.iter().map(|folder| folder.join(path)).find(|path| path.is_file()),
         };
         found.filter(|path| path.is_file()).map(ImageSource::Path).ok_or_else(|| {
-            let near = folders.first().map_or(String::new(), |folder| format!(" (relative to {})", shown(folder.display())));
+            let near =
+                folders.first().map_or(String::new(), |folder| format!(" (relative to {})", shown(folder.display())));
             format!("there is no file `{}`{near}", shown(path.display()))
         })
     }
@@ -178,13 +183,19 @@ mod tests {
         std::fs::write(&file, b"abc").unwrap();
         let folders = [PathBuf::from("/nowhere"), folder.path().to_owned()];
         let path = ImageSource::Path(file.clone());
-        for value in [json!("a b.png"), json!(file), json!({"path": "a b.png", "bytes": null}),
-            json!(format!("file://{}", file.display())), json!({"url": "a b.png"})]
-        {
+        for value in [
+            json!("a b.png"),
+            json!(file),
+            json!({"path": "a b.png", "bytes": null}),
+            json!(format!("file://{}", file.display())),
+            json!({"url": "a b.png"}),
+        ] {
             assert_eq!(ImageSource::of(&value, &folders).unwrap(), path, "{value}");
         }
         let bytes = ImageSource::Bytes(b"abc".as_slice().into());
-        for value in [json!("data:image/png;base64,YWJj"), json!({"bytes": "YWJj", "path": "x"}), json!({"bytes": [97, 98, 99]})] {
+        for value in
+            [json!("data:image/png;base64,YWJj"), json!({"bytes": "YWJj", "path": "x"}), json!({"bytes": [97, 98, 99]})]
+        {
             assert_eq!(ImageSource::of(&value, &folders).unwrap(), bytes, "{value}");
         }
         for (value, problem) in [

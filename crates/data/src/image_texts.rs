@@ -57,9 +57,11 @@ impl ImageTexts {
         let mut untrained = vec![id];
         for text in frame {
             let id = tokenizer.encoder().token_to_id(text);
-            untrained.push(id.ok_or_else(|| format!("the tokenizer has no token `{text}`, which frames images"))? as i32);
+            untrained
+                .push(id.ok_or_else(|| format!("the tokenizer has no token `{text}`, which frames images"))? as i32);
         }
-        let placeholder = if matches!(reader.processor.kind, Kind::Gemma3 { .. }) { GEMMA3[0].to_owned() } else { token.clone() };
+        let placeholder =
+            if matches!(reader.processor.kind, Kind::Gemma3 { .. }) { GEMMA3[0].to_owned() } else { token.clone() };
         let frame = frame.iter().map(|text| (*text).to_owned()).collect();
         Ok(ImageTexts { reader, placeholder, token, frame, untrained })
     }
@@ -90,7 +92,10 @@ impl ImageTexts {
                     true => of(0),
                     false => {
                         let crops = crops.join(" ");
-                        format!("Here is the original image {} and here are some crops to help you see better {crops}", of(0))
+                        format!(
+                            "Here is the original image {} and here are some crops to help you see better {crops}",
+                            of(0)
+                        )
                     }
                 }
             }
@@ -152,7 +157,9 @@ impl ImageTexts {
         }
         let longer: Vec<usize> = images.iter().map(|image| image.len() - self.placeholder.len()).collect();
         // A span begins and ends between characters of the template, never inside of a placeholder.
-        let moved = |at: usize| at + found.iter().zip(&longer).filter(|(place, _)| **place < at).map(|(_, by)| by).sum::<usize>();
+        let moved = |at: usize| {
+            at + found.iter().zip(&longer).filter(|(place, _)| **place < at).map(|(_, by)| by).sum::<usize>()
+        };
         for span in spans {
             span.range = moved(span.range.start)..moved(span.range.end);
         }
@@ -201,7 +208,8 @@ impl ImageTexts {
                 })?,
                 own => own,
             };
-            let source = ImageSource::of(value, folders).map_err(|problem| wrong(format!("image {number}: {problem}")))?;
+            let source =
+                ImageSource::of(value, folders).map_err(|problem| wrong(format!("image {number}: {problem}")))?;
             sources.push(source);
         }
         match given.len() {

@@ -71,7 +71,7 @@ pub use pairs::mismatched;
 pub use preference::{
     Cut, Preference, PreferenceColumns, PreferenceOptions, Purpose, Question, Split, Unpaired, UnpairedColumns,
 };
-pub use prepare::{dataset_images, EncodedCorpus, Keeping, PrepareOptions, origin, prepare, prepare_cached};
+pub use prepare::{EncodedCorpus, Keeping, PrepareOptions, dataset_images, origin, prepare, prepare_cached};
 pub use rows::RowLimit;
 pub use spans::Message;
 pub use spread::{Held, join};

@@ -238,7 +238,8 @@ fn with_images(reader: &ImageReader, round: Vec<Made>) -> VecDeque<Made> {
         let pictures: Vec<Vec<Picture>> = batch.images.par_iter().map(of).collect::<Result<_, _>>()?;
         Ok((Batch { images: Vec::new(), ..batch }, pictures.concat()))
     };
-    let read: Vec<Result<(Batch, Vec<Picture>), DataError>> = round.into_iter().map(|made| made.and_then(read)).collect();
+    let read: Vec<Result<(Batch, Vec<Picture>), DataError>> =
+        round.into_iter().map(|made| made.and_then(read)).collect();
     let patches = |pictures: &[Picture]| pictures.iter().map(|of| of.grid[0] * of.grid[1]).sum::<usize>();
     let most = read.iter().flatten().map(|(_, pictures)| patches(pictures)).max().unwrap_or(0);
     let most = reader.room(most);

@@ -117,14 +117,20 @@ impl Form {
         let (wanted, found) = (sizes.iter().sum::<usize>(), places.len());
         if wanted != found {
             let count = pictures.len();
-            return Err(problem(format!("{count} images have {wanted} tokens, but {found} tokens {} stand for them", self.token)));
+            return Err(problem(format!(
+                "{count} images have {wanted} tokens, but {found} tokens {} stand for them",
+                self.token
+            )));
         }
         for of in pictures {
             if of.pixels.len() != of.grid[0] * of.grid[1] * self.width {
                 let [rows, columns] = of.grid;
                 let expected = rows * columns * self.width;
-                return Err(problem(format!("an image has {} numbers, expected {rows} · {columns} · {} = {expected}",
-                    of.pixels.len(), self.width)));
+                return Err(problem(format!(
+                    "an image has {} numbers, expected {rows} · {columns} · {} = {expected}",
+                    of.pixels.len(),
+                    self.width
+                )));
             }
         }
         let patches: usize = pictures.iter().map(|of| of.grid[0] * of.grid[1]).sum();
@@ -145,7 +151,9 @@ impl Form {
         let [block_rows, block_columns] = [rows / self.side, columns / self.side];
         if self.table > 0 && !self.stretched && rows.max(columns) > self.table {
             let size = self.table;
-            return Err(problem(format!("an image of {rows} × {columns} patches exceeds the table of {size} × {size}")));
+            return Err(problem(format!(
+                "an image of {rows} × {columns} patches exceeds the table of {size} × {size}"
+            )));
         }
         let first = made.entries.len();
         for window in windows([block_rows, block_columns], self.window) {

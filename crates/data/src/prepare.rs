@@ -11,14 +11,14 @@ use serde_json::{Map, Value};
 use crate::cache::{EntryWriter, Lookup, RowCache, Stamp};
 use crate::corpus::Corpus;
 use crate::dataset::{
-    DatasetKind, DatasetSpec, Limits, Noticed, RowDocuments, RowForm, RowShard, IMAGES, SAMPLE, absent, detect,
+    DatasetKind, DatasetSpec, IMAGES, Limits, Noticed, RowDocuments, RowForm, RowShard, SAMPLE, absent, detect,
     encoder, opened, unused,
 };
 use crate::dialogue::DialogueOptions;
 use crate::document::{Document, Truncation};
-use crate::image_texts::is_image;
 use crate::error::{DataError, RowError, Stop, shown};
 use crate::gather::Gathering;
+use crate::image_texts::is_image;
 use crate::pipeline::in_order;
 use crate::preference::{self, PreferenceOptions, Purpose};
 use crate::rows::{self, Row, Rows};
@@ -138,7 +138,8 @@ pub fn origin(
 pub fn dataset_images(spec: &DatasetSpec) -> bool {
     let Ok((files, _)) = files(spec) else { return false };
     let Ok(rows) = rows::open_within(&files, "text", spec.row_limit) else { return false };
-    let has_column = |row: &Map<String, Value>| IMAGES.iter().any(|name| row.get(*name).is_some_and(|of| !of.is_null()));
+    let has_column =
+        |row: &Map<String, Value>| IMAGES.iter().any(|name| row.get(*name).is_some_and(|of| !of.is_null()));
     let readable = rows.take(SAMPLE).filter_map(|row| row.fields.ok());
     readable.into_iter().any(|row| has_column(&row) || row.values().any(has_image))
 }

@@ -230,7 +230,8 @@ impl SegmentBuilder {
     pub(crate) fn finish(&mut self) -> Vec<i32> {
         let builder = std::mem::take(self);
         let head = [MARK, FORMAT, builder.lengths.len() as i32, builder.data.len() as i32];
-        [&head[..], &builder.lengths, &builder.begins, &builder.kinds, &builder.firsts, &builder.images, &builder.data].concat()
+        [&head[..], &builder.lengths, &builder.begins, &builder.kinds, &builder.firsts, &builder.images, &builder.data]
+            .concat()
     }
 }
 

@@ -18,8 +18,8 @@ pub use adapter_form::{AdapterForm, AdapterPlace, MatrixStack};
 pub use dim::{Axis, Bindings, Dim, Element, ValueType};
 pub use flat::{Graph, Layer, Node, Origin, Parameter, ParameterId, Phase, Quantiser, StateId, Value, ValueId};
 pub use model::{
-    Block, Carried, Carry, Each, FileForm, IR_VERSION, ImageForm, Init, Input, Item, Model, ModelError, NodeSpec, Output,
-    ParameterSpec, Repeat, Task, TaskEntries, TaskEntry, from_json,
+    Block, Carried, Carry, Each, FileForm, IR_VERSION, ImageForm, Init, Input, Item, Model, ModelError, NodeSpec,
+    Output, ParameterSpec, Repeat, Task, TaskEntries, TaskEntry, from_json,
 };
 pub use op_id::OpId;
 pub use verify::verify;

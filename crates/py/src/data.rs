@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use data::show::Terminal;
 use data::image_source::data_uri;
 use data::image_texts::ImageTexts;
+use data::show::Terminal;
 use data::template::{ChatTemplate, Conversation, clock_now};
 use data::{AgentForm, DialogueEncoder, DialogueOptions, LossRule};
 use pyo3::exceptions::PyValueError;
@@ -15,8 +15,8 @@ use serde_json::{Map, Value};
 use train::{ModelSource, TrainError};
 
 use crate::config::Config;
-use crate::images::{Image, files};
 use crate::errors::{DataError, train_error};
+use crate::images::{Image, files};
 use crate::signals::Signals;
 
 fn data_error(error: impl std::fmt::Display) -> PyErr {

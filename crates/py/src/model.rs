@@ -13,9 +13,9 @@ use train::config::Device as DeviceKind;
 use train::{Device, DeviceRequest, ModelSource};
 
 use crate::arrays::{self, Floats, Integers};
-use crate::images::{Image, pixels};
 use crate::errors::train_error;
 use crate::generate::Generation;
+use crate::images::{Image, pixels};
 use crate::score::{Pair, Scoring};
 use crate::trainer::Trainer;
 

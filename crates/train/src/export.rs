@@ -18,6 +18,7 @@ use crate::config::Init;
 use crate::engine::Engine;
 use crate::error::{Result, TrainError, go_on};
 use crate::generate::{is_of_conversations, write_end_tokens};
+use crate::images;
 use crate::model::Model;
 use crate::model_folder::{pretty, write_companions, write_files, write_weights};
 use crate::other_parts;
@@ -171,7 +172,7 @@ impl Trainer {
     /// the same program.
     fn check_logits(&mut self, folder: &Path, is_model: bool) -> Result<()> {
         let length = self.source.max_positions().unwrap_or(CHECKED_TOKENS).min(CHECKED_TOKENS);
-        let batch = check_batch(self.source.vocab_size()?, length);
+        let batch = images::check_batch(&self.source, check_batch(self.source.vocab_size()?, length))?;
         let dtype = self.plan.compile.weights;
         let (source, adapter) = match is_model {
             true => (Arc::new(ModelSource { folder: folder.to_owned(), ..(*self.source).clone() }), None),
@@ -211,7 +212,8 @@ impl Trainer {
 
     /// Logits of the live weights, in a program of their own without the training step's memory.
     fn live_logits(&mut self, batch: &Batch) -> Result<HostTensor> {
-        let variant = Variant { batch: batch.batch, seq_len: batch.seq_len, documents: Documents::Rows, patches: 0 };
+        let (rows, seq_len, patches) = (batch.batch, batch.seq_len, batch.patches.count());
+        let variant = Variant { batch: rows, seq_len, documents: Documents::Rows, patches };
         let options = CompileOptions {
             variants: vec![variant],
             training: None,

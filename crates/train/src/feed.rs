@@ -6,11 +6,11 @@ mod check;
 
 use std::sync::Arc;
 
+use data::pictures::ImageReader;
 use data::show::ShownRow;
 use data::{
     Batch, DatasetSummary, DocumentSet, Extent, Layout, Loader, LoaderSpec, Padding, Position, Share, Stop, Tokenizer,
 };
-use data::pictures::ImageReader;
 use program::{Documents, Variant};
 
 use crate::checkpoint::DataDigest;

@@ -1,8 +1,8 @@
 //! Images in a run: whether its data have any, and what does not go with them yet.
 
-use data::dataset_images;
-use data::image::PixelLimits;
+use data::image::{PixelLimits, Pixels};
 use data::pictures::ImageReader;
+use data::{Batch, dataset_images};
 
 use crate::config::{Config, Recipe, Task};
 use crate::encoded::spec;
@@ -40,6 +40,28 @@ pub(crate) fn of_run(config: &Config, source: &ModelSource) -> Result<Option<Ima
         TrainError::Config(vec![config.mistake("max_pixels", problem, Some("remove it".to_owned()))])
     })?;
     Ok(Some(reader))
+}
+
+/// A batch of text as it is, where the model reads no images, else one row of its beginning with an image inside: a ramp of
+/// colors.
+pub(crate) fn check_batch(source: &ModelSource, text: Batch) -> Result<Batch> {
+    const SIDE: usize = 96;
+    const AROUND: usize = 8;
+    if source.model.images.is_none() {
+        return Ok(text);
+    }
+    let ramp = (0..SIDE * SIDE).flat_map(|at| [at / SIDE, at % SIDE, at / 2 % SIDE].map(|value| (2 * value) as u8));
+    let image = Pixels { height: SIDE, width: SIDE, rgb: ramp.collect() };
+    let reader = source.image_reader()?;
+    let pictures = source.pictures(&[image])?;
+    let grids: Vec<[usize; 2]> = pictures.iter().map(|of| of.grid).collect();
+    let token = reader.form.token;
+    let mut words = text.input_ids.iter().copied().filter(|id| *id != token);
+    let before: Vec<i32> = words.by_ref().take(AROUND).collect();
+    let after: Vec<i32> = words.take(AROUND).collect();
+    let ids = [before, vec![token; reader.tokens(&grids)], after].concat();
+    let batch = Batch::from_labels(1, ids.len(), ids.clone(), &ids, None, None).map_err(TrainError::Data)?;
+    source.with_images(batch, &pictures)
 }
 
 /// Options that do not go with images yet, with their values.

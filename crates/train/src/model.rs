@@ -316,7 +316,11 @@ impl Model {
         let program = self.engine_for(&batch, EntryOptions::forward())?.program().clone();
         let is_trained = |slot: &&ParameterSlot| slot.trainable || self.options.training.is_none();
         if self.options.adapter.is_some() {
-            return Ok(WeightSet::Adapter.of(&program).filter(is_trained).map(|of| WeightSet::Adapter.name(of)).collect());
+            return Ok(WeightSet::Adapter
+                .of(&program)
+                .filter(is_trained)
+                .map(|of| WeightSet::Adapter.name(of))
+                .collect());
         }
         let own = self.source.own(&self.source.folder)?;
         let of_file = |slot: &ParameterSlot| self.source.file_name(&own, &WeightSet::Base.name(slot));

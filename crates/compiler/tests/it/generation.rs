@@ -18,8 +18,12 @@ fn hybrid() -> Model {
 }
 
 fn asked(shapes: &[(usize, usize)]) -> CompileOptions {
-    let variant =
-        |(batch, seq_len): &(usize, usize)| Variant { batch: *batch, seq_len: *seq_len, documents: Documents::Rows, patches: 0 };
+    let variant = |(batch, seq_len): &(usize, usize)| Variant {
+        batch: *batch,
+        seq_len: *seq_len,
+        documents: Documents::Rows,
+        patches: 0,
+    };
     CompileOptions {
         variants: shapes.iter().map(variant).collect(),
         training: None,

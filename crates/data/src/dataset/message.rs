@@ -396,7 +396,10 @@ mod tests {
             (json!({"image": "a.png"}), json!("a.png")),
             (json!({"type": "image", "base64": "YWJj"}), json!({"bytes": "YWJj"})),
             (json!({"type": "image_url", "image_url": "a.png"}), json!("a.png")),
-            (json!({"type": "image", "image": {"path": "a.png", "bytes": null}}), json!({"path": "a.png", "bytes": null})),
+            (
+                json!({"type": "image", "image": {"path": "a.png", "bytes": null}}),
+                json!({"path": "a.png", "bytes": null}),
+            ),
             (json!({"type": "image"}), json!(null)),
         ] {
             let content = json!([{"type": "text", "text": "x"}, part, url, {"text": "y"}]);

@@ -82,9 +82,9 @@ fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(impl ImageDecoder + 'a,
     if bytes.len() > limits.bytes {
         return Err(format!("has {} bytes, more than the limit of {}", bytes.len(), limits.bytes));
     }
-    let format = ::image::guess_format(bytes).ok().filter(|format| {
-        [ImageFormat::Jpeg, ImageFormat::Png, ImageFormat::WebP, ImageFormat::Gif].contains(format)
-    });
+    let format = ::image::guess_format(bytes)
+        .ok()
+        .filter(|format| [ImageFormat::Jpeg, ImageFormat::Png, ImageFormat::WebP, ImageFormat::Gif].contains(format));
     let Some(format) = format else {
         let what = if bytes.is_empty() { "is empty" } else { "is no image of a known format" };
         return Err(format!("{what}, expected JPEG, PNG, WebP or GIF"));

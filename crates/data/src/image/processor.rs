@@ -142,8 +142,8 @@ impl Processor {
             }
             let place = path.display().to_string();
             let bytes = small_file::read(&path).map_err(|error| DataError::io("read", &path, error))?;
-            let value: Value =
-                serde_json::from_slice(&bytes).map_err(|error| DataError::invalid(&place, format!("no JSON: {error}")))?;
+            let value: Value = serde_json::from_slice(&bytes)
+                .map_err(|error| DataError::invalid(&place, format!("no JSON: {error}")))?;
             let of_images = match part {
                 None => Some(&value),
                 Some(part) => value.get(part),
@@ -259,7 +259,8 @@ impl Processor {
         let of_model = match self.kind {
             Kind::Gemma3 { .. } => count(&config["mm_tokens_per_image"]),
             Kind::Tiles { .. } => {
-                let sizes = (count(&vision["image_size"]), count(&vision["patch_size"]), count(&config["scale_factor"]));
+                let sizes =
+                    (count(&vision["image_size"]), count(&vision["patch_size"]), count(&config["scale_factor"]));
                 let tokens = |(size, patch, side): (usize, usize, usize)| (size / patch / side).pow(2);
                 sizes.0.zip(sizes.1).zip(sizes.2).map(|((size, patch), side)| tokens((size, patch, side)))
             }
@@ -349,7 +350,8 @@ impl Processor {
         let views = match &self.kind {
             Kind::Tiles { longest, tile, splits } if self.resizes => {
                 let first = to(image, sizes::to_longest(size, *longest));
-                let whole = if *splits { to(&first, sizes::to_tiles([first.height, first.width], *tile)) } else { first };
+                let whole =
+                    if *splits { to(&first, sizes::to_tiles([first.height, first.width], *tile)) } else { first };
                 let [rows, columns] = tiles;
                 let mut views = Vec::new();
                 if targets.len() > 1 {
@@ -436,7 +438,9 @@ mod tests {
     #[test]
     fn unknown_kinds_and_wrong_values_are_named() {
         let kind = |name: &str| json!({"image_processor_type": name});
-        assert!(of(kind("MllamaImageProcessor")).unwrap_err().contains("`MllamaImageProcessor`, which is not available"));
+        assert!(
+            of(kind("MllamaImageProcessor")).unwrap_err().contains("`MllamaImageProcessor`, which is not available")
+        );
         let wrong = json!({"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 0});
         assert!(of(wrong).unwrap_err().contains("`patch_size` is 0, expected a whole number above 0"));
         let wrong = json!({"image_processor_type": "SiglipImageProcessor", "image_std": [1, 0, 1]});

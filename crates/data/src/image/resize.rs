@@ -59,8 +59,7 @@ fn taps(from: usize, to: usize, filter: Filter) -> Vec<Taps> {
         let center = (i as f64 + 0.5) * scale;
         let first = (center - support + 0.5).max(0.0) as usize;
         let end = ((center + support + 0.5) as usize).min(from);
-        let weights: Vec<f64> =
-            (first..end).map(|k| filter.weight((k as f64 - center + 0.5) / widened)).collect();
+        let weights: Vec<f64> = (first..end).map(|k| filter.weight((k as f64 - center + 0.5) / widened)).collect();
         let sum: f64 = weights.iter().sum();
         Taps { first, weights: weights.iter().map(|weight| (weight / sum) as f32).collect() }
     };

@@ -54,11 +54,8 @@ pub(super) fn to_longest([h, w]: [usize; 2], longest: usize) -> [usize; 2] {
         let side = side as usize;
         (side + side % 2).max(1)
     };
-    let target = if w >= h {
-        [even(longest as f64 / aspect), longest]
-    } else {
-        [longest, even(longest as f64 * aspect)]
-    };
+    let target =
+        if w >= h { [even(longest as f64 / aspect), longest] } else { [longest, even(longest as f64 * aspect)] };
     target.map(|side| side.min(4096))
 }
 

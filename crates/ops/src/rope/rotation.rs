@@ -112,7 +112,8 @@ impl Op for Rope {
         let (x, inv_freq, y) = (&call.inputs[0], &call.inputs[2], &call.outputs[0]);
         let inverse = call.attrs.flag("inverse").expect("checked by the shape rule");
         let [batch, tokens, heads, columns] = x.shape[..] else { unreachable!("the shape rule requires four axes") };
-        let pairs = if self.unchanged(call.attrs) { 0 } else { *inv_freq.shape.last().expect("the shape rule requires one") };
+        let pairs =
+            if self.unchanged(call.attrs) { 0 } else { *inv_freq.shape.last().expect("the shape rule requires one") };
         let fits = |width: &usize| pairs % width == 0;
         let width = [WIDEST, 2].into_iter().find(|w| fits(w) && row_width(&[x, y]) >= *w).unwrap_or(1);
         // Columns that are not rotated are copied, `2 · width` at a time.

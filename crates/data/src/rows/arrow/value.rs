@@ -6,11 +6,11 @@
 use jiff::civil::Date;
 use serde_json::{Map, Number, Value};
 
-use crate::image_source::{data_uri, is_image_file};
 use super::super::limit::Budget;
 use super::batch::Column;
 use super::schema::{Field, Kind};
 use crate::error::{RowError, RowReason};
+use crate::image_source::{data_uri, is_image_file};
 
 const OUTSIDE: &str = "damaged: it lies outside of its column";
 

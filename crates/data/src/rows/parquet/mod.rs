@@ -17,9 +17,9 @@ use serde_json::{Map, Number, Value};
 use self::pages::Examined;
 use super::limit::Budget;
 use super::{Row, RowLimit, RowLocation, Rows, shared};
-use crate::image_source::{data_uri, is_image_file};
 use crate::error::{DataError, RowError, RowReason};
 use crate::guard::guarded;
+use crate::image_source::{data_uri, is_image_file};
 
 pub(super) fn open(path: &Path, limit: RowLimit) -> Result<Rows, DataError> {
     let file = File::open(path).map_err(|e| DataError::io("open", path, e))?;
@@ -96,9 +96,7 @@ fn fields<'a>(
     columns: impl Iterator<Item = (&'a String, &'a Field)>,
     budget: &mut Budget,
 ) -> Result<Map<String, Value>, RowError> {
-    let is_read = |field: &Field| {
-        !matches!(field, Field::Bytes(bytes) if std::str::from_utf8(bytes.data()).is_err() && !is_image_file(bytes.data()))
-    };
+    let is_read = |field: &Field| !matches!(field, Field::Bytes(bytes) if std::str::from_utf8(bytes.data()).is_err() && !is_image_file(bytes.data()));
     let readable = columns.filter(|(_, field)| is_read(field));
     readable.map(|(name, field)| Ok((name.clone(), value(field, budget)?))).collect()
 }

@@ -82,7 +82,15 @@ impl Deal {
         let fills = |lanes: usize| lanes.is_multiple_of(32 * each) && lanes >= FEWEST_THREADS * each;
         let together = (1..=FEWEST_THREADS * each).find(|n| fills(n * of_token))?;
         let threads = together * of_token / each;
-        (threads <= MOST_THREADS).then_some(Deal { batch, tokens, heads, pairs, axes: axes_of(inv_freq), together, threads })
+        (threads <= MOST_THREADS).then_some(Deal {
+            batch,
+            tokens,
+            heads,
+            pairs,
+            axes: axes_of(inv_freq),
+            together,
+            threads,
+        })
     }
 
     /// Blocks of which a multiprocessor holds `resident` threads.

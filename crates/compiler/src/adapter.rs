@@ -156,7 +156,7 @@ impl Target {
         }
     }
 
-    /// True if this target may be in a part beside the language model: a pattern, or a name with a dot.
+    /// True if this target may be in a part next to the language model: a pattern, or a name with a dot.
     fn reaches_parts(&self) -> bool {
         match self {
             Target::AllLinear => false,

@@ -96,7 +96,7 @@ impl ImageSource {
     }
 }
 
-/// Whether bytes begin as the file of an image does.
+/// Returns true if bytes begin as the file of an image does.
 pub(crate) fn is_image_file(bytes: &[u8]) -> bool {
     let begins = |magic: &[u8]| bytes.starts_with(magic);
     let is_webp = begins(b"RIFF") && bytes.get(8..12) == Some(b"WEBP");
@@ -118,7 +118,7 @@ fn decoded(text: &str) -> Result<ImageSource, String> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageRef {
     pub source: ImageSource,
-    /// Of the file's bytes.
+    /// BLAKE3 digest of the file's bytes.
     pub digest: [u8; 32],
 }
 
@@ -135,7 +135,7 @@ impl ImageRef {
         }
     }
 
-    /// Several as bytes.
+    /// Writes several references as bytes.
     pub(crate) fn pack(all: &[ImageRef]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for of in all {
@@ -151,7 +151,7 @@ impl ImageRef {
         bytes
     }
 
-    /// Those of packed bytes; `None`: these are none.
+    /// Reads the references of packed bytes; `None` if these are none.
     pub(crate) fn unpack(mut bytes: &[u8]) -> Option<Vec<ImageRef>> {
         let mut all = Vec::new();
         while !bytes.is_empty() {

@@ -41,7 +41,7 @@ const PIXTRAL: &[&str] = &["[IMG_BREAK]", "[IMG_END]"];
 const TILES: &[&str] = &["<fake_token_around_image>", "<global-img>"];
 
 impl ImageTexts {
-    /// Of a model whose tokenizer this is. An error where it lacks a token.
+    /// Finds the tokens of a model's images in its tokenizer. An error where it lacks a token.
     pub fn new(reader: ImageReader, tokenizer: &Tokenizer) -> Result<ImageTexts, String> {
         let id = reader.form.token;
         let token = u32::try_from(id).ok().and_then(|id| tokenizer.encoder().id_to_token(id));
@@ -66,7 +66,7 @@ impl ImageTexts {
         Ok(ImageTexts { reader, placeholder, token, frame, untrained })
     }
 
-    /// Whether a token belongs to images.
+    /// Returns true if a token belongs to images.
     pub(crate) fn is_of_image(&self, id: i32) -> bool {
         self.untrained.contains(&id)
     }
@@ -256,7 +256,7 @@ pub(crate) fn image_of(part: &Value) -> Option<Value> {
     if !is_image {
         return None;
     }
-    let (name, value) = keys.iter().find_map(|name| Some((*name, held(name)?)))?.into();
+    let (name, value) = keys.iter().find_map(|name| Some((*name, held(name)?)))?;
     Some(match (name, value) {
         ("base64", Value::String(text)) => json!({ "bytes": text }),
         ("bytes", value) => json!({ "bytes": value }),
@@ -265,7 +265,7 @@ pub(crate) fn image_of(part: &Value) -> Option<Value> {
     })
 }
 
-/// Whether a part is an image, be it here or in the row's column.
+/// Returns true if a part is an image, be it here or in the row's column.
 pub(crate) fn is_image(part: &Value) -> bool {
     let kind = part.get("type").and_then(Value::as_str);
     matches!(kind, Some("image" | "image_url" | "input_image")) || (kind.is_none() && image_of(part).is_some())

@@ -84,7 +84,7 @@ pub struct LoaderSpec {
     pub longest_padding: usize,
     /// Micro-batches prepared ahead by a thread; 0: prepared when requested.
     pub prefetch: usize,
-    /// What makes patches of images, where the model reads them.
+    /// Makes patches of images, where the model reads them.
     pub images: Option<Arc<ImageReader>>,
 }
 

@@ -7,7 +7,7 @@
 use crate::batch::Batch;
 use crate::error::DataError;
 
-/// Patches are padded to a multiple of so many groups, so that products have full tiles.
+/// Patches are padded to a multiple of this number of groups, so that products have full tiles.
 const UNIT: usize = 16;
 /// Shapes between a power of two and the next: more waste less memory, and compile more often.
 const STEPS: usize = 8;
@@ -17,7 +17,7 @@ const STEPS: usize = 8;
 pub struct Form {
     /// The token that stands for a part of an image.
     pub token: i32,
-    /// Numbers of a patch.
+    /// Numbers of a patch: pixels times channels times frames.
     pub width: usize,
     /// Rows and columns of patches that become one token.
     pub side: usize,
@@ -25,9 +25,9 @@ pub struct Form {
     pub window: usize,
     /// Rows and columns of the tower's table of positions; 0 without one.
     pub table: usize,
-    /// Whether a picture is stretched over the whole table; else a patch has the entry of its row and column.
+    /// True if a picture is stretched over the whole table; else a patch has the entry of its row and column.
     pub stretched: bool,
-    /// Whether text stands between the rows of an image.
+    /// True if text stands between the rows of an image.
     pub breaks: bool,
 }
 
@@ -70,14 +70,14 @@ pub struct Patches {
 }
 
 impl Patches {
-    /// P.
+    /// Returns P, the number of patches with padding.
     pub fn count(&self) -> usize {
         self.entries.len()
     }
 }
 
 impl Form {
-    /// Patches of one token.
+    /// Returns the number of patches that make one token.
     pub fn group(&self) -> usize {
         self.side * self.side
     }
@@ -91,7 +91,7 @@ impl Form {
         Ok(grid[0] * grid[1] / self.group())
     }
 
-    /// P for so many patches: few shapes are compiled.
+    /// Returns P for a number of patches: few shapes are compiled.
     pub fn padded(&self, patches: usize) -> usize {
         let unit = UNIT * self.group();
         let units = patches.div_ceil(unit).max(1);
@@ -105,7 +105,7 @@ impl Form {
         self.lay_out_among(batch, pictures, 0)
     }
 
-    /// The same with room for at least so many patches: those of another rank.
+    /// The same with room for at least `least` patches: those of another rank.
     pub(crate) fn lay_out_among(
         &self,
         batch: &Batch,

@@ -6,7 +6,7 @@ use crate::error::DataError;
 use crate::image::{Kind, Limits, Pixels, Processor, size};
 use crate::patches::{Form, Picture};
 
-/// Makes patches of images.
+/// Makes patches of images: a processor and the form that the model reads.
 #[derive(Clone, Debug)]
 pub struct ImageReader {
     pub form: Form,
@@ -35,7 +35,7 @@ impl ImageReader {
         views.into_iter().map(grid).collect()
     }
 
-    /// The patches of a batch that needs so many.
+    /// Returns the patches of a batch that needs at least `patches`.
     pub fn room(&self, patches: usize) -> usize {
         self.rooms.iter().copied().find(|room| *room >= patches).unwrap_or(patches)
     }

@@ -134,7 +134,7 @@ pub fn origin(
     Ok(blake3::hash(digests.join("\n").as_bytes()).to_hex().to_string())
 }
 
-/// Whether the first rows of a set have images: a column of them, or parts of messages. What cannot be read has none.
+/// Returns true if the first rows of a set have images: a column of them, or parts of messages. What cannot be read has none.
 pub fn dataset_images(spec: &DatasetSpec) -> bool {
     let Ok((files, _)) = files(spec) else { return false };
     let Ok(rows) = rows::open_within(&files, "text", spec.row_limit) else { return false };
@@ -144,7 +144,7 @@ pub fn dataset_images(spec: &DatasetSpec) -> bool {
     readable.into_iter().any(|row| has_column(&row) || row.values().any(has_image))
 }
 
-/// Whether a value is a part that is an image, or holds one, be it as a text of JSON.
+/// Returns true if a value is a part that is an image, or holds one, be it as a text of JSON.
 fn has_image(value: &Value) -> bool {
     match value {
         Value::Array(list) => list.iter().any(has_image),

@@ -245,7 +245,7 @@ enum Words {
 /// A finished segment.
 #[derive(Debug)]
 pub(crate) struct Segment {
-    /// Of all documents: their lengths, where their data begin, what they are, tokens of their first parts, words of their
+    /// The columns of all documents: lengths, places of their data, kinds, tokens of their first parts, words of their
     /// images.
     index: Vec<i32>,
     data: Words,
@@ -328,7 +328,7 @@ fn size(n: usize, kind: i32) -> usize {
     n + labels + if kind & POSITIONED != 0 { n } else { 0 } + usize::from(kind & (PAIR | ANSWER) != 0)
 }
 
-/// The document at the beginning of these words, with a first part of `first` tokens and so many words of images.
+/// The document at the beginning of these words, with a first part of `first` tokens and `images` words of images.
 fn view(words: &[i32], n: usize, kind: i32, (first, images): (usize, usize)) -> DocumentView<'_> {
     let (ids, rest) = words.split_at(n);
     let (trained, rest) = if kind & WHOLE != 0 {

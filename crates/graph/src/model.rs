@@ -49,7 +49,7 @@ pub struct Model {
 pub struct ImageForm {
     /// The token that stands for a part of an image.
     pub token: i32,
-    /// Numbers of a patch.
+    /// Numbers of a patch: pixels times channels times frames.
     pub width: usize,
     /// Rows and columns of patches that become one token.
     pub side: usize,
@@ -59,10 +59,10 @@ pub struct ImageForm {
     /// Rows and columns of the table of positions; 0 without one.
     #[serde(default)]
     pub table: usize,
-    /// Whether an image is stretched over the whole table.
+    /// True if an image is stretched over the whole table.
     #[serde(default)]
     pub stretched: bool,
-    /// Whether text stands between the rows of an image.
+    /// True if text stands between the rows of an image.
     #[serde(default)]
     pub breaks: bool,
 }

@@ -129,7 +129,7 @@ impl Config {
         Ok(changed.to_string())
     }
 
-    /// Whether the first rows of a dataset have images.
+    /// Returns true if the first rows of a dataset have images.
     fn data_have_images(&self, py: Python<'_>) -> bool {
         py.detach(|| train::images_are_in_data(&self.config))
     }

@@ -46,7 +46,7 @@ pub fn files(images: &[Image<'_>]) -> PyResult<Vec<Vec<u8>>> {
     images.iter().enumerate().map(of).collect()
 }
 
-/// The pixels of images.
+/// Decodes images, in their order.
 pub fn pixels(images: &[Image<'_>]) -> PyResult<Vec<Pixels>> {
     images.iter().enumerate().map(|(number, image)| one(number, image)).collect()
 }
@@ -60,14 +60,14 @@ pub struct ImageProcessor(Processor);
 
 #[pymethods]
 impl ImageProcessor {
-    /// That of a folder; none where it has none.
+    /// Reads the processor of a folder; none if it has none.
     #[staticmethod]
     fn read(folder: PathBuf) -> PyResult<Option<ImageProcessor>> {
         let found = Processor::read(&folder).map_err(|error| DataError::new_err(error.to_string()))?;
         Ok(found.map(ImageProcessor))
     }
 
-    /// That of a configuration as JSON.
+    /// Reads the processor of a configuration as JSON.
     #[staticmethod]
     fn of(config: &str) -> PyResult<ImageProcessor> {
         let value = serde_json::from_str(config).map_err(|error| PyValueError::new_err(error.to_string()))?;

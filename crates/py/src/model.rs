@@ -228,6 +228,7 @@ impl Model {
 
     /// (loss, loss of each token, gradients by name).
     #[pyo3(signature = (input_ids, labels, position_ids, weights, lengths, images = None))]
+    #[allow(clippy::too_many_arguments)] // those of the Python method
     fn loss_and_gradients<'py>(
         &self,
         py: Python<'py>,

@@ -45,7 +45,7 @@ pub struct Encoded {
     pub(crate) pad_id: i32,
     /// The chat template that conversations are written with, where it is not the model's own.
     pub(crate) template: Option<String>,
-    /// What makes patches of images, where the model reads them.
+    /// Makes patches of images, where the model reads them.
     pub(crate) images: Option<ImageReader>,
 }
 

@@ -314,7 +314,7 @@ impl Feed {
     }
 }
 
-/// The reader with the patches that batches have room for: as many as the largest of the first has, and half of that.
+/// The reader with the patches that batches have room for: those of the largest of the first batches, and half of that.
 fn with_rooms(reader: ImageReader, documents: &DocumentSet, spec: &LoaderSpec) -> Result<ImageReader> {
     let spec = LoaderSpec { prefetch: 0, epochs: Some(1), ..spec.clone() };
     let loader = Loader::new(documents.clone(), spec, Position::default()).map_err(TrainError::Data)?;

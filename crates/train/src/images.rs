@@ -9,7 +9,7 @@ use crate::encoded::spec;
 use crate::error::{Result, TrainError};
 use crate::source::ModelSource;
 
-/// Whether the first rows of a dataset have images. What cannot be read is an error where rows are wanted.
+/// Returns true if the first rows of a dataset have images. What cannot be read is an error where rows are wanted.
 pub fn are_in_data(config: &Config) -> bool {
     let sets = [("datasets", &config.data.datasets), ("validation_datasets", &config.data.validation_datasets)];
     let mut all = sets.iter().flat_map(|(option, list)| list.iter().flatten().enumerate().map(move |of| (option, of)));
@@ -19,7 +19,7 @@ pub fn are_in_data(config: &Config) -> bool {
     })
 }
 
-/// What makes patches of the images of a run, where its model reads them. Errors: options that do not go with images yet.
+/// Returns the reader of the images of a run, where its model reads them. Errors: options that do not go with images yet.
 pub(crate) fn of_run(config: &Config, source: &ModelSource) -> Result<Option<ImageReader>> {
     if source.model.images.is_none() {
         return Ok(None);

@@ -85,7 +85,7 @@ pub fn has_own_head(folder: &Path) -> Result<bool> {
     }
 }
 
-/// What makes patches of images by the processor of a folder; `form` is `images` of the model's graph as JSON.
+/// Returns the reader of images by the processor of a folder; `form` is `images` of the model's graph as JSON.
 pub fn image_reader(folder: &Path, form: &str) -> Result<ImageReader> {
     let form: ImageForm = serde_json::from_str(form).map_err(|error| TrainError::Usage(error.to_string()))?;
     reader_of(folder, form)
@@ -219,7 +219,7 @@ impl ModelSource {
         Ok(files.flattened(with_axes.map(|of| (of.name.as_str(), of.shape.clone()))))
     }
 
-    /// What makes patches of images; an error where the model reads none, or its folder has no processor.
+    /// Returns the reader of images; an error where the model reads none, or its folder has no processor.
     pub fn image_reader(&self) -> Result<ImageReader> {
         let Some(form) = self.model.images else {
             return Err(TrainError::Usage(format!("{} reads no images", self.model.architecture)));

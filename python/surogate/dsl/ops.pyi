@@ -474,7 +474,7 @@ def fold_rows(*inputs: Tensor | Parameter, size: int | each[int]) -> Any:
     size: neighbors of a group"""
 
 def unfold_rows(*inputs: Tensor | Parameter) -> Any:
-    """x […, N, size, C] with its groups behind one another → […, N·size, C]: the inverse of `fold_rows`. A view."""
+    """x […, N, size, C] with its groups one after another → […, N·size, C]: the inverse of `fold_rows`. A view."""
 
 def repeat_heads(*inputs: Tensor | Parameter, heads: int | each[int]) -> Any:
     """The one head of a token for each of its heads: y[…, h, d] = x[…, 0, d]. x […, 1, D] → y […, heads, D].

@@ -58,7 +58,7 @@ class QwenTowerConfig(TowerConfig):
 
 
 class QwenAttention(Module):
-    """`qkv`, the three beside each other, and `proj`."""
+    """`qkv`, queries, keys and values side by side, and `proj`."""
 
     def __init__(self, c: QwenTowerConfig, hidden: int) -> None:
         self.hidden, self.head_dim = hidden, hidden // c.num_heads

@@ -15,6 +15,7 @@ const KNOWN: &[(&str, usize, &str)] = &[
     ("getrandom", 3, "tokenizers 0.23; tokenizers 1.0 and tempfile; const-random, a macro"),
     ("hashbrown", 2, "tokenizers 1.0 (mem_dbg), parquet"),
     ("itertools", 3, "tokenizers 0.23, tokenizers 1.0 (ptr_hash), criterion"),
+    ("miniz_oxide", 2, "png of image, flate2"),
     ("r-efi", 2, "getrandom for UEFI, not built"),
     ("rand", 2, "tokenizers 0.23, tokenizers 1.0"),
     ("rand_chacha", 2, "tokenizers 0.23, tokenizers 1.0"),

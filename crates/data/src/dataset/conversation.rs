@@ -41,7 +41,7 @@ pub struct ConversationColumns {
 pub(super) struct ConversationRows {
     encoder: DialogueEncoder,
     columns: ConversationColumns,
-    /// Where relative paths of images begin.
+    /// Folders in which relative paths of images begin.
     folders: Vec<PathBuf>,
 }
 

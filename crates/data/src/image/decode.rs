@@ -5,14 +5,14 @@ use std::io::Cursor;
 use ::image::metadata::Orientation;
 use ::image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader};
 
-/// What an image may be, checked before it is decoded.
+/// Limits of an image, checked before it is decoded.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Pixels in all.
+    /// Most pixels of an image, height times width.
     pub pixels: u64,
-    /// Pixels of a side.
+    /// Most pixels of the height or the width.
     pub side: u32,
-    /// Bytes of the file.
+    /// Most bytes of a file, before it is decoded.
     pub bytes: usize,
 }
 
@@ -120,7 +120,7 @@ fn on_white([r, g, b, alpha]: [u8; 4]) -> [u8; 3] {
     [r, g, b].map(|channel| ((u32::from(channel) * alpha + 255 * (255 - alpha) + 127) / 255) as u8)
 }
 
-/// Whether the segments of a JPEG reach its end: decoders fill up what is missing.
+/// Returns true if the segments of a JPEG reach its end: decoders fill up what is missing.
 fn is_whole_jpeg(bytes: &[u8]) -> bool {
     let mut at = 2;
     loop {
@@ -208,7 +208,7 @@ mod tests {
             let error = decode(&bytes[..length], &Limits::default()).unwrap_err();
             assert!(error.contains("is cut off"), "{length}: {error}");
         }
-        bytes.extend(b"something behind it");
+        bytes.extend(b"something after it");
         assert!(decode(&bytes, &Limits::default()).is_ok());
     }
 }

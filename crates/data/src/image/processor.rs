@@ -27,7 +27,7 @@ const NONE: [[f64; 3]; 2] = [[0.0; 3], [1.0; 3]];
 pub enum Kind {
     /// Qwen2-VL and later: an area within bounds, sides of whole blocks.
     Qwen { merge: usize, frames: usize },
-    /// SigLIP: one size.
+    /// SigLIP: one size for all images.
     Fixed { size: [usize; 2] },
     /// Gemma 3: one size, and crops of long images where that is on: ratio, least side, most crops.
     Gemma3 { size: [usize; 2], crops: Option<(f64, usize, usize)> },
@@ -46,7 +46,7 @@ pub struct PixelLimits {
     pub most: Option<u64>,
 }
 
-/// A processor.
+/// A model's image processor: the rule of its sizes, and its normalization.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Processor {
     pub kind: Kind,
@@ -247,7 +247,7 @@ impl Processor {
         Ok(Processor { kind, patch, filter, resizes: of.flag("do_resize", true)?, area, mean, deviation, per_view })
     }
 
-    /// How often a patch has each channel.
+    /// Returns how often a patch has each channel.
     pub fn frames(&self) -> usize {
         if let Kind::Qwen { frames, .. } = self.kind { frames } else { 1 }
     }

@@ -3,13 +3,13 @@
 
 use super::Pixels;
 
-/// A filter of resampling.
+/// A filter that weights the inputs of a resampled pixel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
     Bilinear,
-    /// With a = −0.5.
+    /// Keys' cubic with a = −0.5, as Pillow has it.
     Bicubic,
-    /// With three lobes.
+    /// A windowed sinc of three lobes.
     Lanczos,
 }
 

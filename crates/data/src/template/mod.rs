@@ -63,7 +63,7 @@ pub struct ChatTemplate {
     clock: Readings,
     /// Found when the first call is rendered.
     call_form: OnceLock<CallForm>,
-    /// Whether it takes contents as lists of parts alone; found when the first conversation is rendered.
+    /// True if it takes contents as lists of parts alone; found when the first conversation is rendered.
     lists: OnceLock<bool>,
 }
 
@@ -133,7 +133,7 @@ impl ChatTemplate {
         self.render_as_given(Conversation { messages: &messages, ..conversation }, generation_prompt, further)
     }
 
-    /// Whether contents reach it as lists of parts alone: it cannot write a text, but one in a list.
+    /// Returns true if contents reach it as lists of parts alone: it cannot write a text, but one in a list.
     fn takes_lists(&self) -> bool {
         const PROBE: &str = "Qv7probe";
         let shows = |content: Json| {

@@ -52,11 +52,11 @@ struct Table {
     head_dim: usize,
     theta: f64,
     scaling: Scaling,
-    /// Of each pair the axis of its position and its frequency, where positions have several axes.
+    /// For each pair the axis of its position and its frequency, where positions have several axes.
     axes: Option<Vec<(usize, usize)>>,
 }
 
-/// Reads the attributes `axes` and `order` of a table with so many frequencies.
+/// Reads the attributes `axes` and `order` of a table with `frequencies` entries.
 fn axes_of(attrs: &Attrs, frequencies: usize) -> Result<Option<Vec<(usize, usize)>>, String> {
     if attrs.get("axes").is_none() {
         return if attrs.get("order").is_none() { Ok(None) } else { Err("`order` needs `axes`".into()) };

@@ -112,7 +112,7 @@ impl Op for UnfoldRows {
     }
 
     fn doc(&self) -> &'static str {
-        "x […, N, size, C] with its groups behind one another → […, N·size, C]: the inverse of `fold_rows`. A view."
+        "x […, N, size, C] with its groups one after another → […, N·size, C]: the inverse of `fold_rows`. A view."
     }
 
     fn infer(&self, inputs: &[ValueType], _attrs: &Attrs) -> Result<Vec<ValueType>, String> {

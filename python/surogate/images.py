@@ -62,12 +62,13 @@ def process_images(
     `model` is a folder or a name on the Hub, or the configuration of a processor as a mapping. `min_pixels` and
     `max_pixels` replace the bounds of the area that the configuration has."""
     if isinstance(model, Mapping):
-        processor: _native.ImageProcessor | None = _native.ImageProcessor.of(json.dumps(dict(model)))
+        processor = _native.ImageProcessor.of(json.dumps(dict(model)))
     else:
-        folder = hub.folder(os.fspath(model))
-        processor = _native.ImageProcessor.read(folder)
-        if processor is None:
+        folder = hub.folder(os.fspath(model), weights=False)
+        found = _native.ImageProcessor.read(folder)
+        if found is None:
             raise DataError(f"{folder}: there is no `preprocessor_config.json`, which says how images are read")
+        processor = found
     if min_pixels is not None or max_pixels is not None:
         processor = processor.bounded(min_pixels, max_pixels)
     made = processor.prepare(given(images))

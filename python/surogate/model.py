@@ -61,7 +61,8 @@ class Model:
     ) -> None:
         self._native, self._folder, self._gives_scores = native, folder, gives_scores
         #: Loads the model with its vision tower, which calls without images do without.
-        self._with_images, self._whole = with_images, None
+        self._with_images = with_images
+        self._whole: _native.Model | None = None
         self._told = False
 
     def __repr__(self) -> str:

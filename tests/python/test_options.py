@@ -245,6 +245,8 @@ ELSEWHERE = {
     "use_weighting": "tests/python/test_preference.py",
     "reference_free": "tests/python/test_preference.py",
     "reference": "tests/python/test_preference.py",
+    "max_pixels": "tests/python/test_image_training.py",
+    "min_pixels": "tests/python/test_image_training.py",
     "desirable_weight": "tests/python/test_preference_losses.py",
     "undesirable_weight": "tests/python/test_preference_losses.py",
     "cpo_alpha": "tests/python/test_preference_losses.py",

@@ -1,0 +1,190 @@
+"""Runs on conversations with images: what is learned, packing, ranks, resuming, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import zlib
+
+import numpy as np
+import pytest
+import surogate
+from surogate.errors import ConfigError
+
+COLORS = {"red": (220, 30, 30), "green": (30, 180, 60), "blue": (30, 60, 220), "yellow": (230, 220, 40)}
+
+
+def png(pixels):
+    """The file of an image, uint8 [H, W, 3]."""
+
+    def chunk(kind, content):
+        check = zlib.crc32(kind + content).to_bytes(4, "big")
+        return len(content).to_bytes(4, "big") + kind + content + check
+
+    height, width, _ = pixels.shape
+    head = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, 2, 0, 0, 0])
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+    parts = [(b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny Qwen3-VL with the tokenizer of Qwen3, and 96 questions on the color of an image."""
+    from conftest import SHARED
+
+    if not SHARED.is_dir():
+        pytest.skip("no ../shared next to the checkout")
+    base = tmp_path_factory.mktemp("images")
+    model, assets = base / "model", SHARED / "assets/tokenizers/qwen3"
+    model.mkdir()
+    (model / "tokenizer.json").write_bytes(gzip.decompress((assets / "tokenizer.json.gz").read_bytes()))
+    shutil.copy(assets / "tokenizer_config.json", model)
+    shutil.copy(SHARED / "golden/vision/text/templates/qwen3_vl.jinja", model / "chat_template.jinja")
+    config = json.loads((SHARED / "golden/qwen3_vl/config.json").read_text())
+    config["image_token_id"] = 151655
+    config["text_config"] |= {"vocab_size": 151936, "eos_token_id": 151645, "pad_token_id": 151643, "bos_token_id": None}
+    config["vision_config"]["patch_size"] = 8
+    (model / "config.json").write_text(json.dumps(config))
+    processor = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 8, "merge_size": 2, "temporal_patch_size": 2}
+    size = {"size": {"shortest_edge": 256, "longest_edge": 4096}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (model / "preprocessor_config.json").write_text(json.dumps(processor | size))
+    rows = []
+    for number in range(96):
+        name = list(COLORS)[number % 4]
+        height, width = [(48, 48), (32, 64), (64, 32)][number % 3]
+        pixels = np.full((height, width, 3), 240, np.uint8)
+        pixels[4:-4, 4:-4] = COLORS[name]
+        (base / f"{number}.png").write_bytes(png(pixels))
+        asked = [{"type": "image", "image": f"{number}.png"}, {"type": "text", "text": "Which color?"}]
+        rows.append({"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": name}]})
+    (base / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return base
+
+
+def options(folder, tmp_path, **more):
+    return {
+        "model": str(folder / "model"), "init": "random", "device": "cpu", "torch_dtype": "float32", "lora": False,
+        "datasets": [{"path": str(folder / "train.jsonl"), "type": "auto"}], "validation_split_ratio": 0.0,
+        "sequence_len": 128, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "max_steps": 4,
+        "learning_rate": 3e-3, "optimizer": "adamw", "output_dir": str(tmp_path / "run"), "data_cache": "off", **more,
+    }  # fmt: skip
+
+
+def losses(config, steps=4):
+    trainer = surogate.Trainer(config)
+    return [trainer.step()["loss"] for _ in range(steps)]
+
+
+def test_the_color_of_an_image_is_learned(folder, tmp_path):
+    config = options(folder, tmp_path, max_steps=60, learning_rate=1e-2, lr_scheduler_type="constant")
+    trainer = surogate.Trainer(config)
+    first, *_, last = [trainer.step()["loss"] for _ in range(60)]
+    trainer.export(tmp_path / "model")
+    # Of four colors, chance would leave a loss of ln 4 on one of three trained tokens.
+    assert first > 8 and last < 0.3, (first, last)
+    stored = {name for name, _ in tensors(tmp_path / "model")}
+    assert "model.visual.patch_embed.proj.weight" in stored
+    assert dict(tensors(tmp_path / "model"))["model.visual.patch_embed.proj.weight"] == (32, 3, 2, 8, 8)
+    assert (tmp_path / "model/preprocessor_config.json").is_file()
+    # The same answer by a model that was read from the folder.
+    tokenizer, model = surogate.Tokenizer(tmp_path / "model"), surogate.load(tmp_path / "model")
+    right = 0
+    for number in range(8):
+        asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Which color?"}]},
+                 {"role": "assistant", "content": "?"}]  # fmt: skip
+        image = folder / f"{number}.png"
+        ids, labels, _, _ = tokenizer.labels(asked, images=[image])
+        begin = next(t for t, label in enumerate(labels) if label != -100)
+        logits = model.forward([ids[:begin]], images=[image])
+        right += tokenizer.decode([int(logits[0, -1].argmax())]) == list(COLORS)[number % 4]
+    assert right == 8
+
+
+def tensors(folder):
+    with open(folder / "model.safetensors", "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return [(name, tuple(of["shape"])) for name, of in header.items() if name != "__metadata__"]
+
+
+def test_packed_rows_have_the_loss_of_their_documents(folder, tmp_path):
+    sets = [{"path": str(folder / "train.jsonl"), "type": "auto", "samples": 4}]
+    config = options(folder, tmp_path, datasets=sets, per_device_train_batch_size=1, learning_rate=0.0, sequence_len=120)
+    packed = surogate.Trainer({**config, "sample_packing": True}).step()
+    alone = surogate.Trainer({**config, "sample_packing": False})
+    steps = [alone.step() for _ in range(4)]
+    # Each answer is one word and the end of the turn.
+    assert packed["tokens"] == sum(step["tokens"] for step in steps)
+    assert packed["loss"] == pytest.approx(np.mean([step["loss"] for step in steps]), rel=1e-5)
+
+
+def test_two_ranks_take_the_steps_of_one(folder, tmp_path):
+    one = losses(options(folder, tmp_path, gradient_accumulation_steps=2))
+    for level in (1, 3):
+        two = losses(options(folder, tmp_path, gpus=2, zero_level=level))
+        assert two == pytest.approx(one, rel=1e-5)
+
+
+def test_a_resumed_run_takes_the_same_steps(folder, tmp_path):
+    from surogate.cli import main
+
+    def run(name, *more):
+        config = options(folder, tmp_path, output_dir=str(tmp_path / name), save_steps=2, lora=True, lora_rank=4)
+        (tmp_path / "run.yaml").write_text(json.dumps(config))
+        assert main(["sft", str(tmp_path / "run.yaml"), "--quiet", *more]) == 0
+        lines = [json.loads(line) for log in (tmp_path / name).glob("log-*.json") for line in log.read_text().splitlines()]
+        return {line["step"]: line["loss"] for line in lines if line["event"] == "step"}
+
+    whole = run("whole")
+    run("parts", "--set", "max_steps=2", "--set", "learning_rate=3e-3")
+    weights = (tmp_path / "whole/adapter/adapter_model.safetensors").read_bytes()
+    keys = {name for name in header(tmp_path / "whole/adapter/adapter_model.safetensors")}
+    assert keys and not any("visual" in name for name in keys)
+    assert len(whole) == 4 and weights
+    again = run("whole", "--set", "resume_from_checkpoint=true")
+    assert again[3] == whole[3]
+
+
+def header(path):
+    with open(path, "rb") as file:
+        return [name for name in json.loads(file.read(int.from_bytes(file.read(8), "little"))) if name != "__metadata__"]
+
+
+def test_the_area_of_images_is_an_option(folder, tmp_path):
+    usual, small = (
+        surogate.Trainer(options(folder, tmp_path, **more)).step() for more in ({}, {"max_pixels": 256, "min_pixels": 256})
+    )
+    assert usual["loss"] != small["loss"]
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"qlora_bnb": True, "lora": True}, "qlora_bnb"),
+        ({"recipe": "fp8_hybrid"}, "recipe"),
+        ({"sample_prompts": ["a"]}, "sample_prompts"),
+        ({"gpus": 2, "sequence_parallel_size": 2}, "sequence_parallel_size"),
+        ({"max_pixels": 100, "min_pixels": 200}, "max_pixels"),
+    ],
+)
+def test_options_that_do_not_go_with_images_are_named(more, named, folder, tmp_path):
+    with pytest.raises(ConfigError, match=f"`{named}"):
+        surogate.Trainer(options(folder, tmp_path, **more)).step()
+
+
+def test_broken_images_are_rows_in_error_and_changed_ones_end_the_run(folder, tmp_path):
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    for number in range(96):
+        shutil.copy(folder / f"{number}.png", tmp_path)
+    rows[1]["messages"][0]["content"][0]["image"] = "missing.png"
+    (tmp_path / "2.png").write_bytes((folder / "2.png").read_bytes()[:60])
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = options(folder, tmp_path, datasets=[{"path": str(tmp_path / "rows.jsonl"), "type": "auto"}])
+    trainer = surogate.Trainer({**config, "dataloader_num_workers": 0})
+    assert trainer.step()["loss"] > 0
+    for number in range(3, 96):
+        (tmp_path / f"{number}.png").write_bytes(png(np.zeros((48, 48, 3), np.uint8)))
+    with pytest.raises(surogate.SurogateError, match="has changed since the row was read"):
+        for _ in range(3):
+            trainer.step()

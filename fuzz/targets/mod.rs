@@ -6,6 +6,7 @@
 
 mod checkpoint;
 mod conversations;
+mod images;
 mod model_files;
 mod row_files;
 
@@ -37,6 +38,8 @@ pub const TARGETS: &[Target] = &[
     target("dataset", conversations::dataset, conversations::dataset_seeds),
     target("conversation", conversations::conversation, conversations::conversation_seeds),
     target("template", conversations::template, conversations::template_seeds),
+    target("image", images::image, images::image_seeds),
+    target("processor", images::processor, images::processor_seeds),
     target("tokenizer", model_files::tokenizer, model_files::tokenizer_seeds),
     target("tokenizer_config", model_files::tokenizer_config, model_files::tokenizer_config_seeds),
     target("model_config", model_files::config, model_files::config_seeds),

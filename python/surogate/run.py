@@ -64,5 +64,5 @@ def open_source(config: _native.Config, weights: bool = True) -> tuple[Path, str
     elif config.adapter and weights and (Path(config.adapter) / "adapter_config.json").is_file():
         folder = extend.for_adapter(folder, Path(config.adapter))
     fields = json.loads(config.model_config(json.dumps(hub.model_config(folder))))
-    images = reads_images(fields) and config.data_have_images()
+    images = reads_images(fields) and hub.with_data(config).data_have_images()
     return folder, models.build(fields, json.loads(config.recorded_tasks), images=images)

@@ -47,6 +47,11 @@ WITH_IMAGES = [
     with_images("Mistral3ForConditionalGeneration", tiny_ministral3()),
     with_images("Qwen3_5ForConditionalGeneration", tiny_qwen3_5()),
     with_images("Qwen3_5MoeForConditionalGeneration", tiny_qwen3_5_moe()),
+    with_images("Qwen2VLForConditionalGeneration", tiny_qwen2()),
+    with_images("Qwen2_5_VLForConditionalGeneration", tiny_qwen2()),
+    with_images("Qwen3VLForConditionalGeneration", tiny_qwen3()),
+    with_images("SmolVLMForConditionalGeneration", tiny_llama()),
+    with_images("Idefics3ForConditionalGeneration", tiny_llama()),
 ]
 MODELS = {of["architectures"][0]: of for of in [*TEXT_MODELS, *WITH_IMAGES]}
 

@@ -82,6 +82,14 @@ pub fn prepare_cached(
     let mut summary = Summary::default();
     let mut notes = Vec::new();
     let (mut taken, mut kept) = (0, 0);
+    let reads_images = options.dialogue.images.is_some();
+    if reads_images && keeping.is_some() {
+        notes.push(
+            "rows with images are read again in each run: the cache does not see when a file of an image changes"
+                .into(),
+        );
+    }
+    let keeping = keeping.filter(|_| !reads_images);
     for spec in datasets {
         let (files, left_out) = files(spec)?;
         let counted =
@@ -255,6 +263,9 @@ impl Set<'_> {
         let mut folders: Vec<PathBuf> =
             counted.files.iter().filter_map(|file| Some(file.parent()?.to_owned())).collect();
         folders.dedup();
+        if options.dialogue.images.is_some() {
+            counted.unused.retain(|name| !IMAGES.contains(&name.as_str()));
+        }
         let encoder = encoder(&spec, tokenizer, &options.dialogue, &options.preference, folders)?;
         let mut gathering = Gathering::new(writer);
         read_dataset(&spec, rows, &*encoder, options, (&mut gathering, &mut counted), stop)?;

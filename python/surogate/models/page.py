@@ -66,8 +66,8 @@ transformers 4 and 5.
 
 Every architecture trains with LoRA, QLoRA and in full, with every recipe, and with packed rows. Adapters are in PEFT format;
 merged models and exports have the names and shapes of the published files. The column GGUF says which architectures can be
-exported to GGUF. Of vision-language models (`…ForConditionalGeneration`) only the text model is trained; the other tensors are
-copied unchanged.
+exported to GGUF. Vision-language models (`…ForConditionalGeneration`) marked ⊙ compute images where the data have them
+([images](images.md)); else, and for the others, the text model is trained and the other tensors are copied unchanged.
 
 **Mixtures of experts** (*) train in full and with adapters, on experts and routers, too
 ([fine-tuning](fine-tuning.md#mixtures-of-experts)). QLoRA also quantizes the expert matrices; routers keep their type. Quantized
@@ -107,7 +107,7 @@ def row(of: Architecture) -> str:
     said = " ".join(text.split())
     examples = ", ".join(f"`{name}`" for name in of.examples)
     gguf, recorded = "yes" if of.name in FORMS else "–", "yes" if of.name in RECORDED.values() else "–"
-    star = " *" if of.name in MIXTURES else ""
+    star = (" *" if of.name in MIXTURES else "") + (" ⊙" if of.images else "")
     return f"| `{of.name}`{star} | {examples} | {said} | {gguf} | {recorded} |\n"
 
 

@@ -5,6 +5,8 @@ use std::io::Cursor;
 use ::image::metadata::Orientation;
 use ::image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader};
 
+use crate::guard::guarded;
+
 /// Limits of an image, checked before it is decoded.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -47,6 +49,10 @@ impl Pixels {
 
 /// Decodes the bytes of a file. Errors say what is wrong with it, and not which file it is.
 pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Pixels, String> {
+    guarded(|| decode_unguarded(bytes, limits)).map_err(|panic| format!("cannot be decoded: {panic}"))?
+}
+
+fn decode_unguarded(bytes: &[u8], limits: &Limits) -> Result<Pixels, String> {
     let (decoder, orientation) = open(bytes, limits)?;
     let mut image = DynamicImage::from_decoder(decoder).map_err(|error| format!("cannot be decoded: {error}"))?;
     image.apply_orientation(orientation);
@@ -60,8 +66,8 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Pixels, String> {
 
 /// Height and width of an image after turning, without decoding it.
 pub fn size(bytes: &[u8], limits: &Limits) -> Result<[usize; 2], String> {
-    let (decoder, orientation) = open(bytes, limits)?;
-    let (width, height) = decoder.dimensions();
+    let opened = guarded(|| open(bytes, limits).map(|(decoder, orientation)| (decoder.dimensions(), orientation)));
+    let ((width, height), orientation) = opened.map_err(|panic| format!("cannot be decoded: {panic}"))??;
     Ok(match swaps_sides(orientation) {
         true => [width as usize, height as usize],
         false => [height as usize, width as usize],

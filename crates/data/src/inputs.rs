@@ -3,6 +3,7 @@
 //! Models name the rows that they read, the model language offers them, and the loop feeds them; nothing else lists
 //! them. Knows no model.
 
+use rayon::prelude::*;
 use tensor::DType;
 
 use crate::batch::Batch;
@@ -257,13 +258,26 @@ impl Input {
     /// The contents that a batch brings, little-endian; none for a scalar of the step.
     pub fn bytes(&self, batch: &Batch) -> Option<Vec<u8>> {
         match self.feed {
-            Feed::I32(of) => Some(of(batch).iter().flat_map(|v| v.to_le_bytes()).collect()),
-            Feed::F32(of) => Some(of(batch).iter().flat_map(|v| v.to_le_bytes()).collect()),
-            Feed::MadeI32(of) => Some(of(batch).iter().flat_map(|v| v.to_le_bytes()).collect()),
-            Feed::MadeF32(of) => Some(of(batch).iter().flat_map(|v| v.to_le_bytes()).collect()),
+            Feed::I32(of) => Some(little_endian(of(batch), i32::to_le_bytes)),
+            Feed::F32(of) => Some(little_endian(of(batch), f32::to_le_bytes)),
+            Feed::MadeI32(of) => Some(little_endian(&of(batch), i32::to_le_bytes)),
+            Feed::MadeF32(of) => Some(little_endian(&of(batch), f32::to_le_bytes)),
             Feed::Scalar(_) => None,
         }
     }
+}
+
+/// Numbers that one thread writes at a time: patches of images are many.
+const AT_A_TIME: usize = 1 << 16;
+
+fn little_endian<T: Copy + Sync>(values: &[T], bytes_of: fn(T) -> [u8; 4]) -> Vec<u8> {
+    let mut bytes = vec![0; 4 * values.len()];
+    bytes.par_chunks_mut(4 * AT_A_TIME).zip(values.par_chunks(AT_A_TIME)).for_each(|(bytes, values)| {
+        for (bytes, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+            *bytes = bytes_of(*value);
+        }
+    });
+    bytes
 }
 
 #[cfg(test)]

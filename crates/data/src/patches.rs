@@ -4,6 +4,8 @@
 //! of a block, and blocks go row by row. Knows no file format and no architecture: an architecture says by a [`Form`]
 //! what its tower reads.
 
+use rayon::prelude::*;
+
 use crate::batch::Batch;
 use crate::error::DataError;
 
@@ -135,18 +137,30 @@ impl Form {
         }
         let patches: usize = pictures.iter().map(|of| of.grid[0] * of.grid[1]).sum();
         let mut made = Patches::default();
+        let mut order = Vec::with_capacity(patches);
         let mut tokens = places.iter();
-        for (picture, size) in pictures.iter().zip(&sizes) {
+        for (number, (picture, size)) in pictures.iter().zip(&sizes).enumerate() {
             let own: Vec<usize> = tokens.by_ref().take(*size).copied().collect();
-            self.add(&mut made, picture, &own)?;
+            self.add(&mut made, &mut order, (number, picture), &own)?;
         }
         self.pad(&mut made, self.padded(patches.max(least)));
+        made.pixels = vec![0.0; made.count() * self.width];
+        made.pixels.par_chunks_mut(self.width).zip(&order).for_each(|(row, (number, patch))| {
+            row.copy_from_slice(&pictures[*number].pixels[patch * self.width..][..self.width]);
+        });
         self.place(&mut made, batch, pictures, &sizes, &places)?;
         Ok(made)
     }
 
-    /// Adds the patches of a picture, whose tokens stand at these places.
-    fn add(&self, made: &mut Patches, picture: &Picture, places: &[usize]) -> Result<(), DataError> {
+    /// Adds the patches of a picture, whose tokens stand at these places. `order` gets the picture's number and the patch's for
+    /// each of them.
+    fn add(
+        &self,
+        made: &mut Patches,
+        order: &mut Vec<(usize, usize)>,
+        (number, picture): (usize, &Picture),
+        places: &[usize],
+    ) -> Result<(), DataError> {
         let ([rows, columns], group) = (picture.grid, self.group());
         let [block_rows, block_columns] = [rows / self.side, columns / self.side];
         if self.table > 0 && !self.stretched && rows.max(columns) > self.table {
@@ -161,7 +175,7 @@ impl Form {
             for block in &window {
                 made.tokens.push(places[*block] as i32);
                 for patch in block * group..(block + 1) * group {
-                    made.pixels.extend_from_slice(&picture.pixels[patch * self.width..][..self.width]);
+                    order.push((number, patch));
                     let inside = patch % group;
                     let row = block / block_columns * self.side + inside / self.side;
                     let column = block % block_columns * self.side + inside % self.side;
@@ -189,7 +203,6 @@ impl Form {
     /// Adds patches of padding up to `count`, each of which sees itself alone.
     fn pad(&self, made: &mut Patches, count: usize) {
         let own = made.entries.len() as i32..count as i32;
-        made.pixels.resize(count * self.width, 0.0);
         made.places.resize(2 * count, 0);
         made.entries.resize(count, 0);
         made.tokens.resize(count / self.group(), -1);

@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use rayon::prelude::*;
 use serde_json::{Map, Value};
 
 use super::resize::resize;
@@ -386,29 +387,33 @@ impl Processor {
         }
         let grid = [view.height / patch, view.width / patch];
         let tables: Vec<Vec<f32>> = (0..3).map(|channel| self.normalized(channel)).collect();
-        let frames = self.frames();
-        let last = matches!(self.kind, Kind::Gemma4 { .. });
-        let mut pixels = Vec::with_capacity(3 * frames * view.height * view.width);
-        let value = |y: usize, x: usize, channel: usize| {
-            tables[channel][usize::from(view.rgb[3 * (y * view.width + x) + channel])]
-        };
-        for index in 0..grid[0] * grid[1] {
+        let (frames, last) = (self.frames(), matches!(self.kind, Kind::Gemma4 { .. }));
+        let plane = patch * patch;
+        let width = 3 * frames * plane;
+        let mut pixels = vec![0f32; grid[0] * grid[1] * width];
+        pixels.par_chunks_mut(width).enumerate().for_each(|(index, numbers)| {
             let (number, inside) = (index / (side * side), index % (side * side));
             let blocks = grid[1] / side;
             let top = (number / blocks * side + inside / side) * patch;
             let left = (number % blocks * side + inside % side) * patch;
-            let places = || (top..top + patch).flat_map(move |y| (left..left + patch).map(move |x| (y, x)));
-            match last {
-                true => pixels.extend(places().flat_map(|(y, x)| [0, 1, 2].map(|channel| value(y, x, channel)))),
-                false => {
-                    for channel in 0..3 {
-                        for _ in 0..frames {
-                            pixels.extend(places().map(|(y, x)| value(y, x, channel)));
+            for y in 0..patch {
+                let row = view.rgb[3 * ((top + y) * view.width + left)..][..3 * patch].as_chunks::<3>().0;
+                for (x, pixel) in row.iter().enumerate() {
+                    for (channel, table) in tables.iter().enumerate() {
+                        let value = table[usize::from(pixel[channel])];
+                        match last {
+                            true => numbers[3 * (y * patch + x) + channel] = value,
+                            false => numbers[channel * frames * plane + y * patch + x] = value,
                         }
                     }
                 }
             }
-        }
+            // Of an image, each frame is the same.
+            for channel in 0..3 {
+                let begin = channel * frames * plane;
+                (1..frames).for_each(|frame| numbers.copy_within(begin..begin + plane, begin + frame * plane));
+            }
+        });
         Ok(Picture { pixels, grid })
     }
 }

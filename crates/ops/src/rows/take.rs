@@ -99,11 +99,12 @@ impl Op for TakeRows {
                 ExampleInput::Ints { shape: index.0.to_vec(), values: index.1 },
                 ExampleInput::Ints { shape: x[..x.len() - 1].to_vec(), values: inverse },
             ];
-            Example::new(inputs, Attrs::new()).differentiate(&[0])
+            Example::new(inputs, Attrs::new())
         };
         vec![
-            example(&[1, 4, 24], (&[2, 3], vec![-1, 3, 0, 2, -1, -1])),
-            example(&[2, 3, 300], (&[1, 4], vec![5, 0, -1, 2])),
+            example(&[1, 4, 24], (&[2, 3], vec![-1, 3, 0, 2, -1, -1])).differentiate(&[0]),
+            example(&[2, 3, 300], (&[1, 4], vec![5, 0, -1, 2])).differentiate(&[0]),
+            // Nothing is taken.
             example(&[1, 2, 8], (&[1, 3], vec![-1, -1, -1])),
         ]
     }

@@ -31,17 +31,21 @@ class ProcessedImage(TypedDict):
     size: tuple[int, int]
 
 
-def given(images: Iterable[Image]) -> list[bytes | npt.NDArray[np.uint8]]:
-    """Images for the engine: the bytes of files, and arrays that are contiguous."""
+#: A file with its name, the bytes of one, or an array that is contiguous.
+Given = tuple[str, bytes] | bytes | npt.NDArray[np.uint8]
+
+
+def given(images: Iterable[Image]) -> list[Given]:
+    """Images for the engine."""
     return [_one(number, image) for number, image in enumerate(images)]
 
 
-def _one(number: int, image: Image) -> bytes | npt.NDArray[np.uint8]:
+def _one(number: int, image: Image) -> Given:
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
     if isinstance(image, str | os.PathLike):
         try:
-            return Path(image).read_bytes()
+            return os.fspath(image), Path(image).read_bytes()
         except OSError as error:
             raise DataError(f"image {number + 1}: cannot read {os.fspath(image)}: {error.strerror}") from error
     array = np.asarray(image)

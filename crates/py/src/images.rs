@@ -9,10 +9,11 @@ use pyo3::prelude::*;
 
 use crate::errors::DataError;
 
-/// An image: uint8 [H, W, 3], or the bytes of a file.
+/// An image: uint8 [H, W, 3], or the bytes of a file, with its name or without.
 #[derive(FromPyObject)]
 pub enum Image<'py> {
     Array(PyReadonlyArrayDyn<'py, u8>),
+    Named(String, Vec<u8>),
     File(Vec<u8>),
 }
 
@@ -23,6 +24,8 @@ fn refused(number: usize, problem: impl std::fmt::Display) -> PyErr {
 fn one(number: usize, image: &Image<'_>) -> PyResult<Pixels> {
     match image {
         Image::File(bytes) => decode(bytes, &Limits::default()).map_err(|problem| refused(number, problem)),
+        Image::Named(name, bytes) => decode(bytes, &Limits::default())
+            .map_err(|problem| refused(number, format!("{}: {problem}", options::visible(name)))),
         Image::Array(array) => {
             let &[height, width, 3] = array.shape() else {
                 let problem = format!("an array of shape {:?}, expected [height, width, 3]", array.shape());
@@ -40,7 +43,7 @@ fn one(number: usize, image: &Image<'_>) -> PyResult<Pixels> {
 /// The bytes of images as files; arrays become PNG.
 pub fn files(images: &[Image<'_>]) -> PyResult<Vec<Vec<u8>>> {
     let of = |(number, image): (usize, &Image<'_>)| match image {
-        Image::File(bytes) => Ok(bytes.clone()),
+        Image::File(bytes) | Image::Named(_, bytes) => Ok(bytes.clone()),
         Image::Array(_) => Ok(png(&one(number, image)?)),
     };
     images.iter().enumerate().map(of).collect()

@@ -19,6 +19,12 @@ use crate::small_file;
 const FILES: [(&str, Option<&str>); 2] =
     [("preprocessor_config.json", None), ("processor_config.json", Some("image_processor"))];
 
+/// The largest numbers that configurations may have: edges, areas, patches, and patches a side of a block, in pixels.
+const EDGE: u64 = 1 << 16;
+const AREA: u64 = 1 << 40;
+const PATCH: u64 = 1 << 12;
+const BLOCK: u64 = 1 << 6;
+
 const CLIP: [[f64; 3]; 2] = [[0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]];
 const HALF: [[f64; 3]; 2] = [[0.5; 3]; 2];
 const NONE: [[f64; 3]; 2] = [[0.0; 3], [1.0; 3]];
@@ -86,11 +92,11 @@ impl Settings<'_> {
         self.fields.get(name).filter(|value| !value.is_null())
     }
 
-    /// A whole number above 0, and not beyond what sizes can be.
-    fn count(&self, name: &str, default: usize) -> Result<usize, DataError> {
+    /// A whole number above 0, at most `most`: products of sizes stay within 64 bits.
+    fn count(&self, name: &str, default: usize, most: u64) -> Result<usize, DataError> {
         let Some(value) = self.get(name) else { return Ok(default) };
-        let count = value.as_u64().filter(|n| (1..=1 << 32).contains(n));
-        count.map(|n| n as usize).ok_or_else(|| self.problem(name, "a whole number above 0"))
+        let count = value.as_u64().filter(|n| (1..=most).contains(n));
+        count.map(|n| n as usize).ok_or_else(|| self.problem(name, &format!("a whole number above 0, at most {most}")))
     }
 
     fn flag(&self, name: &str, default: bool) -> Result<bool, DataError> {
@@ -113,21 +119,27 @@ impl Settings<'_> {
     }
 
     /// A part of an object of sizes, such as `size.longest_edge`.
-    fn inside(&self, name: &str, part: &str) -> Result<Option<usize>, DataError> {
+    fn inside(&self, name: &str, part: &str, most: u64) -> Result<Option<usize>, DataError> {
         let Some(value) = self.get(name).and_then(|of| of.get(part)).filter(|value| !value.is_null()) else {
             return Ok(None);
         };
-        let count = value.as_u64().filter(|n| (1..=1 << 40).contains(n));
-        let problem = || self.problem(name, &format!("an object with a whole number above 0 as `{part}`"));
+        let count = value.as_u64().filter(|n| (1..=most).contains(n));
+        let expected = format!("an object with a whole number above 0 as `{part}`, at most {most}");
+        let problem = || self.problem(name, &expected);
         count.map(|n| Some(n as usize)).ok_or_else(problem)
     }
 
     /// `size` as height and width.
     fn fixed(&self, name: &str, default: usize) -> Result<[usize; 2], DataError> {
-        if let Some(side) = self.get(name).and_then(Value::as_u64).filter(|side| (1..=1 << 20).contains(side)) {
+        if let Some(side) = self.get(name).and_then(Value::as_u64).filter(|side| (1..=EDGE).contains(side)) {
             return Ok([side as usize; 2]);
         }
-        let [height, width] = ["height", "width"].map(|part| self.inside(name, part));
+        if self.get(name).is_some_and(|value| !value.is_object()) {
+            return Err(
+                self.problem(name, &format!("a whole number up to {EDGE}, or an object with `height` and `width`"))
+            );
+        }
+        let [height, width] = ["height", "width"].map(|part| self.inside(name, part, EDGE));
         Ok([height?.unwrap_or(default), width?.unwrap_or(default)])
     }
 }
@@ -170,21 +182,26 @@ impl Processor {
         let of = Settings { place: place.to_owned(), fields };
         let name = of.get("image_processor_type").and_then(Value::as_str).unwrap_or_default();
         let class = name.strip_suffix("Fast").unwrap_or(name);
+        if of.flag("do_center_crop", false)? {
+            return Err(of.problem("do_center_crop", "false: it is not available yet"));
+        }
         let mut area = Area { least: 0, most: u64::MAX };
         let mut patch = 0;
         let (kind, filter, [mean, deviation]) = match class {
             "Qwen2VLImageProcessor" | "Qwen3VLImageProcessor" => {
-                patch = of.count("patch_size", 14)?;
+                patch = of.count("patch_size", 14, PATCH)?;
                 let bound = |own: &str, part: &str, default: u64| -> Result<u64, DataError> {
                     match of.get(own) {
-                        Some(_) => of.count(own, 1).map(|n| n as u64),
-                        None => Ok(of.inside("size", part)?.map_or(default, |n| n as u64)),
+                        Some(_) => of.count(own, 1, AREA).map(|n| n as u64),
+                        None => Ok(of.inside("size", part, AREA)?.map_or(default, |n| n as u64)),
                     }
                 };
                 area.least = bound("min_pixels", "shortest_edge", 3136)?;
                 area.most = bound("max_pixels", "longest_edge", 1_003_520)?;
-                let kind =
-                    Kind::Qwen { merge: of.count("merge_size", 2)?, frames: of.count("temporal_patch_size", 2)? };
+                let kind = Kind::Qwen {
+                    merge: of.count("merge_size", 2, BLOCK)?,
+                    frames: of.count("temporal_patch_size", 2, BLOCK)?,
+                };
                 (kind, Filter::Bicubic, CLIP)
             }
             "Gemma3ImageProcessor" => {
@@ -193,26 +210,27 @@ impl Processor {
                 let crops = match crops {
                     Some(()) => Some((
                         of.number("pan_and_scan_min_ratio_to_activate", 1.2)?,
-                        of.count("pan_and_scan_min_crop_size", 256)?,
-                        of.count("pan_and_scan_max_num_crops", 4)?,
+                        of.count("pan_and_scan_min_crop_size", 256, EDGE)?,
+                        of.count("pan_and_scan_max_num_crops", 4, 256)?,
                     )),
                     None => None,
                 };
                 (Kind::Gemma3 { size, crops }, Filter::Bilinear, HALF)
             }
             "Gemma4ImageProcessor" => {
-                patch = of.count("patch_size", 16)?;
-                let (pool, tokens) = (of.count("pooling_kernel_size", 3)?, of.count("max_soft_tokens", 280)?);
+                patch = of.count("patch_size", 16, PATCH)?;
+                let (pool, tokens) =
+                    (of.count("pooling_kernel_size", 3, BLOCK)?, of.count("max_soft_tokens", 280, EDGE)?);
                 (Kind::Gemma4 { pool, tokens }, Filter::Bicubic, NONE)
             }
             "PixtralImageProcessor" => {
-                let longest = of.inside("size", "longest_edge")?.unwrap_or(1024);
+                let longest = of.inside("size", "longest_edge", EDGE)?.unwrap_or(1024);
                 let patch = of.fixed("patch_size", 16)?;
                 (Kind::Pixtral { longest, patch }, Filter::Bicubic, CLIP)
             }
             "SmolVLMImageProcessor" | "Idefics3ImageProcessor" => {
-                let longest = of.inside("size", "longest_edge")?.unwrap_or(4 * 364);
-                let tile = of.inside("max_image_size", "longest_edge")?.unwrap_or(364);
+                let longest = of.inside("size", "longest_edge", EDGE)?.unwrap_or(4 * 364);
+                let tile = of.inside("max_image_size", "longest_edge", EDGE)?.unwrap_or(364);
                 let splits = of.flag("do_image_splitting", true)?;
                 (Kind::Tiles { longest, tile, splits }, Filter::Lanczos, HALF)
             }
@@ -240,9 +258,9 @@ impl Processor {
             return Err(of.problem("rescale_factor", "values of 8 bits divided by 255"));
         }
         let per_view = match class {
-            "Gemma3ImageProcessor" => Some(of.count("image_seq_length", 256)?),
-            "SmolVLMImageProcessor" => Some(of.count("image_seq_len", 64)?),
-            "Idefics3ImageProcessor" => Some(of.count("image_seq_len", 169)?),
+            "Gemma3ImageProcessor" => Some(of.count("image_seq_length", 256, EDGE)?),
+            "SmolVLMImageProcessor" => Some(of.count("image_seq_len", 64, EDGE)?),
+            "Idefics3ImageProcessor" => Some(of.count("image_seq_len", 169, EDGE)?),
             _ => None,
         };
         Ok(Processor { kind, patch, filter, resizes: of.flag("do_resize", true)?, area, mean, deviation, per_view })
@@ -326,11 +344,14 @@ impl Processor {
                 let tiles = [h / tile, w / tile];
                 match tiles {
                     [1, 1] => one([*tile; 2]),
+                    [rows, columns] if rows * columns >= 1024 => {
+                        return Err(format!("becomes {rows} × {columns} tiles, more than a model takes"));
+                    }
                     [rows, columns] => (vec![[*tile; 2]; rows * columns + 1], tiles),
                 }
             }
         };
-        if views.len() > 1024 || views.iter().any(|[h, w]| h * w > 1 << 28) {
+        if views.len() > 1024 || views.iter().any(|[h, w]| h.checked_mul(*w).is_none_or(|area| area > 1 << 28)) {
             return Err(format!("{} × {} pixels become more than a model takes", size[0], size[1]));
         }
         Ok((views, tiles))
@@ -448,6 +469,17 @@ mod tests {
         );
         let wrong = json!({"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 0});
         assert!(of(wrong).unwrap_err().contains("`patch_size` is 0, expected a whole number above 0"));
+        for (kind, more) in [
+            ("Siglip", json!({"size": 1u64 << 40})),
+            ("SmolVLM", json!({"max_image_size": {"longest_edge": 1u64 << 40}})),
+            ("Qwen2VL", json!({"merge_size": 1u64 << 32})),
+            ("Gemma4", json!({"pooling_kernel_size": 1u64 << 32})),
+            ("Siglip", json!({"do_center_crop": true})),
+        ] {
+            let mut fields = json!({"image_processor_type": format!("{kind}ImageProcessor")});
+            fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            assert!(of(fields).is_err(), "{kind} {more}");
+        }
         let wrong = json!({"image_processor_type": "SiglipImageProcessor", "image_std": [1, 0, 1]});
         assert!(of(wrong).unwrap_err().contains("`image_std`"));
         let wrong = json!({"image_processor_type": "SiglipImageProcessor", "resample": 4});

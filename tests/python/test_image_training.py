@@ -29,20 +29,16 @@ def png(pixels):
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+@pytest.fixture
+def folder(shared, tmp_path_factory):
     """A tiny Qwen3-VL with the tokenizer of Qwen3, and 96 questions on the color of an image."""
-    from conftest import SHARED
-
-    if not SHARED.is_dir():
-        pytest.skip("no ../shared next to the checkout")
     base = tmp_path_factory.mktemp("images")
-    model, assets = base / "model", SHARED / "assets/tokenizers/qwen3"
+    model, assets = base / "model", shared / "assets/tokenizers/qwen3"
     model.mkdir()
     (model / "tokenizer.json").write_bytes(gzip.decompress((assets / "tokenizer.json.gz").read_bytes()))
     shutil.copy(assets / "tokenizer_config.json", model)
-    shutil.copy(SHARED / "golden/vision/text/templates/qwen3_vl.jinja", model / "chat_template.jinja")
-    config = json.loads((SHARED / "golden/qwen3_vl/config.json").read_text())
+    shutil.copy(shared / "golden/vision/text/templates/qwen3_vl.jinja", model / "chat_template.jinja")
+    config = json.loads((shared / "golden/qwen3_vl/config.json").read_text())
     config["image_token_id"] = 151655
     config["text_config"] |= {"vocab_size": 151936, "eos_token_id": 151645, "pad_token_id": 151643, "bos_token_id": None}
     config["vision_config"]["patch_size"] = 8
@@ -82,7 +78,7 @@ def test_the_color_of_an_image_is_learned(folder, tmp_path):
     trainer = surogate.Trainer(config)
     first, *_, last = [trainer.step()["loss"] for _ in range(60)]
     trainer.export(tmp_path / "model")
-    # Of four colors, chance would leave a loss of ln 4 on one of three trained tokens.
+    # Chance among four colors would leave a loss of ln 4 on one of three trained tokens.
     assert first > 8 and last < 0.3, (first, last)
     stored = {name for name, _ in tensors(tmp_path / "model")}
     assert "model.visual.patch_embed.proj.weight" in stored
@@ -129,21 +125,29 @@ def test_two_ranks_take_the_steps_of_one(folder, tmp_path):
 def test_a_resumed_run_takes_the_same_steps(folder, tmp_path):
     from surogate.cli import main
 
-    def run(name, *more):
-        config = options(folder, tmp_path, output_dir=str(tmp_path / name), save_steps=2, lora=True, lora_rank=4)
-        (tmp_path / "run.yaml").write_text(json.dumps(config))
-        assert main(["sft", str(tmp_path / "run.yaml"), "--quiet", *more]) == 0
-        lines = [json.loads(line) for log in (tmp_path / name).glob("log-*.json") for line in log.read_text().splitlines()]
-        return {line["step"]: line["loss"] for line in lines if line["event"] == "step"}
+    output = tmp_path / "run"
+    config = options(folder, tmp_path, output_dir=str(output), save_steps=2, lora=True, lora_rank=4)
+    (tmp_path / "run.yaml").write_text(json.dumps(config))
 
-    whole = run("whole")
-    run("parts", "--set", "max_steps=2", "--set", "learning_rate=3e-3")
-    weights = (tmp_path / "whole/adapter/adapter_model.safetensors").read_bytes()
-    keys = {name for name in header(tmp_path / "whole/adapter/adapter_model.safetensors")}
-    assert keys and not any("visual" in name for name in keys)
-    assert len(whole) == 4 and weights
-    again = run("whole", "--set", "resume_from_checkpoint=true")
-    assert again[3] == whole[3]
+    def run(*more):
+        """The losses of the steps, and the adapter; the log is taken away."""
+        assert main(["sft", str(tmp_path / "run.yaml"), "--quiet", *more]) == 0
+        (log,) = output.glob("log-*.json")
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        log.unlink()
+        steps = {line["step"]: line["loss"] for line in lines if line["event"] == "step"}
+        return steps, (output / "adapter/adapter_model.safetensors").read_bytes()
+
+    whole, weights = run()
+    names = header(output / "adapter/adapter_model.safetensors")
+    assert names and not any("visual" in name for name in names)
+    (shape,) = json.loads((output / "checkpoint-2/state.json").read_text())["shapes"]
+    assert shape["patches"] > 0
+    for late in ("checkpoint-4", "adapter"):
+        shutil.rmtree(output / late)
+    again, resumed = run("--set", "resume_from_checkpoint=true")
+    assert again == {step: whole[step] for step in (2, 3)}
+    assert resumed == weights
 
 
 def header(path):

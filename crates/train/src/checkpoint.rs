@@ -171,6 +171,9 @@ pub struct ShapeRecord {
     seq_len: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     packed: Option<bool>,
+    /// Patches of images, where a batch has any.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    patches: usize,
     /// How earlier checkpoints say the same.
     #[serde(skip_serializing)]
     longest: Option<usize>,
@@ -178,18 +181,23 @@ pub struct ShapeRecord {
 
 impl ShapeRecord {
     fn check(&self) -> std::result::Result<(), String> {
-        let ShapeRecord { batch, seq_len, packed: _, longest } = self;
+        let ShapeRecord { batch, seq_len, packed: _, patches, longest } = self;
         let tokens = batch.checked_mul(*seq_len).filter(|tokens| (1..=COUNTED as usize).contains(tokens));
         let packed = longest.is_none_or(|longest| (1..=*seq_len).contains(&longest));
+        let counted = *patches <= COUNTED as usize;
         let text = || serde_json::to_string(self).expect("a shape is always representable as JSON");
-        if tokens.is_some() && packed { Ok(()) } else { Err(format!("has the shape {}, which no batch has", text())) }
+        if tokens.is_some() && packed && counted {
+            Ok(())
+        } else {
+            Err(format!("has the shape {}, which no batch has", text()))
+        }
     }
 }
 
 impl From<&Variant> for ShapeRecord {
     fn from(of: &Variant) -> ShapeRecord {
         let packed = (of.documents == Documents::Packed).then_some(true);
-        ShapeRecord { batch: of.batch, seq_len: of.seq_len, packed, longest: None }
+        ShapeRecord { batch: of.batch, seq_len: of.seq_len, packed, patches: of.patches, longest: None }
     }
 }
 
@@ -197,8 +205,12 @@ impl From<&ShapeRecord> for Variant {
     fn from(of: &ShapeRecord) -> Variant {
         let packed = of.packed == Some(true) || of.longest.is_some();
         let documents = if packed { Documents::Packed } else { Documents::Rows };
-        Variant { batch: of.batch, seq_len: of.seq_len, documents, patches: 0 }
+        Variant { batch: of.batch, seq_len: of.seq_len, documents, patches: of.patches }
     }
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 /// A checkpoint whose files are what they were when it was written.
@@ -431,7 +443,7 @@ mod tests {
             model: ModelDigest { config: String::new(), weights: None },
             data: None,
             validation: None,
-            shapes: vec![ShapeRecord { batch: 1, seq_len: 8, packed: None, longest: None }],
+            shapes: vec![ShapeRecord { batch: 1, seq_len: 8, packed: None, patches: 0, longest: None }],
             choices: Choices::new(),
             files: BTreeMap::new(),
         };
@@ -489,8 +501,8 @@ mod tests {
 
     #[test]
     fn shapes_are_read_as_they_were_written() {
-        for documents in [Documents::Rows, Documents::Packed] {
-            let variant = Variant { batch: 2, seq_len: 64, documents, patches: 0 };
+        for (documents, patches) in [(Documents::Rows, 0), (Documents::Packed, 0), (Documents::Packed, 128)] {
+            let variant = Variant { batch: 2, seq_len: 64, documents, patches };
             let text = serde_json::to_string(&ShapeRecord::from(&variant)).unwrap();
             assert_eq!(Variant::from(&serde_json::from_str::<ShapeRecord>(&text).unwrap()), variant);
         }

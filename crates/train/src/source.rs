@@ -112,7 +112,7 @@ fn check_inputs(model: &Model) -> Result<()> {
         let axes = of.axes.iter().map(axis).collect::<Vec<_>>();
         ValueType::new(Element::Fixed(of.dtype()), if axes.is_empty() { vec![Dim::Fixed(1)] } else { axes })
     };
-    // Where the description leaves a number open, the model says it.
+    // An extent `N` of the description is the model's to say.
     let fits = |known: &Dim, asked: &Dim| match (known, asked) {
         (Dim::Symbol(open), Dim::Fixed(_)) => open == "N",
         (Dim::Symbol(open), Dim::Symbol(_)) if open == "P/N" => asked.axis() == Some(graph::Axis::Patches),
@@ -227,6 +227,11 @@ impl ModelSource {
         reader_of(&self.folder, form)
     }
 
+    /// The reading of images, where the model computes them.
+    pub(crate) fn image_form(&self) -> Option<Form> {
+        self.model.images.map(read_as)
+    }
+
     /// The views of images, in their order.
     pub fn pictures(&self, images: &[Pixels]) -> Result<Vec<Picture>> {
         if images.is_empty() {
@@ -250,11 +255,11 @@ impl ModelSource {
     /// Lays out the images of a batch, in the order of their tokens, where the model computes images. Errors: images for a
     /// model without, and what [`Form::lay_out`] refuses.
     pub fn with_images(&self, batch: Batch, pictures: &[Picture]) -> Result<Batch> {
-        let Some(form) = self.model.images else {
+        let Some(form) = self.image_form() else {
             let text = format!("{} reads no images", self.model.architecture);
             return if pictures.is_empty() { Ok(batch) } else { Err(TrainError::Usage(text)) };
         };
-        let patches = read_as(form).lay_out(&batch, pictures).map_err(TrainError::Data)?;
+        let patches = form.lay_out(&batch, pictures).map_err(TrainError::Data)?;
         Ok(Batch { patches, ..batch })
     }
 

@@ -56,7 +56,7 @@ pub struct Preview {
 /// (`SUROGATE_PASSES`), the graph of a micro-step behind them.
 pub fn graph(config: &Config, source: &ModelSource, machine: &Machine, data: Option<&Encoded>) -> Result<Graph> {
     let plan = data.into_iter().fold(Plan::new(config, source)?, Plan::with_data);
-    let shapes = Shapes::new(config, &plan, data)?;
+    let shapes = Shapes::new(config, &plan, source, data)?;
     let variant = *shapes.variants.last().expect("a run has at least one shape");
     if plan.compile.plan.passes.is_none() {
         let trained = plan.compile.entries.first().expect("a run has entries");
@@ -93,7 +93,7 @@ impl Preview {
         plan::require_machine(config, machine, config.hardware.gpus as usize)?;
         let plan = data.into_iter().fold(Plan::new(config, source)?, Plan::with_data);
         let mut options = plan.compile.clone();
-        let shapes = Shapes::new(config, &plan, data)?;
+        let shapes = Shapes::new(config, &plan, source, data)?;
         options.variants = shapes.variants.clone();
         let options = reference::reserved(options, plan.reference.as_ref(), source, machine)?;
         let program = compiler::compile(&source.model, &options, machine)

@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::feed::{Feed, fixed_lengths};
 use crate::milestones::Milestones;
 use crate::plan::Plan;
+use crate::source::ModelSource;
 
 /// Documents of a packed row that are estimated with where the data are not known.
 const DOCUMENTS_PER_ROW: usize = 16;
@@ -38,12 +39,12 @@ pub struct Shapes {
 }
 
 impl Shapes {
-    pub fn new(config: &Config, plan: &Plan, data: Option<&Encoded>) -> Result<Shapes> {
+    pub fn new(config: &Config, plan: &Plan, source: &ModelSource, data: Option<&Encoded>) -> Result<Shapes> {
         let rows = config.training.per_device_train_batch_size as usize;
         let is_small = rows.saturating_mul(plan.sequence_len) <= MOST_TOKENS;
         match data.filter(|encoded| is_small && encoded.longest() <= plan.sequence_len) {
             Some(encoded) => Shapes::of_data(config, plan, encoded),
-            None => Ok(Shapes::assumed(config, plan)),
+            None => Ok(Shapes::assumed(config, plan, source)),
         }
     }
 
@@ -69,21 +70,25 @@ impl Shapes {
     }
 
     /// Rows that are full to the last token: no run of these options has larger ones.
-    fn assumed(config: &Config, plan: &Plan) -> Shapes {
+    fn assumed(config: &Config, plan: &Plan, source: &ModelSource) -> Shapes {
         let row = plan.sequence_len;
         let (batch, seq_len) = fixed_lengths(config, row);
         let tokens = batch * seq_len;
         let packed = config.data.sample_packing || config.template.padding_free;
         let documents = if packed { Documents::Packed } else { Documents::Rows };
-        let mut assumed = format!("rows of {row} tokens, all of them full");
+        let images = source.image_form();
+        let what = if images.is_some() { "images" } else { "text" };
+        let mut assumed = format!("rows of {row} tokens of {what}, all of them full");
         if plan.length_is_open {
-            assumed = format!("rows of {row} tokens, the maximum if `sequence_len` is not set, all of them full");
+            assumed =
+                format!("rows of {row} tokens of {what}, the maximum if `sequence_len` is not set, all of them full");
         }
         if config.data.sample_packing {
             assumed += &format!(" of {DOCUMENTS_PER_ROW} documents");
         }
+        let patches = images.map_or(0, |form| form.padded(tokens * form.group()));
         Shapes {
-            variants: vec![Variant { batch, seq_len, documents, patches: 0 }],
+            variants: vec![Variant { batch, seq_len, documents, patches }],
             shares: vec![1.0],
             tokens: tokens as f64,
             seen: Seen(if config.data.sample_packing { 1.0 / DOCUMENTS_PER_ROW as f64 } else { 1.0 }),

@@ -11,8 +11,8 @@ use serde_json::{Map, Value};
 use crate::cache::{EntryWriter, Lookup, RowCache, Stamp};
 use crate::corpus::Corpus;
 use crate::dataset::{
-    DatasetKind, DatasetSpec, IMAGES, Limits, Noticed, RowDocuments, RowForm, RowShard, SAMPLE, absent, detect,
-    encoder, opened, unused,
+    DatasetKind, DatasetSpec, IMAGES, Limits, Noticed, RowDocuments, RowForm, RowShard, SAMPLE, absent, as_list,
+    detect, encoder, unused,
 };
 use crate::dialogue::DialogueOptions;
 use crate::document::{Document, Truncation};
@@ -142,27 +142,28 @@ pub fn origin(
     Ok(blake3::hash(digests.join("\n").as_bytes()).to_hex().to_string())
 }
 
-/// Returns true if the first rows of a set have images: a column of them, or parts of messages. What cannot be read has none.
-pub fn dataset_images(spec: &DatasetSpec) -> bool {
-    let Ok((files, _)) = files(spec) else { return false };
-    let Ok(rows) = rows::open_within(&files, "text", spec.row_limit) else { return false };
+/// Returns true if the first rows of a set have images: a column of them, or parts of messages. Types of texts alone, and
+/// sets that cannot be read, have none.
+pub fn dataset_images(spec: &DatasetSpec, purpose: Purpose) -> bool {
+    let mut summary = DatasetSummary::default();
+    let Ok((found, _)) = files(spec) else { return false };
+    summary.files = found;
+    let Ok((spec, rows)) = open(spec, &mut summary, purpose) else { return false };
+    if matches!(spec.kind, DatasetKind::Text { .. } | DatasetKind::Tokens | DatasetKind::Instruction(_)) {
+        return false;
+    }
     let has_column =
         |row: &Map<String, Value>| IMAGES.iter().any(|name| row.get(*name).is_some_and(|of| !of.is_null()));
-    let readable = rows.take(SAMPLE).filter_map(|row| row.fields.ok());
-    readable.into_iter().any(|row| has_column(&row) || row.values().any(has_image))
+    let mut readable = rows.take(SAMPLE).filter_map(|row| row.fields.ok());
+    readable.any(|row| has_column(&row) || row.values().any(have_images))
 }
 
-/// Returns true if a value is a part that is an image, or holds one, be it as a text of JSON.
-fn has_image(value: &Value) -> bool {
-    match value {
-        Value::Array(list) => list.iter().any(has_image),
-        Value::Object(fields) => is_image(value) || fields.values().any(has_image),
-        Value::String(text) if text.starts_with(['[', '{']) => match opened(value).as_ref() {
-            Value::String(_) => false,
-            inside => has_image(inside),
-        },
-        _ => false,
-    }
+/// Returns true if a value is a list of messages, or the text of one as JSON, with an image among their parts.
+fn have_images(messages: &Value) -> bool {
+    let any = |value: &Value, of: &dyn Fn(&Value) -> bool| as_list(value).is_some_and(|list| list.iter().any(of));
+    any(messages, &|message| {
+        message.as_object().is_some_and(|fields| fields.values().any(|content| any(content, &is_image)))
+    })
 }
 
 /// Where rows came from and went to.
@@ -263,7 +264,7 @@ impl Set<'_> {
         let mut folders: Vec<PathBuf> =
             counted.files.iter().filter_map(|file| Some(file.parent()?.to_owned())).collect();
         folders.dedup();
-        if options.dialogue.images.is_some() {
+        if options.dialogue.images.is_some() && matches!(spec.kind, DatasetKind::Conversation(_)) {
             counted.unused.retain(|name| !IMAGES.contains(&name.as_str()));
         }
         let encoder = encoder(&spec, tokenizer, &options.dialogue, &options.preference, folders)?;

@@ -22,6 +22,8 @@ pub enum Remark {
     Tools,
     /// A null in the arguments of a call that is taken for the padding of a columnar file and left out.
     Padding,
+    /// The images of a row of which only the text is trained.
+    Images,
     /// A field of a message that changes nothing.
     Field(String),
 }
@@ -106,6 +108,9 @@ fn line(remark: &Remark, count: usize) -> String {
             "{} of tool calls that {are} null {are} left out, as columnar files pad calls with the arguments of others",
             several(count, "argument")
         ),
+        Remark::Images => {
+            format!("the images of {} are not read: only text is trained here", several(count, "row"))
+        }
         Remark::Field(name) => format!("`{name}`"),
     }
 }
@@ -127,11 +132,13 @@ mod tests {
         remarks.add(Remark::Message("critic".to_owned()), 1);
         remarks.add(Remark::Field("name".to_owned()), 1);
         remarks.add(Remark::Padding, 0);
+        remarks.add(Remark::Images, 1);
         assert_eq!(
             remarks.lines(),
             [
                 "2 messages of role `critic` are not shown by the template",
                 "the reasoning of 3 messages of role `assistant` is not shown by the template",
+                "the images of 1 row are not read: only text is trained here",
                 "fields of messages that change nothing: `id` (of 2 messages), `name` (of 1 message)",
             ]
         );

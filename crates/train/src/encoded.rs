@@ -110,7 +110,7 @@ impl Encoded {
             false => None,
         };
         let (mut dialogue, mut notes) = dialogue_options(config, source, tokenizer.as_deref())?;
-        let images = images::of_run(config, source)?;
+        let images = images::of_run(config, source, &mut notes)?;
         if let (Some(reader), Some(tokenizer)) = (&images, &tokenizer) {
             let texts = ImageTexts::new(reader.clone(), tokenizer).map_err(TrainError::Usage)?;
             dialogue.images = Some(Arc::new(texts));

@@ -15,13 +15,18 @@ pub fn are_in_data(config: &Config) -> bool {
     let mut all = sets.iter().flat_map(|(option, list)| list.iter().flatten().enumerate().map(move |of| (option, of)));
     all.any(|(option, (number, of))| {
         let place = format!("{option}[{number}]");
-        spec(config, of, &place).is_ok_and(|spec| dataset_images(&spec))
+        spec(config, of, &place).is_ok_and(|spec| dataset_images(&spec, config.task.purpose()))
     })
 }
 
-/// Returns the reader of the images of a run, where its model reads them. Errors: options that do not go with images yet.
-pub(crate) fn of_run(config: &Config, source: &ModelSource) -> Result<Option<ImageReader>> {
+/// Returns the reader of the images of a run, where its model reads them. Adds to the notes that options of images have no
+/// effect, where it reads none. Errors: options that do not go with images yet.
+pub(crate) fn of_run(config: &Config, source: &ModelSource, notes: &mut Vec<String>) -> Result<Option<ImageReader>> {
+    let (least, most) = (config.template.min_pixels, config.template.max_pixels);
     if source.model.images.is_none() {
+        let given = [("min_pixels", least), ("max_pixels", most)].into_iter().filter(|(_, value)| value.is_some());
+        let note = |name| format!("`{name}` has no effect: the data have no images that the model reads");
+        notes.extend(given.map(|(name, _)| note(name)));
         return Ok(None);
     }
     let problems: Vec<_> = conflicts(config)
@@ -35,9 +40,9 @@ pub(crate) fn of_run(config: &Config, source: &ModelSource) -> Result<Option<Ima
         return Err(TrainError::Config(problems));
     }
     let mut reader = source.image_reader()?;
-    let limits = PixelLimits { least: config.template.min_pixels, most: config.template.max_pixels };
-    reader.processor = reader.processor.bounded(limits).map_err(|problem| {
-        TrainError::Config(vec![config.mistake("max_pixels", problem, Some("remove it".to_owned()))])
+    reader.processor = reader.processor.bounded(PixelLimits { least, most }).map_err(|problem| {
+        let option = if most.is_some() { "max_pixels" } else { "min_pixels" };
+        TrainError::Config(vec![config.mistake(option, problem, Some("remove it".to_owned()))])
     })?;
     Ok(Some(reader))
 }

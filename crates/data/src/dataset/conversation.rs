@@ -58,15 +58,23 @@ impl ConversationRows {
     }
 
     /// The images of a row's conversation, in their order; none where the model reads none.
-    fn images(&self, row: &Map<String, Value>, messages: &mut [Message]) -> Result<Vec<ImageSource>, RowError> {
-        let Some(of) = self.encoder.images() else { return Ok(Vec::new()) };
+    fn images(
+        &self,
+        row: &Map<String, Value>,
+        messages: &mut [Message],
+        remarks: &mut Remarks,
+    ) -> Result<Vec<ImageSource>, RowError> {
         let found = IMAGES.iter().find_map(|name| row.get(*name).filter(|value| !value.is_null()));
-        let list = match found {
-            Some(Value::Array(list)) => Some(list.clone()),
-            Some(one) => Some(vec![one.clone()]),
-            None => None,
+        let Some(of) = self.encoder.images() else {
+            let are_unread = found.is_some_and(|value| value.as_array().is_none_or(|list| !list.is_empty()));
+            remarks.add(Remark::Images, usize::from(are_unread));
+            return Ok(Vec::new());
         };
-        of.place(messages, list.as_deref(), &self.folders)
+        let list = found.map(|found| match found {
+            Value::Array(list) => list.as_slice(),
+            one => std::slice::from_ref(one),
+        });
+        of.place(messages, list, &self.folders)
     }
 
     /// The values of a column that holds messages. A plain text is the message of a role, if one is given.
@@ -148,7 +156,7 @@ impl ConversationRows {
 impl EncodeRow for ConversationRows {
     fn encode(&self, row: &Map<String, Value>, form: RowForm, remarks: &mut Remarks) -> Result<Document, RowError> {
         let (mut messages, tools) = self.read(row, form, remarks)?;
-        let images = self.images(row, &mut messages)?;
+        let images = self.images(row, &mut messages, remarks)?;
         self.encoder.encode_all(&messages, images, tools.as_ref(), remarks)
     }
 

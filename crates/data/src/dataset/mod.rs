@@ -235,7 +235,8 @@ pub(crate) trait EncodeRow: Send + Sync {
     }
 }
 
-/// The encoder of a dataset, of which relative paths of images begin in these folders. `tokenizer` may be absent for [`DatasetKind::Tokens`] only.
+/// The encoder of a dataset; relative paths of its images begin in one of the `folders`. `tokenizer` may be absent for
+/// [`DatasetKind::Tokens`] only.
 pub(crate) fn encoder(
     spec: &DatasetSpec,
     tokenizer: Option<&Arc<Tokenizer>>,

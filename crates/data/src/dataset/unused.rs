@@ -13,8 +13,8 @@ pub(crate) fn unused(rows: &[&Map<String, Value>], kind: &DatasetKind) -> Vec<St
     let mut found: Vec<String> = Vec::new();
     for (name, value) in rows.iter().flat_map(|row| row.iter()) {
         let is_new = found.len() < MOST && !found.contains(name);
-        let is_answer = || ANSWERS.contains(&name.as_str()) && !value.is_null() && *value != "";
-        if is_new && !used.contains(&name.as_str()) && (looks_like_data(value) || is_answer()) {
+        let is_data = || DATA.contains(&name.as_str()) && !value.is_null() && *value != "";
+        if is_new && !used.contains(&name.as_str()) && (looks_like_data(value) || is_data()) {
             found.push(name.clone());
         }
     }
@@ -23,8 +23,8 @@ pub(crate) fn unused(rows: &[&Map<String, Value>], kind: &DatasetKind) -> Vec<St
 }
 
 /// Columns whose values are data however short they are.
-const ANSWERS: [&str; 9] =
-    ["answer", "response", "output", "completion", "solution", "label", "target", "weight", "sample_weight"];
+const DATA: [&str; 10] =
+    ["answer", "response", "output", "completion", "solution", "label", "target", "weight", "sample_weight", "image"];
 
 /// Numbers, flags and single words say something of a row, such as its number or its source. Words of several scripts are
 /// not separated by spaces.
@@ -85,22 +85,25 @@ mod tests {
     #[test]
     fn data_that_is_not_read_is_named() {
         let row = json!({"messages": [{"role": "user"}], "tools": [{"name": "f"}], "id": 7, "source": "web", "ok": true,
-            "history": [["a", "b"]], "images": [], "note": "two words", "answer": "yes", "备注": "没有空格"});
+            "history": [["a", "b"]], "images": [], "image": "a.png", "note": "two words", "answer": "yes", "备注": "没有空格"});
         let Value::Object(row) = row else { unreachable!() };
         let of = |tools: Option<&str>| {
             let messages = "messages".to_owned();
             let tools = tools.map(str::to_owned);
             DatasetKind::Conversation(ConversationColumns { messages, tools, ..ConversationColumns::default() })
         };
-        assert_eq!(unused(&[&row], &of(Some("tools"))), ["answer", "history", "note", "备注"]);
-        assert_eq!(unused(&[&row, &row], &of(None)), ["answer", "history", "note", "tools", "备注"]);
+        assert_eq!(unused(&[&row], &of(Some("tools"))), ["answer", "history", "image", "note", "备注"]);
+        assert_eq!(unused(&[&row, &row], &of(None)), ["answer", "history", "image", "note", "tools", "备注"]);
         let columns = InstructionColumns {
             instruction: "note".into(),
             output: "note".into(),
             history: Some("history".into()),
             ..InstructionColumns::default()
         };
-        assert_eq!(unused(&[&row], &DatasetKind::Instruction(columns)), ["answer", "messages", "tools", "备注"]);
+        assert_eq!(
+            unused(&[&row], &DatasetKind::Instruction(columns)),
+            ["answer", "image", "messages", "tools", "备注"]
+        );
     }
 
     #[test]

@@ -260,8 +260,11 @@ impl Trainer {
         }))
     }
 
-    /// The arithmetic that the tokens of a rank ask for, FLOP/s.
+    /// The arithmetic that the tokens of a rank ask for, FLOP/s; none with images, whose patches are not counted.
     fn flops_per_second(&self, sequence_len: usize, tokens_per_second: f64) -> Option<f64> {
+        if self.source.model.images.is_some() {
+            return None;
+        }
         let program = self.engine.as_ref()?.program();
         let of_weights = (*self.flops.get_or_init(|| flops::of_weights(program)))?;
         Some(tokens_per_second * (of_weights + flops::of_attention(&self.source, sequence_len)?))

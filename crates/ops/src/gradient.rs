@@ -4,6 +4,8 @@
 use graph::{Node, OpId, Value, ValueId};
 use tensor::Attrs;
 
+use crate::registry::id;
+
 /// Appends operations to the graph that is being differentiated.
 pub trait Emit {
     /// Adds a node; types are inferred. Panics when they do not fit: a wrong rule is our mistake.
@@ -34,6 +36,15 @@ impl GradientCall<'_> {
     /// The gradient of the first output. Autodiff calls a rule only when there is one.
     pub fn dy(&self) -> ValueId {
         self.output_gradients[0].expect("autodiff calls a rule only when its first output has a gradient")
+    }
+
+    /// The gradients of all outputs, zeros where nothing depends on one.
+    pub fn all_dy(&mut self) -> Vec<ValueId> {
+        let gradients = self.output_gradients;
+        let filled = |(index, gradient): (usize, &Option<ValueId>)| {
+            gradient.unwrap_or_else(|| self.one(id::FILL, &[self.output(index)], Attrs::new().with("value", 0.0)))
+        };
+        gradients.iter().enumerate().map(filled).collect()
     }
 
     /// Emits an operation with one output.

@@ -1,7 +1,7 @@
 // Rotary embedding: (y1, y2) = (x1 c - x2 s, x2 c + x1 s), c and s of angle position * inv_freq, times scaling.
 // x, y [BATCH, TOKENS, HEADS, COLUMNS], strided in the first three axes; positions i32 [BATCH, TOKENS];
-// inv_freq f32 [PAIRS], of several axes [AXES, PAIRS] with positions [BATCH, TOKENS, AXES]; scaling f32 [1]. x1, x2 are columns i and PAIRS + i, or 2 i and 2 i + 1 if INTERLEAVED; columns
-// from 2 PAIRS on are copied.
+// inv_freq f32 [PAIRS], of several axes [AXES, PAIRS] with positions [BATCH, TOKENS, AXES]; scaling f32 [1]. x1, x2 are
+// columns i and PAIRS + i, or 2 i and 2 i + 1 if INTERLEAVED; columns from 2 PAIRS on are copied.
 // One thread per token and WIDTH neighbouring pairs: it takes sines and cosines once and walks over the heads.
 // Each thread reads its own columns before it writes them, so x and y may be the same memory.
 #include "types.cuh"

@@ -160,7 +160,7 @@ impl Op for Rope {
             let axes = positions.len() / (x[0] * x[1]);
             let more: &[usize] = if axes > 1 { &[axes] } else { &[] };
             let inv_freq: Vec<f32> = (0..pairs).map(|i| 10000f32.powf(-(i as f32) / pairs as f32)).collect();
-            // Of several axes each pair has one.
+            // Each pair has one of the axes.
             let of_axis = |axis| inv_freq.iter().enumerate().map(move |(i, f)| if i % axes == axis { *f } else { 0.0 });
             let inv_freq = (0..axes).flat_map(of_axis).collect();
             Example::new(

@@ -70,14 +70,7 @@ impl Op for Split {
         if !call.wanted[0] {
             return Gradients::Inputs(vec![None]);
         }
-        let mut parts = Vec::with_capacity(call.node.outputs.len());
-        for (index, gradient) in call.output_gradients.iter().enumerate() {
-            let part = call.output(index);
-            parts.push(match gradient {
-                Some(id) => *id,
-                None => call.one(id::FILL, &[part], Attrs::new().with("value", 0.0)),
-            });
-        }
+        let parts = call.all_dy();
         Gradients::Inputs(vec![Some(call.one(id::CONCAT, &parts, Attrs::new()))])
     }
 

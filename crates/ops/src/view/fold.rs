@@ -5,39 +5,13 @@ use graph::{Dim, OpId, ValueType};
 use program::TensorRef;
 use tensor::Attrs;
 
-use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
-use crate::real::Real;
 use crate::registry::id;
-use crate::view::check_float;
+use crate::view::{apart, check_float, copy, together};
 
 const SIZE: Attribute = Attribute { name: "size", kind: "int", doc: "neighbors of a group" };
-
-/// Returns […, N, C] as […, N/size, size, C]: exact for every layout.
-fn apart(whole: &TensorRef, size: usize) -> TensorRef {
-    let mut groups = whole.clone();
-    let at = whole.shape.len() - 2;
-    groups.shape[at] = whole.shape[at] / size;
-    groups.strides[at] = whole.strides[at] * size;
-    groups.shape.insert(at + 1, size);
-    groups.strides.insert(at + 1, whole.strides[at]);
-    groups
-}
-
-/// Returns […, N, size, C] as […, N·size, C]; `None` where neighboring groups have a gap between them.
-fn together(groups: &TensorRef) -> Option<TensorRef> {
-    let mut whole = groups.clone();
-    let at = groups.shape.len().checked_sub(2)?;
-    let (size, stride) = (whole.shape.remove(at), whole.strides.remove(at));
-    if whole.shape[at - 1] != 1 && whole.strides[at - 1] != size * stride {
-        return None;
-    }
-    whole.shape[at - 1] *= size;
-    whole.strides[at - 1] = stride;
-    Some(whole)
-}
 
 fn size_of(attrs: &Attrs) -> usize {
     attrs.size("size").expect("checked by the shape rule")
@@ -79,12 +53,12 @@ impl Op for FoldRows {
     }
 
     fn alias(&self, inputs: &[TensorRef], attrs: &Attrs) -> Vec<TensorRef> {
-        vec![apart(&inputs[0], size_of(attrs))]
+        vec![apart(&inputs[0], inputs[0].shape.len() - 2, size_of(attrs))]
     }
 
     /// Returns the layout of the input that makes this output a view; nothing when no layout does.
     fn parts(&self, output: &TensorRef, _inputs: &[Vec<usize>], _attrs: &Attrs) -> Vec<TensorRef> {
-        together(output).into_iter().collect()
+        together(output, output.shape.len() - 3).into_iter().collect()
     }
 
     fn lower(&self, _call: &LowerCall<'_>) -> Lowered {
@@ -135,12 +109,12 @@ impl Op for UnfoldRows {
 
     /// Returns nothing when neighboring groups have a gap between them.
     fn alias(&self, inputs: &[TensorRef], _attrs: &Attrs) -> Vec<TensorRef> {
-        together(&inputs[0]).into_iter().collect()
+        together(&inputs[0], inputs[0].shape.len() - 3).into_iter().collect()
     }
 
     /// Returns the layout of the input that makes this output a view.
     fn parts(&self, output: &TensorRef, inputs: &[Vec<usize>], _attrs: &Attrs) -> Vec<TensorRef> {
-        vec![apart(output, inputs[0][inputs[0].len() - 2])]
+        vec![apart(output, output.shape.len() - 2, inputs[0][inputs[0].len() - 2])]
     }
 
     fn lower(&self, _call: &LowerCall<'_>) -> Lowered {
@@ -153,10 +127,4 @@ impl Op for UnfoldRows {
         let x = vec![ExampleInput::Normal { shape: vec![2, 3, 4, 8], scale: 1.0 }];
         vec![Example::new(x, Attrs::new()).differentiate(&[0])]
     }
-}
-
-fn copy<T: Real>(call: &mut Call<'_, T>) {
-    let x = call.inputs[0].real();
-    let [y] = call.outputs_mut();
-    y.real().copy_from_slice(x);
 }

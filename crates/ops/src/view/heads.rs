@@ -4,37 +4,11 @@ use graph::{Dim, OpId, ValueType};
 use program::TensorRef;
 use tensor::Attrs;
 
-use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
-use crate::real::Real;
 use crate::registry::id;
-use crate::view::check_float;
-
-/// […, H·D] as […, H, D]: exact for every layout.
-fn apart(whole: &TensorRef, head_dim: usize) -> TensorRef {
-    let mut heads = whole.clone();
-    let last = whole.shape.len() - 1;
-    heads.shape[last] = whole.shape[last] / head_dim;
-    heads.strides[last] = whole.strides[last] * head_dim;
-    heads.shape.push(head_dim);
-    heads.strides.push(whole.strides[last]);
-    heads
-}
-
-/// Returns […, H, D] as […, H·D]; `None` when the heads of a token are not contiguous.
-fn together(heads: &TensorRef) -> Option<TensorRef> {
-    let mut whole = heads.clone();
-    let (head_dim, inner) = (whole.shape.pop()?, whole.strides.pop()?);
-    let (count, stride) = (whole.shape.last_mut()?, whole.strides.last_mut()?);
-    if *count != 1 && *stride != head_dim * inner {
-        return None;
-    }
-    *count *= head_dim;
-    *stride = inner;
-    Some(whole)
-}
+use crate::view::{apart, check_float, copy, together};
 
 /// […, H·D] → […, H, D]
 pub struct SplitHeads;
@@ -80,12 +54,13 @@ impl Op for SplitHeads {
     }
 
     fn alias(&self, inputs: &[TensorRef], attrs: &Attrs) -> Vec<TensorRef> {
-        vec![apart(&inputs[0], attrs.size("head_dim").expect("checked by the shape rule"))]
+        let head_dim = attrs.size("head_dim").expect("checked by the shape rule");
+        vec![apart(&inputs[0], inputs[0].shape.len() - 1, head_dim)]
     }
 
     /// Returns the layout of the input that makes this output a view; nothing when no layout does.
     fn parts(&self, output: &TensorRef, _inputs: &[Vec<usize>], _attrs: &Attrs) -> Vec<TensorRef> {
-        together(output).into_iter().collect()
+        together(output, output.shape.len() - 2).into_iter().collect()
     }
 
     fn lower(&self, _call: &LowerCall<'_>) -> Lowered {
@@ -140,12 +115,13 @@ impl Op for MergeHeads {
 
     /// Returns nothing when the heads of a token are not contiguous.
     fn alias(&self, inputs: &[TensorRef], _attrs: &Attrs) -> Vec<TensorRef> {
-        together(&inputs[0]).into_iter().collect()
+        together(&inputs[0], inputs[0].shape.len() - 2).into_iter().collect()
     }
 
     /// Returns the layout of the input that makes this output a view.
     fn parts(&self, output: &TensorRef, inputs: &[Vec<usize>], _attrs: &Attrs) -> Vec<TensorRef> {
-        vec![apart(output, *inputs[0].last().expect("checked by the shape rule"))]
+        let head_dim = *inputs[0].last().expect("checked by the shape rule");
+        vec![apart(output, output.shape.len() - 1, head_dim)]
     }
 
     fn lower(&self, _call: &LowerCall<'_>) -> Lowered {
@@ -161,12 +137,6 @@ impl Op for MergeHeads {
         };
         vec![of(&[2, 3, 3, 8]), of(&[2, 5, 1])]
     }
-}
-
-fn copy<T: Real>(call: &mut Call<'_, T>) {
-    let x = call.inputs[0].real();
-    let [y] = call.outputs_mut();
-    y.real().copy_from_slice(x);
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Images as rows of data hold them: paths, bytes, base64, and the spellings of all of these.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -140,7 +142,7 @@ impl ImageRef {
         let mut bytes = Vec::new();
         for of in all {
             let (kind, content) = match &of.source {
-                ImageSource::Path(path) => (0, path.as_os_str().as_encoded_bytes().to_vec()),
+                ImageSource::Path(path) => (0, path.as_os_str().as_bytes().to_vec()),
                 ImageSource::Bytes(bytes) => (1, bytes.to_vec()),
             };
             bytes.push(kind);
@@ -159,7 +161,7 @@ impl ImageRef {
             let length = usize::try_from(u64::from_le_bytes(head[1..9].try_into().ok()?)).ok()?;
             let (content, rest) = rest.split_at_checked(length)?;
             let source = match head[0] {
-                0 => ImageSource::Path(PathBuf::from(String::from_utf8(content.to_vec()).ok()?)),
+                0 => ImageSource::Path(PathBuf::from(OsString::from_vec(content.to_vec()))),
                 1 => ImageSource::Bytes(content.into()),
                 _ => return None,
             };

@@ -133,7 +133,7 @@ impl ImageTexts {
             let bytes = source.read().map_err(|problem| RowError::new(RowReason::WrongType, problem))?;
             let limits = &self.reader.limits;
             let size = size(&bytes, limits).map_err(refused)?;
-            // What cannot be decoded is found here, not in the middle of a run.
+            // A broken file is an error of its row, not of a step.
             decode(&bytes, limits).map_err(refused)?;
             let grids = self.reader.grids(size).map_err(refused)?;
             let (_, tiles) = self.reader.processor.layout(size).map_err(refused)?;

@@ -152,8 +152,8 @@ impl Form {
         Ok(made)
     }
 
-    /// Adds the patches of a picture, whose tokens stand at these places. `order` gets the picture's number and the patch's for
-    /// each of them.
+    /// Adds the patches of a picture, whose tokens stand at these places. `order` gets the numbers of the picture and of the
+    /// patch for each of them.
     fn add(
         &self,
         made: &mut Patches,

@@ -167,7 +167,7 @@ impl Processor {
                     let config = serde_json::from_slice(&config).unwrap_or_default();
                     return Ok(Some(Processor::of(&place, fields)?.with_model(&config)));
                 }
-                // What a processor of text and images says of both.
+                // Such a file may hold settings of the tokenizer alone.
                 _ => continue,
             }
         }
@@ -429,7 +429,7 @@ impl Processor {
                     }
                 }
             }
-            // Of an image, each frame is the same.
+            // All frames of an image are the same.
             for channel in 0..3 {
                 let begin = channel * frames * plane;
                 (1..frames).for_each(|frame| numbers.copy_within(begin..begin + plane, begin + frame * plane));

@@ -96,7 +96,10 @@ fn fields<'a>(
     columns: impl Iterator<Item = (&'a String, &'a Field)>,
     budget: &mut Budget,
 ) -> Result<Map<String, Value>, RowError> {
-    let is_read = |field: &Field| !matches!(field, Field::Bytes(bytes) if std::str::from_utf8(bytes.data()).is_err() && !is_image_file(bytes.data()));
+    let is_read = |field: &Field| match field {
+        Field::Bytes(bytes) => std::str::from_utf8(bytes.data()).is_ok() || is_image_file(bytes.data()),
+        _ => true,
+    };
     let readable = columns.filter(|(_, field)| is_read(field));
     readable.map(|(name, field)| Ok((name.clone(), value(field, budget)?))).collect()
 }

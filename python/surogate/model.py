@@ -69,7 +69,7 @@ class Model:
         return f"<surogate.Model {self._native.summary()}>"
 
     def _reading(self, images: Iterable[Image] | None) -> tuple[_native.Model, list[Any] | None]:
-        """What computes a call, and its images."""
+        """Returns the native model that computes a call, and the images for it."""
         if images is None:
             return self._native, None
         if self._with_images is None:

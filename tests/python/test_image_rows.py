@@ -39,7 +39,7 @@ def folders(tmp_path_factory):
         config = json.loads((SHARED / "golden" / family / "config.json").read_text())
         config["image_token_id"] = 151655
         meta = json.loads((VISION / "text" / f"{family}.meta.json").read_text())["image_processor"]
-        config["vision_config"]["patch_size"] = meta["patch_size"]
+        config["vision_config"] |= {"patch_size": meta["patch_size"], "window_size": 8 * meta["patch_size"]}
         (folder / "config.json").write_text(json.dumps(config))
         processor = {"image_processor_type": "Qwen2VLImageProcessor", "temporal_patch_size": 2, **meta}
         (folder / "preprocessor_config.json").write_text(json.dumps(processor))

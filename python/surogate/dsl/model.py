@@ -61,10 +61,11 @@ def model(
     without whose name files of the bare base model are written; `computed` are endings of the names of
     stored tables that are not read. `renamed` has beginnings of names in published files with those of
     the attributes, `carried` beginnings of the names of parts that are not computed: results take their
-    tensors over. `adapters` says how adapters name the weights, where that is not as files do. `examples` are published models, for docs/models.md.
-    `images` are the module that computes images, too, and the config of its tower: it is constructed with both configs,
-    says by its attribute `images` how batches are laid out for it, and has no tensors that are carried. A module with an attribute `max_positions` has no positions from
-    there on, and one with an attribute `carried` names such beginnings that depend on the config.
+    tensors over. `adapters` says how adapters name the weights, where that is not as files do. `examples`
+    are published models, for docs/models.md. `images` are the module that computes images, too, and the
+    config of its tower: it is constructed with both configs, and its attribute `images` is the layout of
+    batches for it. A module with an attribute `max_positions` has no positions from there on, and one
+    with an attribute `carried` names such beginnings that depend on the config.
     """
     files: dict[str, Any] = {"base_prefix": f"{base}."} if base else {}
     files |= {"computed": list(computed)} if computed else {}
@@ -156,7 +157,7 @@ def _check_size(architecture: str, declared: list[Parameter]) -> None:
 
 
 def reads_images(fields: dict[str, Any]) -> bool:
-    """Whether the architecture of a config.json computes images."""
+    """True if the architecture of a config.json computes images."""
     return find(fields).images is not None
 
 

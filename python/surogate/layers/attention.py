@@ -34,7 +34,7 @@ class Attention(Module):
         self.dropout = c.attention_dropout or None
         #: A term of each head in the sum of its softmax [heads], where an architecture has one.
         self.sinks: Parameter | None = None
-        #: Whether the tokens of an image see each other both ways.
+        #: True if the tokens of an image see each other both ways.
         self.sees_images = False
         self.declare(c, bias)
         self.o_proj = Linear(c.queries, c.hidden_size, bias=output_bias, residual_projection=True)

@@ -37,9 +37,23 @@ class TowerConfig(ModelConfig):
         return config
 
     def derive(self, reader: Reader) -> None:
-        # Of the whole; the text's own config checks what it says of weights.
-        for name in ("tie_word_embeddings", "attention_dropout", "initializer_factor"):
+        # Fields that say nothing of a tower.
+        for name in ("tie_word_embeddings", "initializer_factor"):
             reader.take(name)
+        if dropout := reader.take("attention_dropout"):
+            reader.problem("attention_dropout", f"{dropout!r} is not supported in a vision tower, expected 0")
+
+    def read_theta(self, reader: Reader) -> float:
+        """The base of the rotation's frequencies, in a section of its own or among the fields."""
+        parameters, theta = reader.take("rope_parameters"), reader.take("rope_theta")
+        if isinstance(parameters, dict):
+            theta = parameters.get("rope_theta", theta)
+        if theta is None:
+            return 10000.0
+        if isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
+            reader.problem("rope_theta", f"{theta!r} is not supported, expected a number above 0")
+            return 10000.0
+        return float(theta)
 
     @property
     def width(self) -> int:

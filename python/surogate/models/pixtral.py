@@ -9,7 +9,7 @@ from ..errors import ModelConfigError
 from ..layers import Activation, GatedMLP, RMSNorm
 from ..layers.vision import AxialRotary, PatchEmbedding, TowerAttention, TowerConfig, of_image, pixels
 
-#: Of the norms; the config does not say it.
+#: Epsilon of the norms; the config does not say it.
 EPS = 1e-5
 
 
@@ -27,9 +27,7 @@ class PixtralConfig(TowerConfig):
 
     def derive(self, reader: Reader) -> None:
         super().derive(reader)
-        parameters = reader.take("rope_parameters") or {}
-        theta = reader.take("rope_theta")
-        self.theta = float(parameters.get("rope_theta", 10000.0 if theta is None else theta))
+        self.theta = self.read_theta(reader)
         self.head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
         if self.head_dim % 4:
             reader.problem("head_dim", f"{self.head_dim} is not supported, expected a multiple of 4")

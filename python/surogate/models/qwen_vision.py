@@ -24,7 +24,7 @@ from ..layers.vision import (
 
 
 class QwenTowerConfig(TowerConfig):
-    """Of all Qwen towers."""
+    """Fields of all Qwen towers."""
 
     depth: int = 32
     num_heads: int = 16
@@ -39,8 +39,7 @@ class QwenTowerConfig(TowerConfig):
             if (channels := reader.take(name)) is not None:
                 self.num_channels = channels
         reader.take("tokens_per_second")  # of videos
-        parameters = reader.take("rope_parameters") or {}
-        self.theta = float(parameters.get("rope_theta", 10000.0))
+        self.theta = self.read_theta(reader)
         if self.hidden_size % self.num_heads or self.hidden_size // self.num_heads % 4:
             reader.problem("num_heads", f"{self.num_heads} heads do not have a multiple of 4 columns each")
 
@@ -53,7 +52,7 @@ class QwenTowerConfig(TowerConfig):
         return [self.num_channels, self.temporal_patch_size, self.patch_size, self.patch_size]
 
     def form(self, **more: Any) -> dict[str, Any]:
-        """How batches are laid out."""
+        """The layout of batches for this tower."""
         return {"token": self.image_token, "width": self.width, "side": self.spatial_merge_size, **more}
 
 
@@ -123,7 +122,7 @@ class Stem(Module):
 
 
 class Qwen2VisionConfig(QwenTowerConfig):
-    """Of Qwen2-VL, whose `hidden_size` is that of the text."""
+    """The tower of Qwen2-VL, of which `hidden_size` is that of the text."""
 
     embed_dim: int = 1280
     hidden_size: int = 3584
@@ -152,7 +151,7 @@ class Qwen2Tower(Module):
 
 
 class Qwen2_5VisionConfig(QwenTowerConfig):
-    """Of Qwen2.5-VL: most blocks see windows alone."""
+    """The tower of Qwen2.5-VL: most blocks see windows alone."""
 
     hidden_size: int = 1280
     intermediate_size: int = 3420
@@ -167,6 +166,8 @@ class Qwen2_5VisionConfig(QwenTowerConfig):
         if not isinstance(self.full, list) or not all(isinstance(i, int) for i in self.full):
             reader.problem("fullatt_block_indexes", f"{full!r} is not supported, expected a list of numbers")
             self.full = []
+        if self.window < 1:
+            reader.problem("window_size", f"{self.window_size} is smaller than the patches of a token")
 
     @property
     def window(self) -> int:
@@ -197,7 +198,7 @@ class Qwen2_5Tower(Module):
 
 
 class Qwen3VisionConfig(QwenTowerConfig):
-    """Of Qwen3-VL and Qwen3.5: a learned table of positions that is stretched over each image."""
+    """The tower of Qwen3-VL and Qwen3.5: a learned table of positions that is stretched over each image."""
 
     depth: int = 27
     hidden_size: int = 1152

@@ -22,7 +22,7 @@ class SiglipConfig(TowerConfig):
             reader.problem("num_attention_heads", f"{self.num_attention_heads} does not divide {self.hidden_size}")
 
     def form(self, side: int) -> dict[str, Any]:
-        """How batches are laid out."""
+        """The layout of batches for this tower."""
         table = self.image_size // self.patch_size
         return {"token": self.image_token, "width": self.width, "side": side, "table": table}
 

@@ -30,7 +30,7 @@ SHAPES = {
         {"hidden_size": 1152, "depth": 27, "intermediate_size": 4304, "deepstack_visual_indexes": [8, 16, 24]},
     ),
 }
-#: Of the processor: images keep their size.
+#: Bounds of the processor's area: images keep their size.
 PROCESSOR = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16, "merge_size": 2, "temporal_patch_size": 2,
              "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": {"shortest_edge": 65536, "longest_edge": 16777216}}  # fmt: skip
 IMAGES = 8

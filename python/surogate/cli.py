@@ -27,6 +27,7 @@ from . import _native, errors, export, extend, extras, files, hub, merge, push, 
 from .arguments import TRAIN, UsageError, parser, split_overrides
 from .log_readers import LogReaders
 from .machine import site_packages
+from .models import gguf
 from .run import load_config, open_source, run_names
 from .terminal import show, show_coloured, waiting, warn
 
@@ -146,12 +147,12 @@ def _train_one(config: _native.Config, options: Namespace) -> int:
     finally:
         readers.finish()
     if code == 0:
-        _end(config, shown == "lines")
+        _end(config, json.loads(ir)["architecture"], shown == "lines")
     # What was made is where node 0 is.
     return code or 0
 
 
-def _end(config: _native.Config, is_shown: bool) -> None:
+def _end(config: _native.Config, architecture: str, is_shown: bool) -> None:
     """Uploads the result if that is requested, and says what can be done with it."""
     output = Path(config.output_dir)
     is_adapter = (output / "adapter" / "adapter_config.json").is_file()
@@ -169,7 +170,7 @@ def _end(config: _native.Config, is_shown: bool) -> None:
     scores = "reward" in json.loads(config.recorded_tasks)
     lines = [f"surogate score {place} --prompts FILE" if scores else f"surogate generate {place} --prompt TEXT"]
     lines += [f"surogate merge {place}"] if is_adapter and not config.merge_adapter else []
-    lines += [] if scores else [f"surogate export {place} --format gguf"]
+    lines += [] if scores or architecture not in gguf.FORMS else [f"surogate export {place} --format gguf"]
     lines += [] if config.push_to_hub else [f"surogate push {place} OWNER/NAME"]
     show("Next: " + "\n      ".join(lines))
 

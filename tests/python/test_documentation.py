@@ -7,7 +7,7 @@ import re
 
 import pytest
 from conftest import REPOSITORY
-from golden import FAMILIES, MIXTURES
+from golden import FAMILIES, MIXTURES, WITH_IMAGES
 from surogate import _native
 from surogate.models import page
 
@@ -118,6 +118,7 @@ def test_the_inputs_of_a_batch_are_those_of_the_engine():
 def test_the_page_of_models_is_what_is_registered_and_compared():
     assert page.PATH.read_text(encoding="utf-8") == page.text(), "run python -m surogate.models.page"
     assert list(page.RECORDED) == [*FAMILIES, *MIXTURES]
+    assert list(page.RECORDED_IMAGES) == WITH_IMAGES
 
 
 def test_there_are_examples_and_pages():

@@ -8,9 +8,9 @@ import os
 import numpy as np
 import pytest
 import surogate
+from golden import WITH_IMAGES
 from surogate.errors import DataError, SurogateError
 
-FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5_vl", "gemma3_mm", "mistral3", "smolvlm")
 DEVICE = os.environ.get("SUROGATE_TEST_DEVICE", "cpu")
 
 
@@ -30,7 +30,7 @@ def recorded(shared, load_file, family, part=""):
     return folder, inputs["input_ids"].astype(np.int32), inputs["labels"].astype(np.int32), images, reference
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", WITH_IMAGES)
 def test_logits_and_gradients_are_those_of_transformers(family, shared, load_file):
     folder, ids, labels, images, reference = recorded(shared, load_file, family)
     model = surogate.load(folder, device=DEVICE)
@@ -48,7 +48,7 @@ def test_logits_and_gradients_are_those_of_transformers(family, shared, load_fil
             assert gradients[name].shape == of.shape and distance(gradients[name], of) <= limit, name
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", WITH_IMAGES)
 def test_adapters_of_the_language_model_have_the_recorded_gradients(family, shared, load_file):
     folder, ids, labels, images, reference = recorded(shared, load_file, family, "lora")
     model = surogate.load(folder, folder / "lora", device=DEVICE)
@@ -60,7 +60,7 @@ def test_adapters_of_the_language_model_have_the_recorded_gradients(family, shar
     assert max(distance(gradients[name], of) for name, of in expected.items() if np.linalg.norm(of) >= 1e-6) <= 5e-4
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", WITH_IMAGES)
 def test_bfloat16_is_as_close_as_in_transformers(family, shared, load_file):
     folder, ids, _, images, reference = recorded(shared, load_file, family)
     measured = json.loads((folder / "meta.json").read_text())["bf16_vs_f32_in_transformers"]["logits_rel_l2"]

@@ -42,6 +42,16 @@ RECORDED = {
     "gemma4_moe": "Gemma4ForCausalLM",
 }
 
+#: Families with recorded values of rows with images, and their architectures.
+RECORDED_IMAGES = {
+    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration",
+    "qwen3_5_vl": "Qwen3_5ForConditionalGeneration",
+    "gemma3_mm": "Gemma3ForConditionalGeneration",
+    "mistral3": "Mistral3ForConditionalGeneration",
+    "smolvlm": "SmolVLMForConditionalGeneration",
+}
+
 #: Mixtures of experts, or architectures that may be one, marked on the page.
 MIXTURES = {
     "DeepseekV3ForCausalLM",
@@ -96,7 +106,8 @@ does this on the CPU. In bfloat16 it also compares the error with that of transf
 then chooses other experts for some tokens. Adapters on experts are compared for the five mixtures with recorded ones. The values
 of five families are in the repository (`tests/golden`), the others in a folder next to it. `tests/oracle/compare_transformers.py`
 compares random configurations of every architecture with transformers and peft, and adapters on experts and routers
-(`target_parameters`) of Mixtral, Qwen3 MoE, OLMoE and GPT-OSS, on experts of Gemma 4.
+(`target_parameters`) of Mixtral, Qwen3 MoE, OLMoE and GPT-OSS, on experts of Gemma 4. Those with `images` are compared on rows with
+images, adapters and every gradient, by `tests/python/test_vision.py`.
 
 [Adding an architecture](adding-a-model.md) shows how a family is written.
 """
@@ -106,7 +117,8 @@ def row(of: Architecture) -> str:
     text = sys.modules[of.module.__module__].__doc__ or ""
     said = " ".join(text.split())
     examples = ", ".join(f"`{name}`" for name in of.examples)
-    gguf, recorded = "yes" if of.name in FORMS else "–", "yes" if of.name in RECORDED.values() else "–"
+    gguf = "yes" if of.name in FORMS else "–"
+    recorded = "yes" if of.name in RECORDED.values() else "images" if of.name in RECORDED_IMAGES.values() else "–"
     star = (" *" if of.name in MIXTURES else "") + (" ⊙" if of.images else "")
     return f"| `{of.name}`{star} | {examples} | {said} | {gguf} | {recorded} |\n"
 

@@ -58,7 +58,7 @@ impl Small {
         }
         let magnitude = if x.is_nan() { f64::INFINITY } else { x.abs() }.min(f64::from(self.largest()));
         let exponent = exponent_of(magnitude).max(least);
-        let units = (magnitude * 2f64.powi(mantissa - exponent)).round_ties_even() as i32;
+        let units = nearest(magnitude * power(mantissa - exponent)) as i32;
         // Denormals have the exponent field 0 and their number of units in the mantissa; a carry of the mantissa is one
         // of the field.
         sign | (((exponent - least) << mantissa) + units) as u8
@@ -82,7 +82,7 @@ impl Small {
         }
         let (field, fraction) = (magnitude >> mantissa, magnitude & ((1 << mantissa) - 1));
         let units = if field == 0 { fraction } else { fraction + (1 << mantissa) };
-        let value = units as f32 * 2f32.powi(least + field.max(1) - 1 - mantissa);
+        let value = units as f32 * power(least + field.max(1) - 1 - mantissa) as f32;
         if code & self.sign() == 0 { value } else { -value }
     }
 }
@@ -131,9 +131,21 @@ fn exponent_of(x: f64) -> i32 {
     if x == 0.0 { -1074 } else { ((x.to_bits() >> 52) & 0x7ff) as i32 - 1023 }
 }
 
+/// Two to an exponent from -1022 to 1023, by its bits.
+pub(crate) fn power(exponent: i32) -> f64 {
+    f64::from_bits(((exponent + 1023) as u64) << 52)
+}
+
+/// The nearest whole number, ties to even, of a number from 0 to 2^51. Adding 2^52 leaves no bits below 1; without SSE4.1
+/// the library's function is a call.
+fn nearest(x: f64) -> f64 {
+    const WHOLE: f64 = 4_503_599_627_370_496.0;
+    (x + WHOLE) - WHOLE
+}
+
 /// The power of two of an E8M0 code.
 pub fn e8m0_value(code: u8) -> f32 {
-    if code == 0xff { f32::NAN } else { 2f64.powi(i32::from(code) - 127) as f32 }
+    if code == 0xff { f32::NAN } else { power(i32::from(code) - 127) as f32 }
 }
 
 /// The largest integer k, within ±126, for which amax·2^k is at most 1.75·2^`top`; 0 for an amax of 0. The tops of
@@ -143,7 +155,7 @@ pub fn scaling_exponent(amax: f32, top: i32) -> i32 {
         return 0;
     }
     let exponent = exponent_of(f64::from(amax));
-    let above = f64::from(amax) > 1.75 * 2f64.powi(exponent);
+    let above = f64::from(amax) > 1.75 * power(exponent);
     (top - exponent - i32::from(above)).clamp(-126, 126)
 }
 
@@ -154,7 +166,7 @@ pub const OWN_STEPS: i32 = 2;
 /// lived. 0: the tensor's own magnitude.
 pub fn kept_factor(most: f32, top: i32, steps: i32) -> f32 {
     match most > 0.0 {
-        true => 2f64.powi(scaling_exponent(most, top)) as f32,
+        true => power(scaling_exponent(most, top)) as f32,
         false if steps < OWN_STEPS => 0.0,
         false => 1.0,
     }

@@ -14,6 +14,7 @@ use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::quantise;
 use crate::real::Real;
 use crate::registry::id;
+use crate::vector::{Loop, add_scaled, dot, vectorised};
 
 pub(super) const SOURCE: &str = include_str!("grouped.cu");
 const MMA_SOURCE: &str = include_str!("grouped_mma.cu");
@@ -337,13 +338,26 @@ impl<'a, T: Real> Factors<'a, T> {
     pub fn add(&self, y: &mut [T], r: usize, group: usize) {
         let (n, k) = (y.len(), self.columns);
         let (x, own) = (&self.x[r * k..(r + 1) * k], &self.w[group * n * k..(group + 1) * n * k]);
-        if self.transposed {
-            for (x, row) in x.iter().zip(own.chunks(n)) {
-                y.iter_mut().zip(row).for_each(|(y, w)| *y += *x * *w);
+        vectorised(AddProduct, (y, x, own, self.transposed));
+    }
+}
+
+/// Adds x·wᵀ to y, or x·w where the matrix is transposed.
+struct AddProduct;
+
+impl<T: Real> Loop<(&mut [T], &[T], &[T], bool)> for AddProduct {
+    type Output = ();
+
+    #[inline(always)]
+    fn run((y, x, w, transposed): (&mut [T], &[T], &[T], bool)) {
+        if transposed {
+            let columns = y.len();
+            for (x, row) in x.iter().zip(w.chunks(columns)) {
+                add_scaled(y, *x, row);
             }
         } else {
-            for (y, row) in y.iter_mut().zip(own.chunks(k)) {
-                *y += x.iter().zip(row).map(|(x, w)| *x * *w).sum();
+            for (y, row) in y.iter_mut().zip(w.chunks(x.len())) {
+                *y += dot(x, row);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Eight bits with powers of two as scales: multiplying is exact, so a value is rounded once.
 
 use super::{Packed, Scaled, block_of};
-use crate::small::{Small, amax, e4m3_code, scaling_exponent};
+use crate::small::{Small, amax, e4m3_code, power, scaling_exponent};
 use crate::storage::{Code, Packing, fp8, fp8_tiles};
 
 /// The top of E4M3 as an exponent: 448 = 1.75·2^8.
@@ -11,13 +11,12 @@ fn packed(packing: Packing, x: &[f32], shape: &[usize], exponents: &[i32]) -> Pa
     let Code::Small(small) = packing.code else { unreachable!("eight bits are small numbers") };
     let columns = shape.last().copied().unwrap_or(1);
     let exponent = |index: usize| exponents[block_of(packing.block, index, columns)];
-    let power = |index: usize| 2f64.powi(exponent(index));
-    let code = |(index, x): (usize, &f32)| small.code(f64::from(*x) * power(index));
+    let code = |(index, x): (usize, &f32)| small.code(f64::from(*x) * power(exponent(index)));
     Packed {
         packing,
         shape: shape.to_vec(),
         codes: x.iter().enumerate().map(code).collect(),
-        scales: Scaled::Single(exponents.iter().map(|k| 2f64.powi(-k) as f32).collect()),
+        scales: Scaled::Single(exponents.iter().map(|k| power(-k) as f32).collect()),
     }
 }
 

@@ -68,7 +68,8 @@ fn take(trainer: &mut Trainer, steps: usize) -> Vec<[f64; 2]> {
 fn experts_learn_in_codes() {
     let folder = tempfile::tempdir().unwrap();
     model(folder.path());
-    for (recipe, own) in recipes().iter().flat_map(|recipe| [(recipe, json!({})), (recipe, adapters())]) {
+    let both = |(turn, recipe)| in_turn(&[(recipe, adapters()), (recipe, json!({}))], turn);
+    for (recipe, own) in recipes().iter().enumerate().flat_map(both) {
         let run = |more: Value| take(&mut trainer(folder.path(), &[recipe, &own, &more]), 6);
         let expected = run(json!({"recompute_block": false}));
         let [first, last] = [0, 5].map(|step: usize| expected[step][0]);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::stories::{self, Lines, losses, source};
+use crate::stories::{self, Lines, in_turn, losses, source};
 use compiler::{Blocks, Compression, Scope};
 use net::{Facts, Place, Token};
 use program::{Backend, Documents, Instruction, Machine, Variant};
@@ -288,7 +288,8 @@ fn first_moments_are_compressed_behind_a_warm_up() {
         "max_steps": 6, "eval_steps": 100, "save_steps": 100, "logging_steps": 1, "shuffle": false, "optimizer": "adamw",
         "datasets": rows_of_tokens(place.path(), "train.jsonl", 200, true), "shard_scope": "node",
     });
-    for more in [json!({"lora": false, "learning_rate": 1e-3}), json!({"lora_dropout": 0.1})] {
+    let kinds = [json!({"lora": false, "learning_rate": 1e-3}), json!({"lora_dropout": 0.1})];
+    for (turn, more) in kinds.into_iter().enumerate() {
         let place = place.path().join(format!("lora-{}", more["lora"]));
         let more = merged(data.clone(), &more);
         let run = |name: &str, more: &Value, stop_after: Option<usize>| {
@@ -300,14 +301,14 @@ fn first_moments_are_compressed_behind_a_warm_up() {
         let one_bit = |warm_up: usize| {
             merged(more.clone(), &json!({"gradient_compression": "onebit", "compression_warmup_steps": warm_up}))
         };
-        for warm_up in [2, 4] {
+        for (number, warm_up) in [2, 4].into_iter().enumerate() {
             let name = format!("straight-{warm_up}");
             let straight = run(&name, &one_bit(warm_up), None);
             assert_eq!(straight[..warm_up], whole[..warm_up], "the losses of the warm-up, and the norms");
             // What an update did shows a step later; the norm is one of nodes at once, and no less than that of their mean.
             assert!(straight[warm_up][0] == whole[warm_up][0] && straight[warm_up][1] > whole[warm_up][1]);
             assert!(straight[warm_up + 1][0] != whole[warm_up + 1][0]);
-            for stopped in [1, 5] {
+            for stopped in in_turn(&[1, 5], turn + number) {
                 let name = format!("broken-{warm_up}-{stopped}");
                 run(&name, &one_bit(warm_up), Some(stopped));
                 let again = merged(one_bit(warm_up), &json!({"resume_from_checkpoint": true}));

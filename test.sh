@@ -74,6 +74,7 @@ else
 fi
 stage "wheel" install_wheel
 # Many tests wait for processes: one worker more than cores keeps these busy.
-stage "python tests" "$python" -m pytest -q -rs --numprocesses $(($(nproc) + 1)) --dist loadgroup
+stage "python tests" "$python" -m pytest -q -rs ${all:+-m "long or not long"} \
+  --numprocesses $(($(nproc) + 1)) --dist loadgroup
 
 printf '\nall stages passed in %d s\n' $((SECONDS - started))

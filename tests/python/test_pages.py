@@ -28,6 +28,7 @@ ELSEWHERE = {
     r"(python|bash) bench/.*": "measures on a GPU",
     r"surogate sft examples/gsm8k\.yaml": "fetches a model",
     r"python -m surogate\.harness .*": "fetches the data of tasks; test_evaluate.py starts it with one of here",
+    r"surogate doctor --calibrate": "is in the next line, which also writes a file",
     r"surogate evaluate .*--chat": "needs a model with a chat template",
     r"export SUROGATE_TOKEN=.*": "is the user's",
     r"ray start .*": "makes a machine part of a cluster; test_ray.py has one",

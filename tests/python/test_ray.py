@@ -24,7 +24,7 @@ from surogate.launch.job import End
 from surogate.launch.node import Node, Start
 from test_nodes import ended, start, steps, tensors, until_steps, written
 
-pytestmark = pytest.mark.xdist_group("wall-clock")
+pytestmark = pytest.mark.xdist_group("ray")
 
 pytest.importorskip("ray", reason="Ray has no wheel for this Python")
 
@@ -115,7 +115,8 @@ def test_an_error_of_one_node_is_that_of_the_run(tmp_path: Path, ray: Any) -> No
     empty.touch()
     ((code, text),) = ended([on_ray(ray, written(tmp_path, datasets=[{"path": str(empty), "type": "text"}]))])
     assert code == 4 and re.search(r"surogate: node \d, .*: no token of 1 rows is trained", text), text
-    assert text.count("no token of") == 1, text
+    # Once for the run, and once more where the leader heard of it from another node first.
+    assert text.count("no token of") <= 2, text
 
 
 def test_a_signal_saves_and_ends_all(tmp_path: Path, ray: Any) -> None:
@@ -129,6 +130,7 @@ def test_a_signal_saves_and_ends_all(tmp_path: Path, ray: Any) -> None:
     assert list((tmp_path / "output").glob("checkpoint-*")) and not processes_of(path)
 
 
+@pytest.mark.long
 def test_a_lost_node_is_started_again_as_often_as_the_options_say(tmp_path: Path, ray: Any) -> None:
     straight, broken = (written(tmp_path / name, max_steps=120, save_steps=10) for name in ("straight", "broken"))
     ((code, text),) = ended([start(straight, f"--set=gpus={MACHINES}")])
@@ -153,6 +155,7 @@ def test_without_restarts_a_lost_node_ends_the_run_by_name(tmp_path: Path, ray: 
     assert not processes_of(path)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_the_machines_that_are_left(tmp_path: Path, ray: Any) -> None:
     """Last: the cluster has a machine less behind it."""
     path = written(tmp_path, max_steps=120, save_steps=10)

@@ -24,7 +24,7 @@ import pytest
 from test_guides import CONFIGURATIONS
 from test_nodes import ROOT, ended, steps, until_steps
 
-pytestmark = pytest.mark.xdist_group("wall-clock")
+pytestmark = pytest.mark.xdist_group("ray")
 
 pytest.importorskip("ray", reason="Ray has no wheel for this Python")
 
@@ -201,6 +201,7 @@ def test_without_the_process_that_keeps_the_cluster_all_save_and_end(tmp_path: P
         assert "the head of the Ray cluster, 10.78.0.1:6379, is lost" in machine.said()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["switched off", "without its keeper"])
 def test_a_client_ends_with_the_head(tmp_path: Path, machines: list[Machine], how: str) -> None:
     """The command is given behind Ray's client server, on the other machine."""
@@ -220,7 +221,7 @@ def test_a_client_ends_with_the_head(tmp_path: Path, machines: list[Machine], ho
     until_gone(machines[1], "--set=distributed.node_rank=", ENDED)
 
 
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("place", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_head_that_is_switched_off_ends_the_run_wherever_it_was_started(
     tmp_path: Path, machines: list[Machine], place: int
 ) -> None:

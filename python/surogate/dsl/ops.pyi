@@ -22,6 +22,12 @@ def scale(*inputs: Tensor | Parameter, factor: float | each[float], rounded: boo
 def scale_by(*inputs: Tensor | Parameter) -> Any:
     """s·x, element by element; nothing flows back to s. x […, H], s [1] → like x."""
 
+def standardize(*inputs: Tensor | Parameter) -> Any:
+    """(x − shift)·scale, by column; nothing flows back to either. x […, H], shift [H], scale [H] → like x."""
+
+def scale_columns(*inputs: Tensor | Parameter) -> Any:
+    """x·scale, by column; nothing flows back to scale. x […, H], scale [H] → like x."""
+
 def shift(*inputs: Tensor | Parameter, offset: float | each[float]) -> Any:
     """x + offset, element by element. x […] → like x.
 
@@ -69,6 +75,13 @@ def swiglu(*inputs: Tensor | Parameter) -> Any:
 def swiglu_backward(*inputs: Tensor | Parameter) -> Any:
     """Gradients of `swiglu`: d_gate = dy·up·σ·(1 + gate·(1 − σ)), d_up = dy·gate·σ, σ = 1/(1 + e^−gate). gate, up,
     dy […] → d_gate, d_up."""
+
+def clamp(*inputs: Tensor | Parameter) -> Any:
+    """x, and the bound where it is beyond one; nothing flows back to the bounds. x […, H], low [1], high [1] → like
+    x."""
+
+def clamp_backward(*inputs: Tensor | Parameter) -> Any:
+    """Gradient of `clamp`: dy where x is within the bounds, else 0. x […, H], low [1], high [1], dy […, H] → like x."""
 
 def clamped_swiglu(*inputs: Tensor | Parameter, limit: float | each[float], alpha: float | each[float]) -> Any:
     """g·σ(alpha·g)·(u + 1) with g = min(gate, limit) and u = up clamped to ±limit. gate, up […] → like gate.

@@ -44,6 +44,10 @@ pub enum Binary {
     Subtract,
     Multiply,
     Divide,
+    /// The second value where it is below the first, else the first, so that a first NaN stays.
+    Minimum,
+    /// The second value where it is above the first, else the first, so that a first NaN stays.
+    Maximum,
 }
 
 /// One value, computed from the elements of the operands at one place.
@@ -99,8 +103,14 @@ const UNARY: &[(&str, Unary)] = &[
     ("round_f16", Unary::Round(DType::F16)),
 ];
 
-const BINARY: &[(&str, Binary)] =
-    &[("add", Binary::Add), ("sub", Binary::Subtract), ("mul", Binary::Multiply), ("div", Binary::Divide)];
+const BINARY: &[(&str, Binary)] = &[
+    ("add", Binary::Add),
+    ("sub", Binary::Subtract),
+    ("mul", Binary::Multiply),
+    ("div", Binary::Divide),
+    ("min", Binary::Minimum),
+    ("max", Binary::Maximum),
+];
 
 impl Expr {
     pub fn unary(function: Unary, x: Expr) -> Expr {

@@ -146,7 +146,7 @@ fn define<'e>(expr: &'e Expr, names: &mut Vec<&'e Expr>, lines: &mut Lines) -> S
         Expr::Binary(function, a, b) => {
             let a = define(a, names, lines);
             let b = define(b, names, lines);
-            format!("{}({a}, {b})", binary(*function))
+            binary(*function, &a, &b)
         }
         Expr::Mean(_) | Expr::Amax(_) | Expr::Power(..) | Expr::Count(..) => {
             unreachable!("an element-wise operation reduces nothing")
@@ -177,13 +177,15 @@ pub fn unary(function: Unary, x: &str) -> String {
     }
 }
 
-/// The device's function of two values, kept out of contraction.
-pub fn binary(function: Binary) -> &'static str {
+/// A function of two values by their names, kept out of contraction.
+pub fn binary(function: Binary, a: &str, b: &str) -> String {
     match function {
-        Binary::Add => "__fadd_rn",
-        Binary::Subtract => "__fsub_rn",
-        Binary::Multiply => "__fmul_rn",
-        Binary::Divide => "__fdiv_rn",
+        Binary::Add => format!("__fadd_rn({a}, {b})"),
+        Binary::Subtract => format!("__fsub_rn({a}, {b})"),
+        Binary::Multiply => format!("__fmul_rn({a}, {b})"),
+        Binary::Divide => format!("__fdiv_rn({a}, {b})"),
+        Binary::Minimum => format!("({b} < {a} ? {b} : {a})"),
+        Binary::Maximum => format!("({b} > {a} ? {b} : {a})"),
     }
 }
 

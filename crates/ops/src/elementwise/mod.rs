@@ -3,6 +3,7 @@
 
 mod activation;
 mod arithmetic;
+mod clamp;
 mod clamped_swiglu;
 mod convert;
 mod expression;
@@ -11,12 +12,14 @@ mod kernel;
 mod log_complement;
 mod pointwise;
 mod scale_by;
+mod standardize;
 mod swiglu;
 mod tape;
 mod zeros;
 
 pub use activation::{ACTIVATION, ACTIVATION_BACKWARD};
 pub use arithmetic::{ADD, DETACH, MUL, SCALE, SHIFT};
+pub use clamp::{CLAMP, CLAMP_BACKWARD};
 pub use clamped_swiglu::{CLAMPED_SWIGLU, CLAMPED_SWIGLU_BACKWARD};
 pub(crate) use convert::element_named;
 pub use convert::{CAST, FILL};
@@ -27,6 +30,7 @@ pub(crate) use kernel::{
 };
 pub use log_complement::{LOG_COMPLEMENT, LOG_COMPLEMENT_BACKWARD};
 pub use scale_by::SCALE_BY;
+pub use standardize::{SCALE_COLUMNS, STANDARDIZE};
 pub use swiglu::{SWIGLU, SWIGLU_BACKWARD};
 pub use tape::round_to;
 pub(crate) use tape::unary as apply_unary;

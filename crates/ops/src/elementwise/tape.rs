@@ -163,6 +163,8 @@ fn binary<T: Real>(function: Binary, a: &[T], b: &[T], to: &mut [T]) {
         Binary::Subtract => pairs.for_each(|(to, (a, b))| *to = *a - *b),
         Binary::Multiply => pairs.for_each(|(to, (a, b))| *to = *a * *b),
         Binary::Divide => pairs.for_each(|(to, (a, b))| *to = *a / *b),
+        Binary::Minimum => pairs.for_each(|(to, (a, b))| *to = if *b < *a { *b } else { *a }),
+        Binary::Maximum => pairs.for_each(|(to, (a, b))| *to = if *b > *a { *b } else { *a }),
     }
 }
 

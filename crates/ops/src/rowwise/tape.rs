@@ -160,21 +160,21 @@ impl<'a, T: Real> Loop<(&'a Tape, &'a [Value<'a, T>], &'a mut Registers<T>)> for
 #[inline(always)]
 fn binary<T: Real>(function: Binary, a: Value<'_, T>, b: Value<'_, T>, to: &mut [T]) {
     macro_rules! each {
-        ($operator:tt) => {
+        ($a:ident, $b:ident => $value:expr) => {
             match (a, b) {
                 (Value::Wide(a), Value::Wide(b)) => {
-                    for (to, (a, b)) in to.iter_mut().zip(a.iter().zip(b)) {
-                        *to = *a $operator *b;
+                    for (to, ($a, $b)) in to.iter_mut().zip(a.iter().copied().zip(b.iter().copied())) {
+                        *to = $value;
                     }
                 }
-                (Value::Wide(a), Value::Single(b)) => {
-                    for (to, a) in to.iter_mut().zip(a) {
-                        *to = *a $operator b;
+                (Value::Wide(a), Value::Single($b)) => {
+                    for (to, $a) in to.iter_mut().zip(a.iter().copied()) {
+                        *to = $value;
                     }
                 }
-                (Value::Single(a), Value::Wide(b)) => {
-                    for (to, b) in to.iter_mut().zip(b) {
-                        *to = a $operator *b;
+                (Value::Single($a), Value::Wide(b)) => {
+                    for (to, $b) in to.iter_mut().zip(b.iter().copied()) {
+                        *to = $value;
                     }
                 }
                 (Value::Single(_), Value::Single(_)) => unreachable!("one value for a row is computed once"),
@@ -182,10 +182,12 @@ fn binary<T: Real>(function: Binary, a: Value<'_, T>, b: Value<'_, T>, to: &mut 
         };
     }
     match function {
-        Binary::Add => each!(+),
-        Binary::Subtract => each!(-),
-        Binary::Multiply => each!(*),
-        Binary::Divide => each!(/),
+        Binary::Add => each!(x, y => x + y),
+        Binary::Subtract => each!(x, y => x - y),
+        Binary::Multiply => each!(x, y => x * y),
+        Binary::Divide => each!(x, y => x / y),
+        Binary::Minimum => each!(x, y => if y < x { y } else { x }),
+        Binary::Maximum => each!(x, y => if y > x { y } else { x }),
     }
 }
 

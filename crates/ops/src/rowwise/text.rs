@@ -685,7 +685,7 @@ impl<'a> Writer<'a> {
             }
             Expr::Binary(function, a, b) => {
                 let (a, b) = (self.value(a, relaxed), self.value(b, relaxed));
-                format!("{}({a}, {b})", device_binary(*function))
+                device_binary(*function, &a, &b)
             }
             Expr::Input(_) | Expr::Constant(_) | Expr::Power(..) => unreachable!("they have names of their own"),
             Expr::Amax(_) | Expr::Count(..) => unreachable!("they are results, or a magnitude in a power"),
@@ -710,7 +710,7 @@ impl<'a> Writer<'a> {
             return format!("fmaf({p}, {q}, {}{b})", if subtract { "-" } else { "" });
         }
         let (a, b) = (self.value(a, true), self.value(b, true));
-        format!("{}({a}, {b})", device_binary(if subtract { Binary::Subtract } else { Binary::Add }))
+        device_binary(if subtract { Binary::Subtract } else { Binary::Add }, &a, &b)
     }
 
     fn row_sum(&self, mean: &Expr) -> String {

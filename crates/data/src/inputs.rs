@@ -38,7 +38,7 @@ const ROWS: &[&str] = &["B", "T"];
 const PATCHES: &[&str] = &["1", "P"];
 
 /// Every input that there is.
-pub const INPUTS: [Input; 34] = [
+pub const INPUTS: [Input; 35] = [
     Input { name: "input_ids", axes: ROWS, feed: Feed::I32(|batch| &batch.input_ids), doc: "tokens" },
     Input {
         name: "position_ids",
@@ -154,6 +154,12 @@ pub const INPUTS: [Input; 34] = [
         axes: ROWS,
         feed: Feed::F32(|batch| &batch.patches.text),
         doc: "1 for text, 0 for tokens of images",
+    },
+    Input {
+        name: "text_ids",
+        axes: ROWS,
+        feed: Feed::I32(|batch| &batch.patches.text_ids),
+        doc: "tokens, with the architecture's padding in the place of those of images",
     },
     Input {
         name: "image_last",
@@ -288,7 +294,7 @@ mod tests {
     #[test]
     fn every_row_has_the_size_of_its_axes() {
         let batch = Batch::from_labels(2, 3, vec![1; 6], &[1; 6], None, None).unwrap();
-        let form = Form { token: 9, width: 12, side: 2, window: 0, table: 5, stretched: true, breaks: false };
+        let form = Form { token: 9, width: 12, side: 2, window: 0, table: 5, stretched: true, breaks: false, pad: 0 };
         let batch = Batch { patches: form.lay_out(&batch, &[]).unwrap(), ..batch };
         for of in INPUTS {
             if of.axes.iter().any(|axis| axis.contains(['P', 'N'])) {

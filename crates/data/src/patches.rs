@@ -31,6 +31,8 @@ pub struct Form {
     pub stretched: bool,
     /// True if text stands between the rows of an image.
     pub breaks: bool,
+    /// The token that tables other than that of tokens read in the place of parts of images.
+    pub pad: i32,
 }
 
 /// One image, or one view of it.
@@ -65,6 +67,8 @@ pub struct Patches {
     pub rows: Vec<i32>,
     /// 1 for text and 0 for tokens of images [B, T].
     pub text: Vec<f32>,
+    /// The tokens, with `pad` in the place of those of images [B, T].
+    pub text_ids: Vec<i32>,
     /// The last token of the image that a token belongs to, of text the token itself; index in its row [B, T].
     pub last_key: Vec<i32>,
     /// Time, row and column of each token [B, T, 3].
@@ -228,6 +232,8 @@ impl Form {
             made.rows[*place as usize] = row as i32;
         }
         made.text = made.rows.iter().map(|row| if *row < 0 { 1.0 } else { 0.0 }).collect();
+        let ids = batch.input_ids.iter().zip(&made.rows);
+        made.text_ids = ids.map(|(id, row)| if *row < 0 { *id } else { self.pad }).collect();
         made.last_key = (0..tokens).map(|t| (t % batch.seq_len) as i32).collect();
         for t in (0..tokens.saturating_sub(1)).rev() {
             let follows = (t + 1) % batch.seq_len != 0 && batch.document_start[t] == batch.document_start[t + 1];

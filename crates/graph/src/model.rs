@@ -65,6 +65,9 @@ pub struct ImageForm {
     /// True if text stands between the rows of an image.
     #[serde(default)]
     pub breaks: bool,
+    /// The token that tables other than that of tokens read in the place of parts of images.
+    #[serde(default)]
+    pub pad: i32,
 }
 
 /// A loss, separate from the model: nodes after its body, which may use every value of the body.
@@ -171,6 +174,11 @@ pub enum Init {
     },
     Ones,
     Zeros,
+    /// A bound that nothing is above, or below.
+    #[serde(rename = "inf")]
+    Infinity,
+    #[serde(rename = "-inf")]
+    NegativeInfinity,
     /// The contents of the state of the same name, once everything else is initialized. Only passes set it.
     #[serde(skip)]
     Prepared,
@@ -197,9 +205,19 @@ pub struct ParameterSpec {
     /// Counts in the forward pass, is kept in f32 and has no gradient.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub buffer: bool,
-    /// The shape in files of a matrix whose columns they have as several axes; empty where it is the same.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub stored: Vec<usize>,
+    /// The shape in files, where it is another than the model's: a matrix whose rows or columns they have as several axes, a
+    /// number without axes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored: Option<Vec<usize>>,
+}
+
+impl ParameterSpec {
+    /// Returns true if the name is that of this weight, in whichever layer.
+    pub fn is_named(&self, name: &str) -> bool {
+        let Some((before, after)) = self.name.split_once("{i}") else { return self.name == name };
+        let layer = name.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
+        layer.is_some_and(|layer| !layer.is_empty() && layer.bytes().all(|byte| byte.is_ascii_digit()))
+    }
 }
 
 /// One step of the body.
@@ -334,6 +352,15 @@ impl Model {
             Item::Node(_) => 0,
         };
         self.body.iter().map(of).sum()
+    }
+
+    /// Returns all weights, those of a block once.
+    pub fn weights(&self) -> impl Iterator<Item = &ParameterSpec> {
+        let blocks = self.body.iter().flat_map(|item| match item {
+            Item::Repeat(repeat) => repeat.blocks.as_slice(),
+            Item::Node(_) => &[],
+        });
+        self.parameters.iter().chain(blocks.flat_map(|block| &block.parameters))
     }
 
     /// Lets the weights that write into the residual stream begin at zero; gives how many there are, a layer's once.

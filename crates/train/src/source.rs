@@ -8,7 +8,7 @@ use data::patches::{Form, Picture};
 use data::pictures::ImageReader;
 use data::safetensors::{Stack, Weights};
 use data::{Batch, IGNORE};
-use graph::{AdapterForm, Dim, Element, ImageForm, Model, ValueType};
+use graph::{AdapterForm, Dim, Element, ImageForm, Model, ParameterSpec, ValueType};
 use options::Setting;
 use serde_json::Value;
 use tensor::DType;
@@ -101,8 +101,8 @@ fn reader_of(folder: &Path, form: ImageForm) -> Result<ImageReader> {
 
 /// The reading of images as the data know it.
 fn read_as(form: ImageForm) -> Form {
-    let ImageForm { token, width, side, window, table, stretched, breaks } = form;
-    Form { token, width, side, window, table, stretched, breaks }
+    let ImageForm { token, width, side, window, table, stretched, breaks, pad } = form;
+    Form { token, width, side, window, table, stretched, breaks, pad }
 }
 
 /// Rejects a model that reads what no batch brings.
@@ -215,8 +215,7 @@ impl ModelSource {
             None => files,
         };
         let files = files.unstacked(&stacks(&self.model.adapters)).map_err(TrainError::model_file)?;
-        let with_axes = self.model.parameters.iter().filter(|of| !of.stored.is_empty());
-        Ok(files.flattened(with_axes.map(|of| (of.name.as_str(), of.shape.clone()))))
+        Ok(files.reshaped(|name| self.reshaped(name).map(|of| of.shape.as_slice())))
     }
 
     /// Returns the reader of images; an error where the model reads none, or its folder has no processor.
@@ -246,10 +245,14 @@ impl ModelSource {
         Ok(pictures)
     }
 
+    /// The parameter of this name, where it has another shape in files.
+    fn reshaped(&self, name: &str) -> Option<&ParameterSpec> {
+        self.model.weights().find(|of| of.stored.is_some() && of.is_named(name))
+    }
+
     /// The shape of a parameter in files, where that is another than the model's.
     pub fn stored_shape(&self, name: &str) -> Option<&[usize]> {
-        let of = self.model.parameters.iter().find(|of| of.name == name)?;
-        (!of.stored.is_empty()).then_some(&of.stored)
+        self.reshaped(name)?.stored.as_deref()
     }
 
     /// Lays out the images of a batch, in the order of their tokens, where the model computes images. Errors: images for a

@@ -19,19 +19,19 @@ class Parameter:
 
     `residual_projection` marks a weight that writes into the residual stream, `transposed` the matrix of
     a linear layer that the file keeps as [inputs, outputs], `bias` a bias of more than one axis, which no weight decay
-    acts on. A `buffer` counts in the forward pass, is kept in f32 and has no gradient. `stored` is the shape in files of a matrix
-    whose columns they have as several axes.
+    acts on. A `buffer` counts in the forward pass, is kept in f32 and has no gradient. `stored` is the shape in files, where
+    that is another: a matrix whose rows or columns they have as several axes, a number without axes.
     """
 
     def __init__(
         self,
         *shape: int,
-        init: Literal["normal", "ones", "zeros"] = "normal",
+        init: Literal["normal", "ones", "zeros", "inf", "-inf"] = "normal",
         residual_projection: bool = False,
         transposed: bool = False,
         bias: bool = False,
         buffer: bool = False,
-        stored: Sequence[int] = (),
+        stored: Sequence[int] | None = None,
     ) -> None:
         self.shape = shape
         self.init = init
@@ -39,7 +39,7 @@ class Parameter:
         self.transposed = transposed
         self.bias = bias
         self.buffer = buffer
-        self.stored = tuple(stored)
+        self.stored = stored
         self.name: str | None = None
         #: Layers that have one of it each.
         self.layers = 1
@@ -57,7 +57,7 @@ class Parameter:
             row["bias"] = True
         if self.buffer:
             row["buffer"] = True
-        if self.stored:
+        if self.stored is not None:
             row["stored"] = list(self.stored)
         return row
 

@@ -393,15 +393,17 @@ impl Weights {
         Ok(self)
     }
 
-    /// With tensors of several axes as matrices: of each name the shape. What has another number of elements stays as it is.
-    pub fn flattened<'a>(mut self, shapes: impl IntoIterator<Item = (&'a str, Vec<usize>)>) -> Self {
-        for (name, shape) in shapes {
-            let Ok(view) = self.get(name) else { continue };
-            let elements = |shape: &[usize]| shape.iter().product::<usize>();
-            if elements(view.shape) == elements(&shape) && view.shape.first() == shape.first() {
-                self.members.insert(name.to_owned(), Member { whole: name.to_owned(), first: 0, shape });
-            }
-        }
+    /// Gives tensors other axes: `shape_of` a name, where it has any. A tensor with another number of elements stays as it is.
+    pub fn reshaped<'a>(mut self, shape_of: impl Fn(&str) -> Option<&'a [usize]>) -> Self {
+        let elements = |shape: &[usize]| shape.iter().product::<usize>();
+        let fitting = |name: &str| {
+            let (shape, view) = (shape_of(name)?, self.get(name).ok()?);
+            (elements(view.shape) == elements(shape)).then(|| shape.to_vec())
+        };
+        let with_shape = |name: &str| Some((name.to_owned(), fitting(name)?));
+        let found: Vec<_> = self.names().into_iter().filter_map(with_shape).collect();
+        let member = |(name, shape): (String, _)| (name.clone(), Member { whole: name, first: 0, shape });
+        self.members.extend(found.into_iter().map(member));
         self
     }
 

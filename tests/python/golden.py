@@ -39,7 +39,7 @@ FAMILIES = [
 MIXTURES = ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "glm4_moe", "qwen3_5_moe", "gemma4_moe"]
 
 #: Those with recorded values of rows with images.
-WITH_IMAGES = ["qwen2_5_vl", "qwen3_vl", "qwen3_5_vl", "gemma3_mm", "mistral3", "smolvlm"]
+WITH_IMAGES = ["qwen2_5_vl", "qwen3_vl", "qwen3_5_vl", "gemma3_mm", "gemma4_mm", "mistral3", "smolvlm"]
 
 #: Those with gated delta nets, which transformers 4 does not have.
 HYBRIDS = ["qwen3_5", "qwen3_5_moe"]

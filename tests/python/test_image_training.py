@@ -98,6 +98,38 @@ def test_the_color_of_an_image_is_learned(folder, tmp_path):
     assert right == 8
 
 
+def test_a_tower_with_bounds_is_trained_and_read_back(folder, shared, tmp_path):
+    model = folder / "gemma4"
+    shutil.copytree(folder / "model", model)
+    tokens = {"<|image_pad|>": "<|image|>", "<|vision_start|>": "<|image>", "<|vision_end|>": "<image|>"}
+    text = (model / "tokenizer.json").read_text()
+    for known, own in tokens.items():
+        text = text.replace(known, own)
+    (model / "tokenizer.json").write_text(text)
+    template = (model / "chat_template.jinja").read_text()
+    (model / "chat_template.jinja").write_text(template.replace("<|vision_start|><|image_pad|><|vision_end|>", "<|image|>"))
+    config = json.loads((shared / "golden/gemma4_mm/config.json").read_text()) | {"image_token_id": 151655}
+    config["text_config"] |= {"vocab_size": 151936, "vocab_size_per_layer_input": 151936, "eos_token_id": 151645}
+    config["vision_config"]["patch_size"] = 8
+    (model / "config.json").write_text(json.dumps(config))
+    processor = json.loads((shared / "golden/gemma4_mm/preprocessor_config.json").read_text())
+    processor |= {"patch_size": 8, "do_resize": True, "max_soft_tokens": 16}
+    (model / "preprocessor_config.json").write_text(json.dumps(processor))
+    config = options(folder, tmp_path, model=str(model), learning_rate=1e-2)
+    trainer = surogate.Trainer(config)
+    first, *_, last = [trainer.step()["loss"] for _ in range(4)]
+    assert last < first
+    trainer.export(tmp_path / "model")
+    shapes = dict(tensors(tmp_path / "model"))
+    tower = "model.vision_tower."
+    assert shapes[f"{tower}encoder.layers.1.mlp.up_proj.input_max"] == ()
+    assert shapes[f"{tower}patch_embedder.position_embedding_table"] == (2, 16, 32)
+    ids = [[5, *[151655] * surogate.process_images(tmp_path / "model", [folder / "0.png"])[0]["tokens"], 7]]
+    result = surogate.load(tmp_path / "model")
+    seen = [result.forward(ids, images=[folder / name]) for name in ("0.png", "3.png")]
+    assert np.isfinite(seen[0]).all() and not np.array_equal(*seen)
+
+
 def tensors(folder):
     with open(folder / "model.safetensors", "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))

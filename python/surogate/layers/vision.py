@@ -27,6 +27,8 @@ class TowerConfig(ModelConfig):
 
     #: The name of the token's field, and the token of configs that do not say it.
     token: ClassVar[tuple[str, int]] = ("image_token_id", 0)
+    #: The base of the rotation's frequencies in configs that do not say it.
+    theta_default: ClassVar[float] = 10000.0
 
     @classmethod
     def from_dict(cls, architecture: str, fields: dict[str, Any]) -> Any:
@@ -49,10 +51,10 @@ class TowerConfig(ModelConfig):
         if isinstance(parameters, dict):
             theta = parameters.get("rope_theta", theta)
         if theta is None:
-            return 10000.0
+            return self.theta_default
         if isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
             reader.problem("rope_theta", f"{theta!r} is not supported, expected a number above 0")
-            return 10000.0
+            return self.theta_default
         return float(theta)
 
     @property

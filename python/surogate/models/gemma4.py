@@ -29,7 +29,9 @@ from ..layers import (
     layer_types,
     window,
 )
+from ..layers.vision import placed
 from .gemma2 import CappedLM
+from .gemma4_vision import Gemma4Embedder, Gemma4Tower, Gemma4VisionConfig
 
 #: Fields that `per_layer_config` may have for a layer.
 OF_A_LAYER = ("head_dim", "num_key_value_heads")
@@ -43,7 +45,7 @@ UNUSED = ("k_proj", "v_proj", "k_norm", "v_norm")
 #: Its matrices of experts are parameters in files, too.
 ADAPTERS = {"routers": ["router"], "stacks": [{"name": "gate_up_proj"}, {"name": "down_proj"}]}
 
-#: Parts that are not computed.
+#: Parts that are not computed; with images, those of audio alone.
 CARRIED = [f"model.{part}." for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio")]
 
 
@@ -62,7 +64,7 @@ class Gemma4Config(DecoderConfig):
     hidden_act: str | None = None  # transformers does not read it
     attention_bias: bool = False
     final_logit_softcapping: float | None = None
-    use_bidirectional_attention: Literal["vision"] | None = None  # between tokens of an image, which texts do not have
+    use_bidirectional_attention: Literal["vision"] | None = None  # between tokens of an image, in layers with a window
     vocab_size_per_layer_input: int = 262144
     hidden_size_per_layer_input: int | None = 256
     attention_k_eq_v: bool = False
@@ -333,10 +335,14 @@ class Decoder(layers.Decoder):
     """Embeddings are multiplied by √hidden_size, which has their type. Each layer's own input is a part of
     `embed_tokens_per_layer`, multiplied likewise, with one of `per_layer_model_projection` of the embedding."""
 
-    def __init__(self, c: Gemma4Config) -> None:
+    def __init__(self, c: Gemma4Config, *, images: bool = False) -> None:
+        self.images = images
         types = sorted(set(c.layer_types))
         rotary = RotaryByKind(**{kind: RotaryEmbedding(c.heads[kind][0], c.rope[kind]) for kind in types})
         by_kind = {kind: Layer(c, kind) for kind in dict.fromkeys(c.kinds)}
+        for kind, layer in by_kind.items():
+            sees = images and c.use_bidirectional_attention == "vision"
+            layer.self_attn.sees_images = sees and type_of(kind) == SLIDING
         super().__init__(c, by_kind, pattern=c.kinds, rotary=rotary)
         self.kinds = list(by_kind)
         self.unset = [Unset("B", "T", c.heads[kind][1], c.heads[kind][0]) for kind in c.shared_types for _ in "kv"]
@@ -359,8 +365,8 @@ class Decoder(layers.Decoder):
         return (by_kind, each(self.inputs_of_layers(x, batch))) if self.size else (by_kind,)
 
     def inputs_of_layers(self, x: Tensor, batch: Batch) -> list[Tensor]:
-        """What each layer's own embedding of the tokens gives it [B, T, size]."""
-        own = self.embed_tokens_per_layer(batch.input_ids)
+        """What each layer's own embedding of the tokens gives it [B, T, size]; of those of images, that of the padding."""
+        own = self.embed_tokens_per_layer(batch.text_ids if self.images else batch.input_ids)
         own = ops.scale(own, factor=self.size**0.5, rounded=True)
         projected = self.per_layer_model_projection(x) * (1.0 / self.factor)
         heads = self.per_layer_projection_norm(ops.split_heads(projected, head_dim=self.size))
@@ -392,6 +398,22 @@ class Gemma4ImageConfig(Gemma4Config):
     section = "text_config"
 
 
+class Part(TextPart):
+    def __init__(self, c: Gemma4Config, v: Gemma4VisionConfig) -> None:
+        text, side = Decoder(c, images=True), v.pooling_kernel_size
+        super().__init__(text)
+        self.vision_tower = Gemma4Tower(v)
+        self.embed_vision = Gemma4Embedder(v, c.hidden_size)
+        text.place = lambda x, batch: placed(x, self.embed_vision(self.vision_tower(batch)), batch, side)
+
+
+class Gemma4Whole(CappedLM):
+    def __init__(self, c: Gemma4ImageConfig, v: Gemma4VisionConfig) -> None:
+        super().__init__(c, Part(c, v))
+        self.images = v.form(c.pad_token_id or 0)
+        self.carried = unused(c, "model.language_model")
+
+
 @model(
     "Gemma4ForConditionalGeneration",
     config=Gemma4ImageConfig,
@@ -399,6 +421,7 @@ class Gemma4ImageConfig(Gemma4Config):
     carried=CARRIED,
     adapters=ADAPTERS,
     examples=["google/gemma-4-e2b-it", "google/gemma-4-26B-A4B-it"],
+    images=(Gemma4Whole, Gemma4VisionConfig),
 )
 class Gemma4Text(CappedLM):
     def __init__(self, c: Gemma4ImageConfig) -> None:

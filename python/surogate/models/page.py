@@ -48,6 +48,7 @@ RECORDED_IMAGES = {
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
     "qwen3_5_vl": "Qwen3_5ForConditionalGeneration",
     "gemma3_mm": "Gemma3ForConditionalGeneration",
+    "gemma4_mm": "Gemma4ForConditionalGeneration",
     "mistral3": "Mistral3ForConditionalGeneration",
     "smolvlm": "SmolVLMForConditionalGeneration",
 }

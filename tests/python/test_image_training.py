@@ -194,11 +194,31 @@ def test_the_area_of_images_is_an_option(folder, tmp_path):
     assert usual["loss"] != small["loss"]
 
 
+@pytest.mark.parametrize("more", [{"recipe": "fp8_hybrid", "lora": False}, {"qlora_bnb": True}])
+def test_only_the_products_of_text_are_quantized(more, folder, tmp_path, capfd):
+    from surogate.cli import main
+
+    config = json.loads((folder / "model/config.json").read_text())
+    config["text_config"] |= {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "head_dim": 16}
+    config["text_config"]["rope_parameters"] |= {"mrope_section": [3, 3, 2]}
+    config["vision_config"] |= {"out_hidden_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4}
+    model = tmp_path / "model"
+    shutil.copytree(folder / "model", model)
+    (model / "config.json").write_text(json.dumps(config))
+    surogate.Trainer(options(folder, tmp_path, model=str(model), torch_dtype="bfloat16")).export(tmp_path / "weights")
+    adapters = {"lora": more.get("lora", True), "lora_rank": 4, "lora_dropout": 0.0}
+    own = options(folder, tmp_path, model=str(tmp_path / "weights"), init="pretrained", torch_dtype="bfloat16") | adapters
+    plain, coded = losses(own), losses(own | more)
+    assert plain != coded and coded == pytest.approx(plain, rel=0.02)
+    (tmp_path / "run.yaml").write_text(json.dumps(own | more))
+    capfd.readouterr()
+    assert main(["sft", str(tmp_path / "run.yaml"), "--max-steps", "1"]) == 0
+    assert "the products of the vision tower stay in the compute type" in "".join(capfd.readouterr())
+
+
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        ({"qlora_bnb": True, "lora": True}, "qlora_bnb"),
-        ({"recipe": "fp8_hybrid"}, "recipe"),
         ({"sample_prompts": ["a"]}, "sample_prompts"),
         ({"gpus": 2, "sequence_parallel_size": 2}, "sequence_parallel_size"),
         ({"max_pixels": 100, "min_pixels": 200}, "max_pixels"),

@@ -164,6 +164,8 @@ pub struct Graph {
     pub name: String,
     /// Names of the stacks of layers.
     pub stacks: Vec<String>,
+    /// Numbers of the stacks of parts other than the text, such as vision towers, whose products are never quantized.
+    pub apart: Vec<u32>,
     /// A name that distinguishes its entry from others of its kind; empty for the usual one.
     pub entry: String,
     pub values: Vec<Value>,
@@ -287,6 +289,7 @@ impl Graph {
             outputs: self.states.iter().filter_map(begins).collect(),
             name: self.name.clone(),
             stacks: self.stacks.clone(),
+            apart: self.apart.clone(),
             values,
             parameters: self.parameters.clone(),
             nodes: self.prepared.clone(),
@@ -323,6 +326,11 @@ impl Graph {
     /// All layers, in the order in which they are run.
     pub fn layers(&self) -> Vec<Layer> {
         self.nodes.iter().filter_map(|node| node.layer).collect::<BTreeSet<Layer>>().into_iter().collect()
+    }
+
+    /// Returns true if a layer is of a part other than the text.
+    pub fn is_apart(&self, layer: Layer) -> bool {
+        self.apart.contains(&layer.stack)
     }
 
     /// Returns the name that distinguishes the stack of a layer from others; empty where there is one stack only.

@@ -39,6 +39,12 @@ pub(crate) fn of_run(config: &Config, source: &ModelSource, notes: &mut Vec<Stri
     if !problems.is_empty() {
         return Err(TrainError::Config(problems));
     }
+    let qlora = &config.qlora;
+    if config.precision.recipe != Recipe::Bf16 || qlora.qlora_bnb || qlora.qlora_fp8 || qlora.qlora_fp4 {
+        notes.push(
+            "the products of the vision tower stay in the compute type: only those of text are quantized".to_owned(),
+        );
+    }
     let mut reader = source.image_reader()?;
     reader.processor = reader.processor.bounded(PixelLimits { least, most }).map_err(|problem| {
         let option = if most.is_some() { "max_pixels" } else { "min_pixels" };
@@ -71,18 +77,12 @@ pub(crate) fn check_batch(source: &ModelSource, text: Batch) -> Result<Batch> {
 
 /// Options that do not go with images yet, with their values.
 fn conflicts(config: &Config) -> Vec<(&'static str, String)> {
-    let of = &config.qlora;
-    let on = "true".to_owned();
     let all = [
         ("task", config.task.name().to_owned(), !matches!(config.task, Task::Sft | Task::Pt)),
         ("pipeline_parallel_size", config.stages().to_string(), config.stages() > 1),
         ("sequence_parallel_size", config.sequence().to_string(), config.sequence() > 1),
         ("distributed.num_nodes", config.nodes().to_string(), config.nodes() > 1),
         ("sample_prompts", format!("{:?}", config.logging.sample_prompts), !config.logging.sample_prompts.is_empty()),
-        ("recipe", config.precision.recipe.name().to_owned(), config.precision.recipe != Recipe::Bf16),
-        ("qlora_bnb", on.clone(), of.qlora_bnb),
-        ("qlora_fp8", on.clone(), of.qlora_fp8),
-        ("qlora_fp4", on, of.qlora_fp4),
     ];
     all.into_iter().filter(|(.., is_on)| *is_on).map(|(option, value, _)| (option, value)).collect()
 }

@@ -29,7 +29,7 @@ pub fn expand(
         (Axis::Patches, variant.patches),
     ]);
     let graph = Graph { name: model.architecture.clone(), entry: entry.name.clone(), ..Graph::default() };
-    let mut expansion = Expansion { graph, names: HashSet::new(), bindings, options };
+    let mut expansion = Expansion { graph, names: HashSet::new(), bindings, options, apart: &model.adapters.apart };
     let mut scope = Scope::new();
     let task = entry.task.as_deref().map(|name| find(model, name)).transpose()?;
     for input in model.inputs.iter().chain(task.iter().flat_map(|task| &task.inputs)) {
@@ -116,6 +116,8 @@ struct Expansion<'a> {
     names: HashSet<String>,
     bindings: Bindings,
     options: &'a CompileOptions,
+    /// Beginnings of the names of parts other than the text.
+    apart: &'a [String],
 }
 
 impl Expansion<'_> {
@@ -189,6 +191,9 @@ impl Expansion<'_> {
         let carried = |names: &Scope, name: &str| names.get(name).copied().ok_or_else(|| missing(name));
         let stack = self.graph.stacks.len() as u32;
         self.graph.stacks.push(repeat.stack.clone());
+        if self.apart.iter().any(|part| repeat.stack.starts_with(part.as_str())) {
+            self.graph.apart.push(stack);
+        }
         let initial = |c: &Carry| c.initial.as_deref().map(|name| carried(outer, name)).transpose();
         let mut state: Vec<Option<ValueId>> = repeat.carry.iter().map(initial).collect::<Result<_, _>>()?;
         for index in 0..repeat.repeat {

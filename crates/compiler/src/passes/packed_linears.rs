@@ -23,9 +23,9 @@ pub fn run(graph: &mut Graph, options: &CompileOptions) -> Result<(), CompileErr
     let weights = weights(graph);
     let other_readers = read_by_others(graph);
     let mut any = false;
-    for ParameterId(index) in weights {
+    for (ParameterId(index), is_apart) in weights {
         let parameter = &mut graph.parameters[index as usize];
-        let fitting = options.quantised.filter(|quantised| quantised.fits(&parameter.shape));
+        let fitting = options.quantised.filter(|quantised| !is_apart && quantised.fits(&parameter.shape));
         let stored = options.stored.get(&parameter.name).copied();
         let as_they_lie = !options.recipe.quantises_weights() && !other_readers.contains(&parameter.value);
         let stored = stored.filter(|of| !of.transposed || as_they_lie);
@@ -67,8 +67,9 @@ fn read_by_others(graph: &Graph) -> HashSet<ValueId> {
     graph.nodes.iter().chain(&graph.prepared).flat_map(reads).chain(results).collect()
 }
 
-/// The matrices that products of the layers read, those of experts too, but not routers: their scores decide.
-fn weights(graph: &Graph) -> Vec<ParameterId> {
+/// The matrices that products of the layers read, those of experts too, but not routers: their scores decide. With each
+/// whether its layer is of a part other than the text.
+fn weights(graph: &Graph) -> Vec<(ParameterId, bool)> {
     let routed: HashSet<ValueId> =
         graph.nodes.iter().filter(|node| node.op == id::ROUTE).map(|node| node.inputs[0]).collect();
     let stacks: HashMap<ValueId, &Node> =
@@ -78,14 +79,15 @@ fn weights(graph: &Graph) -> Vec<ParameterId> {
         Origin::Input | Origin::Node | Origin::Constant | Origin::State(_) => None,
     };
     let mut found = Vec::new();
-    for node in graph.nodes.iter().filter(|node| node.layer.is_some()) {
+    for (node, layer) in graph.nodes.iter().filter_map(|node| Some((node, node.layer?))) {
+        let marked = |id: ParameterId| (id, graph.is_apart(layer));
         let is_product = node.op == id::LINEAR || node.op == id::GROUPED_LINEAR;
         let Some(weight) = node.inputs.get(1).filter(|_| is_product && !routed.contains(&node.outputs[0])) else {
             continue;
         };
         match stacks.get(weight) {
-            Some(stack) => found.extend(stack.inputs.iter().filter_map(parameter)),
-            None => found.extend(parameter(weight)),
+            Some(stack) => found.extend(stack.inputs.iter().filter_map(parameter).map(marked)),
+            None => found.extend(parameter(weight).map(marked)),
         }
     }
     found

@@ -191,7 +191,8 @@ fn of_experts(member: &Linear, parameters: Vec<ParameterId>) -> Vec<Vec<Paramete
 }
 
 fn find_groups(graph: &Graph, skip_first: usize, skip_last: usize) -> Vec<Group> {
-    let layers = graph.layers();
+    let mut layers = graph.layers();
+    layers.retain(|layer| !graph.is_apart(*layer));
     let kept = skip_first..layers.len().saturating_sub(skip_last);
     let kept: HashSet<_> = layers.get(kept).unwrap_or_default().iter().copied().collect();
     let (producers, routers) = (graph.producers(), routers(graph));

@@ -1,7 +1,8 @@
 """Rates of training on images: LoRA on the text of random Qwen3-VL shapes, eight images of one megapixel a step.
 
-`images.py TOKENIZER TEMPLATE SHAPE STEPS [peer]` writes a folder, images and rows, and prints a line for each layout of the rows; with
-`peer`, also one for transformers with adapters of rank 16 by hand on the same batch, compiled layers, and PyTorch's attention.
+`images.py TOKENIZER TEMPLATE SHAPE STEPS [fp8_hybrid] [qlora_bnb] [peer]` writes a folder, images and rows, and prints a line for each
+layout of the rows, and one for packed rows with each option; with `peer`, also one for transformers with adapters of rank 16 by hand
+on the same batch, compiled layers, and PyTorch's attention.
 """
 
 import json
@@ -188,7 +189,11 @@ def main():
         padded = {"sample_packing": False, "sequence_len": longest, "per_device_train_batch_size": IMAGES}
         measure(f"{shape}, {name} sizes, packed", model, rows, int(steps), **packed)
         measure(f"{shape}, {name} sizes, padded", model, rows, int(steps), **padded)
-        if more and name == "equal":
+        if name == "equal":
+            for option in {"fp8_hybrid", "qlora_bnb"}.intersection(more):
+                own = {"recipe": option} if option == "fp8_hybrid" else {option: True}
+                measure(f"{shape}, {name} sizes, packed, {option}", model, rows, int(steps), **packed, **own)
+        if "peer" in more and name == "equal":
             peer(model, rows, int(steps))
 
 

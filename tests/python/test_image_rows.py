@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import base64
 import gzip
+import html
 import json
+import re
 import shutil
+import zlib
 from pathlib import Path
 
 import pytest
 import surogate
+from surogate.cli import main
 from surogate.errors import DataError, SurogateError
 
 SHARED = Path(__file__).parents[2].parent / "shared"
@@ -97,3 +101,50 @@ def test_rows_become_the_recorded_tokens(family, row, folders, shared, monkeypat
         if theirs and not ours:
             assert images[t] or ids[t] in (198, 151652, 151653), (t, ids[t])
     assert all((weight != 0) == ours for weight, ours in zip(weights, trained, strict=True))
+
+
+BOXES = [json.loads(line) for line in (VISION / "boxes.jsonl").read_text().splitlines()] if VISION.is_dir() else []
+
+
+def blank(path, height, width):
+    """Writes a white image."""
+    row = b"\0" + b"\xff" * ((width + 7) // 8)
+    parts = [(b"IHDR", width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([1, 0, 0, 0, 0]))]
+    parts += [(b"IDAT", zlib.compress(row * height)), (b"IEND", b"")]
+    chunks = (len(of).to_bytes(4, "big") + kind + of + zlib.crc32(kind + of).to_bytes(4, "big") for kind, of in parts)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+
+
+@pytest.mark.parametrize(
+    ("family", "norm"), [("qwen2_5_vl", None), ("qwen2_5_vl", "norm1000"), ("qwen3_vl", None), ("qwen3_vl", "none")]
+)
+def test_boxes_become_the_recorded_numbers(family, norm, folders, shared, tmp_path):
+    """All recorded boxes as one answer of one row with all images."""
+    model = tmp_path / "model"
+    shutil.copytree(folders[family], model)
+    config = json.loads((model / "config.json").read_text())
+    config.get("text_config", config).update({"vocab_size": 151936, "max_position_embeddings": 8192})
+    (model / "config.json").write_text(json.dumps(config))
+    sizes = sorted({(of["image_h"], of["image_w"]) for of in BOXES})
+    for number, (height, width) in enumerate(sizes):
+        blank(tmp_path / f"{number}.png", height, width)
+    objects = {"ref": ["it"], "bbox": [of["box_xyxy"] for of in BOXES],
+               "image_id": [sizes.index((of["image_h"], of["image_w"])) for of in BOXES]}  # fmt: skip
+    answer = "<ref-object>:" + " <bbox>" * len(BOXES)
+    row = {"messages": [{"role": "user", "content": "<image>" * len(sizes)}, {"role": "assistant", "content": answer}],
+           "images": [f"{number}.png" for number in range(len(sizes))], "objects": objects}  # fmt: skip
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    in_pixels, bounds = (norm or {"qwen2_5_vl": "none"}.get(family)) == "none", BOXES[0]["absolute"][2]
+    options = {"model": str(model), "datasets": [{"path": str(tmp_path / "rows.jsonl"), "type": "conversation"}],
+               "output_dir": str(tmp_path / "out"), "data_cache": "off", "validation_split_ratio": 0.0, "sequence_len": 8192,
+               "min_pixels": bounds["min_pixels"], "max_pixels": bounds["max_pixels"], "init": "random"}  # fmt: skip
+    (tmp_path / "run.yaml").write_text(json.dumps(options | ({"norm_bbox": norm} if norm else {})))
+    assert main(["tokenize", str(tmp_path / "run.yaml"), "--debug"]) == 0
+    shown = html.unescape(re.sub(r"<[^>]*>", "", (tmp_path / "out/data.html").read_text()))
+    found = shown[shown.rindex("it: [") :].split("<|im_end|>")[0]
+    recorded = [of["absolute"][2]["rounded_clamped"] if in_pixels else of["norm1000_round_clamped"] for of in BOXES]
+    boxes = [json.loads(f"[{numbers}]") for numbers in re.findall(r"\[([^]]*)\]", found)]
+    if in_pixels and family == "qwen3_vl":  # another factor: its sizes are multiples of 32
+        assert len(boxes) == len(recorded) and boxes != recorded
+    else:
+        assert boxes == recorded

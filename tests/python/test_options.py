@@ -246,6 +246,7 @@ ELSEWHERE = {
     "reference_free": "tests/python/test_preference.py",
     "reference": "tests/python/test_preference.py",
     "max_pixels": "tests/python/test_image_training.py",
+    "norm_bbox": "tests/python/test_image_rows.py",
     "min_pixels": "tests/python/test_image_training.py",
     "desirable_weight": "tests/python/test_preference_losses.py",
     "undesirable_weight": "tests/python/test_preference_losses.py",

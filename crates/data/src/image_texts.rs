@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
 
+use crate::boxes::{self, Sizes};
 use crate::error::{RowError, RowReason};
 use crate::image::{Kind, decode, size};
 use crate::image_source::{ImageRef, ImageSource};
@@ -119,6 +120,25 @@ impl ImageTexts {
                 (0..rows).map(of_row).collect::<String>() + "\n" + &whole
             }
         }
+    }
+
+    /// Puts the objects of a row in the place of their words. Errors: what [`boxes::fill`] refuses, and an image that cannot be
+    /// read.
+    pub(crate) fn fill(
+        &self,
+        messages: &mut [Message],
+        objects: &Map<String, Value>,
+        images: &[ImageSource],
+    ) -> Result<(), RowError> {
+        let sizes_of = |(number, source): (usize, &ImageSource)| {
+            let image = source.read().and_then(|bytes| size(&bytes, &self.reader.limits))?;
+            let (views, _) = self.reader.processor.layout(image)?;
+            let view = if let [view] = views[..] { Some(view) } else { None };
+            Ok(Sizes { image, view }).map_err(|problem: String| format!("image {}: {problem}", number + 1))
+        };
+        let sizes = images.iter().enumerate().map(sizes_of).collect::<Result<Vec<_>, String>>();
+        let sizes = sizes.map_err(|problem| RowError::new(RowReason::WrongType, problem))?;
+        boxes::fill(messages, objects, self.reader.boxes, &sizes)
     }
 
     /// Reads the images of a row; the text of each, and what is kept of it. Errors: an image that cannot be read, with its

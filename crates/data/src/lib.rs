@@ -10,6 +10,7 @@
 
 pub mod agent;
 pub mod batch;
+pub mod boxes;
 pub mod cache;
 pub mod corpus;
 pub mod dataset;

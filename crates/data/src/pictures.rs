@@ -1,6 +1,7 @@
 //! Images as a model reads them: its processor and the form of its patches together.
 
 use crate::batch::Batch;
+use crate::boxes::BoxForm;
 use crate::document::Document;
 use crate::error::DataError;
 use crate::image::{Kind, Limits, Pixels, Processor, size};
@@ -12,6 +13,8 @@ pub struct ImageReader {
     pub form: Form,
     pub processor: Processor,
     pub limits: Limits,
+    /// The writing of boxes in texts.
+    pub boxes: BoxForm,
     /// Patches that batches have room for, ascending; what needs more has its own size.
     pub rooms: Vec<usize>,
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use crate::boxes::OBJECTS;
 use crate::cache::{EntryWriter, Lookup, RowCache, Stamp};
 use crate::corpus::Corpus;
 use crate::dataset::{
@@ -265,7 +266,7 @@ impl Set<'_> {
             counted.files.iter().filter_map(|file| Some(file.parent()?.to_owned())).collect();
         folders.dedup();
         if options.dialogue.images.is_some() && matches!(spec.kind, DatasetKind::Conversation(_)) {
-            counted.unused.retain(|name| !IMAGES.contains(&name.as_str()));
+            counted.unused.retain(|name| !IMAGES.contains(&name.as_str()) && name != OBJECTS);
         }
         let encoder = encoder(&spec, tokenizer, &options.dialogue, &options.preference, folders)?;
         let mut gathering = Gathering::new(writer);

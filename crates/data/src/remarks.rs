@@ -24,6 +24,8 @@ pub enum Remark {
     Padding,
     /// The images of a row of which only the text is trained.
     Images,
+    /// The objects of a row without a word for any.
+    Objects,
     /// A field of a message that changes nothing.
     Field(String),
 }
@@ -111,6 +113,10 @@ fn line(remark: &Remark, count: usize) -> String {
         Remark::Images => {
             format!("the images of {} are not read: only text is trained here", several(count, "row"))
         }
+        Remark::Objects => format!(
+            "the objects of {} are not read: no `<bbox>` or `<ref-object>` stands in the messages",
+            several(count, "row")
+        ),
         Remark::Field(name) => format!("`{name}`"),
     }
 }

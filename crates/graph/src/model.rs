@@ -65,6 +65,12 @@ pub struct ImageForm {
     /// True if text stands between the rows of an image.
     #[serde(default)]
     pub breaks: bool,
+    /// The numbers of boxes in texts are pixels of the image as the tower reads it, else thousandths of its sides.
+    #[serde(default)]
+    pub boxes_in_pixels: bool,
+    /// True if tokens mark the names and boxes of objects.
+    #[serde(default)]
+    pub boxes_marked: bool,
     /// The token that tables other than that of tokens read in the place of parts of images.
     #[serde(default)]
     pub pad: i32,

@@ -1,10 +1,11 @@
 //! Images in a run: whether its data have any, and what does not go with them yet.
 
+use data::boxes::Units;
 use data::image::{PixelLimits, Pixels};
 use data::pictures::ImageReader;
 use data::{Batch, dataset_images};
 
-use crate::config::{Config, Recipe, Task};
+use crate::config::{Config, NormBbox, Recipe, Task};
 use crate::encoded::spec;
 use crate::error::{Result, TrainError};
 use crate::source::ModelSource;
@@ -24,7 +25,12 @@ pub fn are_in_data(config: &Config) -> bool {
 pub(crate) fn of_run(config: &Config, source: &ModelSource, notes: &mut Vec<String>) -> Result<Option<ImageReader>> {
     let (least, most) = (config.template.min_pixels, config.template.max_pixels);
     if source.model.images.is_none() {
-        let given = [("min_pixels", least), ("max_pixels", most)].into_iter().filter(|(_, value)| value.is_some());
+        let given = [
+            ("min_pixels", least.is_some()),
+            ("max_pixels", most.is_some()),
+            ("norm_bbox", config.template.norm_bbox.is_some()),
+        ];
+        let given = given.into_iter().filter(|(_, is_given)| *is_given);
         let note = |name| format!("`{name}` has no effect: the data have no images that the model reads");
         notes.extend(given.map(|(name, _)| note(name)));
         return Ok(None);
@@ -50,6 +56,11 @@ pub(crate) fn of_run(config: &Config, source: &ModelSource, notes: &mut Vec<Stri
         let option = if most.is_some() { "max_pixels" } else { "min_pixels" };
         TrainError::Config(vec![config.mistake(option, problem, Some("remove it".to_owned()))])
     })?;
+    match config.template.norm_bbox {
+        Some(NormBbox::Norm1000) => reader.boxes.units = Units::Thousandths,
+        Some(NormBbox::None) => reader.boxes.units = Units::Pixels,
+        None => {}
+    }
     Ok(Some(reader))
 }
 

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use data::boxes::{BoxForm, Units};
 use data::image::{Limits, Pixels, Processor};
 use data::patches::{Form, Picture};
 use data::pictures::ImageReader;
@@ -96,12 +97,14 @@ fn reader_of(folder: &Path, form: ImageForm) -> Result<ImageReader> {
         let folder = folder.display();
         TrainError::Usage(format!("{folder}: there is no `preprocessor_config.json`, which says how images are read"))
     })?;
-    Ok(ImageReader { form: read_as(form), processor, limits: Limits::default(), rooms: Vec::new() })
+    let units = if form.boxes_in_pixels { Units::Pixels } else { Units::Thousandths };
+    let boxes = BoxForm { units, marked: form.boxes_marked };
+    Ok(ImageReader { form: read_as(form), processor, limits: Limits::default(), boxes, rooms: Vec::new() })
 }
 
 /// The reading of images as the data know it.
 fn read_as(form: ImageForm) -> Form {
-    let ImageForm { token, width, side, window, table, stretched, breaks, pad } = form;
+    let ImageForm { token, width, side, window, table, stretched, breaks, pad, .. } = form;
     Form { token, width, side, window, table, stretched, breaks, pad }
 }
 

@@ -54,21 +54,25 @@ class QwenVL(CausalLM):
     """The model with such a tower."""
 
     tower: type[Module]
+    #: The writing of boxes in texts.
+    boxes: dict[str, bool]
 
     def __init__(self, c: Qwen2VLTextConfig, v: QwenTowerConfig) -> None:
         axes = c.rope.axes(c.head_dim // 2, (16, 24, 24))
         text, visual = decoder(c, axes), self.tower(v)
         text.place = lambda x, batch: placed(x, visual(batch), batch, v.spatial_merge_size)
         super().__init__(c, Whole(text, visual))
-        self.images = v.form(window=getattr(v, "window", 0))
+        self.images = v.form(window=getattr(v, "window", 0), **self.boxes)
 
 
 class Qwen2VLWhole(QwenVL):
     tower = Qwen2Tower
+    boxes = {"boxes_marked": True}
 
 
 class Qwen2_5VLWhole(QwenVL):
     tower = Qwen2_5Tower
+    boxes = {"boxes_in_pixels": True}
 
 
 @model(

@@ -8,10 +8,11 @@ use serde_json::{Map, Value};
 
 use super::calls::tools;
 use super::columns::{required, wrong};
-use super::json_text::{as_list, list, parsed};
+use super::json_text::{as_list, list, opened, parsed};
 use super::message::messages;
 use super::padding;
 use super::{EncodeRow, RowForm};
+use crate::boxes::{self, OBJECTS};
 use crate::dialogue::DialogueEncoder;
 use crate::document::Document;
 use crate::error::RowError;
@@ -74,7 +75,13 @@ impl ConversationRows {
             Value::Array(list) => list.as_slice(),
             one => std::slice::from_ref(one),
         });
-        of.place(messages, list, &self.folders)
+        let images = of.place(messages, list, &self.folders)?;
+        let objects = row.get(OBJECTS).map(opened);
+        match objects.as_deref().and_then(Value::as_object) {
+            Some(objects) if has_words(messages) => of.fill(messages, objects, &images)?,
+            objects => remarks.add(Remark::Objects, usize::from(objects.is_some_and(|of| !of.is_empty()))),
+        }
+        Ok(images)
     }
 
     /// The values of a column that holds messages. A plain text is the message of a role, if one is given.
@@ -167,6 +174,12 @@ impl EncodeRow for ConversationRows {
     fn clock_readings(&self) -> BTreeMap<String, String> {
         self.encoder.clock_readings()
     }
+}
+
+/// Returns true if messages have a word that stands for an object of an image.
+fn has_words(messages: &[Message]) -> bool {
+    let content = |message: &Message| message.fields.get("content").and_then(Value::as_str).map(boxes::has_words);
+    messages.iter().filter_map(content).any(|found| found)
 }
 
 /// The message that a text holds as JSON.

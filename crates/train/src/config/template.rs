@@ -41,8 +41,9 @@ options! {
         max_pixels: Option<u64> = null, min = 1;
         /// Images: smallest area in pixels, as `max_pixels`.
         min_pixels: Option<u64> = null, min = 1;
-        /// Images: coordinate format of bounding boxes. Only for vision models.
-        norm_bbox: Option<NormBbox> = null, pending;
+        /// Images: numbers of the boxes that the column `objects` brings. Unset: those of the model's family, which are pixels for
+        /// Qwen2.5-VL and thousandths for others.
+        norm_bbox: Option<NormBbox> = null;
         /// Format of tools and tool calls if the model's template does not support them: `hermes` or `react`.
         agent_template: Option<String> = null;
     }
@@ -83,11 +84,11 @@ choices! {
 }
 
 choices! {
-    /// Coordinate format of bounding boxes.
+    /// Numbers of bounding boxes.
     pub enum NormBbox {
-        /// In thousandths of the image.
+        /// Thousandths of the sides of the image.
         Norm1000 = "norm1000",
-        /// As in the data.
+        /// Pixels of the image as the model reads it.
         None = "none",
     }
 }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 import surogate
 from golden import WITH_IMAGES
+from surogate import models
 from surogate.errors import DataError, SurogateError
 
 DEVICE = os.environ.get("SUROGATE_TEST_DEVICE", "cpu")
@@ -94,3 +96,14 @@ def test_images_of_one_row_do_not_change_another(shared, load_file):
     np.testing.assert_allclose(alone[0], both[0], atol=1e-5)
     white = [np.full_like(image, 255) for image in images[own:]]
     np.testing.assert_allclose(model.forward(ids, images=images[:own] + white)[0], both[0], atol=1e-5)
+
+
+CONFIGS = Path(__file__).parents[2].parent / "shared/assets/configs"
+
+
+@pytest.mark.parametrize("name", ["gemma-4-26b-a4b", "qwen3.5-27b", "qwen3.5-35b-a3b"])
+def test_published_configs_are_read_with_their_towers(name, shared, recwarn):
+    model = json.loads(models.build(json.loads((CONFIGS / name / "config.json").read_text()), images=True))
+    towers = [item for item in model["body"] if "vision" in item.get("stack", "") or "visual" in item.get("stack", "")]
+    assert len(towers) == 1 and towers[0]["repeat"] == 27 and model["images"]["token"] > 240000
+    assert not [str(of.message) for of in recwarn if "does not use" in str(of.message)]

@@ -56,7 +56,7 @@ class Decoder(Module):
         if self.routing:
             layer = Counted(layer) if isinstance(layer, Module) else {kind: Counted(of) for kind, of in layer.items()}
         #: Puts images in the place of their tokens, where the model has them.
-        self.place: Callable[[Tensor, Batch], Tensor] | None = None
+        self.place_images: Callable[[Tensor, Batch], Tensor] | None = None
         self.layers = Layers(pattern or c.num_hidden_layers, layer)
         self.norm = norm or RMSNorm(c.hidden_size, c.rms_norm_eps)
 
@@ -75,8 +75,8 @@ class Decoder(Module):
 
     def forward(self, batch: Batch) -> Tensor:
         x = self.embed(batch)
-        if self.place is not None:
-            x = self.place(x, batch)
+        if self.place_images is not None:
+            x = self.place_images(x, batch)
         output("hidden.embed", x)
         shared = self.shared(x, batch)
         load = (ops.zeros(shape=[3, self.routing.experts]),) if self.routing else ()

@@ -130,7 +130,7 @@ class Part(TextPart):
         self.side = side
         self.vision_tower = Siglip(v)
         self.multi_modal_projector = Projector(c, v, side)
-        text.place = lambda x, batch: placed(x, self.multi_modal_projector(self.vision_tower(batch)), batch, side)
+        text.place_images = lambda x, batch: placed(x, self.multi_modal_projector(self.vision_tower(batch)), batch, side)
 
 
 class Gemma3Whole(CappedLM):

@@ -404,7 +404,7 @@ class Part(TextPart):
         super().__init__(text)
         self.vision_tower = Gemma4Tower(v)
         self.embed_vision = Gemma4Embedder(v, c.hidden_size)
-        text.place = lambda x, batch: placed(x, self.embed_vision(self.vision_tower(batch)), batch, side)
+        text.place_images = lambda x, batch: placed(x, self.embed_vision(self.vision_tower(batch)), batch, side)
 
 
 class Gemma4Whole(CappedLM):

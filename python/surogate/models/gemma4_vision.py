@@ -30,7 +30,9 @@ class Gemma4VisionConfig(TowerConfig):
 
     def derive(self, reader: Reader) -> None:
         super().derive(reader)
-        reader.take("max_position_embeddings")  # places are bounded by the table
+        # Places are bounded by the table, tokens by the processor, and all layers have heads of one size.
+        for name in ("max_position_embeddings", "default_output_length", "global_head_dim"):
+            reader.take(name)
         self.rotation = self.read_theta(reader)
         if self.head_dim % 4:
             reader.problem("head_dim", f"{self.head_dim} is not supported, expected a multiple of 4")

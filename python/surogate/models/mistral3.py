@@ -153,7 +153,7 @@ class Part(TextPart):
         super().__init__(text)
         side = v.side
         self.vision_tower, self.multi_modal_projector = Pixtral(v), Projector(c, v, side)
-        text.place = lambda x, batch: placed(x, self.multi_modal_projector(self.vision_tower(batch)), batch, side)
+        text.place_images = lambda x, batch: placed(x, self.multi_modal_projector(self.vision_tower(batch)), batch, side)
 
 
 def text_of(c: DecoderConfig) -> Decoder:

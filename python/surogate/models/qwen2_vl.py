@@ -60,7 +60,7 @@ class QwenVL(CausalLM):
     def __init__(self, c: Qwen2VLTextConfig, v: QwenTowerConfig) -> None:
         axes = c.rope.axes(c.head_dim // 2, (16, 24, 24))
         text, visual = decoder(c, axes), self.tower(v)
-        text.place = lambda x, batch: placed(x, visual(batch), batch, v.spatial_merge_size)
+        text.place_images = lambda x, batch: placed(x, visual(batch), batch, v.spatial_merge_size)
         super().__init__(c, Whole(text, visual))
         self.images = v.form(window=getattr(v, "window", 0), **self.boxes)
 

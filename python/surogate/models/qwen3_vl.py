@@ -43,7 +43,7 @@ class ImageDecoder(Decoder):
 
     def __init__(self, c: Any, layer: Any, visual: Module, side: int, deep: int, **more: Any) -> None:
         super().__init__(c, layer, **more)
-        self.place = self.put
+        self.place_images = self.put
         self.side, self.deep, self.count = side, deep, c.num_hidden_layers
         # Named by the whole model.
         self.tower = [visual]

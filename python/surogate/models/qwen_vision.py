@@ -232,7 +232,7 @@ class Whole(TextPart):
 def with_tower(decoder: Decoder, v: Qwen3VisionConfig) -> Whole:
     """The decoder with a tower of this config, of which nothing is added after layers."""
     visual = Qwen3Tower(v)
-    decoder.place = lambda x, batch: placed(x, visual(batch)[0], batch, v.spatial_merge_size)
+    decoder.place_images = lambda x, batch: placed(x, visual(batch)[0], batch, v.spatial_merge_size)
     return Whole(decoder, visual)
 
 

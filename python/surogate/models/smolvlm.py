@@ -67,7 +67,7 @@ class Whole(Text):
     def __init__(self, c: SmolTextConfig, v: SmolVisionConfig) -> None:
         super().__init__(c)
         self.vision_model, self.connector = Siglip(v), Connector(c, v)
-        self.text_model.place = self.put
+        self.text_model.place_images = self.put
 
     def put(self, x: Tensor, batch: Batch) -> Tensor:
         return placed(x, self.connector(self.vision_model(batch)), batch, self.connector.side)

@@ -271,15 +271,20 @@ def test_handlers_of_signals_are_given_back(tmp_path):
         f"datasets: [{{path: {STORIES / 'data' / 'shakespeare.txt'}, type: text}}]\noutput_dir: {tmp_path / 'out'}\n"
     )
     program = f"""
-import os, signal, threading, time
+import os, pathlib, signal, threading, time
 from surogate import cli
+def terminate():
+    # Before its first step the second run may not have taken over the handler.
+    while not any('"step"' in log.read_text() for log in pathlib.Path({str(tmp_path / "second")!r}).glob("log-*.json")):
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGTERM)
 mine = lambda *_: print("mine", flush=True)
 signal.signal(signal.SIGUSR1, mine)
 before = [signal.getsignal(of) for of in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
 assert cli.main(["sft", {str(run)!r}, "--quiet"]) == 0
 assert [signal.getsignal(of) for of in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
 os.kill(os.getpid(), signal.SIGUSR1)
-threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+threading.Thread(target=terminate, daemon=True).start()
 words = ["--max-steps", "100000", "--output-dir", {str(tmp_path / "second")!r}, "--eval-strategy", "no"]
 assert cli.main(["sft", {str(run)!r}, "--quiet", *words]) == 143
 try:

@@ -92,3 +92,28 @@ fn weights(graph: &Graph) -> Vec<(ParameterId, bool)> {
     }
     found
 }
+
+#[cfg(test)]
+mod tests {
+    use graph::{Element, Init, Layer, Phase};
+    use ops::{Append, Emit};
+    use tensor::{Attrs, DType};
+
+    use super::*;
+
+    #[test]
+    fn weights_are_marked_by_the_part_of_their_layer() {
+        let mut graph = Graph { apart: vec![1], ..Graph::default() };
+        let x = graph.add_input("x", Element::Fixed(DType::BF16), vec![2, 4, 32]);
+        let ids = ["w0", "w1"].map(|name| graph.add_parameter(name, vec![32, 32], Init::Ones, DType::BF16));
+        let values = ids.map(|id| graph.parameter(id).value);
+        let mut append = Append::new(&mut graph, Phase::Forward);
+        for (stack, weight) in values.into_iter().enumerate() {
+            append.layer = Some(Layer { stack: stack as u32, index: 0 });
+            append.emit(id::LINEAR, &[x, weight], Attrs::new());
+        }
+        let nodes = append.nodes;
+        graph.nodes = nodes;
+        assert_eq!(weights(&graph), [(ids[0], false), (ids[1], true)]);
+    }
+}

@@ -299,4 +299,27 @@ mod tests {
             assert_eq!(found, [weights[1]], "cast {cast}");
         }
     }
+
+    /// Skipped layers are counted without those of parts other than the text.
+    #[test]
+    fn linears_of_other_parts_are_never_quantised() {
+        let mut graph = Graph { apart: vec![0], ..Graph::default() };
+        let x = graph.add_input("x", Element::Fixed(DType::BF16), vec![2, 4, 32]);
+        let mut weights = Vec::new();
+        for name in ["w0", "w1", "w2", "w3"] {
+            let id = graph.add_parameter(name, vec![32, 32], Init::Ones, DType::BF16);
+            weights.push(graph.parameter(id).value);
+        }
+        let mut append = Append::new(&mut graph, Phase::Forward);
+        for (number, weight) in weights.iter().enumerate() {
+            append.layer = Some(Layer { stack: number as u32 / 2, index: number as u32 % 2 });
+            append.emit(id::LINEAR, &[x, *weight], Attrs::new());
+        }
+        let nodes = append.nodes;
+        graph.nodes = nodes;
+        let found = |first| -> Vec<ValueId> {
+            find_groups(&graph, first, 0).iter().flat_map(|group| &group.members).map(|of| of.weight).collect()
+        };
+        assert_eq!((found(0), found(1)), (weights[2..].to_vec(), weights[3..].to_vec()));
+    }
 }

@@ -9,8 +9,11 @@ use crate::op::{Example, ExampleInput};
 use crate::registry::id;
 use crate::rowwise::{Extent, Form, Rowwise};
 
-fn infer(inputs: &[ValueType], names: &str) -> Result<Vec<ValueType>, String> {
+fn infer(inputs: &[ValueType], count: usize, names: &str) -> Result<Vec<ValueType>, String> {
     let [x, low, high, rest @ ..] = inputs else { return Err(format!("takes {names}")) };
+    if inputs.len() != count {
+        return Err(format!("takes {names}"));
+    }
     if !x.dtype.is_float() || x.last().is_none() {
         return Err("x must be floating point with a known last axis".into());
     }
@@ -44,10 +47,7 @@ pub static CLAMP: Rowwise = Rowwise {
     id: id::CLAMP,
     doc: "x, and the bound where it is beyond one; nothing flows back to the bounds. x […, H], low [1], high [1] → like x.",
     attributes: &[],
-    infer: |inputs, _| match inputs.len() {
-        3 => infer(inputs, "x, low and high"),
-        _ => Err("takes x, low and high".into()),
-    },
+    infer: |inputs, _| infer(inputs, 3, "x, low and high"),
     form: |_| Form {
         operands: vec![Extent::Element, Extent::Tensor, Extent::Tensor],
         results: vec![(
@@ -71,10 +71,7 @@ pub static CLAMP_BACKWARD: Rowwise = Rowwise {
     id: id::CLAMP_BACKWARD,
     doc: "Gradient of `clamp`: dy where x is within the bounds, else 0. x […, H], low [1], high [1], dy […, H] → like x.",
     attributes: &[],
-    infer: |inputs, _| match inputs.len() {
-        4 => infer(inputs, "x, low, high and dy"),
-        _ => Err("takes x, low, high and dy".into()),
-    },
+    infer: |inputs, _| infer(inputs, 4, "x, low, high and dy"),
     form: |_| {
         let one = || Expr::Constant(1.0);
         let within = (one() - above(Expr::Input(0), Expr::Input(2))) * (one() - above(Expr::Input(1), Expr::Input(0)));

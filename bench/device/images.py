@@ -190,7 +190,7 @@ def main():
         measure(f"{shape}, {name} sizes, packed", model, rows, int(steps), **packed)
         measure(f"{shape}, {name} sizes, padded", model, rows, int(steps), **padded)
         if name == "equal":
-            for option in {"fp8_hybrid", "qlora_bnb"}.intersection(more):
+            for option in [of for of in ("fp8_hybrid", "qlora_bnb") if of in more]:
                 own = {"recipe": option} if option == "fp8_hybrid" else {option: True}
                 measure(f"{shape}, {name} sizes, packed, {option}", model, rows, int(steps), **packed, **own)
         if "peer" in more and name == "equal":

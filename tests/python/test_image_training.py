@@ -194,8 +194,11 @@ def test_the_area_of_images_is_an_option(folder, tmp_path):
     assert usual["loss"] != small["loss"]
 
 
-@pytest.mark.parametrize("more", [{"recipe": "fp8_hybrid", "lora": False}, {"qlora_bnb": True}])
-def test_only_the_products_of_text_are_quantized(more, folder, tmp_path, capfd):
+@pytest.mark.parametrize(
+    "more",
+    [{"recipe": "fp8_hybrid", "lora": False}, {"recipe": "nvfp4", "fp4_backend": "emulate", "lora": False}, {"qlora_bnb": True}],
+)
+def test_quantized_products_go_with_images(more, folder, tmp_path, capfd):
     from surogate.cli import main
 
     config = json.loads((folder / "model/config.json").read_text())
@@ -209,7 +212,7 @@ def test_only_the_products_of_text_are_quantized(more, folder, tmp_path, capfd):
     adapters = {"lora": more.get("lora", True), "lora_rank": 4, "lora_dropout": 0.0}
     own = options(folder, tmp_path, model=str(tmp_path / "weights"), init="pretrained", torch_dtype="bfloat16") | adapters
     plain, coded = losses(own), losses(own | more)
-    assert plain != coded and coded == pytest.approx(plain, rel=0.02)
+    assert plain != coded and coded == pytest.approx(plain, rel=0.03)
     (tmp_path / "run.yaml").write_text(json.dumps(own | more))
     capfd.readouterr()
     assert main(["sft", str(tmp_path / "run.yaml"), "--max-steps", "1"]) == 0

@@ -365,7 +365,8 @@ class Decoder(layers.Decoder):
         return (by_kind, each(self.inputs_of_layers(x, batch))) if self.size else (by_kind,)
 
     def inputs_of_layers(self, x: Tensor, batch: Batch) -> list[Tensor]:
-        """What each layer's own embedding of the tokens gives it [B, T, size]; of those of images, that of the padding."""
+        """Returns the input of each layer by its own embedding of the tokens [B, T, size]; tokens of images have that of the
+        padding."""
         own = self.embed_tokens_per_layer(batch.text_ids if self.images else batch.input_ids)
         own = ops.scale(own, factor=self.size**0.5, rounded=True)
         projected = self.per_layer_model_projection(x) * (1.0 / self.factor)

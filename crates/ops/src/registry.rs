@@ -66,6 +66,8 @@ operations! {
     SWIGLU_BACKWARD = "swiglu_backward": elementwise::SWIGLU_BACKWARD,
     CLAMP = "clamp": elementwise::CLAMP,
     CLAMP_BACKWARD = "clamp_backward": elementwise::CLAMP_BACKWARD,
+    CLIP = "clip": elementwise::CLIP,
+    CLIP_BACKWARD = "clip_backward": elementwise::CLIP_BACKWARD,
     CLAMPED_SWIGLU = "clamped_swiglu": elementwise::CLAMPED_SWIGLU,
     CLAMPED_SWIGLU_BACKWARD = "clamped_swiglu_backward": elementwise::CLAMPED_SWIGLU_BACKWARD,
     ELEMENTWISE = "elementwise": elementwise::Elementwise,

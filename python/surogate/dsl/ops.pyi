@@ -83,6 +83,18 @@ def clamp(*inputs: Tensor | Parameter) -> Any:
 def clamp_backward(*inputs: Tensor | Parameter) -> Any:
     """Gradient of `clamp`: dy where x is within the bounds, else 0. x […, H], low [1], high [1], dy […, H] → like x."""
 
+def clip(*inputs: Tensor | Parameter, low: float | each[float], high: float | each[float]) -> Any:
+    """x, and the bound where it is beyond one. x […] → like x.
+
+    low: the smallest result
+    high: the largest result, at least `low`"""
+
+def clip_backward(*inputs: Tensor | Parameter, low: float | each[float], high: float | each[float]) -> Any:
+    """Gradient of `clip`: dy where x is within the bounds, else 0. x, dy […] → like x.
+
+    low: the smallest result
+    high: the largest result, at least `low`"""
+
 def clamped_swiglu(*inputs: Tensor | Parameter, limit: float | each[float], alpha: float | each[float]) -> Any:
     """g·σ(alpha·g)·(u + 1) with g = min(gate, limit) and u = up clamped to ±limit. gate, up […] → like gate.
 

@@ -120,7 +120,9 @@ class Trainer:
         [B, T] or [accumulation, B, T]; labels are -100 outside of the answer. With `task: kto` it holds `input_ids`,
         `labels` and `desirable`, [B] or [accumulation, B]: true for the answers that are good. What follows an answer is
         padding. With `task: reward` pairs have no labels, and optionally `margin`, [B] or [accumulation, B]; the model's padding
-        tokens at the end of a row do not count. The metrics of the task are returned together with the others.
+        tokens at the end of a row do not count. With `task: grpo` it holds `input_ids`, `labels` and `advantages`, [B] or
+        [accumulation, B], and optionally `old_logps`, `reference_logps` and `sampling_logps`, log-probabilities in the shape of
+        the labels and in their places; without old ones they are those before the step. The metrics of the task are returned together with the others.
 
         Returns `step` (from 0), `loss` (before the update), `grad_norm` (before clipping),
         `learning_rate`, `tokens`, `tokens_per_second`, `seconds`, `applied` (False if the norm was
@@ -135,6 +137,9 @@ class Trainer:
         if batch is not None and "chosen" in batch:
             pairs, margins = _pairs(batch, self._padding)
             return self._native.step(pairs, learning_rate, True, margins=margins)
+        if batch is not None and "advantages" in batch:
+            rows, samples = _samples(batch)
+            return self._native.step(rows, learning_rate, samples=samples)
         if batch is not None and "desirable" in batch:
             answers, desirable = _answers(batch)
             return self._native.step(answers, learning_rate, desirable=desirable)
@@ -270,3 +275,44 @@ def _answers(batch: Mapping[str, Any]) -> tuple[Arrays, list[list[bool]]]:
     if not np.isin(desirable, (0, 1)).all():
         raise ValueError("batch: desirable holds numbers other than 0 and 1")
     return (ids, labels, None, None, None), desirable.astype(bool).tolist()
+
+
+#: Log-probabilities that a batch of samples may hold.
+LOGPS = ("old_logps", "reference_logps", "sampling_logps")
+
+#: Of a micro-batch the advantages of its rows, and its log-probabilities, row after row.
+Sampled = tuple[list[float], list[float] | None, list[float] | None, list[float] | None]
+
+
+def _samples(batch: Mapping[str, Any]) -> tuple[Arrays, list[Sampled]]:
+    """Sampled answers with what is known of them, a tuple for each micro-batch."""
+    known = ("input_ids", "labels", "advantages")
+    if not set(known) <= set(batch) <= {*known, *LOGPS}:
+        optional = ", ".join(LOGPS)
+        raise ValueError(f"batch: has {', '.join(batch)}; expected {', '.join(known)}, and optionally {optional}")
+    ids, labels = _rows(batch)
+    advantages = np.asarray(batch["advantages"], np.float32)
+    advantages = advantages[None] if advantages.ndim == 1 else advantages
+    if advantages.shape != ids.shape[:2] or not np.isfinite(advantages).all():
+        found = list(advantages.shape)
+        raise ValueError(f"batch: advantages is {found}, expected {list(ids.shape[:2])} finite numbers")
+    logps = [_values(batch.get(name), name, ids.shape) for name in LOGPS]
+    parts = [[None] * len(ids) if of is None else [row.ravel().tolist() for row in of] for of in logps]
+    return (ids, labels, None, None, None), list(zip(advantages.tolist(), *parts, strict=True))
+
+
+def _values(rows: Any, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Numbers in the shape of the labels, [accumulation, B, T]; rows of unequal lengths are padded on the right with 0."""
+    if rows is None:
+        return None
+    values = np.zeros(shape, np.float32)
+    given = [rows] if _depth(rows) == 2 else rows
+    for index, batch in enumerate(given):
+        for row, of in enumerate(batch):
+            line = np.asarray(of, np.float32)
+            if index >= shape[0] or row >= shape[1] or line.ndim != 1 or len(line) > shape[2]:
+                raise ValueError(f"batch: {name} is not in the shape of labels, {list(shape)}")
+            values[index, row, : len(line)] = line
+    if not np.isfinite(values).all():
+        raise ValueError(f"batch: {name} holds numbers that are not finite")
+    return values

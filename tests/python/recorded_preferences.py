@@ -73,8 +73,9 @@ def run_of(model, case, task="dpo", **more):
     if task == "reward":
         folder, adapter = (GOLDEN / "preference" / model / name for name in ("reward_model", "reward_lora"))
     options = {key: value for key, value in case["options"].items() if value is not None and not key.startswith("_")}
-    # The engine computes the shift of BCO itself.
-    options.pop("delta", None)
+    if task == "kto":
+        # The engine computes the shift of BCO itself.
+        options.pop("delta", None)
     options.pop("margin", None)
     config = {
         "model": str(folder), "task": task, "device": DEVICE, "torch_dtype": "float32", "max_steps": 20,

@@ -31,6 +31,10 @@ pub struct Batch {
     pub marks: Vec<Placed>,
     /// For every target its log-probability under the reference; empty if there is no reference.
     pub reference_logps: Vec<f32>,
+    /// For every target of samples its log-probability under the policy before its updates; empty: the policy as it is.
+    pub old_logps: Vec<f32>,
+    /// For every target of samples its log-probability when it was drawn; empty where it is not known.
+    pub sampling_logps: Vec<f32>,
     /// The estimate of the KL divergence from the reference that a loss of answers with verdicts subtracts; 0 without one.
     pub divergence: f32,
     /// Its images as the model reads them.
@@ -57,7 +61,7 @@ impl Batch {
         let (input_ids, position_ids, targets) = (Vec::new(), Vec::new(), Vec::new());
         let (weights, document_start, present, marks) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let away = Some(tokens);
-        let reference_logps = Vec::new();
+        let (reference_logps, old_logps, sampling_logps) = (Vec::new(), Vec::new(), Vec::new());
         Batch {
             batch,
             seq_len,
@@ -69,6 +73,8 @@ impl Batch {
             present,
             marks,
             reference_logps,
+            old_logps,
+            sampling_logps,
             divergence: 0.0,
             patches: Patches::default(),
             images: Vec::new(),
@@ -131,6 +137,8 @@ impl Batch {
             present: vec![1.0; size],
             marks: Vec::new(),
             reference_logps: Vec::new(),
+            old_logps: Vec::new(),
+            sampling_logps: Vec::new(),
             divergence: 0.0,
             patches: Patches::default(),
             images: Vec::new(),
@@ -180,6 +188,24 @@ impl Batch {
         };
         let marks = answers.map(mark).collect();
         Batch { marks, ..self.without_ends() }
+    }
+
+    /// The same with every row as a sampled answer with its advantage.
+    pub fn of_samples(self, advantages: &[f32]) -> Batch {
+        let tokens = self.seq_len;
+        let mark = |(row, advantage): (usize, &f32)| Placed {
+            begin: row * tokens,
+            tokens,
+            mark: Mark::Sample { advantage: *advantage },
+        };
+        let marks = advantages.iter().take(self.batch).enumerate().map(mark).collect();
+        Batch { marks, ..self.without_ends() }
+    }
+
+    /// Moves values of labels, [B, T], to the tokens before, at which the targets are; 0 where nothing is trained.
+    pub fn at_targets(&self, of_labels: &[f32]) -> Vec<f32> {
+        let next = of_labels.iter().skip(1).chain([&0.0]);
+        self.targets.iter().zip(next).map(|(target, value)| if *target == IGNORE { 0.0 } else { *value }).collect()
     }
 
     /// The tokens of each row before its answer, and up to its end.

@@ -34,6 +34,8 @@ pub enum Mark {
     Pair { chosen: usize, margin: Option<f32> },
     /// One answer after a prompt of `prompt` tokens.
     Answer { prompt: usize, desirable: bool },
+    /// An answer that the model sampled, by how much it is better than others to its prompt.
+    Sample { advantage: f32 },
 }
 
 /// What happens to a document that is longer than the limit.

@@ -38,7 +38,7 @@ const ROWS: &[&str] = &["B", "T"];
 const PATCHES: &[&str] = &["1", "P"];
 
 /// Every input that there is.
-pub const INPUTS: [Input; 35] = [
+pub const INPUTS: [Input; 41] = [
     Input { name: "input_ids", axes: ROWS, feed: Feed::I32(|batch| &batch.input_ids), doc: "tokens" },
     Input {
         name: "position_ids",
@@ -74,14 +74,14 @@ pub const INPUTS: [Input; 35] = [
         name: "documents",
         axes: ROWS,
         feed: Feed::MadeI32(pairs::documents),
-        doc: "number of the token's answer: of pair p 2p if chosen, 2p + 1 if rejected, of answers with verdicts their \
-              number; −1 outside",
+        doc: "number of the token's answer: of pair p 2p if chosen, 2p + 1 if rejected, of answers with verdicts and of \
+              samples their number; −1 outside",
     },
     Input {
         name: "pair_weights",
         axes: ROWS,
         feed: Feed::MadeF32(pairs::weights),
-        doc: "1 in entry p, counted over all rows, of each pair or answer with a verdict p; 0 after the last",
+        doc: "1 in entry p, counted over all rows, of each pair, answer with a verdict or sample p; 0 after the last",
     },
     Input {
         name: "common",
@@ -92,7 +92,7 @@ pub const INPUTS: [Input; 35] = [
     Input {
         name: "reference_logps",
         axes: ROWS,
-        feed: Feed::MadeF32(pairs::reference),
+        feed: Feed::MadeF32(|batch| pairs::or_zeros(batch, &batch.reference_logps)),
         doc: "log-probability of the target under the reference; 0 where nothing is trained",
     },
     Input {
@@ -136,6 +136,42 @@ pub const INPUTS: [Input; 35] = [
         axes: ROWS,
         feed: Feed::MadeF32(pairs::margins),
         doc: "in the entry of each pair by how much its chosen side is better, 0 where the data do not say",
+    },
+    Input {
+        name: "advantages",
+        axes: ROWS,
+        feed: Feed::MadeF32(pairs::advantages),
+        doc: "in the entry of each sample by how much it is better than others to its prompt",
+    },
+    Input {
+        name: "old_logps",
+        axes: ROWS,
+        feed: Feed::MadeF32(|batch| pairs::or_zeros(batch, &batch.old_logps)),
+        doc: "log-probability of the target under the policy before its updates; 0 where it is not known",
+    },
+    Input {
+        name: "old_known",
+        axes: ROWS,
+        feed: Feed::MadeF32(|batch| pairs::known(batch, &batch.old_logps)),
+        doc: "1 where `old_logps` has a value, else 0",
+    },
+    Input {
+        name: "sampling_logps",
+        axes: ROWS,
+        feed: Feed::MadeF32(|batch| pairs::or_zeros(batch, &batch.sampling_logps)),
+        doc: "log-probability of the target when it was drawn; 0 where it is not known",
+    },
+    Input {
+        name: "sampling_known",
+        axes: ROWS,
+        feed: Feed::MadeF32(|batch| pairs::known(batch, &batch.sampling_logps)),
+        doc: "1 where `sampling_logps` has a value, else 0",
+    },
+    Input {
+        name: "ranks",
+        axes: ROWS,
+        feed: Feed::MadeF32(pairs::ranks),
+        doc: "in entry i the share of the trained targets that i others come before, from 0 to 1; 2 after the last",
     },
     Input {
         name: "token_axes",

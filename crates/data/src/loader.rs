@@ -174,6 +174,8 @@ impl Cursor {
             present: Vec::with_capacity(size),
             marks: Vec::new(),
             reference_logps: Vec::new(),
+            old_logps: Vec::new(),
+            sampling_logps: Vec::new(),
             divergence: 0.0,
             patches: Patches::default(),
             images: Vec::new(),

@@ -13,7 +13,7 @@ fn sides(batch: &Batch) -> impl Iterator<Item = [Range<usize>; 2]> + '_ {
             let (split, end) = (of.begin + chosen, of.begin + of.tokens);
             Some([of.begin..split, split..end])
         }
-        Mark::Answer { .. } => None,
+        Mark::Answer { .. } | Mark::Sample { .. } => None,
     })
 }
 
@@ -31,16 +31,25 @@ fn answers(batch: &Batch) -> impl Iterator<Item = Answer> + '_ {
         Mark::Answer { prompt, desirable } => {
             Some(Answer { begin: of.begin, split: of.begin + prompt, end: of.begin + of.tokens, desirable })
         }
-        Mark::Pair { .. } => None,
+        Mark::Pair { .. } | Mark::Sample { .. } => None,
     })
 }
 
-/// For each token 2p in the chosen side of pair p, 2p + 1 in the rejected one; of answers with verdicts their number; -1
-/// elsewhere.
+/// The tokens of each sampled answer with its prompt, and its advantage.
+fn samples(batch: &Batch) -> impl Iterator<Item = (Range<usize>, f32)> + '_ {
+    batch.marks.iter().filter_map(|of| match of.mark {
+        Mark::Sample { advantage } => Some((of.begin..of.begin + of.tokens, advantage)),
+        Mark::Pair { .. } | Mark::Answer { .. } => None,
+    })
+}
+
+/// For each token 2p in the chosen side of pair p, 2p + 1 in the rejected one; of answers with verdicts and of samples their
+/// number; -1 elsewhere.
 pub(crate) fn documents(batch: &Batch) -> Vec<i32> {
     let mut numbers = vec![-1; batch.batch * batch.seq_len];
     let answers = answers(batch).map(|of| of.begin..of.end);
-    for (number, sequence) in sides(batch).flatten().chain(answers).enumerate() {
+    let samples = samples(batch).map(|(tokens, _)| tokens);
+    for (number, sequence) in sides(batch).flatten().chain(answers).chain(samples).enumerate() {
         numbers[sequence].fill(number as i32);
     }
     numbers
@@ -87,11 +96,36 @@ pub(crate) fn first(batch: &Batch) -> Vec<f32> {
 pub(crate) fn margins(batch: &Batch) -> Vec<f32> {
     let of = |mark: &Mark| match mark {
         Mark::Pair { margin, .. } => margin.unwrap_or(0.0),
-        Mark::Answer { .. } => 0.0,
+        Mark::Answer { .. } | Mark::Sample { .. } => 0.0,
     };
     let mut margins: Vec<f32> = batch.marks.iter().map(|placed| of(&placed.mark)).collect();
     margins.resize(batch.batch * batch.seq_len, 0.0);
     margins
+}
+
+/// The advantage of each sample, by entries.
+pub(crate) fn advantages(batch: &Batch) -> Vec<f32> {
+    let mut advantages: Vec<f32> = samples(batch).map(|(_, advantage)| advantage).collect();
+    advantages.resize(batch.batch * batch.seq_len, 0.0);
+    advantages
+}
+
+/// Values of targets; 0 where there are none.
+pub(crate) fn or_zeros(batch: &Batch, values: &[f32]) -> Vec<f32> {
+    if values.is_empty() { vec![0.0; batch.batch * batch.seq_len] } else { values.to_vec() }
+}
+
+/// 1 for trained targets where there are values of them.
+pub(crate) fn known(batch: &Batch, values: &[f32]) -> Vec<f32> {
+    let is_known = |target: &i32| f32::from(u8::from(!values.is_empty() && *target != IGNORE));
+    batch.targets.iter().map(is_known).collect()
+}
+
+/// In entry i the share of the trained targets that i others come before, from 0 to 1; 2 after the last.
+pub(crate) fn ranks(batch: &Batch) -> Vec<f32> {
+    let count = batch.trained_tokens();
+    let share = |i: usize| if i < count { (i as f64 / (count - 1).max(1) as f64) as f32 } else { 2.0 };
+    (0..batch.batch * batch.seq_len).map(share).collect()
 }
 
 /// The token after each of a document, be it trained or not; -100 after its last.
@@ -159,14 +193,6 @@ pub(crate) fn common(batch: &Batch) -> Vec<f32> {
     common
 }
 
-/// The reference's log-probabilities; 0 where there is no reference.
-pub(crate) fn reference(batch: &Batch) -> Vec<f32> {
-    match batch.reference_logps.is_empty() {
-        true => vec![0.0; batch.batch * batch.seq_len],
-        false => batch.reference_logps.clone(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -178,7 +204,7 @@ mod tests {
         assert_eq!(documents(&batch), [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]);
         assert_eq!(weights(&batch)[..3], [1.0, 1.0, 0.0]);
         assert_eq!(common(&batch), [1., 0., 0., 0., 1., 0., 0., 0., 1., 1., 0., 0., 1., 1., 0., 0.]);
-        assert_eq!(reference(&batch), [0.0; 16]);
+        assert_eq!(or_zeros(&batch, &batch.reference_logps), [0.0; 16]);
     }
 
     #[test]

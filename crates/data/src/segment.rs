@@ -202,6 +202,7 @@ impl SegmentBuilder {
                 kind |= ANSWER;
                 (prompt, Some(i32::from(desirable)))
             }
+            Some(Mark::Sample { .. }) => unreachable!("samples are made in training, and no data have them"),
         };
         assert!(first <= n, "a part of a document is no longer than it");
         self.firsts.push(first as i32);

@@ -106,8 +106,9 @@ impl Trainer {
 
     /// One step, on the arrays or on the next batches of the data; None at their end. `pairs`: every two rows are the chosen
     /// and the rejected side of a pair. `desirable`: the verdict on each row of each micro-batch. `margins`: by how much
-    /// the chosen side of each pair is better.
-    #[pyo3(signature = (batch, learning_rate, pairs = false, desirable = None, margins = None))]
+    /// the chosen side of each pair is better. `samples`: of each micro-batch the advantages of its rows, and
+    /// log-probabilities of its labels, row after row: old, of the reference, and of the sampler.
+    #[pyo3(signature = (batch, learning_rate, pairs = false, desirable = None, margins = None, samples = None))]
     fn step<'py>(
         &self,
         py: Python<'py>,
@@ -116,6 +117,7 @@ impl Trainer {
         pairs: bool,
         desirable: Option<Vec<Vec<bool>>>,
         margins: Option<Vec<Vec<f32>>>,
+        samples: Option<Vec<SampledArrays>>,
     ) -> PyResult<Option<Bound<'py, PyDict>>> {
         let batches = batch.as_ref().map(arrays::batches).transpose()?;
         let batches = batches.map(|batches| match desirable {
@@ -124,6 +126,7 @@ impl Trainer {
                 let margins = margins.into_iter().map(|of| of.into_iter().map(Some).collect::<Vec<_>>());
                 batches.into_iter().zip(margins).map(|(batch, of)| batch.with_margins(&of)).collect()
             }
+            None if let Some(samples) = samples => batches.into_iter().zip(samples).map(sampled).collect(),
             None if pairs => batches.into_iter().map(data::Batch::of_pairs).collect(),
             None => batches,
         });
@@ -212,6 +215,17 @@ impl Trainer {
     fn model(slf: &Bound<'_, Self>) -> Model {
         Model::in_training(slf.clone().unbind())
     }
+}
+
+/// Advantages of rows, and log-probabilities of labels: old, of the reference, of the sampler.
+type SampledArrays = (Vec<f32>, Option<Vec<f32>>, Option<Vec<f32>>, Option<Vec<f32>>);
+
+/// A micro-batch as sampled answers.
+fn sampled((batch, (advantages, old, reference, sampling)): (data::Batch, SampledArrays)) -> data::Batch {
+    let batch = batch.of_samples(&advantages);
+    let [old_logps, reference_logps, sampling_logps] =
+        [old, reference, sampling].map(|of| of.map(|values| batch.at_targets(&values)).unwrap_or_default());
+    data::Batch { old_logps, reference_logps, sampling_logps, ..batch }
 }
 
 fn step_metrics<'py>(py: Python<'py>, metrics: &StepMetrics) -> PyResult<Bound<'py, PyDict>> {

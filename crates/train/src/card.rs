@@ -136,6 +136,7 @@ pub fn write(trainer: &Trainer, form: Form, folder: &Path) -> Result<()> {
         Task::Pt => "by pretraining",
         Task::Sft => "by fine-tuning",
         Task::Dpo => "by direct preference optimization",
+        Task::Grpo => "by group relative policy optimization",
         Task::Kto => "by Kahneman-Tversky optimization",
         Task::Orpo => "by odds ratio preference optimization",
         Task::Cpo => "by contrastive preference optimization",

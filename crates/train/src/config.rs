@@ -27,6 +27,7 @@ mod rates;
 mod recommended;
 mod recompute;
 mod reference;
+mod reinforcement;
 mod resolved;
 mod run;
 mod runs;
@@ -56,6 +57,7 @@ pub use precision::{Fp4Backend, Precision, Recipe};
 pub use preferences::{Divergence, PreferenceLoss, Preferences};
 pub use recompute::Recompute;
 pub use reference::{help_rows, reference_page, schema};
+pub use reinforcement::{Aggregation, Correction, Level, Reinforcement, RewardFunction, ScaleRewards};
 pub use resolved::{Reason, Reasons};
 pub use run::{Resume, Run};
 pub use sharding::{GradientCompression, ShardScope, Sharding};
@@ -89,6 +91,8 @@ choices! {
         Cpo = "cpo",
         /// A reward model: a score for each answer, on pairs of answers.
         Reward = "reward",
+        /// Group relative policy optimization, on answers that the model samples to prompts.
+        Grpo = "grpo",
     }
 }
 
@@ -101,6 +105,9 @@ impl Task {
             Task::Dpo | Task::Orpo | Task::Cpo => &[("learning_rate", "1e-6")],
             Task::Kto => &[("learning_rate", "1e-6"), ("loss_type", "kto")],
             Task::Reward => &[("learning_rate", "1e-4")],
+            Task::Grpo => {
+                &[("learning_rate", "1e-6"), ("loss_type", "dapo"), ("beta", "0"), ("validation_split_ratio", "0")]
+            }
         }
     }
 
@@ -111,6 +118,7 @@ impl Task {
             Task::Dpo | Task::Orpo | Task::Cpo => Purpose::Pairs,
             Task::Kto => Purpose::Answers,
             Task::Reward => Purpose::Scores,
+            Task::Grpo => Purpose::Prompts,
         }
     }
 
@@ -118,7 +126,7 @@ impl Task {
     pub(crate) const fn loss(self) -> &'static str {
         match self {
             Task::Sft | Task::Pt => CAUSAL_LM,
-            Task::Dpo | Task::Kto | Task::Orpo | Task::Cpo | Task::Reward => self.name(),
+            Task::Dpo | Task::Kto | Task::Orpo | Task::Cpo | Task::Reward | Task::Grpo => self.name(),
         }
     }
 }
@@ -256,6 +264,8 @@ union_of_tables! {
     template: ChatTemplate;
     /// Losses that compare answers, and their reference.
     preferences: Preferences;
+    /// Rewards, samples and losses of sampled answers.
+    reinforcement: Reinforcement;
     /// Adapters.
     lora: Lora;
     /// Quantised weights below adapters.

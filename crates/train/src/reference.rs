@@ -71,11 +71,13 @@ pub(crate) fn check_batches(task: Task, batches: &[Batch]) -> Result<()> {
         (Purpose::Documents, mark) => mark.is_none(),
         (Purpose::Pairs | Purpose::Scores, mark) => matches!(mark, Some(Mark::Pair { .. })),
         (Purpose::Answers, mark) => matches!(mark, Some(Mark::Answer { .. })),
+        (Purpose::Prompts, mark) => matches!(mark, Some(Mark::Sample { .. })),
     };
     let expected = match task.purpose() {
         Purpose::Documents => "`input_ids` and `labels`",
         Purpose::Pairs | Purpose::Scores => "`chosen` and `rejected`",
         Purpose::Answers => "`input_ids`, `labels` and `desirable`",
+        Purpose::Prompts => "`input_ids`, `labels` and `advantages`",
     };
     // What a node does not have it cannot look at, and the last batches of an epoch may be empty.
     let wrong = |batch: &Batch| batch.away.is_none() && batch.trained_tokens() > 0 && !is_wanted(batch.marks.first());
@@ -90,6 +92,9 @@ impl Trainer {
     /// task reads them.
     pub(crate) fn with_reference(&mut self, mut batches: Vec<Batch>, one_per_row: bool) -> Result<Vec<Batch>> {
         let Some(reference) = self.plan.reference.clone() else { return Ok(batches) };
+        if batches.iter().all(|batch| !batch.reference_logps.is_empty()) {
+            return Ok(batches);
+        }
         let logps = self.reference_losses(&reference, &batches, one_per_row)?;
         for (batch, losses) in batches.iter_mut().zip(logps) {
             batch.reference_logps = losses.into_iter().map(|loss| -loss).collect();

@@ -153,6 +153,8 @@ impl Scoring {
             away: None,
             marks: Vec::new(),
             reference_logps: Vec::new(),
+            old_logps: Vec::new(),
+            sampling_logps: Vec::new(),
             divergence: 0.0,
             position_ids: Vec::with_capacity(size),
             targets: Vec::with_capacity(size),

@@ -90,6 +90,8 @@ pub enum Purpose {
     Answers,
     /// Pairs get a score a side. They are not cut: what is too long is dropped.
     Scores,
+    /// Prompts to which answers are sampled. Nothing of a row is trained as it is.
+    Prompts,
 }
 
 /// The rule for the place at which a prompt ends and its answer begins.
@@ -183,7 +185,9 @@ pub(crate) fn check_purpose(kind: &DatasetKind, purpose: Purpose) -> Result<(), 
             format!("these are answers with a verdict in `{}`, and the task compares pairs", of.label),
             "set `task: kto`, or give rows with a better and a worse answer",
         ),
-        (DatasetKind::Preference(_), _) | (DatasetKind::Unpaired(_), Purpose::Answers) | (_, Purpose::Documents) => {
+        (DatasetKind::Preference(_), _)
+        | (DatasetKind::Unpaired(_), Purpose::Answers)
+        | (_, Purpose::Documents | Purpose::Prompts) => {
             return Ok(());
         }
         (_, Purpose::Answers) => (

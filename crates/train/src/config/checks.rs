@@ -19,6 +19,7 @@ use crate::conversation::loss_rule;
 /// All contradictions inside one configuration.
 pub(super) fn check_options(config: &Config, reader: &mut Reader) {
     super::preferences::check_preferences(config, reader);
+    super::reinforcement::check_reinforcement(config, reader);
     check_recompute(config, reader);
     check_quantisation(config, reader);
     check_recipe(config, reader);

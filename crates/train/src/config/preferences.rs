@@ -8,16 +8,16 @@ use ::data::Purpose;
 use super::{CAUSAL_LM, Config, Task};
 
 options! {
-    /// Losses of `task: dpo`, `kto`, `orpo` and `cpo`. docs/preferences.md has the formulas.
+    /// Losses of `task: dpo`, `kto`, `orpo` and `cpo`, and of `grpo`. docs/preferences.md has the formulas.
     pub struct Preferences: "Preferences" {
         /// The loss; of `dpo` also a list, of which the weighted sum is taken. `dpo` and `cpo` begin with `sigmoid`, `kto`
-        /// with `kto`; `orpo` has one loss.
+        /// with `kto`, `grpo` with `dapo`; `orpo` has one loss.
         loss_type: Vec<PreferenceLoss> = ["sigmoid"];
         /// Weights of the losses of `loss_type`, in its order. Null: 1 each. Of `dpo`.
         loss_weights: Option<Vec<f64>> = null;
         /// Strength of the constraint to the reference: larger values stay nearer to it. `orpo`: weight of the odds ratio;
-        /// `cpo`: scale of the difference of both sides.
-        beta: f64 = 0.1, above = 0, max = 1000000;
+        /// `cpo`: scale of the difference of both sides; `grpo`: weight of the KL divergence, which begins at 0.
+        beta: f64 = 0.1, min = 0, max = 1000000;
         /// Probability that a pair is labelled the wrong way round. With `sigmoid` this is conservative DPO, where TRL
         /// ignores it. Of `dpo` and `cpo`.
         label_smoothing: f64 = 0.0, min = 0, below = 1;
@@ -34,7 +34,7 @@ options! {
         /// Take all log-probabilities of the reference as 0: no reference is computed.
         reference_free: bool = false;
         /// Folder of the model that is the reference, of the same architecture. Null: the weights that training starts from,
-        /// for adapters the model without them. Of `dpo` and `kto`.
+        /// for adapters the model without them. Of `dpo`, `kto` and `grpo`.
         reference: Option<String> = null, path;
         /// Weight of the good answers of `kto`.
         desirable_weight: f64 = 1.0, min = 0, max = 1000000;
@@ -105,6 +105,22 @@ choices! {
         ApoZeroUnpaired = "apo_zero_unpaired",
         /// BCO on answers with verdicts, shifted by the mean reward of the micro-batch. Of `kto`.
         BcoPaper = "bco_paper",
+        /// The clipped ratio of GRPO, a mean of the means of answers. Of `grpo`.
+        Grpo = "grpo",
+        /// The same, a mean over the tokens of a micro-batch. Of `grpo`.
+        Bnpo = "bnpo",
+        /// Dr. GRPO: the same, a sum over the tokens divided by `max_completion_length`. Of `grpo`.
+        DrGrpo = "dr_grpo",
+        /// DAPO: the same, a mean over the tokens of the step. Of `grpo`.
+        Dapo = "dapo",
+        /// LUSPO: the same, a sum over the tokens. Of `grpo`.
+        Luspo = "luspo",
+        /// CISPO: log-probabilities with clipped ratios as weights. Of `grpo`.
+        Cispo = "cispo",
+        /// SAPO: a soft gate in place of the clipped ratio. Of `grpo`.
+        Sapo = "sapo",
+        /// VESPO: log-probabilities with weights from the ratios of whole answers. Of `grpo`.
+        Vespo = "vespo",
     }
 }
 
@@ -209,6 +225,7 @@ impl PreferenceLoss {
             L::Sigmoid | L::Hinge | L::Ipo => &[Task::Dpo, Task::Cpo],
             L::Simpo | L::Alphapo => &[Task::Cpo],
             L::Kto | L::ApoZeroUnpaired | L::BcoPaper => &[Task::Kto],
+            L::Grpo | L::Bnpo | L::DrGrpo | L::Dapo | L::Luspo | L::Cispo | L::Sapo | L::Vespo => &[Task::Grpo],
             _ => &[Task::Dpo],
         }
     }
@@ -217,10 +234,10 @@ impl PreferenceLoss {
 /// The tasks that read an option of preferences.
 fn tasks_of(option: &str) -> &'static [Task] {
     match option {
-        "beta" => &[Task::Dpo, Task::Kto, Task::Orpo, Task::Cpo],
-        "loss_type" => &[Task::Dpo, Task::Kto, Task::Cpo],
+        "beta" => &[Task::Dpo, Task::Kto, Task::Orpo, Task::Cpo, Task::Grpo],
+        "loss_type" => &[Task::Dpo, Task::Kto, Task::Cpo, Task::Grpo],
         "label_smoothing" => &[Task::Dpo, Task::Cpo],
-        "reference" => &[Task::Dpo, Task::Kto],
+        "reference" => &[Task::Dpo, Task::Kto, Task::Grpo],
         "desirable_weight" | "undesirable_weight" => &[Task::Kto],
         "cpo_alpha" | "simpo_gamma" | "alpha" => &[Task::Cpo],
         "nll" => &[Task::Orpo],
@@ -288,6 +305,12 @@ pub(super) fn check_preferences(config: &Config, reader: &mut Reader) {
 fn check_losses(config: &Config, report: &mut impl FnMut(&str, String, &str)) {
     let of = &config.preferences;
     let task = config.task;
+    if of.beta == 0.0 && task != Task::Grpo {
+        report("beta", format!("`beta` is 0, and `task: {task}` needs a number above 0"), "set `beta: 0.1`");
+    }
+    if of.beta == 0.0 && of.reference.is_some() && task == Task::Grpo {
+        report("reference", "`reference` has no effect with `beta: 0`".into(), "set `beta`, or remove `reference`");
+    }
     if of.loss_type.is_empty() {
         report("loss_type", "`loss_type` is empty".into(), "name a loss, such as `sigmoid`");
     }
@@ -364,6 +387,7 @@ impl Config {
             Purpose::Documents => return Vec::new(),
             Purpose::Pairs | Purpose::Scores => "pairs of answers",
             Purpose::Answers => "answers with a verdict each",
+            Purpose::Prompts => "answers that it samples to prompts",
         };
         let trained = format!("`task: {task}` trains on {rows}");
         let reason = reason_to_compare(task, &of.loss_type, of.cpo_alpha, of.nll);
@@ -406,6 +430,7 @@ impl Config {
                 "beta": of.beta,
                 "weights": [of.desirable_weight, of.undesirable_weight],
             }),
+            Task::Grpo => self.reinforcement.recorded(loss, of.beta),
             Task::Orpo => json!({"beta": of.beta, "nll": of.nll.name()}),
             Task::Reward => json!({"centering": of.center_rewards_coefficient.unwrap_or(0.0)}),
             Task::Cpo => json!({
@@ -490,7 +515,7 @@ mod tests {
             let found = config(task, options).unwrap_err();
             assert!(found.contains(named), "{task} {options}: {found}");
         }
-        for task in ["sft", "pt", "dpo", "kto", "orpo", "cpo", "reward"] {
+        for task in Task::ALL.iter().map(|task| task.name()) {
             assert!(config(task, "").is_ok(), "{task}");
         }
     }

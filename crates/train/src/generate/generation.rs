@@ -14,7 +14,7 @@ use super::generator::{Following, Generator, Reader, Row, rows_of};
 use super::pages::Pages;
 use super::prompt::PromptEncoder;
 use super::request::{Prompt, Request};
-use super::sampling::next_token;
+use super::sampling::{log_probability, next_token};
 use super::settings::{GenerationOptions, Settings};
 use super::text::Text;
 use crate::error::{Result, TrainError};
@@ -75,6 +75,8 @@ struct Sequence {
     slot: u32,
     text: Text,
     settings: Arc<Settings>,
+    /// Log-probabilities of the answer's tokens, where they are kept.
+    logps: Vec<f32>,
     /// Why it is not answered.
     refused: Option<(Finish, String)>,
 }
@@ -226,6 +228,11 @@ impl Generation {
         &sequence.ids[sequence.prompt..]
     }
 
+    /// Log-probabilities of the tokens of an answer so far; none unless its request keeps them.
+    pub fn logps(&self, prompt: usize) -> &[f32] {
+        &self.sequences[prompt].logps
+    }
+
     /// Tokens of a prompt.
     pub fn prompt_tokens(&self, prompt: usize) -> usize {
         self.sequences[prompt].prompt
@@ -268,7 +275,13 @@ impl Generation {
         }
         let next: Vec<u32> = match following {
             Following::Likeliest(ids) => ids,
-            Following::Logits(logits) => self.draw(&asked, &logits),
+            Following::Logits(logits) => {
+                let drawn = self.draw(&asked, &logits);
+                for (index, (_, logp)) in asked.iter().zip(&drawn) {
+                    self.sequences[*index].logps.extend(logp);
+                }
+                drawn.into_iter().map(|(id, _)| id).collect()
+            }
         };
         asked.into_iter().zip(next).map(|(index, id)| self.add(index, id)).collect()
     }
@@ -285,13 +298,15 @@ impl Generation {
         }
     }
 
-    /// The next tokens of sequences from their logits.
-    fn draw(&self, asked: &[usize], logits: &HostTensor) -> Vec<u32> {
+    /// The next tokens of sequences from their logits, with their log-probabilities where these are kept.
+    fn draw(&self, asked: &[usize], logits: &HostTensor) -> Vec<(u32, Option<f32>)> {
         // Rows of padding are behind those that were requested.
         let logits = rows_of(logits, logits.shape[0]);
         let draw = |(row, index): (usize, &usize)| {
             let Sequence { ids, prompt, most, settings, .. } = &self.sequences[*index];
-            next_token(&logits(row), (ids, *prompt), *most, settings)
+            let logits = logits(row);
+            let id = next_token(&logits, (ids, *prompt), *most, settings);
+            (id, settings.keeps_logps.then(|| log_probability(&logits, id, settings)))
         };
         asked.par_iter().enumerate().map(draw).collect()
     }
@@ -332,10 +347,10 @@ impl Sequence {
     fn of(source: &ModelSource, encoder: &PromptEncoder, of: &Request, settings: &Arc<Settings>) -> Result<Sequence> {
         let ids = encoder.encode(&of.prompt)?;
         check_ids(&ids, source.vocab_size()?)?;
-        let is_own = of.max_new_tokens.is_some() || of.temperature.is_some();
+        let is_own = of.max_new_tokens.is_some() || of.temperature.is_some() || of.seed.is_some() || of.keeps_logps;
         let settings = if is_own { Arc::new(settings.with(of)) } else { settings.clone() };
         let mut sequence = Sequence::new(ids, &settings, source.position_limit())?;
-        if matches!(of.prompt, Prompt::Text(_)) {
+        if of.continues_text {
             let end = &sequence.ids[sequence.prompt.saturating_sub(CONTEXT)..];
             sequence.text = Text::new(&settings.stop, end);
         }
@@ -375,6 +390,7 @@ impl Sequence {
             slot: 0,
             text: Text::new(&settings.stop, &[]),
             settings: settings.clone(),
+            logps: Vec::new(),
             refused: Some((finish, why)),
         }
     }

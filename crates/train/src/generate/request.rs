@@ -79,11 +79,18 @@ pub struct Request {
     pub prompt: Prompt,
     pub max_new_tokens: Option<usize>,
     pub temperature: Option<f64>,
+    /// The prompt is a text that goes on, also where it is given as ids.
+    pub continues_text: bool,
+    /// Key of its random numbers.
+    pub seed: Option<u64>,
+    /// Keep the log-probabilities of the answer's tokens.
+    pub keeps_logps: bool,
 }
 
 impl From<Prompt> for Request {
     fn from(prompt: Prompt) -> Request {
-        Request { prompt, max_new_tokens: None, temperature: None }
+        let continues_text = matches!(prompt, Prompt::Text(_));
+        Request { prompt, max_new_tokens: None, temperature: None, continues_text, seed: None, keeps_logps: false }
     }
 }
 
@@ -126,7 +133,8 @@ impl Request {
         });
         let temperature = given("temperature")
             .map(|value| value.as_f64().filter(|t| *t >= 0.0).ok_or_else(|| wrong("temperature", "a number from 0")));
-        Ok(Request { prompt, max_new_tokens: most.transpose()?, temperature: temperature.transpose()? })
+        let (max_new_tokens, temperature) = (most.transpose()?, temperature.transpose()?);
+        Ok(Request { max_new_tokens, temperature, ..prompt.into() })
     }
 }
 

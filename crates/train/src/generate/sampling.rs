@@ -35,6 +35,15 @@ pub fn next_token(logits: &[f32], (ids, prompt): (&[i32], usize), most: usize, s
     }
 }
 
+/// The log-probability of a token among all, at the temperature of the drawing and before any bound of it.
+pub fn log_probability(logits: &[f32], id: u32, settings: &Settings) -> f32 {
+    let temperature = f64::from(settings.drawing.map_or(1.0, |drawing| drawing.temperature));
+    let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let scaled = |logit: f32| f64::from(logit - top) / temperature;
+    let total: f64 = logits.iter().map(|logit| scaled(*logit).exp()).sum();
+    (scaled(logits[id as usize]) - total.ln()) as f32
+}
+
 fn penalise(logits: &[f32], there: &[i32], penalty: f32) -> Vec<f32> {
     let mut changed = logits.to_vec();
     for id in there {
@@ -201,6 +210,14 @@ mod tests {
             let ids = |of: &[Candidate]| of.iter().map(|(_, id)| *id).collect::<Vec<_>>();
             assert_eq!(ids(&found), ids(&sorted[..top_k]), "{top_k}");
         }
+    }
+
+    #[test]
+    fn log_probabilities_are_of_all_tokens_at_the_temperature() {
+        let of = settings(Some(Drawing { temperature: 2.0, top_k: 1, ..ALL }));
+        let logits = [2.0, 4.0, 0.0];
+        let total = 1f64.exp() + 2f64.exp() + 1.0;
+        assert!((f64::from(log_probability(&logits, 0, &of)) - (1.0 - total.ln())).abs() < 1e-6);
     }
 
     #[test]

@@ -78,6 +78,8 @@ pub struct Settings {
     pub batch_size: usize,
     /// The default way in which tokens are drawn.
     pub otherwise: Drawing,
+    /// Log-probabilities of tokens that are drawn are kept.
+    pub keeps_logps: bool,
 }
 
 /// Tokens of an answer where neither the options nor the model say how many.
@@ -98,7 +100,7 @@ pub struct Drawing {
 impl Settings {
     /// Whether more than the likeliest token decides.
     pub fn wants_logits(&self) -> bool {
-        self.drawing.is_some() || self.repetition_penalty != 1.0 || !self.masks.is_empty()
+        self.keeps_logps || self.drawing.is_some() || self.repetition_penalty != 1.0 || !self.masks.is_empty()
     }
 
     /// The same for one prompt, with what is its own.
@@ -111,6 +113,8 @@ impl Settings {
             let drawing = Drawing { temperature: temperature as f32, ..self.drawing.unwrap_or(self.otherwise) };
             own.drawing = (temperature > 0.0).then_some(drawing);
         }
+        own.seed = request.seed.unwrap_or(own.seed);
+        own.keeps_logps = request.keeps_logps;
         own
     }
 
@@ -156,6 +160,7 @@ impl Settings {
             masks: Masks { last, ..defaults.masks.clone() },
             batch_size: options.batch_size as usize,
             otherwise: drawing,
+            keeps_logps: false,
         })
     }
 }

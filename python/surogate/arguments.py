@@ -44,6 +44,7 @@ TRAIN = {
     "orpo": "fine-tune on the better of two answers, away from the other, without a reference",
     "cpo": "train on pairs of answers without a reference: CPO, SimPO",
     "reward": "train a reward model on pairs of answers",
+    "grpo": "train on answers that the model samples and reward functions judge",
 }
 
 

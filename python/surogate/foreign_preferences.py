@@ -44,10 +44,19 @@ OF_TRL = {
     "ld_alpha": "dpo",
     "loss_weights": "dpo",
     "precompute_ref_log_probs": "dpo",
+    "num_generations": "grpo",
+    "max_completion_length": "grpo",
+    "reward_weights": "grpo",
 }
 
 #: Losses by which TRL's trainer is known.
-LOSSES = {"kto": "kto", "apo_zero_unpaired": "kto", "simpo": "cpo", "alphapo": "cpo"}
+LOSSES = {
+    "kto": "kto",
+    "apo_zero_unpaired": "kto",
+    "simpo": "cpo",
+    "alphapo": "cpo",
+    **dict.fromkeys(("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "vespo", "luspo"), "grpo"),
+}
 
 
 def of_axolotl(source: Source, draft: Draft) -> None:

@@ -14,8 +14,14 @@ use crate::config::Config;
 use crate::console::{self, Console, Show};
 use crate::errors::train_error;
 
-fn device_request(config: &Config, site_packages: Vec<PathBuf>) -> DeviceRequest {
-    DeviceRequest::of(&config.config, site_packages)
+fn device_request(py: Python<'_>, config: &Config, site_packages: Vec<PathBuf>) -> DeviceRequest {
+    DeviceRequest { python: interpreter(py), ..DeviceRequest::of(&config.config, site_packages) }
+}
+
+/// The path of the running interpreter.
+pub(crate) fn interpreter(py: Python<'_>) -> Option<PathBuf> {
+    let path = py.import("sys").and_then(|sys| sys.getattr("executable")?.extract::<PathBuf>()).ok()?;
+    Some(path).filter(|path| path.is_file())
 }
 
 /// Trains from the first step to the result. `show` says what goes to standard output: `lines`, `events` or `nothing`;
@@ -37,10 +43,10 @@ pub fn run(
         "nothing" => Show::Nothing,
         other => return Err(PyValueError::new_err(format!("a run does not show `{other}`"))),
     };
+    let request = device_request(py, config, site_packages);
     let outcome = py.detach(|| {
         let source = Arc::new(ModelSource::open(&folder, ir)?.configured(&config.config)?);
         let mut console = Console::new(show, announce);
-        let request = device_request(config, site_packages);
         let nodes = match train::come_together(&config.config, &request, &mut console) {
             Err(TrainError::Stopped) => return Ok(Some(console.exit_code())),
             nodes => nodes?,

@@ -33,12 +33,12 @@ fn open(
     config: &Config,
     folder: &std::path::Path,
     ir: &str,
-    site_packages: Vec<PathBuf>,
+    (site_packages, python): (Vec<PathBuf>, Option<PathBuf>),
     announce: Vec<PathBuf>,
 ) -> train::Result<Driven> {
     let config = Arc::new(config.config.clone());
     let source = Arc::new(ModelSource::open(folder, ir)?.configured(&config)?);
-    let request = DeviceRequest::of(&config, site_packages);
+    let request = DeviceRequest { python, ..DeviceRequest::of(&config, site_packages) };
     let device = Arc::new(Device::open(&request)?);
     let trainer = train::Trainer::begin(config.clone(), source, device)?;
     let journal = Journal::begin(&config, &trainer)?;
@@ -95,7 +95,8 @@ impl Trainer {
         site_packages: Vec<PathBuf>,
         announce: Vec<PathBuf>,
     ) -> PyResult<Self> {
-        let driven = py.detach(|| open(config, &folder, ir, site_packages, announce));
+        let python = crate::run::interpreter(py);
+        let driven = py.detach(|| open(config, &folder, ir, (site_packages, python), announce));
         driven.map(|driven| Trainer { driven: Mutex::new(driven) }).map_err(|error| train_error(py, error))
     }
 

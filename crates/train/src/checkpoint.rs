@@ -82,7 +82,8 @@ const COUNTED: u64 = i32::MAX as u64;
 impl State {
     /// Whether the numbers can be those of a run: a digest can be made for any. The error says which cannot.
     fn check(&self) -> std::result::Result<(), String> {
-        let Progress { step, updates, frozen, micro_step, suppressed, evaluated, loss: _, ref judged } = self.progress;
+        let Progress { step, updates, frozen, micro_step, suppressed, evaluated, loss: _, ref judged, ref samples } =
+            self.progress;
         let counts = [("step", step), ("updates", updates), ("micro_step", micro_step), ("suppressed", suppressed)];
         if let Some((name, count)) = counts.into_iter().find(|(_, count)| *count > COUNTED) {
             return Err(format!("has `{name}: {count}`, expected at most {COUNTED}"));
@@ -104,6 +105,7 @@ impl State {
         if self.shapes.is_empty() {
             return Err("has no `shapes`, expected those of the batches that were trained on".to_owned());
         }
+        samples.as_ref().map_or(Ok(()), |samples| samples.check())?;
         self.shapes.iter().try_for_each(ShapeRecord::check)
     }
 }

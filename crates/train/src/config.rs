@@ -106,7 +106,15 @@ impl Task {
             Task::Kto => &[("learning_rate", "1e-6"), ("loss_type", "kto")],
             Task::Reward => &[("learning_rate", "1e-4")],
             Task::Grpo => {
-                &[("learning_rate", "1e-6"), ("loss_type", "dapo"), ("beta", "0"), ("validation_split_ratio", "0")]
+                // Samples are drawn without dropout: with it the loss would see other probabilities.
+                &[
+                    ("learning_rate", "1e-6"),
+                    ("loss_type", "dapo"),
+                    ("beta", "0"),
+                    ("validation_split_ratio", "0"),
+                    ("lora_dropout", "0"),
+                    ("sample_packing", "false"),
+                ]
             }
         }
     }

@@ -35,6 +35,8 @@ pub struct DeviceRequest {
     pub ranks: usize,
     /// Folders of installed Python packages, in which CUDA libraries may be.
     pub site_packages: Vec<PathBuf>,
+    /// The interpreter of Python that runs reward functions.
+    pub python: Option<PathBuf>,
     /// Look at every result before the next instruction starts, so that an error names the one that
     /// failed. Slow.
     pub check_each: bool,
@@ -77,11 +79,17 @@ pub struct Device {
     pub arithmetic: String,
     /// The other processes that train with this one.
     pub nodes: Option<Arc<Nodes>>,
+    /// The interpreter of Python that runs reward functions.
+    pub python: Option<PathBuf>,
 }
 
 impl Device {
     /// Opens the device. A GPU that is requested and not usable is an error that says what is missing.
     pub fn open(request: &DeviceRequest) -> Result<Device> {
+        Ok(Device { python: request.python.clone(), ..Device::find(request)? })
+    }
+
+    fn find(request: &DeviceRequest) -> Result<Device> {
         let found = match request.device {
             Setting::Value(config::Device::Cpu) => return of_cpu(request, "requested"),
             Setting::Value(config::Device::Cuda) => cuda(request, "requested"),
@@ -183,7 +191,7 @@ fn cpu(request: &DeviceRequest, because: &str) -> Result<Device> {
     let machine = machines::calibrated(&machine, &name, version).unwrap_or(machine);
     let (because, card) = (because.to_owned(), (name, version.to_owned()));
     let arithmetic = format!("a CPU with {}", instructions_of_cpu());
-    Ok(Device { backend: Box::new(backend), machine, because, gpus: 0, card, arithmetic, nodes: None })
+    Ok(Device { backend: Box::new(backend), machine, because, gpus: 0, card, arithmetic, nodes: None, python: None })
 }
 
 /// The CPU of one of several nodes, which all plan for the least of them: their programs are the same.
@@ -199,6 +207,7 @@ fn cpu_of_node(request: &DeviceRequest) -> Result<Device> {
         machine: Machine::cpu(memory, threads),
         because: format!("node {} of {}", nodes.node, nodes.count),
         nodes: Some(nodes),
+        python: None,
         ..of_node
     })
 }
@@ -231,7 +240,7 @@ fn cuda(request: &DeviceRequest, because: &str) -> std::result::Result<Device, S
     let by_nccl = together > 1 && [request.ways.gather, request.ways.exchange].contains(&Some(false));
     let machine = if by_nccl && request.nodes.is_none() { without_nccl(machine) } else { machine };
     let (backend, because) = (Box::new(backend), because.to_owned());
-    Ok(Device { backend, machine, because, gpus, card, arithmetic, nodes: None })
+    Ok(Device { backend, machine, because, gpus, card, arithmetic, nodes: None, python: None })
 }
 
 /// Memory of this host that processes may use, bytes; without a way to ask, no limit.

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use data::pictures::ImageReader;
 use data::show::ShownRow;
 use data::{
-    Batch, DatasetSummary, DocumentSet, Extent, Layout, Loader, LoaderSpec, Padding, Position, Share, Stop, Tokenizer,
+    Batch, DatasetSummary, DocumentSet, Extent, Layout, Loader, LoaderSpec, Padding, Position, Purpose, Share, Stop,
+    Tokenizer,
 };
 use program::{Documents, Variant};
 
@@ -19,6 +20,7 @@ use crate::encoded::{Encoded, workers};
 use crate::error::{Result, TrainError};
 use crate::few_steps::Steps;
 use crate::plan::Plan;
+use crate::rollout;
 use crate::source::ModelSource;
 use crate::words::count;
 
@@ -398,6 +400,9 @@ pub fn check_data(config: &Config, source: &ModelSource, rows: usize, stop: Stop
         return Err(TrainError::Config(problems));
     }
     let plan = Plan::new(config, source)?;
+    if config.task.purpose() == Purpose::Prompts {
+        return rollout::check_data(config, source, plan.sequence_len);
+    }
     let encoded = Encoded::read(config, source, &plan, None, stop)?;
     let row = encoded.sequence_len;
     let feed = Feed::new(config, encoded, row)?;

@@ -63,6 +63,7 @@ mod recommend;
 mod record;
 mod reference;
 mod resume;
+mod rollout;
 mod rope_scaling;
 mod rounding;
 mod row_length;

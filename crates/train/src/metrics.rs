@@ -83,10 +83,12 @@ pub struct EvaluationMetrics {
     pub task: Vec<(String, f64)>,
 }
 
-/// The metric of pairs that lines show: the share of those whose chosen answer has the higher reward.
+/// The metric that lines show: of pairs the share whose chosen answer has the higher reward, of samples the mean reward.
 fn accuracy(task: &[(String, f64)]) -> String {
-    let found = task.iter().find(|(name, _)| name == "rewards/accuracies" || name == "accuracy");
-    found.map(|(_, share)| format!(" | Accuracy: {:.1} %", share * 100.0)).unwrap_or_default()
+    let value = |names: &[&str]| task.iter().find(|(name, _)| names.contains(&name.as_str())).map(|(_, value)| *value);
+    let share = value(&["rewards/accuracies", "accuracy"]).map(|share| format!(" | Accuracy: {:.1} %", share * 100.0));
+    let reward = value(&["reward"]).map(|reward| format!(" | Reward: {reward:.3}"));
+    share.or(reward).unwrap_or_default()
 }
 
 impl StepMetrics {

@@ -4,6 +4,7 @@
 use crate::config::{Config, Strategy};
 use crate::error::Result;
 use crate::feed::Feed;
+use crate::rollout::Rollouts;
 use crate::trainer::Trainer;
 
 /// The steps of a run after which something is done.
@@ -23,10 +24,10 @@ enum When {
 
 impl Milestones {
     /// Those of a run of `total` steps.
-    pub fn new(config: &Config, feed: &Feed, total: u64) -> Result<Milestones> {
+    pub fn new(config: &Config, data: &impl Passes, total: u64) -> Result<Milestones> {
         let when = |strategy, steps| match strategy {
             Strategy::Steps => Ok(When::Every(steps)),
-            Strategy::Epoch => feed.epoch_ends(config, total).map(When::After),
+            Strategy::Epoch => data.epoch_ends(config, total).map(When::After),
             Strategy::No => Ok(When::Never),
         };
         Ok(Milestones {
@@ -63,14 +64,40 @@ impl Milestones {
     }
 }
 
+/// Data that a run goes over.
+pub(crate) trait Passes {
+    /// The steps that end a pass, of a run of `total` steps.
+    fn epoch_ends(&self, config: &Config, total: u64) -> Result<Vec<u64>>;
+}
+
+impl Passes for Feed {
+    fn epoch_ends(&self, config: &Config, total: u64) -> Result<Vec<u64>> {
+        Feed::epoch_ends(self, config, total)
+    }
+}
+
+impl Passes for Rollouts {
+    fn epoch_ends(&self, config: &Config, total: u64) -> Result<Vec<u64>> {
+        Ok(Rollouts::epoch_ends(self, config, total))
+    }
+}
+
 impl Trainer {
+    /// The steps of a run of `total` steps after which something is done; none without data.
+    pub(crate) fn milestones_of(&self, total: u64) -> Result<Option<Milestones>> {
+        let of_feed = self.feed.as_ref().map(|feed| Milestones::new(&self.config, feed, total));
+        let of_prompts = || self.rollouts.as_ref().map(|of| Milestones::new(&self.config, of, total));
+        of_feed.or_else(of_prompts).transpose()
+    }
+
     /// Returns true if the options want the validation data evaluated after the steps that are done.
     pub fn is_evaluation_due(&mut self) -> Result<bool> {
-        let (Some(feed), Some(total)) = (&self.feed, self.total_steps()) else { return Ok(false) };
-        let of = match self.milestones.take() {
-            Some(known) => known,
-            None => Milestones::new(&self.config, feed, total)?,
+        let Some(total) = self.total_steps() else { return Ok(false) };
+        let known = match self.milestones.take() {
+            Some(known) => Some(known),
+            None => self.milestones_of(total)?,
         };
+        let Some(of) = known else { return Ok(false) };
         let done = self.progress.step;
         let is_due = of.evaluates(done) || of.ever_evaluates() && done == total;
         self.milestones = Some(of);

@@ -77,7 +77,7 @@ impl Plan {
         }
         let samples = Samples::new(config, source)?.map(Arc::new);
         let reference = reference::choose(config, source)?;
-        let entries = reference::entries(config.task, reference.as_ref());
+        let entries = reference::entries(config, reference.as_ref());
         let entries = samples.as_ref().map_or(entries.clone(), |samples| samples.with_cache(entries));
         let compile = CompileOptions {
             variants: Vec::new(),

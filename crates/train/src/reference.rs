@@ -9,7 +9,7 @@ use data::{Batch, Mark, Placed, Purpose};
 use graph::TaskEntry;
 use program::{Choices, EntryKind, Machine, Variant};
 
-use crate::config::{CAUSAL_LM, Config, Init, Task};
+use crate::config::{Config, Init, Task};
 use crate::engine::{Engine, variant_of};
 use crate::error::{Result, TrainError};
 use crate::model::TOKEN_LOSS;
@@ -54,13 +54,14 @@ const REFERENCE: &str = "reference";
 const POLICY: &str = "policy";
 
 /// The entries of a task: training first, which has what all of them report.
-pub(crate) fn entries(task: Task, reference: Option<&Reference>) -> Vec<EntryOptions> {
+pub(crate) fn entries(config: &Config, reference: Option<&Reference>) -> Vec<EntryOptions> {
+    let (task, scoring) = (config.task, config.scoring());
     let mut entries = vec![EntryOptions::train(task.loss()), EntryOptions::evaluate(task.loss())];
     if reference == Some(&Reference::WithoutAdapter) {
-        entries.push(EntryOptions { adapter: false, ..forward(REFERENCE) });
+        entries.push(EntryOptions { adapter: false, ..forward(REFERENCE, scoring) });
     }
-    if reference.is_some() && task.purpose() == Purpose::Answers {
-        entries.push(forward(POLICY));
+    if reference.is_some() && task.purpose() == Purpose::Answers || task.purpose() == Purpose::Prompts {
+        entries.push(forward(POLICY, scoring));
     }
     entries
 }
@@ -113,6 +114,12 @@ impl Trainer {
         Ok(batches)
     }
 
+    /// Log-probabilities of the targets of each batch in the model as it is.
+    pub(crate) fn policy_logps(&mut self, batches: &[Batch]) -> Result<Vec<Vec<f32>>> {
+        let losses = self.forward_losses(POLICY, batches, true)?;
+        Ok(losses.into_iter().map(|of| of.into_iter().map(|loss| -loss).collect()).collect())
+    }
+
     /// The losses of the targets of each batch under the reference.
     fn reference_losses(
         &mut self,
@@ -141,7 +148,8 @@ impl Trainer {
     /// The model of another folder, read when it is first needed.
     fn reference_model(&mut self, folder: &Path, variant: Variant) -> Result<&mut Engine> {
         if self.reference.is_none() {
-            let options = CompileOptions { variants: vec![variant], ..options(&self.plan.compile) };
+            let options =
+                CompileOptions { variants: vec![variant], ..options(&self.plan.compile, self.config.scoring()) };
             let source = source_of(folder, &self.source)?;
             let mut engine = Engine::new(self.device.clone(), source.clone(), options, &Choices::new())?;
             let name = folder.display().to_string();
@@ -164,13 +172,13 @@ fn losses(engine: &mut Engine, name: &str, batches: &[Batch], one_per_row: bool)
 }
 
 /// The forward pass of a name that gives the losses of targets.
-fn forward(name: &str) -> EntryOptions {
-    let of = EntryOptions { name: name.to_owned(), ..EntryOptions::new(EntryKind::Forward, Some(CAUSAL_LM)) };
+fn forward(name: &str, scoring: &str) -> EntryOptions {
+    let of = EntryOptions { name: name.to_owned(), ..EntryOptions::new(EntryKind::Forward, Some(scoring)) };
     of.keeping([TOKEN_LOSS])
 }
 
 /// The options of the program of a reference with weights of its own, next to those of the training.
-fn options(training: &CompileOptions) -> CompileOptions {
+fn options(training: &CompileOptions, scoring: &str) -> CompileOptions {
     CompileOptions {
         variants: Vec::new(),
         weights: training.weights,
@@ -181,7 +189,7 @@ fn options(training: &CompileOptions) -> CompileOptions {
         recipe: training.recipe,
         training: None,
         adapter: None,
-        entries: vec![forward(REFERENCE)],
+        entries: vec![forward(REFERENCE, scoring)],
         seed: 0,
         plan: PlanOptions::default(),
         sharding: Sharding { gradients: false, open: false, compression: Default::default(), ..training.sharding },
@@ -196,12 +204,13 @@ fn source_of(folder: &Path, training: &ModelSource) -> Result<Arc<ModelSource>> 
 /// The options of a training that leaves room for a reference with weights of its own.
 pub(crate) fn reserved(
     mut training: CompileOptions,
+    config: &Config,
     reference: Option<&Reference>,
     source: &ModelSource,
     machine: &Machine,
 ) -> Result<CompileOptions> {
     if let Some(Reference::Folder(_)) = reference {
-        let options = CompileOptions { variants: training.variants.clone(), ..options(&training) };
+        let options = CompileOptions { variants: training.variants.clone(), ..options(&training, config.scoring()) };
         let program = compiler::compile(&source.model, &options, machine)?;
         let own = program.memory.iter().filter(|line| line.class.is_per_program());
         training.plan.reserved = own.map(|line| line.bytes).sum();

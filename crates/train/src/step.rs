@@ -82,6 +82,9 @@ pub(crate) enum Advance {
 impl Trainer {
     /// The next micro-batches of the data: fewer than a full step at the end of an epoch, none after the last.
     fn next_batches(&mut self) -> Result<Vec<Batch>> {
+        if self.rollouts.is_some() {
+            return self.next_samples();
+        }
         let accumulation = self.config.training.gradient_accumulation_steps as usize;
         let Some(feed) = &mut self.feed else {
             let problems = self.config.check_datasets();
@@ -97,7 +100,7 @@ impl Trainer {
     }
 
     fn one_per_row(&self) -> bool {
-        self.feed.as_ref().is_some_and(|feed| feed.one_per_row)
+        self.rollouts.is_some() || self.feed.as_ref().is_some_and(|feed| feed.one_per_row)
     }
 
     /// One step on the next batches of the data; `None` at their end.
@@ -128,15 +131,22 @@ impl Trainer {
     /// Starts the next step of the data before it reads the results of the one before: the device has work while
     /// the host reads. The update of the next step is only started when the step before is known to be sound.
     pub(crate) fn advance(&mut self) -> Result<Advance> {
+        // Answers are sampled from the weights that the step before leaves.
+        let mut before = if self.rollouts.is_some() { self.settle()? } else { None };
+        if let Some(metrics) = before.take_if(|metrics| self.divergence(metrics).is_some()) {
+            return Ok(Advance::Diverged(metrics));
+        }
         let batches = self.next_batches()?;
         if batches.is_empty() {
-            return Ok(Advance::Ended(self.settle()?));
+            return Ok(Advance::Ended(before.or(self.settle()?)));
         }
         let learning_rate = self.rate(None)?;
         let one_per_row = self.one_per_row();
         let begin = Instant::now();
         // Where a shape does not fit together with the states, the session goes in which the results are.
-        let mut before = if self.has_shapes(&batches, one_per_row) { None } else { self.settle()? };
+        if before.is_none() && !self.has_shapes(&batches, one_per_row) {
+            before = self.settle()?;
+        }
         let fed = self.micro_steps(batches, one_per_row)?;
         if before.is_none() {
             before = self.settle()?;
@@ -239,10 +249,11 @@ impl Trainer {
         self.flight.read = Some(now);
         self.flight.last = Some(fed);
         let loss = f64::from(sum) / f64::from(weight);
+        let metrics_of_samples = self.metrics_of_samples();
         self.progress.loss = loss.is_finite().then_some(loss);
         Ok(Some(StepMetrics {
             step,
-            epoch: self.feed.as_ref().map(|feed| feed.epochs(&self.config, step + 1)),
+            epoch: self.epochs(step + 1),
             loss,
             grad_norm: f64::from(grad_norm),
             learning_rate,
@@ -256,8 +267,14 @@ impl Trainer {
             fp8_clipped: quantised.then_some(f64::from(clipped)),
             fp8_flushed: None,
             routers: RouterMetrics::of(routers),
-            task: self.task_metrics(&of_task),
+            task: self.task_metrics(&of_task).into_iter().chain(metrics_of_samples).collect(),
         }))
+    }
+
+    /// Passes over the data after this many steps; none without data.
+    pub(crate) fn epochs(&self, steps: u64) -> Option<f64> {
+        let of_prompts = || self.rollouts.as_ref().map(|of| of.epochs(&self.config, steps));
+        self.feed.as_ref().map(|feed| feed.epochs(&self.config, steps)).or_else(of_prompts)
     }
 
     /// The arithmetic that the tokens of a rank ask for, FLOP/s; none with images, whose patches are not counted.

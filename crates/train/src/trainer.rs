@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 
 use compiler::CompileOptions;
-use data::{Batch, Position, Stop};
+use data::{Batch, Position, Purpose, Stop};
 use program::{Choices, Variant, scalar};
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +30,7 @@ use crate::preflight;
 use crate::preview::Shapes;
 use crate::recommend::recommended;
 use crate::reference;
+use crate::rollout::{Kept, Rollouts};
 use crate::rounding::Rounding;
 use crate::schedule::LearningRate;
 use crate::source::{ModelSource, SCORE};
@@ -62,6 +63,9 @@ pub struct Progress {
     /// What the evaluations came to.
     #[serde(default)]
     pub judged: Judged,
+    /// Sampled answers that further steps train on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) samples: Option<Box<Kept>>,
 }
 
 /// A model in training, with its data where there is any.
@@ -73,6 +77,8 @@ pub struct Trainer {
     pub source: Arc<ModelSource>,
     pub device: Arc<Device>,
     pub(crate) feed: Option<Feed>,
+    /// Prompts and rewards, where the run samples the answers that it trains on.
+    pub(crate) rollouts: Option<Rollouts>,
     /// Absent before the first step, and while it is lent.
     pub(crate) engine: Option<Engine>,
     /// A model over the same weights, once it was requested.
@@ -128,7 +134,9 @@ impl Trainer {
         plan::require_machine(&config, &device.machine, device.gpus)?;
         let plan = Plan::new(&config, &source)?;
         preflight::check(&config, &source, &plan)?;
+        let samples = config.task.purpose() == Purpose::Prompts;
         let encoded = match config.data.datasets {
+            Some(_) if samples => None,
             Some(_) => Some(Encoded::read(&config, &source, &plan, device.nodes.as_deref(), stop)?),
             None => None,
         };
@@ -142,7 +150,12 @@ impl Trainer {
         };
         check_batch_size(&config, plan.sequence_len, device.machine.memory)?;
         let feed = encoded.map(|encoded| Feed::new(&config, encoded, plan.sequence_len)).transpose()?;
-        let total = feed.as_ref().map(|feed| feed.total_steps(&config)).or(config.training.fixed_steps());
+        let has_prompts = samples && config.data.datasets.is_some();
+        let rollouts = has_prompts.then(|| Rollouts::new(&config, &source, &device, plan.sequence_len)).transpose()?;
+        plan.notes.extend(rollouts.iter().flat_map(|of| of.notes().to_vec()));
+        let of_data = feed.as_ref().map(|feed| feed.total_steps(&config));
+        let of_data = of_data.or(rollouts.as_ref().map(|of| of.total_steps(&config)));
+        let total = of_data.or(config.training.fixed_steps());
         if let Some(feed) = &feed {
             plan.notes.extend(feed.note_on_steps(&config).into_iter().chain(feed.note_on_judges(&config)));
         }
@@ -155,7 +168,7 @@ impl Trainer {
         let schedule = total.map(|total| LearningRate::new(&config.optimizer, total));
         let name = run_name(&config, &source);
         let written = Written::by(&new_run_id(&name));
-        let data_digest = feed.as_ref().map(Feed::digest);
+        let data_digest = feed.as_ref().map(Feed::digest).or(rollouts.as_ref().map(Rollouts::digest));
         startup.done("data");
         Ok(Trainer {
             startup: Some(startup),
@@ -165,6 +178,7 @@ impl Trainer {
             source,
             device,
             feed,
+            rollouts,
             engine: None,
             live: None,
             reference: None,
@@ -320,6 +334,7 @@ impl Trainer {
         if self.engine.is_none() {
             let variants = match &self.feed {
                 Some(feed) => feed.variants(),
+                None if let Some(of) = &self.rollouts => of.variants(),
                 None => vec![variant_of(round, one_per_row)],
             };
             self.startup_phase("folders");
@@ -388,7 +403,7 @@ impl Trainer {
     fn open(&self, variants: Vec<Variant>, choices: &Choices, resumed: bool) -> Result<Engine> {
         let options = CompileOptions { variants, ..self.plan.compile.clone() };
         let machine = &self.device.machine;
-        let options = reference::reserved(options, self.plan.reference.as_ref(), &self.source, machine)?;
+        let options = reference::reserved(options, &self.config, self.plan.reference.as_ref(), &self.source, machine)?;
         let data = self.feed.as_ref().map(|feed| &feed.encoded);
         let advise = |error| with_advice(error, &self.config, &self.source, &self.device.machine, data);
         let mut engine = Engine::new(self.device.clone(), self.source.clone(), options, choices)

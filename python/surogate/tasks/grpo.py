@@ -212,6 +212,21 @@ class GRPO(Module):
                 return loss, samples.mask
 
 
+@task("tempered_lm")
+class TemperedLM(Module):
+    """Marks `token_loss` [B, T], the cross entropy of the next token at the temperature of samples, and its sums."""
+
+    def __init__(self, config: Any, *, temperature: float) -> None:
+        self.temperature = temperature
+
+    def forward(self, of: Results, batch: Batch) -> None:
+        token_loss, _ = ops.cross_entropy(of["logits"] * (1.0 / self.temperature), batch.targets)
+        output("token_loss", token_loss)
+        loss_sum, weight_sum = ops.weighted_sum(token_loss, batch.weights)
+        output("loss_sum", loss_sum)
+        output("weight_sum", weight_sum)
+
+
 class Samples:
     """Sums over each sampled answer of a micro-batch."""
 

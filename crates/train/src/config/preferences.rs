@@ -403,7 +403,14 @@ impl Config {
                  `per_device_train_batch_size` changes the number"
             ),
         });
-        [trained].into_iter().chain(window).collect()
+        let dropout = self.lora.lora_dropout.value().copied().unwrap_or(0.0);
+        let dropout = (task == Task::Grpo && self.lora.lora && dropout > 0.0).then(|| {
+            format!(
+                "`lora_dropout: {dropout}` is on in training and off in sampling: the loss sees other probabilities than \
+                 the sampler, which `sampling/sampling_logp_difference` shows"
+            )
+        });
+        [trained].into_iter().chain(window).chain(dropout).collect()
     }
 
     /// The losses that the model's graph is recorded with, by name, each with its settings.
@@ -443,6 +450,9 @@ impl Config {
             }),
         };
         tasks.insert(self.task.loss().to_owned(), settings);
+        if self.scoring() != CAUSAL_LM {
+            tasks.insert(self.scoring().to_owned(), json!({"temperature": self.reinforcement.temperature}));
+        }
         Value::Object(tasks)
     }
 }

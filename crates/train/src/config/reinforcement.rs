@@ -4,7 +4,7 @@
 use options::{OptionValue, Reader, Section, Table, choices, options};
 use serde_json::{Value, json};
 
-use super::{Config, PreferenceLoss, Task};
+use super::{CAUSAL_LM, Config, PreferenceLoss, Task};
 
 options! {
     /// Rewards, samples and losses of `task: grpo`. docs/reinforcement.md has the formulas.
@@ -191,6 +191,8 @@ pub(super) fn check_reinforcement(config: &Config, reader: &mut Reader) {
             config.data.validation_split_ratio > 0.0,
             "no answers are sampled in evaluations yet",
         ),
+        ("sample_packing", config.data.sample_packing, "answers are rows of their own"),
+        ("padding_free", config.template.padding_free, "answers are rows of their own"),
         ("gpus", config.ranks() > 1, "answers are sampled on one device"),
     ] {
         if is_on {
@@ -257,5 +259,16 @@ impl Reinforcement {
             "correction_bounds": [low, self.vllm_importance_sampling_clip_max],
             "longest": self.max_completion_length,
         })
+    }
+}
+
+/// The task that gives log-probabilities at the temperature of samples.
+const TEMPERED_LM: &str = "tempered_lm";
+
+impl Config {
+    /// Returns the recorded task whose losses are the log-probabilities of a reference.
+    pub(crate) fn scoring(&self) -> &'static str {
+        let is_plain = self.task != Task::Grpo || self.reinforcement.temperature == 1.0;
+        if is_plain { CAUSAL_LM } else { TEMPERED_LM }
     }
 }

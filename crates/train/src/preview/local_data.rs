@@ -3,6 +3,8 @@
 
 use std::path::Path;
 
+use data::Purpose;
+
 use crate::config::{Config, Dataset, DatasetType};
 use crate::encoded::Encoded;
 use crate::error::Result;
@@ -19,6 +21,9 @@ pub fn documents(
     away: &[String],
 ) -> Result<std::result::Result<Encoded, String>> {
     let Some(datasets) = &config.data.datasets else { return Ok(Err("no `datasets` are written".into())) };
+    if config.task.purpose() == Purpose::Prompts {
+        return Ok(Err("answers are sampled in the run".into()));
+    }
     let validation = config.data.validation_datasets.as_deref().unwrap_or_default();
     let lists = [("datasets", datasets.as_slice()), ("validation_datasets", validation)];
     let places = lists

@@ -95,7 +95,7 @@ impl Preview {
         let mut options = plan.compile.clone();
         let shapes = Shapes::new(config, &plan, source, data)?;
         options.variants = shapes.variants.clone();
-        let options = reference::reserved(options, plan.reference.as_ref(), source, machine)?;
+        let options = reference::reserved(options, config, plan.reference.as_ref(), source, machine)?;
         let program = compiler::compile(&source.model, &options, machine)
             .map_err(|error| TrainError::from(error).located(config))?;
         let of_data = data.iter().flat_map(|data| data.notes.clone()).chain(shapes.few.clone());

@@ -1,6 +1,7 @@
 //! The shapes of a run's batches and how many there will be: from its data as the run itself takes them, or assumed
 //! where the data are not available.
 
+use data::Purpose;
 use program::{Documents, Seen, Variant};
 
 use crate::config::Config;
@@ -10,6 +11,9 @@ use crate::feed::{Feed, fixed_lengths};
 use crate::milestones::Milestones;
 use crate::plan::Plan;
 use crate::source::ModelSource;
+
+/// Tokens of a prompt to which answers are sampled, until the data are read.
+const PROMPT: usize = 512;
 
 /// Documents of a packed row that are estimated with where the data are not known.
 const DOCUMENTS_PER_ROW: usize = 16;
@@ -71,7 +75,9 @@ impl Shapes {
 
     /// Rows that are full to the last token: no run of these options has larger ones.
     fn assumed(config: &Config, plan: &Plan, source: &ModelSource) -> Shapes {
-        let row = plan.sequence_len;
+        let samples = config.task.purpose() == Purpose::Prompts;
+        let of_answer = config.reinforcement.max_completion_length as usize;
+        let row = if samples { plan.sequence_len.min(PROMPT + of_answer) } else { plan.sequence_len };
         let (batch, seq_len) = fixed_lengths(config, row);
         let tokens = batch * seq_len;
         let packed = config.data.sample_packing || config.template.padding_free;
@@ -79,7 +85,9 @@ impl Shapes {
         let images = source.image_form();
         let what = if images.is_some() { "images" } else { "text" };
         let mut assumed = format!("rows of {row} tokens of {what}, all of them full");
-        if plan.length_is_open {
+        if samples {
+            assumed = format!("prompts of {} tokens, answers of {of_answer}", row.saturating_sub(of_answer));
+        } else if plan.length_is_open {
             assumed =
                 format!("rows of {row} tokens of {what}, the maximum if `sequence_len` is not set, all of them full");
         }

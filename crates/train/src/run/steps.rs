@@ -14,7 +14,6 @@ use crate::follow::Part;
 use crate::generate::Sample;
 use crate::instruments::Instruments;
 use crate::metrics::StepMetrics;
-use crate::milestones::Milestones;
 use crate::nodes;
 use crate::opening::opening;
 use crate::record::{MANIFEST, Measured, RESOLVED, manifest, reasons};
@@ -42,11 +41,14 @@ impl Run {
                 observer.line(line);
             }
         }
+        if let Some(rollouts) = &trainer.rollouts {
+            observer.line(&rollouts.summary(&trainer.config));
+        }
         observer.line("Compiling the model and loading its weights");
         let manifest = manifest(&place, trainer)?;
         let (config, steps) =
             (trainer.config.clone(), trainer.total_steps().expect("a run with data knows its length"));
-        let when = Milestones::new(&config, trainer.feed.as_ref().expect("a run has data"), steps)?;
+        let when = trainer.milestones_of(steps)?.expect("a run has data");
         disk::check(trainer, &place, &when)?;
         let total = &manifest["parameters"];
         let memory = words::size(manifest["memory_bytes"].as_u64().unwrap_or(0) as usize);
@@ -204,7 +206,7 @@ impl Run {
         }
     }
 
-    /// Tells the results of a step; an error if the run cannot go on after them.
+    /// Reports the results of a step; an error if the run cannot go on after them.
     fn report(&mut self, mut metrics: StepMetrics, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
         let total = trainer.total_steps();
         trainer.add_flushed(&mut metrics)?;
@@ -216,6 +218,11 @@ impl Run {
         let done = metrics.step + 1;
         if done.is_multiple_of(trainer.config.logging.logging_steps) || Some(done) == total || !metrics.applied {
             observer.line(&metrics.line(total));
+        }
+        let answers = trainer.take_shown();
+        let tenth = total.unwrap_or(done).div_ceil(10);
+        if !answers.is_empty() && (done == 1 || done.is_multiple_of(tenth)) {
+            self.emit(json!({"event": "samples", "step": done, "samples": answers}), observer)?;
         }
         metrics.fp8_flushed.iter().for_each(|flushed| observer.line(&flushed.line()));
         observer.progress(metrics.step + 1, total.unwrap_or_default());

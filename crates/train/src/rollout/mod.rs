@@ -1,0 +1,319 @@
+//! Answers that a run samples to train on: prompts of the data, answers of the model as it is, rewards, advantages,
+//! micro-batches. Samples follow from the seed, the number of the step and the weights, so that a resumed run draws the same.
+
+mod advantages;
+mod batches;
+mod judge;
+mod prompts;
+mod sample;
+
+use data::Batch;
+use program::{Documents, Variant};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use self::batches::Shapes;
+use self::judge::Judge;
+use self::prompts::Prompts;
+use crate::checkpoint::DataDigest;
+use crate::config::{Config, Reinforcement};
+use crate::conversation::dialogue_options;
+use crate::device::Device;
+use crate::error::{Result, TrainError};
+use crate::feed::CheckedData;
+use crate::generate::{GenerationOptions, PromptEncoder};
+use crate::source::ModelSource;
+use crate::trainer::Trainer;
+
+/// Answers that are sampled at a time, at most.
+const AT_ONCE: usize = 256;
+
+/// The prompts of a run and what judges its answers.
+pub(crate) struct Rollouts {
+    prompts: Prompts,
+    judge: Judge,
+    shapes: Shapes,
+    options: GenerationOptions,
+    /// Number of prompts to which one step has answers.
+    of_step: usize,
+    seed: u64,
+    shuffle: bool,
+    /// Answers of the last step that were sampled, for the log.
+    shown: Vec<Value>,
+    /// Metrics of the answers that the next step trains on.
+    metrics: Vec<(String, f64)>,
+}
+
+/// An answer with what the loss knows of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Sampled {
+    /// The prompt, then the answer.
+    pub ids: Vec<i32>,
+    /// Number of tokens of the prompt.
+    pub prompt: usize,
+    pub advantage: f32,
+    /// Log-probabilities of the answer's tokens when they were drawn.
+    pub logps: Vec<f32>,
+    /// The same under the policy before its updates; empty: as it is.
+    pub old_logps: Vec<f32>,
+    /// Not in the loss: it was cut off.
+    pub left_out: bool,
+}
+
+/// The answers that several steps train on, with their metrics.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Kept {
+    pub answers: Vec<Sampled>,
+    pub metrics: Vec<(String, f64)>,
+}
+
+impl Kept {
+    /// Errors: answers that cannot be those of a run, in words.
+    pub fn check(&self) -> std::result::Result<(), String> {
+        let is_possible = |of: &Sampled| {
+            let tokens = of.ids.len().checked_sub(of.prompt).filter(|tokens| *tokens > 0 && of.prompt > 0);
+            let numbers = of.logps.iter().chain(&of.old_logps).chain([&of.advantage]);
+            tokens == Some(of.logps.len())
+                && (of.old_logps.is_empty() || of.old_logps.len() == of.logps.len())
+                && numbers.into_iter().all(|number| number.is_finite())
+        };
+        match self.answers.iter().position(|of| !is_possible(of)) {
+            None => Ok(()),
+            Some(index) => {
+                Err(format!("has `samples` of which number {index} has other tokens than log-probabilities"))
+            }
+        }
+    }
+}
+
+impl Rollouts {
+    /// Reads the prompts and starts the reward functions. Errors: options that do not go together, data without prompts, a
+    /// reward function that cannot be loaded.
+    pub fn new(config: &Config, source: &ModelSource, device: &Device, sequence_len: usize) -> Result<Rollouts> {
+        let of = &config.reinforcement;
+        let problem = |path: &str, text: String, hint: &str| {
+            TrainError::Config(vec![config.mistake(path, text, Some(hint.to_owned()))])
+        };
+        let functions = of.rewards.as_deref().filter(|of| !of.is_empty()).ok_or_else(|| {
+            let text = "`task: grpo` needs `rewards`, the functions that judge answers".to_owned();
+            problem(
+                "rewards",
+                text,
+                "add `rewards: [{function: my_rewards:is_right}]`, or a built-in one such as `number`",
+            )
+        })?;
+        let rows = config.training.per_device_train_batch_size as usize;
+        let answers = rows * config.training.gradient_accumulation_steps as usize;
+        let group = of.num_generations as usize;
+        if !answers.is_multiple_of(group) {
+            let text = format!(
+                "`num_generations: {group}` does not divide the {answers} answers of a step, \
+                 `per_device_train_batch_size` × `gradient_accumulation_steps`"
+            );
+            return Err(problem("num_generations", text, "change one of the three"));
+        }
+        let most = of.max_completion_length as usize;
+        let longest = sequence_len.checked_sub(most).filter(|n| *n > 0).ok_or_else(|| {
+            let text = format!(
+                "`max_completion_length: {most}` leaves no token of `sequence_len: {sequence_len}` for a prompt"
+            );
+            problem("max_completion_length", text, "take a smaller number, or a larger `sequence_len`")
+        })?;
+        let prompts = Prompts::read(config, &encoder(config, source)?, longest)?;
+        let of_prompts = prompts.rows.iter().map(|row| row.ids.len()).max().unwrap_or(1);
+        let judge = Judge::start(device.python.as_deref(), functions, of.reward_timeout)?;
+        Ok(Rollouts {
+            prompts,
+            judge,
+            shapes: Shapes::new(rows, (of_prompts + most).min(sequence_len)),
+            options: generation_options(of, answers)?,
+            of_step: answers / group,
+            seed: config.data.train_seed,
+            shuffle: config.data.shuffle,
+            shown: Vec::new(),
+            metrics: Vec::new(),
+        })
+    }
+
+    /// Returns notes for the user, a sentence each.
+    pub fn notes(&self) -> &[String] {
+        &self.prompts.notes
+    }
+
+    /// Returns the line of the data check.
+    pub fn summary(&self, config: &Config) -> String {
+        let of = &config.reinforcement;
+        format!(
+            "{} prompts; {} with {} answers each in a step, of at most {} tokens; rewards: {}",
+            self.prompts.rows.len(),
+            self.of_step,
+            of.num_generations,
+            of.max_completion_length,
+            self.judge
+                .functions
+                .iter()
+                .map(|(name, weight)| format!("{weight} × {name}"))
+                .collect::<Vec<_>>()
+                .join(" + ")
+        )
+    }
+
+    /// Returns the shapes in which micro-batches are compiled.
+    pub fn variants(&self) -> Vec<Variant> {
+        let shape = |seq_len| Variant { batch: self.shapes.rows, seq_len, documents: Documents::Rows, patches: 0 };
+        self.shapes.lengths.iter().map(|length| shape(*length)).collect()
+    }
+
+    /// Returns the number of optimizer steps of the run.
+    pub fn total_steps(&self, config: &Config) -> u64 {
+        let prompts = config.run.num_epochs.0 * self.prompts.rows.len() as f64;
+        let rounds = (prompts / self.of_step as f64).ceil().max(1.0) as u64;
+        config.training.fixed_steps().unwrap_or(rounds * config.reinforcement.num_iterations)
+    }
+
+    /// Passes over the prompts after so many steps.
+    pub fn epochs(&self, config: &Config, steps: u64) -> f64 {
+        let rounds = steps.div_ceil(config.reinforcement.num_iterations);
+        (rounds * self.of_step as u64) as f64 / self.prompts.rows.len() as f64
+    }
+
+    /// The steps up to `total` that end a pass over the prompts.
+    pub fn epoch_ends(&self, config: &Config, total: u64) -> Vec<u64> {
+        let whole = |step: &u64| self.epochs(config, *step).floor() > self.epochs(config, *step - 1).floor();
+        (1..=total).filter(whole).collect()
+    }
+
+    /// The identity of the prompts.
+    pub fn digest(&self) -> DataDigest {
+        let mut text = String::new();
+        for row in &self.prompts.rows {
+            text.push_str(&format!("{:?} {}\n", row.ids, Value::Object(row.columns.clone())));
+        }
+        let digest = crate::digest::of_bytes(text.as_bytes());
+        DataDigest { documents: self.prompts.rows.len(), digest, parts: 1, outline: None }
+    }
+
+    /// The prompts of a round of answers: passes over the data in an order of their own, without an end.
+    fn of_round(&self, round: u64) -> Vec<usize> {
+        let count = self.prompts.rows.len();
+        let first = round * self.of_step as u64;
+        let mut found = Vec::with_capacity(self.of_step);
+        let mut order: Option<(u64, Vec<u32>)> = None;
+        for place in first..first + self.of_step as u64 {
+            let (epoch, index) = (place / count as u64, (place % count as u64) as usize);
+            if !self.shuffle {
+                found.push(index);
+                continue;
+            }
+            let (_, rows) = match order.take_if(|(of, _)| *of == epoch) {
+                Some(known) => order.insert(known),
+                None => order.insert((epoch, data::order::permutation(count, self.seed, epoch))),
+            };
+            found.push(rows[index] as usize);
+        }
+        found
+    }
+}
+
+/// Reads the prompts of a run without training.
+pub(crate) fn check_data(config: &Config, source: &ModelSource, sequence_len: usize) -> Result<CheckedData> {
+    let longest = sequence_len.saturating_sub(config.reinforcement.max_completion_length as usize);
+    let prompts = Prompts::read(config, &encoder(config, source)?, longest)?;
+    let lengths = || prompts.rows.iter().map(|row| row.ids.len());
+    let (least, most) = (lengths().min().unwrap_or(0), lengths().max().unwrap_or(0));
+    let notes: String = prompts.notes.iter().map(|note| format!("Note: {note}\n")).collect();
+    let count = prompts.rows.len();
+    let table = format!("{notes}{count} prompts of {least} to {most} tokens\n");
+    let counts = json!({"prompts": count, "shortest": least, "longest": most});
+    Ok(CheckedData { table, rows: Vec::new(), counts })
+}
+
+/// The encoder of prompts, with the template of the run.
+fn encoder(config: &Config, source: &ModelSource) -> Result<PromptEncoder> {
+    let encoder = PromptEncoder::open(&[&source.folder])?;
+    let (dialogue, _) = dialogue_options(config, source, encoder.tokenizer().map(|of| &**of))?;
+    encoder.with_template(dialogue.template)
+}
+
+/// The options of samples. The model's own defaults do not count: the loss takes plain probabilities.
+fn generation_options(of: &Reinforcement, answers: usize) -> Result<GenerationOptions> {
+    let given = [
+        ("max_new_tokens", of.max_completion_length.to_string()),
+        ("temperature", of.temperature.to_string()),
+        ("top_p", of.top_p.to_string()),
+        ("top_k", of.top_k.to_string()),
+        ("min_p", of.min_p.unwrap_or(0.0).to_string()),
+        ("repetition_penalty", "1.0".to_owned()),
+        ("batch_size", answers.min(AT_ONCE).to_string()),
+    ];
+    GenerationOptions::read(&given.map(|(name, value)| (name.to_owned(), value)))
+}
+
+/// A number of its own for each answer of a run.
+fn seed_of(seed: u64, round: u64, answer: usize) -> u64 {
+    let digest = crate::digest::of_bytes(format!("{seed} {round} {answer}").as_bytes());
+    u64::from_str_radix(&digest[..16], 16).expect("a digest is hexadecimal")
+}
+
+impl Trainer {
+    /// The micro-batches of the next step; none after the last. Samples answers where those of the round are used up.
+    pub(crate) fn next_samples(&mut self) -> Result<Vec<Batch>> {
+        let step = self.progress.step;
+        if self.schedule.is_some_and(|of| step >= of.total) {
+            return Ok(Vec::new());
+        }
+        let iterations = self.config.reinforcement.num_iterations;
+        let (round, iteration) = (step / iterations, step % iterations);
+        let mut rollouts = self.rollouts.take().expect("a run that samples has prompts");
+        let made = self.samples_of(&mut rollouts, round, iteration);
+        let batches = made.map(|kept| {
+            let batches = rollouts.shapes.batches(&kept.answers);
+            rollouts.metrics = kept.metrics.clone();
+            self.progress.samples = (iteration + 1 < iterations).then(|| Box::new(kept));
+            batches
+        });
+        self.rollouts = Some(rollouts);
+        batches?
+    }
+
+    fn samples_of(&mut self, rollouts: &mut Rollouts, round: u64, iteration: u64) -> Result<Kept> {
+        if iteration > 0 {
+            if let Some(kept) = self.progress.samples.take() {
+                return Ok(*kept);
+            }
+            let text = "the answers of this round are not in the checkpoint: `num_iterations` was changed";
+            return Err(TrainError::Usage(text.to_owned()));
+        }
+        let mut kept = self.sample(rollouts, round)?;
+        if self.config.reinforcement.num_iterations > 1 {
+            // The policy before its updates, as training computes it.
+            let batches = rollouts.shapes.batches(&kept.answers)?;
+            let logps = self.policy_logps(&batches)?;
+            rollouts.shapes.take_logps(&mut kept.answers, &batches, &logps);
+        }
+        Ok(kept)
+    }
+
+    /// Metrics of the answers that the last step trained on.
+    pub(crate) fn metrics_of_samples(&self) -> Vec<(String, f64)> {
+        self.rollouts.as_ref().map(|of| of.metrics.clone()).unwrap_or_default()
+    }
+
+    /// Takes the answers for the log that were sampled since.
+    pub(crate) fn take_shown(&mut self) -> Vec<Value> {
+        self.rollouts.as_mut().map(|of| std::mem::take(&mut of.shown)).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_have_numbers_of_their_own() {
+        assert_eq!(seed_of(1, 2, 3), seed_of(1, 2, 3));
+        let all: std::collections::BTreeSet<u64> =
+            (0..100).map(|answer| seed_of(7, answer as u64 / 10, answer % 10)).collect();
+        assert_eq!(all.len(), 100);
+    }
+}

@@ -1,0 +1,167 @@
+//! The prompts of a run that samples answers: rows of its datasets, as they are for reward functions, and what the model is
+//! asked. Knows no rewards.
+
+use std::path::Path;
+
+use data::rows;
+use serde_json::{Map, Value, json};
+
+use crate::config::{Config, Dataset, DatasetType, SystemPromptType};
+use crate::encoded;
+use crate::error::{Result, TrainError};
+use crate::generate::{PromptEncoder, Request};
+use crate::words::count;
+
+/// Columns with a question, which becomes a message of the user.
+const QUESTIONS: [&str; 4] = ["question", "problem", "instruction", "query"];
+
+/// The column whose text is continued, or whose messages are answered.
+const PROMPT: &str = "prompt";
+
+/// A prompt, and the row that it stands in.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Row {
+    /// A text or messages, as reward functions see it.
+    pub prompt: Value,
+    pub ids: Vec<i32>,
+    /// The columns of its row other than the prompt.
+    pub columns: Map<String, Value>,
+}
+
+/// The prompts of a run, in the order of the files.
+pub(super) struct Prompts {
+    pub rows: Vec<Row>,
+    /// Notes for the user, a sentence each.
+    pub notes: Vec<String>,
+}
+
+impl Prompts {
+    /// Reads the datasets. `longest`: tokens that a prompt may have. Rows without a prompt, and those that are too long, are
+    /// left out and counted. Errors: nothing is left of a dataset.
+    pub fn read(config: &Config, encoder: &PromptEncoder, longest: usize) -> Result<Prompts> {
+        let mut found = Prompts { rows: Vec::new(), notes: Vec::new() };
+        for (index, of) in config.data.datasets.iter().flatten().enumerate() {
+            found.add(config, of, &format!("datasets[{index}]"), encoder, longest)?;
+        }
+        Ok(found)
+    }
+
+    fn add(
+        &mut self,
+        config: &Config,
+        of: &Dataset,
+        place: &str,
+        encoder: &PromptEncoder,
+        longest: usize,
+    ) -> Result<()> {
+        let spec = encoded::spec(config, of, place)?;
+        let files = match spec.files {
+            Some(files) => files,
+            None => {
+                rows::files::find(Path::new(&of.path), of.subset.as_deref(), &of.split).map_err(TrainError::Data)?.0
+            }
+        };
+        let stream = rows::open_within(&files, &of.text_field, spec.row_limit).map_err(TrainError::Data)?;
+        let (mut kept, mut wrong, mut long) = (0, Vec::new(), Vec::new());
+        for row in stream.take(spec.samples.unwrap_or(usize::MAX)) {
+            let place = row.place.to_string();
+            let fields = row.fields.map_err(|error| error.to_string());
+            match fields.and_then(|fields| Row::of(fields, of, encoder)) {
+                Ok(row) if row.ids.len() > longest => long.push(place),
+                Ok(row) => {
+                    kept += 1;
+                    self.rows.push(row);
+                }
+                Err(fault) => wrong.push(format!("{place}: {fault}")),
+            }
+        }
+        if kept == 0 {
+            let why = wrong.first().cloned().unwrap_or_else(|| match long.first() {
+                Some(place) => format!("{place}: its prompt has more than {longest} tokens"),
+                None => "it has no rows".to_owned(),
+            });
+            return Err(TrainError::Usage(format!("{}: no row has a prompt ({why})", of.path)));
+        }
+        if let Some(first) = wrong.first() {
+            self.notes.push(format!("{}: {} left out, the first: {first}", of.path, count(wrong.len() as u64, "row")));
+        }
+        if let Some(first) = long.first() {
+            self.notes.push(format!(
+                "{}: {} left out whose prompts have more than {longest} tokens, `sequence_len` less \
+                 `max_completion_length`; the first: {first}",
+                of.path,
+                count(long.len() as u64, "row"),
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Row {
+    fn of(mut fields: Map<String, Value>, of: &Dataset, encoder: &PromptEncoder) -> std::result::Result<Row, String> {
+        let (name, is_question) = column(&fields, of)?;
+        let value = fields.remove(&name).unwrap_or_default();
+        let system = of.system_prompt.as_deref().filter(|_| of.system_prompt_type == Some(SystemPromptType::Fixed));
+        let prompt = match value {
+            Value::Array(messages) => {
+                let asked = asked(messages, name == PROMPT)?;
+                let has_system = asked.first().is_some_and(|of| of["role"] == "system");
+                let system = system.filter(|_| !has_system).map(|text| json!({"role": "system", "content": text}));
+                Value::Array(system.into_iter().chain(asked).collect())
+            }
+            Value::String(text) if is_question && encoder.has_template() => {
+                let input = of.input_field.as_ref().and_then(|name| fields.get(name)).and_then(Value::as_str);
+                let text = input.filter(|input| !input.is_empty()).map_or(text.clone(), |of| format!("{text}\n\n{of}"));
+                let system = system.map(|text| json!({"role": "system", "content": text}));
+                Value::Array(system.into_iter().chain([json!({"role": "user", "content": text})]).collect())
+            }
+            Value::String(text) if system.is_none() => Value::String(text),
+            Value::String(_) => return Err(format!("`{name}` is a text, and `system_prompt` goes before messages")),
+            other => return Err(format!("`{name}` is {other}, expected a text or a list of messages")),
+        };
+        let mut request = Map::from_iter([(PROMPT.to_owned(), prompt.clone())]);
+        for name in ["tools", "chat_template_kwargs"] {
+            request.extend(fields.get(name).filter(|_| prompt.is_array()).map(|of| (name.to_owned(), of.clone())));
+        }
+        let Request { prompt: asked, .. } = Request::from_json(&Value::Object(request)).map_err(|e| e.to_string())?;
+        let ids = encoder.encode(&asked).map_err(|e| e.to_string())?;
+        if ids.is_empty() {
+            return Err(format!("`{name}` has no tokens"));
+        }
+        Ok(Row { prompt, ids, columns: fields })
+    }
+}
+
+/// The column with the prompt, and whether it is a question to be answered by the template.
+fn column(fields: &Map<String, Value>, of: &Dataset) -> std::result::Result<(String, bool), String> {
+    let given = |name: &str| fields.get(name).is_some_and(|value| !value.is_null());
+    let named = |name: &str| match given(name) {
+        true => Ok(name.to_owned()),
+        false => Err(format!("there is no `{name}`")),
+    };
+    match of.r#type {
+        DatasetType::Instruction => {
+            named(of.instruction_field.as_deref().unwrap_or("instruction")).map(|name| (name, true))
+        }
+        DatasetType::Conversation => named(&of.messages_field).map(|name| (name, false)),
+        _ => {
+            let own = [PROMPT, "messages"].into_iter().find(|name| given(name)).map(|name| (name.to_owned(), false));
+            let asked = || QUESTIONS.into_iter().find(|name| given(name)).map(|name| (name.to_owned(), true));
+            own.or_else(asked).ok_or_else(|| {
+                let known = [&[PROMPT, "messages"], &QUESTIONS[..]].concat().join(", ");
+                format!("there is none of {known}")
+            })
+        }
+    }
+}
+
+/// The messages up to the one that is to be answered. A prompt is taken as it is; a conversation ends before the last
+/// answers.
+fn asked(mut messages: Vec<Value>, is_prompt: bool) -> std::result::Result<Vec<Value>, String> {
+    if !is_prompt {
+        while messages.last().is_some_and(|message| message["role"] == "assistant") {
+            messages.pop();
+        }
+    }
+    if messages.is_empty() { Err("there is no message to answer".to_owned()) } else { Ok(messages) }
+}

@@ -1,0 +1,173 @@
+//! Answers of a round: sampled from the model as it is, judged by the reward functions. Knows no micro-batches.
+
+use std::time::Instant;
+
+use serde_json::{Map, Value, json};
+
+use super::advantages::Rewards;
+use super::prompts::Row;
+use super::{Kept, Rollouts, Sampled, seed_of};
+use crate::error::Result;
+use crate::generate::{Finish, Generation, Prompt, Request};
+use crate::trainer::Trainer;
+
+/// Answers of a round that the log has.
+const SHOWN: usize = 4;
+
+/// One answer as it was sampled.
+struct Answer {
+    ids: Vec<i32>,
+    logps: Vec<f32>,
+    text: String,
+    finish: Option<Finish>,
+}
+
+impl Trainer {
+    /// Samples the answers of a round and judges them.
+    pub(super) fn sample(&mut self, rollouts: &mut Rollouts, round: u64) -> Result<Kept> {
+        let begin = Instant::now();
+        let config = self.config.clone();
+        let of = &config.reinforcement;
+        let group = of.num_generations as usize;
+        let indices = rollouts.of_round(round);
+        let rows: Vec<&Row> = indices.iter().map(|index| &rollouts.prompts.rows[*index]).collect();
+        let answers = self.answers_to(rollouts, &rows, round, group)?;
+        let sampled = begin.elapsed().as_secs_f64();
+        let begin = Instant::now();
+        let prompts: Vec<Value> = (0..answers.len()).map(|answer| rows[answer / group].prompt.clone()).collect();
+        let completions: Vec<Value> = answers.iter().zip(&prompts).map(|(of, prompt)| completion(of, prompt)).collect();
+        let columns = columns(&rows, &answers, group);
+        let scores = rollouts.judge.scores(&prompts, &completions, &columns)?;
+        let rewards = Rewards { scores: &scores, functions: &rollouts.judge.functions, group };
+        let advantages = rewards.advantages(of);
+        let mut metrics = rewards.metrics();
+        metrics.extend(lengths(&answers));
+        metrics.push(("sampling_seconds".to_owned(), sampled));
+        metrics.push(("reward_seconds".to_owned(), begin.elapsed().as_secs_f64()));
+        let names: Vec<&str> = rollouts.judge.functions.iter().map(|(name, _)| name.as_str()).collect();
+        let shown = |(index, answer): (usize, &Answer)| {
+            let rewards: Map<String, Value> =
+                names.iter().zip(&scores[index]).map(|(name, score)| ((*name).to_owned(), json!(score))).collect();
+            json!({"prompt": asked(&prompts[index]), "text": answer.text, "rewards": rewards,
+                "advantage": advantages[index], "tokens": answer.ids.len(),
+                "finish": answer.finish.map_or("", Finish::name)})
+        };
+        let shown = answers.iter().enumerate().take(SHOWN).map(shown).collect();
+        let kept = answers.into_iter().enumerate().map(|(index, answer)| {
+            let row = rows[index / group];
+            Sampled {
+                ids: row.ids.iter().chain(&answer.ids).copied().collect(),
+                prompt: row.ids.len(),
+                advantage: advantages[index],
+                logps: answer.logps,
+                old_logps: Vec::new(),
+                left_out: of.mask_truncated_completions && !is_whole(answer.finish),
+            }
+        });
+        let answers = kept.collect();
+        rollouts.shown = shown;
+        Ok(Kept { answers, metrics })
+    }
+
+    /// Samples `group` answers to each prompt from the weights as they are.
+    fn answers_to(&mut self, rollouts: &Rollouts, rows: &[&Row], round: u64, group: usize) -> Result<Vec<Answer>> {
+        let request = |answer: usize| {
+            let row = rows[answer / group];
+            let seed = Some(seed_of(rollouts.seed, round, answer));
+            let prompt = Prompt::Ids(row.ids.clone());
+            Request { seed, keeps_logps: true, continues_text: row.prompt.is_string(), ..prompt.into() }
+        };
+        let count = rows.len() * group;
+        let requests = (0..count).map(|answer| Ok(request(answer))).collect();
+        self.with_generator(|generator| {
+            let mut generation = Generation::begin(generator, requests, &rollouts.options, false)?;
+            let mut texts = vec![(String::new(), None); count];
+            while !generation.is_done() {
+                for piece in generation.step(generator)? {
+                    texts[piece.prompt].0.push_str(&piece.text);
+                    texts[piece.prompt].1 = piece.finish;
+                }
+            }
+            let answer = |(index, (text, finish)): (usize, (String, Option<Finish>))| {
+                let (ids, logps) = (generation.answer(index).to_vec(), generation.logps(index).to_vec());
+                Answer { ids, logps, text, finish }
+            };
+            Ok(texts.into_iter().enumerate().map(answer).collect())
+        })
+    }
+}
+
+/// The text of a prompt: of messages that of the last one.
+fn asked(prompt: &Value) -> &str {
+    let last = prompt.as_array().and_then(|messages| messages.last());
+    last.map_or(prompt, |message| &message["content"]).as_str().unwrap_or_default()
+}
+
+/// An answer as reward functions see it: a message where the prompt is messages, else its text.
+fn completion(answer: &Answer, prompt: &Value) -> Value {
+    match prompt {
+        Value::Array(_) => json!([{"role": "assistant", "content": answer.text}]),
+        _ => Value::String(answer.text.clone()),
+    }
+}
+
+/// The columns of the rows by name, a value for each answer, and the ids of the answers.
+fn columns(rows: &[&Row], answers: &[Answer], group: usize) -> Value {
+    let mut columns: Map<String, Value> = Map::new();
+    for name in rows.iter().flat_map(|row| row.columns.keys()) {
+        if !columns.contains_key(name) {
+            let value = |answer: usize| rows[answer / group].columns.get(name).cloned().unwrap_or_default();
+            columns.insert(name.clone(), (0..answers.len()).map(value).collect());
+        }
+    }
+    columns.insert("completion_ids".to_owned(), answers.iter().map(|of| json!(of.ids)).collect());
+    Value::Object(columns)
+}
+
+/// Says whether an answer came to its end.
+fn is_whole(finish: Option<Finish>) -> bool {
+    matches!(finish, Some(Finish::EndToken | Finish::Stop))
+}
+
+/// Metrics of the lengths of answers by TRL's names.
+fn lengths(answers: &[Answer]) -> Vec<(String, f64)> {
+    let of = |answers: Vec<&Answer>| -> Option<[f64; 3]> {
+        let lengths: Vec<f64> = answers.iter().map(|of| of.ids.len() as f64).collect();
+        let mean = lengths.iter().sum::<f64>() / lengths.len() as f64;
+        let (least, most) =
+            (lengths.iter().copied().fold(f64::MAX, f64::min), lengths.iter().copied().fold(0.0, f64::max));
+        (!lengths.is_empty()).then_some([mean, least, most])
+    };
+    let whole: Vec<&Answer> = answers.iter().filter(|answer| is_whole(answer.finish)).collect();
+    let clipped = 1.0 - whole.len() as f64 / answers.len() as f64;
+    let mut found = vec![("completions/clipped_ratio".to_owned(), clipped)];
+    for (kind, values) in [("", of(answers.iter().collect())), ("terminated_", of(whole))] {
+        for (name, value) in ["mean", "min", "max"].into_iter().zip(values.into_iter().flatten()) {
+            found.push((format!("completions/{name}_{kind}length"), value));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_distinguish_answers_that_were_cut_off() {
+        let answer = |tokens: usize, finish| Answer {
+            ids: vec![0; tokens],
+            logps: Vec::new(),
+            text: String::new(),
+            finish: Some(finish),
+        };
+        let found = lengths(&[answer(2, Finish::EndToken), answer(8, Finish::Length)]);
+        for expected in [
+            ("completions/clipped_ratio", 0.5),
+            ("completions/mean_length", 5.0),
+            ("completions/max_terminated_length", 2.0),
+        ] {
+            assert!(found.contains(&(expected.0.to_owned(), expected.1)), "{expected:?} {found:?}");
+        }
+    }
+}

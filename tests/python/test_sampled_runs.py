@@ -1,0 +1,240 @@
+"""Runs that sample the answers that they train on: samples, rewards, checkpoints, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import surogate
+import yaml
+from safetensors.numpy import load_file
+from surogate.errors import ConfigError
+from surogate.reward_functions import call, load
+
+ROOT = Path(__file__).parents[2]
+STORIES = ROOT / "examples" / "stories"
+
+REWARDS = '''
+import os
+import time
+
+
+def vowels(completions, **_):
+    return [sum(of.count(vowel) for vowel in "aeiou") / max(len(of), 1) for of in completions]
+
+
+def seen(prompts, completions, completion_ids, name, **columns):
+    assert not columns, columns
+    print("a function may print")
+    return [float(len(ids) > 0 and prompt.endswith(of)) for prompt, ids, of in zip(prompts, completion_ids, name, strict=True)]
+
+
+def some(completions, **_):
+    return [None if index % 2 else 1.0 for index in range(len(completions))]
+
+
+def nothing(completions, **_):
+    return [1.0]
+
+
+def wrong(completions, name, **_):
+    return [1 / (of != "Tom") for of in name]
+
+
+def slow(**_):
+    time.sleep(60)
+
+
+def ends(**_):
+    os._exit(3)
+'''
+
+PROMPTS = [{"prompt": f"Once upon a time there was {name}", "name": name} for name in ("Lily", "Tom", "Mia", "Ben", "Sue")]
+
+
+def options(tmp_path, function="vowels", **more):
+    """A small run on stories, with functions in a file of their own."""
+    (tmp_path / "functions.py").write_text(REWARDS)
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
+    return {
+        "model": str(STORIES / "model"),
+        "task": "grpo",
+        "datasets": [{"path": str(tmp_path / "prompts.jsonl"), "type": "auto"}],
+        "rewards": [{"function": f"{tmp_path / 'functions.py'}:{function}"}],
+        "output_dir": str(tmp_path / "run"),
+        "device": "cpu",
+        "torch_dtype": "float32",
+        "max_completion_length": 12,
+        "sequence_len": 64,
+        "num_generations": 4,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "lora_rank": 4,
+        "learning_rate": 5e-3,
+        "lr_scheduler_type": "constant",
+        "max_steps": 4,
+        **more,
+    }
+
+
+def command(tmp_path, name, *arguments, **more):
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(options(tmp_path, **more)))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
+    call = [sys.executable, "-m", "surogate", name, str(path), *arguments]
+    return subprocess.run(call, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300)
+
+
+def test_the_example_raises_its_reward(tmp_path):
+    run = yaml.safe_load((ROOT / "examples" / "grpo.yaml").read_text())
+    run |= {"model": str(ROOT / run["model"]), "output_dir": str(tmp_path), "max_steps": 12, "learning_rate": 1e-3}
+    run["datasets"][0]["path"] = str(ROOT / run["datasets"][0]["path"])
+    rewards = [metrics["reward"] for metrics in surogate.Trainer(run)]
+    assert len(rewards) == 12 and sum(rewards[:2]) / 2 < 0.4 and sum(rewards[-3:]) / 3 > 0.8, rewards
+
+
+@pytest.mark.parametrize("more", [{}, {"temperature": 0.7}, {"lora": False, "learning_rate": 1e-3}, {"sequence_len": 24}])
+def test_sampler_and_training_give_the_same_probabilities(tmp_path, more):
+    """Also after updates, and at a temperature of their own."""
+    for metrics in surogate.Trainer(options(tmp_path, **more)):
+        assert 0 <= metrics["sampling/sampling_logp_difference/max"] < 2e-4
+        assert metrics["clip_ratio/region_mean"] == 0.0 and metrics["reward"] > 0.1
+        assert metrics["completions/mean_length"] <= 12
+
+
+def test_the_reference_at_a_temperature_is_the_model_without_its_adapter(tmp_path):
+    trainer = surogate.Trainer(options(tmp_path, beta=0.1, temperature=1.5))
+    steps = list(trainer)
+    assert abs(steps[0]["kl"]) < 1e-6 and steps[-1]["kl"] > 1e-6
+
+
+def test_columns_of_rows_and_ids_reach_functions(tmp_path):
+    trainer = surogate.Trainer(options(tmp_path, "seen", num_epochs=1, max_steps=-1))
+    assert trainer.total_steps == 3
+    metrics = trainer.step()
+    assert metrics["rewards/seen/mean"] == 1.0 and metrics["frac_reward_zero_std"] == 1.0 and metrics["grad_norm"] == 0.0
+
+
+def test_an_answer_without_a_reward_has_no_part(tmp_path):
+    metrics = surogate.Trainer(options(tmp_path, "some")).step()
+    assert metrics["reward"] == 1.0 and metrics["rewards/some/std"] == 0.0
+
+
+def test_messages_and_questions_are_answered_by_the_template(tmp_path, shared):
+    """Functions see messages where the prompt is messages."""
+    rows = [
+        {"question": "How much is 2 + 3?", "answer": "5"},
+        {"messages": [{"role": "user", "content": "How much is 4 + 3?"}, {"role": "assistant", "content": "7"}], "answer": 7},
+        {"text": "no prompt"},
+    ]
+    run = options(tmp_path, gradient_accumulation_steps=1)
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "functions.py").write_text(
+        "def vowels(prompts, completions, **_):\n"
+        "    assert all(of[-1]['role'] == 'user' and of[0]['role'] == 'system' for of in prompts), prompts\n"
+        "    assert all(len(of) == 1 and of[0]['role'] == 'assistant' for of in completions), completions\n"
+        "    return [float(len(of[0]['content'])) for of in completions]\n"
+    )
+    (tmp_path / "template.jinja").write_text("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:")
+    run |= {"template": str(tmp_path / "template.jinja"), "max_steps": 2, "rewards": [*run["rewards"], {"function": "number", "weight": 0.5}]}
+    run["datasets"][0] |= {"system_prompt_type": "fixed", "system_prompt": "Count."}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
+    call = [sys.executable, "-m", "surogate", "grpo", str(tmp_path / "run.yaml")]
+    done = subprocess.run(call, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "1 row left out, the first:" in done.stdout and "row 3: there is none of prompt" in done.stdout
+    assert "2 prompts; 1 with 4 answers each in a step" in done.stdout and "1 × vowels + 0.5 × number" in done.stdout
+
+
+def adapter(tmp_path):
+    return load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize("more", [{}, {"num_iterations": 2}])
+def test_a_resumed_run_draws_the_same_answers(tmp_path, more):
+    """With two updates on the same answers the checkpoint lies between them."""
+    once, twice = tmp_path / "once", tmp_path / "twice"
+    once.mkdir()
+    twice.mkdir()
+    done = command(once, "grpo", **more)
+    assert done.returncode == 0, done.stderr
+    first = command(twice, "grpo", "max_steps=3", "save_steps=3", **more)
+    assert first.returncode == 0, first.stderr
+    second = command(twice, "grpo", "max_steps=4", "resume_from_checkpoint=true", **more)
+    assert second.returncode == 0 and "resuming after 3 steps" in second.stdout, second.stderr + second.stdout
+    for name, value in adapter(once).items():
+        assert (value == adapter(twice)[name]).all(), name
+
+
+def test_log_and_report_have_answers_with_their_rewards(tmp_path):
+    done = command(tmp_path, "grpo")
+    assert done.returncode == 0 and "| Reward: 0." in done.stdout, done.stderr
+    log = next((tmp_path / "run").glob("log-*.json"))
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    samples = [event for event in events if event["event"] == "samples"]
+    assert samples and samples[0]["step"] == 1
+    shown = samples[0]["samples"][0]
+    assert shown["prompt"].startswith("Once upon") and set(shown["rewards"]) == {"vowels"} and shown["text"]
+    assert shown["text"].startswith(" ") and shown["text"][:10] in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("function", "more", "said"),
+    [
+        ("wrong", {}, "reward `wrong`: ZeroDivisionError: division by zero; first for the answer"),
+        ("nothing", {}, "reward `nothing`: it returned [1.0]"),
+        ("slow", {"reward_timeout": 0.5}, "reward `slow` gave no answer within 0.5 s (`reward_timeout`)"),
+        ("ends", {}, "the process of reward functions ended: exit status: 3"),
+        ("missing", {}, "has no function `missing`; it has ends, nothing, seen, slow, some, vowels, wrong"),
+        ("vowels", {"num_generations": 3}, "`num_generations: 3` does not divide the 8 answers of a step"),
+        ("vowels", {"rewards": None}, "`task: grpo` needs `rewards`"),
+        ("vowels", {"rewards": [{"function": "nmber"}]}, "expected `module:name` or one of number, regex, json, length"),
+        ("vowels", {"rewards": [{"function": "regex"}]}, "`function: regex` needs `pattern`"),
+        ("vowels", {"rewards": [{"function": "number", "field": "age"}]}, "reads the field `age`"),
+        ("vowels", {"max_completion_length": 64}, "leaves no token of `sequence_len: 64` for a prompt"),
+        ("vowels", {"sequence_len": 14}, "no row has a prompt"),
+        ("vowels", {"gpus": 2}, "`gpus` does not go with `task: grpo` yet"),
+        ("vowels", {"validation_split_ratio": 0.1}, "no answers are sampled in evaluations yet"),
+        ("vowels", {"sapo_temperature_pos": 2.0}, "`sapo_temperature_pos` has no effect on `loss_type: dapo`"),
+        ("vowels", {"loss_type": "sigmoid"}, "`task: grpo` has no loss `sigmoid`"),
+    ],
+)
+def test_what_cannot_be_done_is_said(tmp_path, function, more, said):
+    with pytest.raises(surogate.SurogateError) as error:
+        list(surogate.Trainer(options(tmp_path, function, **more)))
+    assert said in str(error.value), error.value
+
+
+def test_options_of_samples_belong_to_grpo(tmp_path):
+    run = {**options(tmp_path), "task": "sft", "datasets": [{"path": str(STORIES / "data" / "shakespeare.txt"), "type": "text"}]}
+    with pytest.raises(ConfigError, match="`num_generations` has no effect on `task: sft`"):
+        surogate.Trainer(run)
+
+
+@pytest.mark.parametrize(
+    ("given", "completions", "columns", "expected"),
+    [
+        ({"function": "number"}, ["so 1,234.50", "7", "none"], {"answer": ["#### 1234.5", 7, 3]}, [1, 1, 0]),
+        ({"function": "number", "field": "n"}, [[{"role": "assistant", "content": "it is -2"}]], {"n": [-2]}, [1]),
+        ({"function": "regex", "pattern": "^a.*z$"}, ["a\nz", "az!"], {}, [1, 0]),
+        ({"function": "json"}, ['{"a": 1}', "```json\n[1]\n```", "{a}"], {}, [1, 1, 0]),
+        ({"function": "length", "tokens": 2}, ["", "", ""], {"completion_ids": [[1], [1, 2, 3], [1] * 4]}, [0, -0.5, -1]),
+    ],
+)
+def test_built_in_functions(given, completions, columns, expected):
+    assert call(load(given), [""] * len(completions), completions, columns) == expected
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [("1.0", "expected 1 numbers"), ([float("inf")], "expected a finite number"), (["x"], "expected a number or None"), (3, "expected 1")],
+)
+def test_wrong_rewards_are_refused(returned, said):
+    with pytest.raises(ConfigError, match=said):
+        call(lambda **_: returned, [""], [""], {})
+    assert call(lambda **_: [float("nan")], [""], [""], {}) == [None]

@@ -198,10 +198,7 @@ class Trainer:
         self,
         batch: Arrays | None,
         learning_rate: float | None,
-        pairs: bool = False,
-        desirable: list[list[bool]] | None = None,
-        margins: list[list[float]] | None = None,
-        samples: list[tuple[list[float], list[float] | None, list[float] | None, list[float] | None]] | None = None,
+        marks: dict[str, Any] | None = None,
     ) -> StepMetrics | None: ...
     def evaluate(self) -> EvaluationMetrics | None: ...
     def model(self) -> Model: ...

@@ -136,13 +136,13 @@ class Trainer:
         """
         if batch is not None and "chosen" in batch:
             pairs, margins = _pairs(batch, self._padding)
-            return self._native.step(pairs, learning_rate, True, margins=margins)
+            return self._native.step(pairs, learning_rate, {"pairs": margins})
         if batch is not None and "advantages" in batch:
             rows, samples = _samples(batch)
-            return self._native.step(rows, learning_rate, samples=samples)
+            return self._native.step(rows, learning_rate, {"samples": samples})
         if batch is not None and "desirable" in batch:
             answers, desirable = _answers(batch)
-            return self._native.step(answers, learning_rate, desirable=desirable)
+            return self._native.step(answers, learning_rate, {"desirable": desirable})
         return self._native.step(None if batch is None else _arrays(batch), learning_rate)
 
     @property
@@ -222,8 +222,8 @@ def _depth(rows: Any) -> int:
     return 1 + _depth(rows[0]) if isinstance(rows, (list, tuple)) and len(rows) > 0 else 0
 
 
-def _pairs(batch: Mapping[str, Any], padding: int | None) -> tuple[Arrays, list[list[float]] | None]:
-    """The sides of pairs as rows in turn, padded on the right: chosen, rejected, chosen, …, and their margins."""
+def _pairs(batch: Mapping[str, Any], padding: int | None) -> tuple[Arrays, list[list[float | None]]]:
+    """The sides of pairs as alternating rows, padded on the right: chosen, rejected, …, and their margins, if there are any."""
     if not {"chosen", "rejected"} <= set(batch) <= {"chosen", "rejected", "margin"}:
         raise ValueError(f"batch: has {', '.join(batch)}; expected chosen and rejected, and with `task: reward` margin")
     for side in ("chosen", "rejected"):
@@ -241,7 +241,7 @@ def _pairs(batch: Mapping[str, Any], padding: int | None) -> tuple[Arrays, list[
         ]
         return np.ascontiguousarray(np.stack(wide, 2).reshape(len(wide[0]), -1, length))
 
-    margins = None
+    margins: list[list[float | None]] = [[None] * chosen[0].shape[1] for _ in range(chosen[0].shape[0])]
     if batch.get("margin") is not None:
         of_pairs = np.asarray(batch["margin"], np.float32)
         of_pairs = of_pairs[None] if of_pairs.ndim == 1 else of_pairs

@@ -162,13 +162,8 @@ impl Batch {
         self
     }
 
-    /// The same with every two rows as a pair: the chosen side, followed by the rejected one.
-    pub fn of_pairs(self) -> Batch {
-        let none = vec![None; self.batch / 2];
-        self.with_margins(&none)
-    }
-
-    /// The same, of pairs whose chosen side is better by these margins.
+    /// The same with every two rows as a pair, the chosen side followed by the rejected one; how much better the former is, if
+    /// that is known.
     pub fn with_margins(self, margins: &[Option<f32>]) -> Batch {
         let (tokens, chosen) = (2 * self.seq_len, self.seq_len);
         let pairs = margins.iter().take(self.batch / 2).enumerate();

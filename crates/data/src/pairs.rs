@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn tokens_know_the_side_of_their_pair() {
         let labels = [-100, 5, 6, 7, -100, 5, -100, -100, -100, 1, 1, -100, -100, 1, 1, 1];
-        let batch = Batch::from_labels(4, 4, vec![1; 16], &labels, None, None).unwrap().of_pairs();
+        let batch = Batch::from_labels(4, 4, vec![1; 16], &labels, None, None).unwrap().with_margins(&[None; 2]);
         assert_eq!(documents(&batch), [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]);
         assert_eq!(weights(&batch)[..3], [1.0, 1.0, 0.0]);
         assert_eq!(common(&batch), [1., 0., 0., 0., 1., 0., 0., 0., 1., 1., 0., 0., 1., 1., 0., 0.]);

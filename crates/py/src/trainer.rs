@@ -105,30 +105,18 @@ impl Trainer {
         self.with_log(py, |driven| driven.journal.take().map_or(Ok(()), |journal| journal.close(error.as_deref())))
     }
 
-    /// One step, on the arrays or on the next batches of the data; None at their end. `pairs`: every two rows are the chosen
-    /// and the rejected side of a pair. `desirable`: the verdict on each row of each micro-batch. `margins`: by how much
-    /// the chosen side of each pair is better. `samples`: of each micro-batch the advantages of its rows, and
-    /// log-probabilities of its labels, row after row: old, of the reference, and of the sampler.
-    #[pyo3(signature = (batch, learning_rate, pairs = false, desirable = None, margins = None, samples = None))]
+    /// One step, on the arrays or on the next batches of the data; None at their end. `marks`: what rows are.
+    #[pyo3(signature = (batch, learning_rate, marks = None))]
     fn step<'py>(
         &self,
         py: Python<'py>,
         batch: Option<BatchArrays<'py>>,
         learning_rate: Option<f64>,
-        pairs: bool,
-        desirable: Option<Vec<Vec<bool>>>,
-        margins: Option<Vec<Vec<f32>>>,
-        samples: Option<Vec<SampledArrays>>,
+        marks: Option<Marks>,
     ) -> PyResult<Option<Bound<'py, PyDict>>> {
         let batches = batch.as_ref().map(arrays::batches).transpose()?;
-        let batches = batches.map(|batches| match desirable {
-            Some(verdicts) => batches.into_iter().zip(verdicts).map(|(batch, of)| batch.of_answers(&of)).collect(),
-            None if let Some(margins) = margins => {
-                let margins = margins.into_iter().map(|of| of.into_iter().map(Some).collect::<Vec<_>>());
-                batches.into_iter().zip(margins).map(|(batch, of)| batch.with_margins(&of)).collect()
-            }
-            None if let Some(samples) = samples => batches.into_iter().zip(samples).map(sampled).collect(),
-            None if pairs => batches.into_iter().map(data::Batch::of_pairs).collect(),
+        let batches = batches.map(|batches| match marks {
+            Some(marks) => marks.of(batches),
             None => batches,
         });
         let metrics = self.with_log(py, |driven| {
@@ -220,6 +208,37 @@ impl Trainer {
 
 /// Advantages of rows, and log-probabilities of labels: old, of the reference, of the sampler.
 type SampledArrays = (Vec<f32>, Option<Vec<f32>>, Option<Vec<f32>>, Option<Vec<f32>>);
+
+/// What the rows of micro-batches are, a list for each of them.
+#[derive(FromPyObject)]
+enum Marks {
+    /// Every two rows are the chosen and the rejected side of a pair; how much better the former is, if that is known.
+    Pairs {
+        #[pyo3(item)]
+        pairs: Vec<Vec<Option<f32>>>,
+    },
+    /// Rows are answers with a verdict each.
+    Verdicts {
+        #[pyo3(item)]
+        desirable: Vec<Vec<bool>>,
+    },
+    /// Rows are answers that were sampled.
+    Samples {
+        #[pyo3(item)]
+        samples: Vec<SampledArrays>,
+    },
+}
+
+impl Marks {
+    fn of(self, batches: Vec<data::Batch>) -> Vec<data::Batch> {
+        let batches = batches.into_iter();
+        match self {
+            Marks::Pairs { pairs } => batches.zip(pairs).map(|(batch, of)| batch.with_margins(&of)).collect(),
+            Marks::Verdicts { desirable } => batches.zip(desirable).map(|(batch, of)| batch.of_answers(&of)).collect(),
+            Marks::Samples { samples } => batches.zip(samples).map(sampled).collect(),
+        }
+    }
+}
 
 /// A micro-batch as sampled answers.
 fn sampled((batch, (advantages, old, reference, sampling)): (data::Batch, SampledArrays)) -> data::Batch {

@@ -14,7 +14,7 @@ use super::generator::{Following, Generator, Reader, Row, rows_of};
 use super::pages::Pages;
 use super::prompt::PromptEncoder;
 use super::request::{Prompt, Request};
-use super::sampling::{log_probability, next_token};
+use super::sampling::next_token;
 use super::settings::{GenerationOptions, Settings};
 use super::text::Text;
 use crate::error::{Result, TrainError};
@@ -304,9 +304,7 @@ impl Generation {
         let logits = rows_of(logits, logits.shape[0]);
         let draw = |(row, index): (usize, &usize)| {
             let Sequence { ids, prompt, most, settings, .. } = &self.sequences[*index];
-            let logits = logits(row);
-            let id = next_token(&logits, (ids, *prompt), *most, settings);
-            (id, settings.keeps_logps.then(|| log_probability(&logits, id, settings)))
+            next_token(&logits(row), (ids, *prompt), *most, settings)
         };
         asked.par_iter().enumerate().map(draw).collect()
     }

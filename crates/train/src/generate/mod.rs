@@ -18,6 +18,7 @@ mod samples;
 mod sampling;
 mod settings;
 mod text;
+mod whole;
 
 pub(crate) use defaults::Defaults;
 pub use ends::EndTokens;

@@ -7,6 +7,7 @@ use std::cmp::Ordering;
 use tensor::philox::{Purpose, unit, word};
 
 use super::settings::{Drawing, Settings};
+use super::whole::Weights;
 
 /// A token with its score, later its probability.
 type Candidate = (f32, u32);
@@ -17,8 +18,34 @@ const FEW: usize = 256;
 /// Candidates that are sorted at first where a sum decides how many are wanted.
 const FIRST: usize = 1024;
 
-/// The token that follows a sequence, of which the first `prompt` ids are the prompt and which may have `most`.
-pub fn next_token(logits: &[f32], (ids, prompt): (&[i32], usize), most: usize, settings: &Settings) -> u32 {
+/// The token that follows a sequence, of which the first `prompt` ids are the prompt and which may have `most`; with its
+/// log-probability where the settings keep it, that among all tokens at the temperature and before any bound of it.
+pub fn next_token(
+    logits: &[f32],
+    (ids, prompt): (&[i32], usize),
+    most: usize,
+    settings: &Settings,
+) -> (u32, Option<f32>) {
+    let number = || unit(word(settings.seed, Purpose::Generation, 0, 0, ids.len() as u64));
+    let temperature = settings.drawing.map_or(1.0, |drawing| drawing.temperature);
+    let is_changed = settings.repetition_penalty != 1.0 || !settings.masks.is_empty();
+    if settings.drawing.is_some_and(|drawing| drawing.is_of_all()) && !is_changed {
+        let weights = Weights::new(logits, temperature);
+        let id = weights.draw(number());
+        return (id, settings.keeps_logps.then(|| weights.log_probability(id)));
+    }
+    let id = bounded(logits, (ids, prompt), most, settings, number);
+    (id, settings.keeps_logps.then(|| Weights::new(logits, temperature).log_probability(id)))
+}
+
+/// The same where something bounds or changes what is drawn from.
+fn bounded(
+    logits: &[f32],
+    (ids, prompt): (&[i32], usize),
+    most: usize,
+    settings: &Settings,
+    number: impl Fn() -> f32,
+) -> u32 {
     let mut changed = Cow::Borrowed(logits);
     if settings.repetition_penalty != 1.0 {
         changed = Cow::Owned(penalise(logits, ids, settings.repetition_penalty));
@@ -28,20 +55,8 @@ pub fn next_token(logits: &[f32], (ids, prompt): (&[i32], usize), most: usize, s
     }
     match &settings.drawing {
         None => likeliest(&changed),
-        Some(drawing) => {
-            let u = unit(word(settings.seed, Purpose::Generation, 0, 0, ids.len() as u64));
-            draw(candidates(&changed, drawing), u)
-        }
+        Some(drawing) => draw(candidates(&changed, drawing), number()),
     }
-}
-
-/// The log-probability of a token among all, at the temperature of the drawing and before any bound of it.
-pub fn log_probability(logits: &[f32], id: u32, settings: &Settings) -> f32 {
-    let temperature = f64::from(settings.drawing.map_or(1.0, |drawing| drawing.temperature));
-    let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let scaled = |logit: f32| f64::from(logit - top) / temperature;
-    let total: f64 = logits.iter().map(|logit| scaled(*logit).exp()).sum();
-    (scaled(logits[id as usize]) - total.ln()) as f32
 }
 
 fn penalise(logits: &[f32], there: &[i32], penalty: f32) -> Vec<f32> {
@@ -156,7 +171,7 @@ mod tests {
 
     /// The token behind so many others, none of which plays a part.
     fn at(logits: &[f32], position: usize, of: &Settings) -> u32 {
-        next_token(logits, (&vec![0; position], 0), usize::MAX, of)
+        next_token(logits, (&vec![0; position], 0), usize::MAX, of).0
     }
 
     const ALL: Drawing = Drawing { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0 };
@@ -214,17 +229,22 @@ mod tests {
 
     #[test]
     fn log_probabilities_are_of_all_tokens_at_the_temperature() {
-        let of = settings(Some(Drawing { temperature: 2.0, top_k: 1, ..ALL }));
         let logits = [2.0, 4.0, 0.0];
         let total = 1f64.exp() + 2f64.exp() + 1.0;
-        assert!((f64::from(log_probability(&logits, 0, &of)) - (1.0 - total.ln())).abs() < 1e-6);
+        for top_k in [0, 1, 2] {
+            let of = Settings { keeps_logps: true, ..settings(Some(Drawing { temperature: 2.0, top_k, ..ALL })) };
+            let (id, logp) = next_token(&logits, (&[], 0), 9, &of);
+            let expected = f64::from(logits[id as usize]) / 2.0 - total.ln();
+            assert!((f64::from(logp.unwrap()) - expected).abs() < 1e-6, "{top_k}");
+        }
+        assert_eq!(next_token(&logits, (&[], 0), 9, &settings(None)), (1, None));
     }
 
     #[test]
     fn repeated_tokens_become_less_likely() {
         let mut of = settings(None);
         of.repetition_penalty = 2.0;
-        let next = |logits: &[f32], ids: &[i32], of: &Settings| next_token(logits, (ids, 0), 9, of);
+        let next = |logits: &[f32], ids: &[i32], of: &Settings| next_token(logits, (ids, 0), 9, of).0;
         assert_eq!(next(&[3.0, 2.0, -1.0], &[], &of), 0);
         assert_eq!(next(&[3.0, 2.0, -1.0], &[0, 0], &of), 1);
         assert_eq!(next(&[-3.0, -2.0, -2.5], &[1], &of), 2);

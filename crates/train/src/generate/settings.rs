@@ -97,6 +97,13 @@ pub struct Drawing {
     pub min_p: f32,
 }
 
+impl Drawing {
+    /// Returns true if nothing but the temperature changes the probabilities.
+    pub fn is_of_all(&self) -> bool {
+        self.top_k == 0 && self.top_p == 1.0 && self.min_p == 0.0
+    }
+}
+
 impl Settings {
     /// Whether more than the likeliest token decides.
     pub fn wants_logits(&self) -> bool {

@@ -36,7 +36,16 @@ fn fp4() -> Value {
 fn of_gpu() -> Arc<Device> {
     let backend = Box::new(cpu::CpuBackend::new(Some(2)).unwrap());
     let (because, arithmetic, machine) = ("requested".into(), "a CPU".into(), Machine::h200());
-    Arc::new(Device { backend, machine, because, gpus: 1, card: Default::default(), arithmetic, nodes: None })
+    Arc::new(Device {
+        backend,
+        machine,
+        because,
+        gpus: 1,
+        card: Default::default(),
+        arithmetic,
+        nodes: None,
+        python: None,
+    })
 }
 
 fn trainer_at(folder: &Path, device: Arc<Device>, parts: &[&Value]) -> Trainer {

@@ -16,7 +16,16 @@ use train::{Device, DeviceRequest, Outcome};
 fn device(machine: Machine) -> Arc<Device> {
     let backend = Box::new(cpu::CpuBackend::new(None).unwrap());
     let (because, arithmetic) = ("requested".into(), "a CPU".into());
-    Arc::new(Device { backend, machine, because, gpus: 4, card: Default::default(), arithmetic, nodes: None })
+    Arc::new(Device {
+        backend,
+        machine,
+        because,
+        gpus: 4,
+        card: Default::default(),
+        arithmetic,
+        nodes: None,
+        python: None,
+    })
 }
 
 /// What a configuration of several ranks runs on.

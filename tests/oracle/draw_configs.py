@@ -32,7 +32,7 @@ def draw_rope(rng: random.Random, head_dim: int) -> dict:
 
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "smollm3", "gpt2"]
-FAMILIES += ["gemma2", "gemma3_text", "phi3", "granite", "olmo2", "olmo3", "glm4", "ministral3"]
+FAMILIES += ["gemma2", "gemma3_text", "phi3", "granite", "olmo2", "olmo3", "glm4", "ministral3", "seed_oss"]
 
 #: Mixtures of experts: the names of gate, up and down of an expert in files, and of the layer that holds them.
 MIXTURES = {
@@ -98,8 +98,11 @@ def own_fields(rng: random.Random, family: str, fields: dict) -> dict:
         own |= {"residual_multiplier": rng.choice([0.22, 1.0]), "logits_scaling": rng.choice([1.0, 8.0])}
     if family in ("gemma2", "gemma3_text", "granite", "olmo2", "olmo3", "glm4"):
         own["attention_bias"] = rng.random() < 0.4
-    if family == "granite":
+    if family in ("granite", "seed_oss"):
         own["mlp_bias"] = rng.random() < 0.4
+    if family == "seed_oss":
+        own |= {"attention_bias": rng.random() < 0.6, "attention_out_bias": rng.random() < 0.4}
+        own |= {"attention_dropout": 0.0, "residual_dropout": 0.0}
     if family == "ministral3":
         own["sliding_window"] = rng.choice([None, window])
         own["rope_parameters"] = {"rope_type": "yarn", "rope_theta": 1e6, "factor": rng.choice([4.0, 16.0])}

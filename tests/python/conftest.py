@@ -189,3 +189,9 @@ def tiny_olmo3(**changes: object) -> dict[str, object]:
 def tiny_glm4(**changes: object) -> dict[str, object]:
     """The config.json of a two-layer GLM-4."""
     return tiny_llama(**{"architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "head_dim": 16, **changes})
+
+
+def tiny_seed_oss(**changes: object) -> dict[str, object]:
+    """The config.json of a two-layer Seed-OSS without dropout."""
+    own = {"architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "head_dim": 16}
+    return tiny_llama(**{**own, "attention_dropout": 0.0, "residual_dropout": 0.0, **changes})

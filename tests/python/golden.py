@@ -33,6 +33,7 @@ FAMILIES = [
     "glm4",
     "ministral3",
     "qwen3_5",
+    "seed_oss",
 ]
 
 #: Mixtures of experts. In bfloat16 transformers takes other experts for some tokens: not compared.

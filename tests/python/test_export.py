@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import surogate
-from conftest import REPOSITORY, tiny_gpt2, tiny_llama, tiny_mistral, tiny_qwen2, tiny_qwen3, tiny_smollm3
+from conftest import REPOSITORY, tiny_gpt2, tiny_llama, tiny_mistral, tiny_qwen2, tiny_qwen3, tiny_seed_oss, tiny_smollm3
 from safetensors.numpy import load_file, save_file
 from surogate import ConfigError, ModelConfigError, vocabulary
 from surogate.cli import main
@@ -260,6 +260,7 @@ def test_tensors_are_called_as_in_gguf():
         (tiny_qwen3(), "f32"),
         (tiny_smollm3(no_rope_layer_interval=4), "q8_0"),
         (tiny_gpt2(), "bf16"),
+        (tiny_seed_oss(), "q8_0"),
     ],
     ids=lambda of: of if isinstance(of, str) else of["model_type"],
 )
@@ -276,6 +277,7 @@ def test_what_readers_would_compute_otherwise_is_refused():
         (tiny_mistral(), "sliding_window"),
         (tiny_smollm3(), "no_rope_layers"),
         (tiny_gpt2(activation_function="relu"), "activation_function"),
+        (tiny_seed_oss(mlp_bias=True), "mlp_bias"),
         (tiny_gpt2(scale_attn_by_inverse_layer_idx=True), "scale_attn_weights"),
     ]:
         with pytest.raises(ModelConfigError, match=named):

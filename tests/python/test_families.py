@@ -21,12 +21,14 @@ from conftest import (
     tiny_olmo2,
     tiny_olmo3,
     tiny_phi3,
+    tiny_seed_oss,
 )
 from surogate import models
 from surogate.cli import main
 from surogate.errors import ModelConfigError
 
 NEW = [tiny_gemma2, tiny_gemma3, tiny_gemma4, tiny_gemma4_mixture, tiny_phi3, tiny_granite, tiny_olmo2, tiny_olmo3, tiny_glm4]
+NEW += [tiny_seed_oss]
 
 
 def build(fields: dict) -> dict:
@@ -114,6 +116,8 @@ def test_fields_that_cannot_be_honoured_are_refused_by_name(make, field, value):
         (tiny_gemma4_mixture, "moe_intermediate_size", -1),
         (tiny_gemma4_mixture, "output_router_logits", True),
         (tiny_glm4, "hidden_act", "gelu"),
+        (tiny_seed_oss, "residual_dropout", 1.0),
+        (tiny_seed_oss, "pretraining_tp", 2),
     ],
 )
 def test_fields_of_one_family_that_cannot_be_honoured(make, field, value):
@@ -289,3 +293,17 @@ def test_codes_and_recipes_work_with_a_family(make, make_model):
         trainer = surogate.Trainer(base | options)
         losses[name] = trainer.step({"input_ids": ids, "labels": ids}, learning_rate=0.0)["loss"]
     assert abs(losses["nf4"] - losses["plain"]) < 0.2 and abs(losses["fp8"] - losses["plain"]) < 0.2, losses
+
+
+def test_biases_and_dropout_of_seed_oss():
+    def biased(fields: dict) -> list[str]:
+        found = [p["name"] for item in build(fields)["body"] if "repeat" in item for p in item["blocks"][0]["parameters"]]
+        return [name.split(".")[-2] for name in found if name.endswith(".bias")]
+
+    assert biased(tiny_seed_oss()) == ["q_proj", "k_proj", "v_proj"], "a missing field is the default"
+    assert biased(tiny_seed_oss(attention_bias=False, attention_out_bias=True)) == ["o_proj"]
+    assert biased(tiny_seed_oss(attention_bias=False, mlp_bias=True)) == ["gate_proj", "up_proj", "down_proj"]
+    assert attributes(tiny_seed_oss(), "dropout") == [] and "dropout" not in attributes(tiny_seed_oss(), "attention")[0]
+    dropping = tiny_seed_oss(residual_dropout=None, attention_dropout=None)
+    assert attributes(dropping, "dropout") == [{"p": 0.1}, {"p": 0.1}], "of both halves of a layer"
+    assert attributes(dropping, "attention")[0]["dropout"] == 0.1

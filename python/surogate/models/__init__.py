@@ -30,6 +30,7 @@ from . import (
     qwen3_moe,
     qwen3_next,
     qwen3_vl,
+    seed_oss,
     smollm3,
     smolvlm,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "qwen3_moe",
     "qwen3_next",
     "qwen3_vl",
+    "seed_oss",
     "smollm3",
     "smolvlm",
     "tasks",

@@ -45,6 +45,7 @@ GLM4_INSIDE = INSIDE | {
     "post_mlp_layernorm": "post_ffw_norm",
     "mlp.gate_up_proj": "ffn_up",
 }
+SEED_OSS_INSIDE = INSIDE | {"post_attention_layernorm": "post_attention_norm"}
 PHI3_INSIDE = INSIDE | {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 LAYER = re.compile(r"(?:model\.layers|transformer\.h)\.(\d+)\.(.*)\.(weight|bias)")
 
@@ -167,6 +168,11 @@ def _olmo2_problems(config: Any) -> list[str]:
     return ["`attention_bias`: readers of this form have no biases"] if config.attention_bias else []
 
 
+def _seed_oss_problems(config: Any) -> list[str]:
+    names = ("attention_out_bias", "mlp_bias")
+    return [f"`{name}`: readers of this form have no such biases" for name in names if getattr(config, name)]
+
+
 def _smollm3_problems(config: Any) -> list[str]:
     every_fourth = [(i + 1) % 4 != 0 for i in range(config.num_hidden_layers)]
     said = "`no_rope_layers`: readers of this form leave every fourth layer without positions, and no other"
@@ -217,6 +223,7 @@ FORMS = {
     "GraniteForCausalLM": Form("granite", interleaved=True, sizes=_granite_sizes),
     "Olmo2ForCausalLM": Form("olmo2", inside=SANDWICH, problems=_olmo2_problems),
     "Glm4ForCausalLM": Form("glm4", inside=GLM4_INSIDE),
+    "SeedOssForCausalLM": Form("seed_oss", inside=SEED_OSS_INSIDE, problems=_seed_oss_problems),
     "GPT2LMHeadModel": Form(
         "gpt2",
         transposed=True,

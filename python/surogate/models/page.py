@@ -33,6 +33,7 @@ RECORDED = {
     "glm4": "Glm4ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "qwen3_5": "Qwen3_5ForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "gpt_oss": "GptOssForCausalLM",

@@ -193,7 +193,7 @@ def masks(config, visible: torch.Tensor, dtype):
     near = torch.ones_like(visible) if window is None else torch.triu(torch.ones_like(visible), 1 - window)
     if config.model_type in ("mistral", "phi3", "ministral3", "mixtral"):
         return additive(visible & near)
-    by_type = ("gpt_oss", "qwen2_moe", "qwen2", "qwen3", "smollm3", "gemma2", "olmo3", "gemma3_text", "gemma4_text")
+    by_type = ("gpt_oss", "qwen2_moe", "qwen2", "qwen3", "smollm3", "gemma2", "olmo3", "gemma3_text", "gemma4_text", "exaone4")
     if config.model_type in by_type:
         return {"full_attention": additive(visible), "sliding_attention": additive(visible & near)}
     return additive(visible)

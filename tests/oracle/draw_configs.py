@@ -32,7 +32,7 @@ def draw_rope(rng: random.Random, head_dim: int) -> dict:
 
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "smollm3", "gpt2"]
-FAMILIES += ["gemma2", "gemma3_text", "phi3", "granite", "olmo2", "olmo3", "glm4", "ministral3", "seed_oss"]
+FAMILIES += ["gemma2", "gemma3_text", "phi3", "granite", "olmo2", "olmo3", "glm4", "ministral3", "seed_oss", "exaone4"]
 
 #: Mixtures of experts: the names of gate, up and down of an expert in files, and of the layer that holds them.
 MIXTURES = {
@@ -81,7 +81,7 @@ def own_fields(rng: random.Random, family: str, fields: dict) -> dict:
         own["attn_logit_softcapping"] = rng.choice([None, 4.0, 50.0]) if family == "gemma2" else None
         own["final_logit_softcapping"] = rng.choice([None, 3.0, 30.0])
         own["hidden_activation"] = rng.choice(["gelu_pytorch_tanh", "gelu_pytorch_tanh", "gelu", "silu"])
-    if family in ("gemma2", "gemma3_text", "olmo3"):
+    if family in ("gemma2", "gemma3_text", "olmo3", "exaone4"):
         own["sliding_window"] = window
         if rng.random() < 0.7:
             own["layer_types"] = [rng.choice(["full_attention", "sliding_attention"]) for _ in range(layers)]
@@ -98,6 +98,10 @@ def own_fields(rng: random.Random, family: str, fields: dict) -> dict:
         own |= {"residual_multiplier": rng.choice([0.22, 1.0]), "logits_scaling": rng.choice([1.0, 8.0])}
     if family in ("gemma2", "gemma3_text", "granite", "olmo2", "olmo3", "glm4"):
         own["attention_bias"] = rng.random() < 0.4
+    if family == "exaone4":
+        own["sliding_window_pattern"] = rng.choice([1, 2, 3])
+        if rng.random() < 0.3:
+            own |= {"sliding_window": None, "layer_types": ["full_attention"] * layers}
     if family in ("granite", "seed_oss"):
         own["mlp_bias"] = rng.random() < 0.4
     if family == "seed_oss":

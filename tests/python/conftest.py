@@ -195,3 +195,9 @@ def tiny_seed_oss(**changes: object) -> dict[str, object]:
     """The config.json of a two-layer Seed-OSS without dropout."""
     own = {"architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "head_dim": 16}
     return tiny_llama(**{**own, "attention_dropout": 0.0, "residual_dropout": 0.0, **changes})
+
+
+def tiny_exaone4(**changes: object) -> dict[str, object]:
+    """The config.json of a four-layer EXAONE 4 with a window of 5 in all layers but the fourth."""
+    own = {"architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "num_hidden_layers": 4}
+    return tiny_llama(**{**own, "sliding_window": 5, "sliding_window_pattern": 4, **changes})

@@ -34,6 +34,7 @@ FAMILIES = [
     "ministral3",
     "qwen3_5",
     "seed_oss",
+    "exaone4",
 ]
 
 #: Mixtures of experts. In bfloat16 transformers takes other experts for some tokens: not compared.

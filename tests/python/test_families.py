@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import surogate
 from conftest import (
+    tiny_exaone4,
     tiny_gemma2,
     tiny_gemma3,
     tiny_gemma4,
@@ -28,7 +29,7 @@ from surogate.cli import main
 from surogate.errors import ModelConfigError
 
 NEW = [tiny_gemma2, tiny_gemma3, tiny_gemma4, tiny_gemma4_mixture, tiny_phi3, tiny_granite, tiny_olmo2, tiny_olmo3, tiny_glm4]
-NEW += [tiny_seed_oss]
+NEW += [tiny_seed_oss, tiny_exaone4]
 
 
 def build(fields: dict) -> dict:
@@ -117,6 +118,10 @@ def test_fields_that_cannot_be_honoured_are_refused_by_name(make, field, value):
         (tiny_gemma4_mixture, "output_router_logits", True),
         (tiny_glm4, "hidden_act", "gelu"),
         (tiny_seed_oss, "residual_dropout", 1.0),
+        (tiny_exaone4, "sliding_window_pattern", "LLLG"),
+        (tiny_exaone4, "sliding_window_pattern", -1),
+        (tiny_exaone4, "sliding_window", 0),
+        (tiny_exaone4, "layer_types", ["chunked_attention"] * 4),
         (tiny_seed_oss, "pretraining_tp", 2),
     ],
 )
@@ -307,3 +312,23 @@ def test_biases_and_dropout_of_seed_oss():
     dropping = tiny_seed_oss(residual_dropout=None, attention_dropout=None)
     assert attributes(dropping, "dropout") == [{"p": 0.1}, {"p": 0.1}], "of both halves of a layer"
     assert attributes(dropping, "attention")[0]["dropout"] == 0.1
+
+
+def test_windows_and_rotations_of_exaone4():
+    def kinds(fields: dict) -> list[tuple]:
+        """Window and number of rotations of each layer."""
+        [item] = [item for item in build(fields)["body"] if "repeat" in item]
+        blocks = [item["blocks"][kind]["nodes"] for kind in item.get("pattern", [0] * item["repeat"])]
+        windows = [next(n for n in block if n["op"] == "attention").get("attrs", {}).get("window") for block in blocks]
+        return list(zip(windows, [sum(n["op"] == "rope" for n in block) for block in blocks], strict=True))
+
+    assert kinds(tiny_exaone4()) == [(5, 2)] * 3 + [(None, 0)]
+    assert kinds(tiny_exaone4(sliding_window_pattern=2)) == [(5, 2), (None, 0)] * 2
+    without = {**tiny_exaone4(), "sliding_window_pattern": None}
+    assert kinds(without) == [(None, 0)] * 4, "null is no layer with a window"
+    assert kinds({**tiny_exaone4(), "sliding_window": None}) == [(None, 2)] * 4
+    assert kinds(tiny_exaone4(sliding_window=None)) == [(4096, 2)] * 3 + [(None, 0)], "a missing field is the default"
+    types = ["full_attention", "sliding_attention"] * 2
+    assert kinds(tiny_exaone4(layer_types=types, sliding_window_pattern="LLLG")) == [(None, 0), (5, 2)] * 2
+    with pytest.raises(ModelConfigError, match="`layer_types`: 'sliding_attention' needs"):
+        build({**tiny_exaone4(layer_types=types), "sliding_window": None})

@@ -6,6 +6,7 @@ from typing import Any
 from .. import dsl, tasks
 from . import (
     deepseek_v3,
+    exaone4,
     gemma2,
     gemma3,
     gemma4,
@@ -38,6 +39,7 @@ from . import (
 __all__ = [
     "build",
     "deepseek_v3",
+    "exaone4",
     "gemma2",
     "gemma3",
     "gemma4",

@@ -168,6 +168,21 @@ def _olmo2_problems(config: Any) -> list[str]:
     return ["`attention_bias`: readers of this form have no biases"] if config.attention_bias else []
 
 
+def _exaone4_sizes(config: Any) -> Metadata:
+    window = [("attention.sliding_window", "u32", config.window)] if config.window else []
+    return [*_llama_sizes(config), *window]
+
+
+def _exaone4_problems(config: Any) -> list[str]:
+    """Readers know which layers have a window by their number alone."""
+    kinds = [SLIDING if (i + 1) % 4 else FULL for i in range(config.num_hidden_layers)]
+    if config.num_hidden_layers == 64 and (config.window is None or config.layer_types != kinds):
+        return ["`layer_types`: in this form every fourth of 64 layers sees everything, the others have a window"]
+    if config.num_hidden_layers != 64 and config.window is not None:
+        return ["`sliding_window`: in this form only models of 64 layers have one; null says that there is none"]
+    return []
+
+
 def _seed_oss_problems(config: Any) -> list[str]:
     names = ("attention_out_bias", "mlp_bias")
     return [f"`{name}`: readers of this form have no such biases" for name in names if getattr(config, name)]
@@ -223,6 +238,7 @@ FORMS = {
     "GraniteForCausalLM": Form("granite", interleaved=True, sizes=_granite_sizes),
     "Olmo2ForCausalLM": Form("olmo2", inside=SANDWICH, problems=_olmo2_problems),
     "Glm4ForCausalLM": Form("glm4", inside=GLM4_INSIDE),
+    "Exaone4ForCausalLM": Form("exaone4", inside=SANDWICH, sizes=_exaone4_sizes, problems=_exaone4_problems),
     "SeedOssForCausalLM": Form("seed_oss", inside=SEED_OSS_INSIDE, problems=_seed_oss_problems),
     "GPT2LMHeadModel": Form(
         "gpt2",
@@ -283,7 +299,7 @@ def _rotation(form: Form, config: Any) -> tuple[Metadata, dict[str, Any] | None,
         length = rope.settings[ORIGINAL_LENGTH]
         keys = [(f"{key}.type", "text", "yarn"), (f"{key}.factor", "f32", rope.settings["factor"])]
         return [*keys, (f"{key}.original_context_length", "u32", length)], None, []
-    if rope.type == "llama3" and form.name == "llama":
+    if rope.type == "llama3" and form.name in ("llama", "exaone4"):
         table = {"name": "rope_freqs.weight", "head_dim": config.head_dim, "theta": rope.theta, **rope.settings}
         return [], table, []
     return [], None, [f"`rope_scaling`: type {rope.type!r} with {sorted(rope.settings)} has no GGUF form here yet"]

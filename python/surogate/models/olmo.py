@@ -55,7 +55,7 @@ class Attention(layers.Attention):
 class Layer(Module):
     """x + norm(attention(x)), then x + norm(mlp(x))."""
 
-    def __init__(self, c: Olmo2Config, attention: Attention) -> None:
+    def __init__(self, c: DecoderConfig, attention: Module) -> None:
         self.self_attn = attention
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.mlp = GatedMLP(c.hidden_size, c.intermediate_size)

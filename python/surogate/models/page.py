@@ -34,6 +34,7 @@ RECORDED = {
     "ministral3": "Ministral3ForCausalLM",
     "qwen3_5": "Qwen3_5ForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "gpt_oss": "GptOssForCausalLM",

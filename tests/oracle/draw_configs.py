@@ -32,7 +32,7 @@ def draw_rope(rng: random.Random, head_dim: int) -> dict:
 
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "smollm3", "gpt2"]
-FAMILIES += ["gemma2", "gemma3_text", "phi3", "granite", "olmo2", "olmo3", "glm4", "ministral3", "seed_oss", "exaone4"]
+FAMILIES += ["gemma2", "gemma3_text", "phi3", "granite", "olmo2", "olmo3", "glm4", "ministral3", "seed_oss", "exaone4", "ernie4_5"]
 
 #: Mixtures of experts: the names of gate, up and down of an expert in files, and of the layer that holds them.
 MIXTURES = {
@@ -98,6 +98,8 @@ def own_fields(rng: random.Random, family: str, fields: dict) -> dict:
         own |= {"residual_multiplier": rng.choice([0.22, 1.0]), "logits_scaling": rng.choice([1.0, 8.0])}
     if family in ("gemma2", "gemma3_text", "granite", "olmo2", "olmo3", "glm4"):
         own["attention_bias"] = rng.random() < 0.4
+    if family == "ernie4_5":
+        own["use_bias"] = rng.random() < 0.4
     if family == "exaone4":
         own["sliding_window_pattern"] = rng.choice([1, 2, 3])
         if rng.random() < 0.3:

@@ -201,3 +201,9 @@ def tiny_exaone4(**changes: object) -> dict[str, object]:
     """The config.json of a four-layer EXAONE 4 with a window of 5 in all layers but the fourth."""
     own = {"architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "num_hidden_layers": 4}
     return tiny_llama(**{**own, "sliding_window": 5, "sliding_window_pattern": 4, **changes})
+
+
+def tiny_ernie4_5(**changes: object) -> dict[str, object]:
+    """The config.json of a two-layer ERNIE 4.5."""
+    own = {"architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "head_dim": 16}
+    return tiny_llama(**{**own, **changes})

@@ -35,6 +35,7 @@ FAMILIES = [
     "qwen3_5",
     "seed_oss",
     "exaone4",
+    "ernie4_5",
 ]
 
 #: Mixtures of experts. In bfloat16 transformers takes other experts for some tokens: not compared.

@@ -15,7 +15,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import surogate
-from conftest import REPOSITORY, tiny_exaone4, tiny_gpt2, tiny_llama, tiny_mistral, tiny_qwen2, tiny_qwen3, tiny_seed_oss, tiny_smollm3
+from conftest import (
+    REPOSITORY,
+    tiny_ernie4_5,
+    tiny_exaone4,
+    tiny_gpt2,
+    tiny_llama,
+    tiny_mistral,
+    tiny_qwen2,
+    tiny_qwen3,
+    tiny_seed_oss,
+    tiny_smollm3,
+)
 from safetensors.numpy import load_file, save_file
 from surogate import ConfigError, ModelConfigError, vocabulary
 from surogate.cli import main
@@ -261,6 +272,7 @@ def test_tensors_are_called_as_in_gguf():
         (tiny_smollm3(no_rope_layer_interval=4), "q8_0"),
         (tiny_gpt2(), "bf16"),
         (tiny_seed_oss(), "q8_0"),
+        (tiny_ernie4_5(), "bf16"),
         ({**tiny_exaone4(), "sliding_window": None}, "f16"),
     ],
     ids=lambda of: of if isinstance(of, str) else of["model_type"],
@@ -279,6 +291,7 @@ def test_what_readers_would_compute_otherwise_is_refused():
         (tiny_smollm3(), "no_rope_layers"),
         (tiny_gpt2(activation_function="relu"), "activation_function"),
         (tiny_seed_oss(mlp_bias=True), "mlp_bias"),
+        (tiny_ernie4_5(use_bias=True), "use_bias"),
         (tiny_exaone4(), "sliding_window"),
         (tiny_exaone4(num_hidden_layers=64, sliding_window_pattern=2), "layer_types"),
         (tiny_gpt2(scale_attn_by_inverse_layer_idx=True), "scale_attn_weights"),

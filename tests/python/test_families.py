@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import surogate
 from conftest import (
+    tiny_ernie4_5,
     tiny_exaone4,
     tiny_gemma2,
     tiny_gemma3,
@@ -29,7 +30,7 @@ from surogate.cli import main
 from surogate.errors import ModelConfigError
 
 NEW = [tiny_gemma2, tiny_gemma3, tiny_gemma4, tiny_gemma4_mixture, tiny_phi3, tiny_granite, tiny_olmo2, tiny_olmo3, tiny_glm4]
-NEW += [tiny_seed_oss, tiny_exaone4]
+NEW += [tiny_seed_oss, tiny_exaone4, tiny_ernie4_5]
 
 
 def build(fields: dict) -> dict:
@@ -117,6 +118,7 @@ def test_fields_that_cannot_be_honoured_are_refused_by_name(make, field, value):
         (tiny_gemma4_mixture, "moe_intermediate_size", -1),
         (tiny_gemma4_mixture, "output_router_logits", True),
         (tiny_glm4, "hidden_act", "gelu"),
+        (tiny_ernie4_5, "hidden_act", "gelu"),
         (tiny_seed_oss, "residual_dropout", 1.0),
         (tiny_exaone4, "sliding_window_pattern", "LLLG"),
         (tiny_exaone4, "sliding_window_pattern", -1),
@@ -332,3 +334,13 @@ def test_windows_and_rotations_of_exaone4():
     assert kinds(tiny_exaone4(layer_types=types, sliding_window_pattern="LLLG")) == [(None, 0), (5, 2)] * 2
     with pytest.raises(ModelConfigError, match="`layer_types`: 'sliding_attention' needs"):
         build({**tiny_exaone4(layer_types=types), "sliding_window": None})
+
+
+def test_fields_of_ernie4_5():
+    assert [a["interleaved"] for a in attributes(tiny_ernie4_5(), "rope")] == [True, True]
+    assert {a["theta"] for a in attributes(tiny_ernie4_5(rope_theta=None), "rope_frequencies")} == {500000.0}
+    biased = build(tiny_ernie4_5(use_bias=True))
+    [item] = [item for item in biased["body"] if "repeat" in item]
+    biases = [p["name"].split(".")[-2] for p in item["blocks"][0]["parameters"] if p["name"].endswith(".bias")]
+    assert biases == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    assert "lm_head.bias" not in [p["name"] for p in biased["parameters"]]

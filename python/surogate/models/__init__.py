@@ -6,6 +6,7 @@ from typing import Any
 from .. import dsl, tasks
 from . import (
     deepseek_v3,
+    ernie4_5,
     exaone4,
     gemma2,
     gemma3,
@@ -39,6 +40,7 @@ from . import (
 __all__ = [
     "build",
     "deepseek_v3",
+    "ernie4_5",
     "exaone4",
     "gemma2",
     "gemma3",

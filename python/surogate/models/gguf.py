@@ -168,6 +168,10 @@ def _olmo2_problems(config: Any) -> list[str]:
     return ["`attention_bias`: readers of this form have no biases"] if config.attention_bias else []
 
 
+def _ernie4_5_problems(config: Any) -> list[str]:
+    return ["`use_bias`: readers of this form have no biases in feed-forward layers"] if config.use_bias else []
+
+
 def _exaone4_sizes(config: Any) -> Metadata:
     window = [("attention.sliding_window", "u32", config.window)] if config.window else []
     return [*_llama_sizes(config), *window]
@@ -238,6 +242,7 @@ FORMS = {
     "GraniteForCausalLM": Form("granite", interleaved=True, sizes=_granite_sizes),
     "Olmo2ForCausalLM": Form("olmo2", inside=SANDWICH, problems=_olmo2_problems),
     "Glm4ForCausalLM": Form("glm4", inside=GLM4_INSIDE),
+    "Ernie4_5ForCausalLM": Form("ernie4_5", problems=_ernie4_5_problems),
     "Exaone4ForCausalLM": Form("exaone4", inside=SANDWICH, sizes=_exaone4_sizes, problems=_exaone4_problems),
     "SeedOssForCausalLM": Form("seed_oss", inside=SEED_OSS_INSIDE, problems=_seed_oss_problems),
     "GPT2LMHeadModel": Form(

@@ -24,7 +24,7 @@ import numpy as np
 import surogate
 import torch
 import transformers
-from draw_configs import FAMILIES, HYBRIDS, MIXTURES, STACKED, draw_config, drawn
+from draw_configs import FAMILIES, MIXTURES, STACKED, STATEFUL, draw_config, drawn
 from transformers import AutoModelForCausalLM
 
 warnings.filterwarnings("ignore")
@@ -248,7 +248,7 @@ def reference(model, batch: dict, dtype=torch.float32):
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     forget_lengths(inner)
     given = dict(input_ids=ids, position_ids=torch.tensor(positions))
-    if inner.config.model_type in HYBRIDS:
+    if inner.config.model_type in STATEFUL:
         logits, hidden = by_document(model, inner, given, document)
     else:
         logits, hidden = forward(model, inner, given, masks(inner.config, visible, dtype))
@@ -367,6 +367,9 @@ def draw_targets(rng: random.Random, model):
         return rng.choice([["kv_b_proj"], [queries, "o_proj"], ["kv_a_proj_with_mqa"], r".*\.(kv_b|o)_proj"])
     if model.config.model_type in [*MIXTURES, "gpt_oss"]:
         return rng.choice([["q_proj"], ["q_proj", "v_proj"], ["k_proj", "o_proj"], r".*\.(q|o)_proj"])
+    if model.config.model_type == "lfm2":
+        named = [["w1", "w2"], r".*\.(q|in)_proj", ["out_proj", "k_proj"], r".*\.(out|v)_proj"]
+        return rng.choice(["all-linear", *named])
     if model.config.model_type in ("phi3", "glm4"):
         attention = ["qkv_proj"] if model.config.model_type == "phi3" else ["q_proj", "v_proj"]
         return rng.choice(
@@ -641,6 +644,13 @@ def training(report: Report, rng: random.Random, folder: Path) -> None:
         report.check(f"trained {name}", far.mean(), 1e-3, "trained weights")
 
 
+def named_linears(config) -> list[str]:
+    """Modules that adapters of an export are on."""
+    if config.model_type == "gpt2":
+        return ["c_attn", "mlp.c_proj"]
+    return ["out_proj", "w2"] if config.model_type == "lfm2" else ["o_proj", "down_proj"]
+
+
 def read_folder(folder: Path) -> dict[str, np.ndarray]:
     from safetensors.torch import load_file
 
@@ -657,7 +667,7 @@ def exports(report: Report, rng: random.Random, folder: Path) -> None:
     if options["lora"]:
         options["lora_rank"] = rng.choice([1, 3, 8])
         options["lora_target_modules"] = rng.choice(
-            [["all-linear"], ["c_attn", "mlp.c_proj"] if base.config.model_type == "gpt2" else ["o_proj", "down_proj"]]
+            [["all-linear"], named_linears(base.config)]
         )
         options["lora_dtype"] = rng.choice(["float32", "bfloat16"])
     c = base.config

@@ -32,7 +32,7 @@ def draw_rope(rng: random.Random, head_dim: int) -> dict:
 
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "smollm3", "gpt2"]
-FAMILIES += ["gemma2", "gemma3_text", "phi3", "granite", "olmo2", "olmo3", "glm4", "ministral3", "seed_oss", "exaone4", "ernie4_5"]
+FAMILIES += ["gemma2", "gemma3_text", "phi3", "granite", "olmo2", "olmo3", "glm4", "ministral3", "seed_oss", "exaone4", "ernie4_5", "lfm2"]
 
 #: Mixtures of experts: the names of gate, up and down of an expert in files, and of the layer that holds them.
 MIXTURES = {
@@ -52,6 +52,9 @@ GROUPED = ["deepseek_v3", "glm4_moe"]
 
 #: Those with gated delta nets.
 HYBRIDS = ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"]
+
+#: Those of which a state goes from token to token.
+STATEFUL = [*HYBRIDS, "lfm2"]
 
 #: Those whose rotation is given by kind of layer.
 BY_KIND = ["gemma3_text", "olmo3"]
@@ -100,6 +103,12 @@ def own_fields(rng: random.Random, family: str, fields: dict) -> dict:
         own["attention_bias"] = rng.random() < 0.4
     if family == "ernie4_5":
         own["use_bias"] = rng.random() < 0.4
+    if family == "lfm2":
+        own |= {"norm_eps": fields.pop("rms_norm_eps"), "conv_L_cache": rng.choice([2, 3, 4])}
+        own["layer_types"] = [rng.choice(["conv", "full_attention"]) for _ in range(layers)]
+        own["layer_types"][rng.randrange(layers)] = "full_attention"  # has the modules that adapters are drawn from
+        own |= {"block_auto_adjust_ff_dim": rng.random() < 0.7, "block_multiple_of": rng.choice([4, 16])}
+        own["block_ffn_dim_multiplier"] = rng.choice([1.0, 1.3])
     if family == "exaone4":
         own["sliding_window_pattern"] = rng.choice([1, 2, 3])
         if rng.random() < 0.3:

@@ -36,6 +36,7 @@ FAMILIES = [
     "seed_oss",
     "exaone4",
     "ernie4_5",
+    "lfm2",
 ]
 
 #: Mixtures of experts. In bfloat16 transformers takes other experts for some tokens: not compared.

@@ -39,7 +39,17 @@ def tiny_qwen3_next(**changes: object) -> dict[str, object]:
     return tiny_qwen3_5_moe(**{**own, "intermediate_size": 48, "norm_topk_prob": True, **changes})
 
 
+def tiny_lfm2(**changes: object) -> dict[str, object]:
+    """The config.json of a three-layer LFM2, its second layer with attention."""
+    own = {"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "num_hidden_layers": 3, "full_attn_idxs": [1]}
+    own |= {"block_multiple_of": 8, "rms_norm_eps": None, "norm_eps": 1e-5, "max_position_embeddings": 128}
+    return tiny_llama(**{**own, "tie_word_embeddings": True, **changes})
+
+
 HYBRIDS = [tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next]
+
+#: All of which a state goes from token to token.
+STATEFUL = [*HYBRIDS, tiny_lfm2]
 
 
 def operations(fields: dict, op: str) -> list[dict]:
@@ -113,7 +123,7 @@ def test_fields_of_one_family_that_cannot_be_honoured(make, field, value):
         models.build(make(**{field: value}))
 
 
-@pytest.mark.parametrize("make", HYBRIDS)
+@pytest.mark.parametrize("make", STATEFUL)
 def test_documents_of_a_row_do_not_see_each_other(make, make_model):
     """Logits and gradients of a packed row are those of its documents alone, shorter than the convolution, within and
     beyond a chunk of the delta rule."""
@@ -148,7 +158,7 @@ def steps(folder, **options) -> list[float]:
     return [trainer.step(batch, learning_rate=1e-2)["loss"] for _ in range(3)]
 
 
-@pytest.mark.parametrize("make", HYBRIDS)
+@pytest.mark.parametrize("make", STATEFUL)
 def test_recomputed_activations_have_the_same_bits(make, make_model):
     folder = make_model(make())
     saved = steps(folder, recompute_block=False)
@@ -171,7 +181,7 @@ def answers(model, prompts, **options) -> list[list[int]]:
     return [generation.answer(index) for index in range(len(prompts))]
 
 
-@pytest.mark.parametrize("make", HYBRIDS)
+@pytest.mark.parametrize("make", STATEFUL)
 @pytest.mark.parametrize("batch_size", [4, 2])
 def test_tokens_are_those_of_whole_rows(make, batch_size, make_model):
     """Prompts shorter than the convolution, read in one part and in several, at once and in slots that others had: each
@@ -332,3 +342,45 @@ def test_adapters_are_on_every_linear_layer(make_model, tmp_path):
     assert {target.rsplit(".", 1)[-1] for target in targets} == own | {"gate_proj", "up_proj", "down_proj"}
     assert len(targets) == 2 * 5 + 4 + 3 * 3, "of two delta nets, one attention, three feed-forward layers"
 
+
+def test_fields_of_lfm2():
+    def widths(fields: dict) -> set[int]:
+        [stack] = [item for item in json.loads(models.build(fields))["body"] if "repeat" in item]
+        rows = [row for block in stack["blocks"] for row in block["parameters"]]
+        return {row["shape"][0] for row in rows if row["name"].endswith("feed_forward.w1.weight")}
+
+    assert len(operations(tiny_lfm2(), "causal_conv")) == 2 and len(operations(tiny_lfm2(), "attention")) == 1
+    assert len(operations(tiny_lfm2(full_attn_idxs=None), "attention")) == 3, "all where nothing is said"
+    both = tiny_lfm2(layer_types=["conv", "conv", "full_attention"])
+    assert len(operations(both, "causal_conv")) == 2, "and not the layers of full_attn_idxs"
+    size = tiny_lfm2()["intermediate_size"]
+    assert widths(tiny_lfm2(block_auto_adjust_ff_dim=False)) == {size}
+    assert widths(tiny_lfm2(intermediate_size=96, block_ffn_dim_multiplier=1.1)) == {72}, "70 in eights"
+    assert widths(tiny_lfm2(block_ff_dim=30)) == {24}
+    assert widths(tiny_lfm2(block_ff_dim=30) | {"block_ffn_dim_multiplier": None}) == {20}
+    names = [row["name"] for row in json.loads(models.build(tiny_lfm2(tie_embedding=False)))["parameters"]]
+    assert "lm_head.weight" in names and "model.embedding_norm.weight" in names
+    assert {of["eps"] for of in operations(tiny_lfm2(norm_eps=1e-3), "rmsnorm")} == {1e-3}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("conv_bias", True),
+        ("conv_L_cache", 9),
+        ("full_attn_idxs", "all"),
+        ("layer_types", ["conv", "mamba", "conv"]),
+        ("rms_norm_eps", 1e-3),
+        ("block_norm_eps", 1e-3),
+        ("conv_dim", 64),
+        ("num_heads", 2),
+        ("use_pos_enc", False),
+        ("block_use_swiglu", False),
+        ("block_ff_dim", 0),
+        ("tie_embedding", "yes"),
+        ("attention_dropout", 0.1),
+    ],
+)
+def test_fields_of_lfm2_that_cannot_be_honoured(field, value):
+    with pytest.raises(ModelConfigError, match=f"`{field}`"):
+        models.build(tiny_lfm2(**{field: value}))

@@ -6,7 +6,7 @@ from .adapters import EXPERTS_AS_PARAMETERS, STACKED_EXPERTS, experts_as_paramet
 from .attention import Attention
 from .config import Balance, DecoderConfig, MixtureConfig, Routing, count_of_experts
 from .decoder import CausalLM, Decoder, DecoderLayer, TextPart
-from .delta import GatedDeltaNet
+from .delta import ChannelConv, GatedDeltaNet
 from .dropout import dropout
 from .embedding import Embedding
 from .experts import CorrectedRouter, Experts, Mixture, Router
@@ -32,6 +32,7 @@ __all__ = [
     "Attention",
     "Balance",
     "CausalLM",
+    "ChannelConv",
     "Conv1D",
     "CorrectedRouter",
     "Decoder",

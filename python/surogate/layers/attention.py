@@ -12,7 +12,7 @@ from .linear import Linear
 class Attention(Module):
     """`q_proj`, `k_proj`, `v_proj` (with `bias`) and `o_proj` (with `output_bias`).
 
-    An architecture overrides `declare` and `project` where its matrices are others, and `heads` where something
+    An architecture overrides `declare` and `project`, or `declare_output` and `project_output`, where its matrices are others, and `heads` where something
     happens to queries, keys and values before they meet. `scale` is the factor of the scores, `window` and `soft_cap`
     are those of `ops.attention`.
     """
@@ -37,7 +37,15 @@ class Attention(Module):
         #: True if the tokens of an image see each other both ways.
         self.sees_images = False
         self.declare(c, bias)
-        self.o_proj = Linear(c.queries, c.hidden_size, bias=output_bias, residual_projection=True)
+        self.declare_output(Linear(c.queries, c.hidden_size, bias=output_bias, residual_projection=True))
+
+    def declare_output(self, projection: Linear) -> None:
+        """The layer of `project_output`."""
+        self.o_proj = projection
+
+    def project_output(self, o: Tensor) -> Tensor:
+        """[B, T, heads · head_dim] → [B, T, hidden_size]."""
+        return self.o_proj(o)
 
     def declare(self, c: DecoderConfig, bias: bool) -> None:
         """The layers of `project`."""
@@ -63,9 +71,9 @@ class Attention(Module):
         return self.attend(*self.heads(x, rotate, batch), batch)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        """Attention and `o_proj`."""
+        """Attention and the projection of its output."""
         settings = dict(scale=self.scale, window=self.window, soft_cap=self.soft_cap, dropout=self.dropout)
         sinks = () if self.sinks is None else (self.sinks,)
         last = (batch.image_last,) if self.sees_images else ()
         o, _ = ops.attention(q, k, v, batch.document_start, *last, *sinks, **settings)
-        return self.o_proj(ops.merge_heads(o))
+        return self.project_output(ops.merge_heads(o))

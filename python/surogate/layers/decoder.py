@@ -36,7 +36,7 @@ class DecoderLayer(Module):
 class Decoder(Module):
     """Embedding, layers, norm. `layer` is the module of all layers, or one for each kind with the `pattern` of the
     kinds; their attention gets (x, rotate, batch). An architecture overrides `embed` where more happens to the
-    embedding, `carried` where layers hand on more than x, and `shared` where they are given more than the rotation.
+    embedding, `declare_norm` and `last` where the norm has another name, `carried` where layers hand on more than x, and `shared` where they are given more than the rotation.
 
     Marks `hidden.embed` and `hidden.final_norm`, and of mixtures `expert_load`.
     """
@@ -58,7 +58,15 @@ class Decoder(Module):
         #: Puts images in the place of their tokens, where the model has them.
         self.place_images: Callable[[Tensor, Batch], Tensor] | None = None
         self.layers = Layers(pattern or c.num_hidden_layers, layer)
-        self.norm = norm or RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.declare_norm(norm or RMSNorm(c.hidden_size, c.rms_norm_eps))
+
+    def declare_norm(self, norm: Module) -> None:
+        """The layer of `last`."""
+        self.norm = norm
+
+    def last(self, x: Tensor) -> Tensor:
+        """The norm of what the last layer gives."""
+        return self.norm(x)
 
     def embed(self, batch: Batch) -> Tensor:
         """The input of the first layer."""
@@ -83,7 +91,7 @@ class Decoder(Module):
         x, *carry = repeat(self.layers, (x, *load, *self.carried()), *shared, batch)
         if self.routing:
             output("expert_load", carry[0])
-        x = self.norm(x)
+        x = self.last(x)
         output("hidden.final_norm", x)
         return x
 

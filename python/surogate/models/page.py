@@ -36,6 +36,7 @@ RECORDED = {
     "seed_oss": "SeedOssForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "gpt_oss": "GptOssForCausalLM",

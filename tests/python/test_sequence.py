@@ -10,7 +10,7 @@ import pytest
 import surogate
 from conftest import tiny_gemma4, tiny_llama, tiny_phi3
 from surogate.errors import SurogateError
-from test_hybrids import tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next
+from test_hybrids import tiny_lfm2, tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next
 from test_mixtures import tiny_gpt_oss, tiny_mixtral, tiny_qwen3_moe
 
 DEVICE = os.environ.get("SUROGATE_TEST_DEVICE", "cpu")
@@ -139,6 +139,12 @@ def test_states_of_heads_and_windows_of_channels(make, lora, make_model):
     """A rank has the states of its heads over whole rows, and its channels of the convolution in front of them."""
     sizes = {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
     folder = make_model(make(**HEADS, **sizes, initializer_range=0.1))
+    agree(folder, (2, 4), lora=lora, positions=packed(), **CALM)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_gated_convolutions(lora, make_model):
+    folder = make_model(tiny_lfm2(**HEADS, initializer_range=0.1))
     agree(folder, (2, 4), lora=lora, positions=packed(), **CALM)
 
 

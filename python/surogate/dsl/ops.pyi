@@ -781,29 +781,33 @@ def position_scale(*inputs: Tensor | Parameter, beta: float | each[float], origi
     beta: how much a query grows
     original: positions of each level"""
 
-def route(*inputs: Tensor | Parameter, top_k: int | each[int], scores: str | each[str], normalise: bool | each[bool] | None = None, factor: float | each[float] | None = None, groups: int | each[int] | None = None, kept_groups: int | each[int] | None = None) -> Any:
+def route(*inputs: Tensor | Parameter, top_k: int | each[int], scores: str | each[str], normalise: bool | each[bool] | None = None, epsilon: float | each[float] | None = None, factor: float | each[float] | None = None, groups: int | each[int] | None = None, kept_groups: int | each[int] | None = None, counted: int | each[int] | None = None) -> Any:
     """The experts of each token. s = softmax or sigmoid of the logits, in f32; the k experts with the largest s +
-    bias are taken, the first of equal ones, with groups only from the kept_groups whose two largest s + bias have
-    the largest sums; weight = s, divided by the sum of the token's if `normalise` (for sigmoid + 1e-20), times
-    factor. logits […, E] (, bias f32 [E]) → weights f32 […, k], index i32 […, k], the best first.
+    bias are taken, the first of equal ones, with groups only from the kept_groups whose `counted` largest s +
+    bias have the largest sums; weight = s, divided by the sum of the token's + epsilon if `normalise`, times
+    factor. logits […, E] (, bias f32 [E] or [1, E]) → weights f32 […, k], index i32 […, k], the best first.
 
     top_k: experts of a token
     scores: softmax or sigmoid
     normalise: weights of a token are divided by their sum
+    epsilon: added to that sum; if absent 1e-20 for sigmoid, 0 for softmax
     factor: of all weights, 1 if absent
-    groups: groups of neighbouring experts; their best two scores count
-    kept_groups: groups of a token, from which its experts are chosen"""
+    groups: groups of neighbouring experts
+    kept_groups: groups of a token, from which its experts are chosen
+    counted: best scores of a group that count, 1 or 2; 2 if absent"""
 
-def route_backward(*inputs: Tensor | Parameter, top_k: int | each[int], scores: str | each[str], normalise: bool | each[bool] | None = None, factor: float | each[float] | None = None, groups: int | each[int] | None = None, kept_groups: int | each[int] | None = None) -> Any:
+def route_backward(*inputs: Tensor | Parameter, top_k: int | each[int], scores: str | each[str], normalise: bool | each[bool] | None = None, epsilon: float | each[float] | None = None, factor: float | each[float] | None = None, groups: int | each[int] | None = None, kept_groups: int | each[int] | None = None, counted: int | each[int] | None = None) -> Any:
     """Gradient of `route`, the choice being what it is. logits […, E], index i32 […, k], d_weights f32 […, k] → like
     logits.
 
     top_k: experts of a token
     scores: softmax or sigmoid
     normalise: weights of a token are divided by their sum
+    epsilon: added to that sum; if absent 1e-20 for sigmoid, 0 for softmax
     factor: of all weights, 1 if absent
-    groups: groups of neighbouring experts; their best two scores count
-    kept_groups: groups of a token, from which its experts are chosen"""
+    groups: groups of neighbouring experts
+    kept_groups: groups of a token, from which its experts are chosen
+    counted: best scores of a group that count, 1 or 2; 2 if absent"""
 
 def group_rows(*inputs: Tensor | Parameter, groups: int | each[int]) -> Any:
     """Choices by group, those of a group in the order of the tokens. index i32 […, k] → order i32 […, k]: which

@@ -1,7 +1,7 @@
 // The experts of each token: s = softmax or sigmoid of logits [TOKENS, EXPERTS] in f32, the TOP_K with the largest
-// s + bias (of equal ones the first), from the KEPT of GROUPS whose two largest s + bias have the largest sums.
-// weights f32 [TOKENS, TOP_K] = s / (NORMALISE ? sum : 1) * FACTOR; index i32. A warp for each token; lane l holds experts
-// l, l + 32, ... Row i of the logits is at LOGITS_AT(i).
+// s + bias (of equal ones the first), from the KEPT of GROUPS whose COUNTED (1 or 2) largest s + bias have the largest
+// sums. weights f32 [TOKENS, TOP_K] = s / (NORMALISE ? sum + EPSILON : 1) * FACTOR; index i32. A warp for each token;
+// lane l holds experts l, l + 32, ... Row i of the logits is at LOGITS_AT(i).
 #include "types.cuh"
 
 #define ALL 0xffffffffu
@@ -93,7 +93,7 @@ route(const LOGITS_T* __restrict__ logits, const BIAS_T* __restrict__ bias, floa
       if (x > first) second = first, first = x;
       else if (x > second) second = x;
     }
-    sums[warp][g] = first + second;
+    sums[warp][g] = COUNTED == 1 ? first : first + second;
   }
   __syncwarp();
   for (int n = 0; n < OWN; n++) {
@@ -118,7 +118,7 @@ route(const LOGITS_T* __restrict__ logits, const BIAS_T* __restrict__ bias, floa
     sum += own[k];
   }
   if (lane) return;
-  const float scale = FACTOR / (NORMALISE ? (SIGMOID ? sum + 1e-20f : sum) : 1.0f);
+  const float scale = FACTOR / (NORMALISE ? sum + EPSILON : 1.0f);
   for (int k = 0; k < TOP_K; k++) {
     weights[(size_t)token * TOP_K + k] = own[k] * scale;
     index[(size_t)token * TOP_K + k] = taken[k];
@@ -145,9 +145,8 @@ route_backward(const LOGITS_T* __restrict__ logits, const int* __restrict__ inde
     for (int k = 0; k < TOP_K; k++)
       if (index[k] == e) own[n] = dw[k], sum += s[n], along += dw[k] * s[n];
   }
-  sum = warp_sum(sum);
+  sum = warp_sum(sum) + EPSILON;
   along = warp_sum(along);
-  if (SIGMOID) sum += 1e-20f;
   const float scale = NORMALISE ? FACTOR / sum : FACTOR;
   along = NORMALISE ? along / sum : 0.0f;
   float all = 0.0f;

@@ -1,7 +1,7 @@
 //! The choice of experts for each token, and their weights: a router's scores to top-k weights.
 //!
-//! `softmax` scores (Shazeer et al. 2017; Mixtral, Qwen) or `sigmoid` scores with a correction that counts in the choice
-//! alone and groups of experts (DeepSeek-V3). Everything in f32.
+//! `softmax` scores (Shazeer et al. 2017; Mixtral, Qwen) or `sigmoid` scores, with a correction that counts in the choice
+//! alone and groups of experts (DeepSeek-V2, DeepSeek-V3). Everything in f32.
 
 use graph::{Dim, Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
@@ -28,9 +28,11 @@ const ATTRIBUTES: &[Attribute] = &[
     Attribute { name: "top_k", kind: "int", doc: "experts of a token" },
     Attribute { name: "scores", kind: "string", doc: "softmax or sigmoid" },
     Attribute { name: "normalise", kind: "bool?", doc: "weights of a token are divided by their sum" },
+    Attribute { name: "epsilon", kind: "float?", doc: "added to that sum; if absent 1e-20 for sigmoid, 0 for softmax" },
     Attribute { name: "factor", kind: "float?", doc: "of all weights, 1 if absent" },
-    Attribute { name: "groups", kind: "int?", doc: "groups of neighbouring experts; their best two scores count" },
+    Attribute { name: "groups", kind: "int?", doc: "groups of neighbouring experts" },
     Attribute { name: "kept_groups", kind: "int?", doc: "groups of a token, from which its experts are chosen" },
+    Attribute { name: "counted", kind: "int?", doc: "best scores of a group that count, 1 or 2; 2 if absent" },
 ];
 
 /// weights, index = the experts of each token
@@ -44,9 +46,11 @@ struct Rule {
     top_k: usize,
     sigmoid: bool,
     normalise: bool,
+    epsilon: f64,
     factor: f64,
     groups: usize,
     kept: usize,
+    counted: usize,
 }
 
 impl Rule {
@@ -65,15 +69,24 @@ impl Rule {
             top_k: attrs.size("top_k")?,
             sigmoid,
             normalise: attrs.flag("normalise")?,
+            epsilon: attrs.optional_float("epsilon")?.unwrap_or(if sigmoid { 1e-20 } else { 0.0 }),
             factor: attrs.optional_float("factor")?.unwrap_or(1.0),
             groups,
             kept: size("kept_groups")?.unwrap_or(groups),
+            counted: size("counted")?.unwrap_or(2),
         };
         if experts > MOST {
             return Err(format!("{experts} experts are more than {MOST}"));
         }
-        if rule.groups == 0 || !experts.is_multiple_of(rule.groups) || rule.groups > 1 && experts / rule.groups < 2 {
-            return Err(format!("{} groups of {experts} experts have no two experts each", rule.groups));
+        if !matches!(rule.counted, 1 | 2) {
+            return Err(format!("`counted` is {}, expected 1 or 2", rule.counted));
+        }
+        let least = if rule.groups > 1 { rule.counted } else { 1 };
+        if rule.groups == 0 || !experts.is_multiple_of(rule.groups) || experts / rule.groups < least {
+            return Err(format!(
+                "{} groups of {experts} experts do not have {least} experts or more each",
+                rule.groups
+            ));
         }
         if rule.kept == 0 || rule.kept > rule.groups {
             return Err(format!("`kept_groups` is {}, expected 1 to {}", rule.kept, rule.groups));
@@ -93,7 +106,14 @@ impl Rule {
             ("NORMALISE", self.normalise as usize),
             ("GROUPS", self.groups),
             ("KEPT", self.kept),
+            ("COUNTED", self.counted),
         ]
+    }
+
+    /// Definitions of the kernels' numbers with fractions.
+    fn fractions(&self) -> [(String, String); 2] {
+        [("FACTOR", self.factor), ("EPSILON", self.epsilon)]
+            .map(|(name, value)| (name.to_owned(), format!("{value:e}f")))
     }
 }
 
@@ -115,9 +135,9 @@ impl Op for Route {
 
     fn doc(&self) -> &'static str {
         "The experts of each token. s = softmax or sigmoid of the logits, in f32; the k experts with the largest s + bias \
-         are taken, the first of equal ones, with groups only from the kept_groups whose two largest s + bias have the \
-         largest sums; weight = s, divided by the sum of the token's if `normalise` (for sigmoid + 1e-20), times factor. \
-         logits […, E] (, bias f32 [E]) → weights f32 […, k], index i32 […, k], the best first."
+         are taken, the first of equal ones, with groups only from the kept_groups whose `counted` largest s + bias have the \
+         largest sums; weight = s, divided by the sum of the token's + epsilon if `normalise`, times factor. \
+         logits […, E] (, bias f32 [E] or [1, E]) → weights f32 […, k], index i32 […, k], the best first."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -131,8 +151,9 @@ impl Op for Route {
             _ => return Err("takes logits and perhaps a bias".into()),
         };
         let experts = experts_of(logits)?;
-        if bias.is_some_and(|b| !b.dtype.is_float() || b.shape != [Dim::Fixed(experts)]) {
-            return Err(format!("the bias must be [{experts}]"));
+        let row = [Dim::Fixed(1), Dim::Fixed(experts)];
+        if bias.is_some_and(|b| !b.dtype.is_float() || b.shape != row && b.shape != row[1..]) {
+            return Err(format!("the bias must be [{experts}] or [1, {experts}]"));
         }
         let rule = Rule::of(attrs, experts)?;
         let tokens = &logits.shape[..logits.shape.len() - 1];
@@ -165,7 +186,7 @@ impl Op for Route {
         let mut kernel = kernel("route", SOURCE, [tokens.div_ceil(warps), 1, 1], THREADS, &numbers, args);
         kernel.defines.extend(defines_for("LOGITS", logits));
         kernel.defines.extend(defines_for("BIAS", &call.inputs[biased as usize]));
-        kernel.defines.push(("FACTOR".to_owned(), format!("{:e}f", rule.factor)));
+        kernel.defines.extend(rule.fractions());
         Lowered::Kernels(vec![kernel])
     }
 
@@ -177,11 +198,18 @@ impl Op for Route {
         let bias = |n: usize| ExampleInput::UniformF32 { shape: vec![n], low: -0.3, high: 0.3 };
         let grouped = plain(3, "sigmoid").with("normalise", true).with("factor", 2.5);
         let grouped = grouped.with("groups", 4).with("kept_groups", 2);
+        let by_maximum =
+            plain(3, "softmax").with("factor", 16.0).with("groups", 4).with("kept_groups", 2).with("counted", 1);
+        let row = ExampleInput::UniformF32 { shape: vec![1, 8], low: -0.3, high: 0.3 };
         vec![
             example(&[2, 3, 8], plain(2, "softmax")),
             example(&[1, 5, 8], plain(3, "softmax").with("normalise", true)),
             example(&[1, 4, 6], plain(2, "sigmoid").with("factor", 1.5)),
             Example::new(vec![normal(&[1, 6, 16]), bias(16)], grouped).differentiate(&[0]),
+            example(&[1, 6, 16], by_maximum),
+            Example::new(vec![normal(&[1, 5, 8]), row], plain(2, "softmax").with("normalise", true))
+                .differentiate(&[0]),
+            example(&[1, 4, 6], plain(2, "sigmoid").with("normalise", true).with("epsilon", 0.25)),
             example(&[1, 9, 128], plain(8, "softmax").with("normalise", true)),
         ]
     }
@@ -215,7 +243,7 @@ fn chosen<T: Real>(choice: &[T], rule: &Rule) -> Vec<usize> {
         return largest(choice, |_| true, rule.top_k);
     }
     let size = choice.len() / rule.groups;
-    let best = |group: &[T]| largest(group, |_| true, 2).into_iter().map(|i| group[i]).sum::<T>();
+    let best = |group: &[T]| largest(group, |_| true, rule.counted).into_iter().map(|i| group[i]).sum::<T>();
     let sums: Vec<T> = choice.chunks(size).map(best).collect();
     let kept = largest(&sums, |_| true, rule.kept);
     largest(choice, |i| kept.contains(&(i / size)), rule.top_k)
@@ -226,8 +254,7 @@ fn divisor<T: Real>(scores: &[T], index: impl Iterator<Item = usize>, rule: &Rul
     if !rule.normalise {
         return T::from_f64(1.0);
     }
-    let sum: T = index.map(|i| scores[i]).sum();
-    if rule.sigmoid { sum + T::from_f64(1e-20) } else { sum }
+    index.map(|i| scores[i]).sum::<T>() + T::from_f64(rule.epsilon)
 }
 
 fn route<T: Real>(call: &mut Call<'_, T>) {
@@ -291,7 +318,7 @@ impl Op for RouteBackward {
         let mut kernel = kernel("route_backward", SOURCE, grid, THREADS, &rule.numbers(experts, tokens), args);
         kernel.defines.extend(defines_for("LOGITS", logits));
         kernel.defines.extend(defines_for("D", d));
-        kernel.defines.push(("FACTOR".to_owned(), format!("{:e}f", rule.factor)));
+        kernel.defines.extend(rule.fractions());
         Lowered::Kernels(vec![kernel])
     }
 
@@ -311,6 +338,7 @@ impl Op for RouteBackward {
             example(5, 2, 7, Attrs::new().with("scores", "softmax")),
             example(5, 2, 7, Attrs::new().with("scores", "softmax").with("normalise", true)),
             example(6, 2, 64, Attrs::new().with("scores", "sigmoid").with("normalise", true).with("factor", 2.0)),
+            example(5, 2, 7, Attrs::new().with("scores", "sigmoid").with("normalise", true).with("epsilon", 0.25)),
         ]
     }
 }
@@ -350,13 +378,17 @@ mod tests {
             top_k,
             sigmoid: true,
             normalise: false,
+            epsilon: 0.0,
             factor: 1.0,
             groups,
             kept,
+            counted: 2,
         };
         let scores = [0.9, 0.1, 0.5, 0.6, 0.2, 0.2];
         assert_eq!(chosen(&scores, &rule(1, 1, 2)), [0, 3]);
         assert_eq!(chosen(&scores, &rule(3, 1, 2)), [3, 2], "the second group has the largest sum");
+        let by_maximum = Rule { counted: 1, ..rule(3, 1, 2) };
+        assert_eq!(chosen(&scores, &by_maximum), [0, 1], "the first group has the largest score");
         assert_eq!(chosen(&[0.5, 0.5, 0.5], &rule(1, 1, 2)), [0, 1]);
     }
 }

@@ -39,7 +39,7 @@ MIXTURES = {
     "qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "olmoe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
-    **dict.fromkeys(["qwen2_moe", "deepseek_v3", "glm4_moe"], ("mlp", "gate_proj", "up_proj", "down_proj")),
+    **dict.fromkeys(["qwen2_moe", "deepseek_v2", "deepseek_v3", "glm4_moe"], ("mlp", "gate_proj", "up_proj", "down_proj")),
     **dict.fromkeys(["qwen3_5_moe_text", "qwen3_next"], ("mlp", "gate_proj", "up_proj", "down_proj")),
 }
 FAMILIES += [*MIXTURES, "gpt_oss", "qwen3_5_text", "gemma4_text"]
@@ -47,8 +47,8 @@ FAMILIES += [*MIXTURES, "gpt_oss", "qwen3_5_text", "gemma4_text"]
 #: Those of which peft adapts the matrices of experts, which are parameters of three axes there.
 STACKED = ["qwen3_moe", "olmoe", "mixtral", "gpt_oss", "gemma4_text"]
 
-#: Mixtures that are routed by sigmoids, within groups.
-GROUPED = ["deepseek_v3", "glm4_moe"]
+#: Mixtures whose experts are in groups.
+GROUPED = ["deepseek_v2", "deepseek_v3", "glm4_moe"]
 
 #: Those with gated delta nets.
 HYBRIDS = ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"]
@@ -166,7 +166,7 @@ def draw_grouped(rng: random.Random, family: str, fields: dict) -> dict:
     own: dict = {"n_routed_experts": 8, "n_group": groups, "topk_group": rng.randrange(1, groups + 1)}
     own |= {"num_experts_per_tok": rng.choice([1, 2]), "n_shared_experts": rng.choice([1, 2])}
     own |= {"norm_topk_prob": rng.random() < 0.5, "routed_scaling_factor": rng.choice([1.0, 2.5])}
-    own |= {"first_k_dense_replace": rng.choice([0, 1]), "hidden_size": rng.choice([32, 64, 96])}
+    own |= {"first_k_dense_replace": min(rng.choice([0, 1]), fields["num_hidden_layers"] - 1), "hidden_size": rng.choice([32, 64, 96])}
     own |= {"moe_intermediate_size": rng.choice([8, 24, 40]), "attention_bias": rng.random() < 0.4}
     if family == "glm4_moe":
         return own | {"use_qk_norm": rng.random() < 0.6}
@@ -178,7 +178,13 @@ def draw_grouped(rng: random.Random, family: str, fields: dict) -> dict:
     own |= {"q_lora_rank": rng.choice([None, 20]), "kv_lora_rank": rng.choice([12, 16])}
     own |= {"qk_nope_head_dim": rng.choice([8, 20]), "qk_rope_head_dim": rng.choice([4, 16])}
     own["head_dim"] = own["qk_rope_head_dim"]
-    return own | {"v_head_dim": rng.choice([8, 16, 36]), "rope_interleave": rng.random() < 0.7}
+    own["v_head_dim"] = rng.choice([8, 16, 36])
+    if family == "deepseek_v2":
+        own |= {"norm_topk_prob": False, "mlp_bias": rng.random() < 0.3}
+        own["hidden_size"] = 32 * fields["num_attention_heads"]
+        own["topk_method"] = rng.choice(["greedy", "group_limited_greedy"])
+        return own
+    return own | {"rope_interleave": rng.random() < 0.7}
 
 
 def draw_gemma4(rng: random.Random, fields: dict) -> dict:

@@ -63,7 +63,14 @@ def tiny_glm4_moe(**changes: object) -> dict[str, object]:
     return tiny_grouped(**{**own, **changes})
 
 
+def tiny_deepseek_v2(**changes: object) -> dict[str, object]:
+    own = {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "q_lora_rank": 24}
+    own |= {"kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}
+    return tiny_grouped(**{**own, "topk_method": "group_limited_greedy", **changes})
+
+
 MIXTURES = [tiny_qwen3_moe, tiny_mixtral, tiny_olmoe, tiny_qwen2_moe, tiny_gpt_oss, tiny_deepseek_v3, tiny_glm4_moe]
+MIXTURES += [tiny_deepseek_v2]
 
 
 def blocks(fields: dict) -> list[dict]:
@@ -87,13 +94,20 @@ def test_layers_with_experts():
     assert route["attrs"] == {"top_k": 2, "scores": "softmax"}
 
 
+#: Those with latent attention, whose queries have a projection of another name.
+LATENT = [tiny_deepseek_v3, tiny_deepseek_v2]
+
+#: Those with scores in f32.
+EXACT = [tiny_deepseek_v3, tiny_glm4_moe, tiny_deepseek_v2]
+
+
 @pytest.mark.parametrize("make", MIXTURES)
 def test_scores_are_not_rounded_where_transformers_does_not(make):
     nodes = blocks(make())[-1]["nodes"]
     [route] = [node for node in nodes if node["op"] == "route"]
     [scores] = [node for node in nodes if route["inputs"][0] in node["outputs"]]
     assert scores["op"] == "linear"
-    assert scores.get("attrs", {}).get("f32", False) == (make in (tiny_deepseek_v3, tiny_glm4_moe))
+    assert scores.get("attrs", {}).get("f32", False) == (make in EXACT)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +132,16 @@ def test_scores_are_not_rounded_where_transformers_does_not(make):
         (tiny_deepseek_v3, "qk_head_dim", 23),
         (tiny_deepseek_v3, "num_key_value_heads", 2),
         (tiny_glm4_moe, "num_experts_per_tok", 5),
+        (tiny_deepseek_v2, "num_experts_per_tok", None),
+        (tiny_deepseek_v2, "num_experts_per_tok", 5),
+        (tiny_deepseek_v2, "norm_topk_prob", True),
+        (tiny_deepseek_v2, "scoring_func", "sigmoid"),
+        (tiny_deepseek_v2, "topk_method", "noaux_tc"),
+        (tiny_deepseek_v2, "n_group", 3),
+        (tiny_deepseek_v2, "n_group", None),
+        (tiny_deepseek_v2, "topk_group", 5),
+        (tiny_deepseek_v2, "rope_interleave", False),
+        (tiny_deepseek_v2, "moe_layer_freq", 2),
     ],
 )
 def test_fields_that_cannot_be_honoured_are_refused_by_name(make, field, value):
@@ -334,7 +358,7 @@ def test_biases_of_experts_do_not_decay(make_model, tmp_path):
 @pytest.mark.parametrize("make", MIXTURES)
 def test_adapters_outside_of_the_experts(make, make_model, tmp_path):
     folder = make_model(make())
-    names = ["kv_b_proj" if make is tiny_deepseek_v3 else "q_proj", "o_proj"]
+    names = ["kv_b_proj" if make in LATENT else "q_proj", "o_proj"]
     base = {"model": str(folder), "torch_dtype": "float32", "device": "cpu", "lora_rank": 4, "lora_dropout": 0.0}
     trainer = surogate.Trainer(base | {"output_dir": str(tmp_path / "run"), "lora_target_modules": names})
     for _ in range(2):
@@ -435,7 +459,7 @@ def test_experts_in_codes(make, form, make_model, tmp_path):
     """Adapters on codes of all products but routers; what is merged has the values of the codes."""
     sizes = {"hidden_size": 64, "intermediate_size": 32, "moe_intermediate_size": 32} if form == "qlora_fp4" else {}
     folder = make_model(make(**sizes))
-    names = ["kv_b_proj" if make is tiny_deepseek_v3 else "q_proj", "o_proj"]
+    names = ["kv_b_proj" if make in LATENT else "q_proj", "o_proj"]
     parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
     own = {"lora_target_modules": names, "lora_target_parameters": parameters, form: True}
     trainer = trained(folder, tmp_path / "run", **own)
@@ -528,3 +552,15 @@ def test_routers_of_gemma4_are_trained_as_wholes_and_have_no_bias(make_model, tm
     assert all(not np.array_equal(found[f"base_model.model.{name}"], before[name]) for name in names)
     with pytest.raises(ConfigError, match="`router_bias_update_rate`, but Gemma4ForCausalLM has no bias"):
         trained(folder, tmp_path / "biased", lora=False, router_bias_update_rate=1e-3)
+
+
+def test_fields_of_deepseek_v2():
+    [rule] = operations(tiny_deepseek_v2(routed_scaling_factor=16.0), "route")
+    assert rule == {"top_k": 3, "scores": "softmax", "factor": 16.0, "groups": 4, "kept_groups": 2, "counted": 1}
+    [rule] = operations(tiny_deepseek_v2(topk_method="greedy", n_group=None, num_experts_per_tok=8), "route")
+    assert rule == {"top_k": 8, "scores": "softmax", "factor": 1.0}, "all experts to choose from"
+    assert sparse(tiny_deepseek_v2(n_routed_experts=4, num_experts_per_tok=2)) == [False, True], "groups of one expert"
+    names = [row["name"] for block in blocks(tiny_deepseek_v2(mlp_bias=True)) for row in block["parameters"]]
+    assert "model.layers.{i}.mlp.down_proj.bias" in names and "model.layers.{i}.mlp.shared_experts.up_proj.bias" in names
+    assert not any(".experts.0." in name and name.endswith("bias") for name in names)
+    assert any(node["attrs"].get("interleaved") for node in blocks(tiny_deepseek_v2())[0]["nodes"] if node["op"] == "rope")

@@ -5,6 +5,7 @@ from typing import Any
 
 from .. import dsl, tasks
 from . import (
+    deepseek_v2,
     deepseek_v3,
     ernie4_5,
     exaone4,
@@ -40,6 +41,7 @@ from . import (
 
 __all__ = [
     "build",
+    "deepseek_v2",
     "deepseek_v3",
     "ernie4_5",
     "exaone4",

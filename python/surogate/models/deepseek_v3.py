@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ..dsl import Batch, Module, Reader, Tensor, model, ops, region
 from ..layers import (
@@ -22,6 +22,7 @@ from ..layers import (
     Mixture,
     RMSNorm,
     RotaryEmbedding,
+    Router,
     Routing,
     count_of_experts,
 )
@@ -30,21 +31,15 @@ from ..layers import (
 LATENT_EPS = 1e-6
 
 
-class SparseFields(DecoderConfig):
-    """Fields of the layers with experts."""
+class SharedFields(DecoderConfig):
+    """Fields of layers with experts, of which some are shared by all tokens."""
 
     moe_intermediate_size: int = 2048
     n_shared_experts: int = 1
     num_experts_per_tok: int = 8
-    norm_topk_prob: bool = True
     routed_scaling_factor: float = 2.5
-    n_group: int = 8
-    topk_group: int = 4
     first_k_dense_replace: int | None = 3
-    num_nextn_predict_layers: int | None = 1
     output_router_logits: Literal[False] = False
-    scoring_func: Literal["sigmoid"] = "sigmoid"
-    topk_method: Literal["noaux_tc"] = "noaux_tc"
     moe_layer_freq: Literal[1] = 1
     # In the files; transformers does not read them.
     pretraining_tp: int = 1
@@ -53,20 +48,36 @@ class SparseFields(DecoderConfig):
     seq_aux: bool = True
     router_aux_loss_coef: float = 0.0
 
+    def read_routing(self, reader: Reader, scores: str, groups: int, kept: int, *, least: int = 2) -> None:
+        """The `routing` and the `kinds` of the layers, of experts in groups of `least` or more, which `num_experts` counts."""
+        of_group, rest = divmod(self.num_experts, groups)
+        if rest or groups > 1 and of_group < least:
+            count = {1: "one", 2: "two"}[least]
+            reader.problem("n_group", f"{groups} does not divide {self.num_experts} experts into groups of {count} or more")
+        if kept > groups:
+            reader.problem("topk_group", f"{kept} is more than {groups} groups")
+        elif self.num_experts_per_tok > of_group * kept:
+            reader.problem("num_experts_per_tok", f"{self.num_experts_per_tok} is more than {of_group * kept} experts")
+        dense = self.first_k_dense_replace or 0
+        self.kinds = ["dense" if i < dense else "sparse" for i in range(self.num_hidden_layers)]
+        if "sparse" in self.kinds:
+            self.routing = Routing(self.num_experts, self.num_experts_per_tok, scores=scores)
+
+
+class SparseFields(SharedFields):
+    """The same where sigmoids and a correction bias choose the experts."""
+
+    norm_topk_prob: bool = True
+    n_group: int = 8
+    topk_group: int = 4
+    num_nextn_predict_layers: int | None = 1
+    scoring_func: Literal["sigmoid"] = "sigmoid"
+    topk_method: Literal["noaux_tc"] = "noaux_tc"
+
     def read_experts(self, reader: Reader, experts: int) -> None:
         """`num_experts`, by default `experts`, and the `kinds` of the layers."""
         self.num_experts = count_of_experts(reader, experts, "n_routed_experts")
-        of_group, rest = divmod(self.num_experts, self.n_group)
-        if rest or self.n_group > 1 and of_group < 2:
-            reader.problem("n_group", f"{self.n_group} does not divide {self.num_experts} experts into groups of two or more")
-        if self.topk_group > self.n_group:
-            reader.problem("topk_group", f"{self.topk_group} is more than {self.n_group} groups")
-        elif self.num_experts_per_tok > of_group * self.topk_group:
-            reader.problem("num_experts_per_tok", f"{self.num_experts_per_tok} is more than {of_group * self.topk_group} experts")
-        dense = self.first_k_dense_replace or 0
-        if dense < self.num_hidden_layers:
-            self.routing = Routing(self.num_experts, self.num_experts_per_tok, scores="sigmoid")
-        self.kinds = ["dense" if i < dense else "sparse" for i in range(self.num_hidden_layers)]
+        self.read_routing(reader, "sigmoid", self.n_group, self.topk_group)
 
 
 def predicting_layers(c: SparseFields) -> list[str]:
@@ -76,39 +87,36 @@ def predicting_layers(c: SparseFields) -> list[str]:
 
 
 class SharedMixture(Mixture):
-    """What the experts of a token give, and `shared_experts`(x)."""
+    """What the experts of a token give, and `shared_experts`(x), whose matrices have biases with `bias`."""
 
-    def __init__(self, c: SparseFields) -> None:
-        router = CorrectedRouter(
-            c.hidden_size,
-            c.num_experts,
-            top_k=c.num_experts_per_tok,
-            normalise=c.norm_topk_prob,
-            factor=c.routed_scaling_factor,
-            groups=c.n_group,
-            kept_groups=c.topk_group,
-        )
+    def __init__(self, c: SharedFields, router: Router, *, bias: bool = False) -> None:
         super().__init__(router, Experts(c.num_experts, c.hidden_size, c.moe_intermediate_size), c.num_experts)
-        self.shared_experts = GatedMLP(c.hidden_size, c.moe_intermediate_size * c.n_shared_experts)
+        self.shared_experts = GatedMLP(c.hidden_size, c.moe_intermediate_size * c.n_shared_experts, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + self.shared_experts(x)
 
 
-class DeepseekV3Config(SparseFields):
-    vocab_size: int = 129280
-    hidden_size: int = 7168
-    intermediate_size: int = 18432
-    num_hidden_layers: int = 61
-    num_attention_heads: int = 128
-    num_key_value_heads: int = 128
-    max_position_embeddings: int = 4096
+def corrected_router(c: SparseFields) -> CorrectedRouter:
+    return CorrectedRouter(
+        c.hidden_size,
+        c.num_experts,
+        top_k=c.num_experts_per_tok,
+        normalise=c.norm_topk_prob,
+        factor=c.routed_scaling_factor,
+        groups=c.n_group,
+        kept_groups=c.topk_group,
+    )
+
+
+class LatentFields(DecoderConfig):
+    """Fields of multi-head latent attention."""
+
     q_lora_rank: int | None = 1536
     kv_lora_rank: int = 512
     qk_nope_head_dim: int = 128
     qk_rope_head_dim: int = 64
     v_head_dim: int = 128
-    rope_interleave: bool = True
     attention_bias: bool = False
 
     def derive(self, reader: Reader) -> None:
@@ -122,11 +130,28 @@ class DeepseekV3Config(SparseFields):
         given = reader.take("qk_head_dim")
         if given not in (None, self.qk_head_dim):
             reader.problem("qk_head_dim", f"{given!r} is not qk_nope_head_dim + qk_rope_head_dim")
-        self.read_experts(reader, 256)
         self.scale = self.qk_head_dim**-0.5
         if every := self.rope.settings.get("mscale_all_dim"):
             factor = self.rope.settings["factor"]
             self.scale *= (0.1 * every * math.log(factor) + 1.0) ** 2 if factor > 1 else 1.0
+
+
+class DeepseekV3Config(LatentFields, SparseFields):
+    vocab_size: int = 129280
+    hidden_size: int = 7168
+    intermediate_size: int = 18432
+    num_hidden_layers: int = 61
+    num_attention_heads: int = 128
+    num_key_value_heads: int = 128
+    max_position_embeddings: int = 4096
+    rope_interleave: bool = True
+
+    #: Experts of configs that do not count them.
+    experts: ClassVar[int] = 256
+
+    def derive(self, reader: Reader) -> None:
+        super().derive(reader)
+        self.read_experts(reader, self.experts)
 
 
 class LatentAttention(Module):
@@ -134,7 +159,7 @@ class LatentAttention(Module):
     `kv_a_proj_with_mqa`(x) is the latent of keys and values, of which `kv_b_proj` makes each head's own columns of the key
     and its value, and the rotated columns of the keys of all heads."""
 
-    def __init__(self, c: DeepseekV3Config) -> None:
+    def __init__(self, c: LatentFields) -> None:
         self.own, self.rotated, self.values = c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim
         self.count, self.latent, self.scale = c.num_attention_heads, c.kv_lora_rank, c.scale
         self.dropout = c.attention_dropout or None
@@ -180,7 +205,9 @@ class LatentAttention(Module):
 class DeepseekV3(CausalLM):
     def __init__(self, c: DeepseekV3Config) -> None:
         def mlp(kind: str) -> Module:
-            return GatedMLP(c.hidden_size, c.intermediate_size) if kind == "dense" else SharedMixture(c)
+            if kind == "dense":
+                return GatedMLP(c.hidden_size, c.intermediate_size)
+            return SharedMixture(c, corrected_router(c))
 
         by_kind = {kind: DecoderLayer(c, LatentAttention(c), mlp(kind)) for kind in dict.fromkeys(c.kinds)}
         rotary = RotaryEmbedding(c.qk_rope_head_dim, c.rope, interleaved=c.rope_interleave)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from .. import layers
 from ..dsl import Batch, Module, Reader, Tensor, model
 from ..layers import EXPERTS_AS_PARAMETERS, CausalLM, Decoder, DecoderLayer, GatedMLP, RMSNorm
-from .deepseek_v3 import SharedMixture, SparseFields, predicting_layers
+from .deepseek_v3 import SharedMixture, SparseFields, corrected_router, predicting_layers
 
 
 class Glm4MoeConfig(SparseFields):
@@ -59,7 +59,9 @@ class Attention(layers.Attention):
 class Glm4Moe(CausalLM):
     def __init__(self, c: Glm4MoeConfig) -> None:
         def mlp(kind: str) -> Module:
-            return GatedMLP(c.hidden_size, c.intermediate_size) if kind == "dense" else SharedMixture(c)
+            if kind == "dense":
+                return GatedMLP(c.hidden_size, c.intermediate_size)
+            return SharedMixture(c, corrected_router(c))
 
         by_kind = {kind: DecoderLayer(c, Attention(c), mlp(kind)) for kind in dict.fromkeys(c.kinds)}
         super().__init__(c, Decoder(c, by_kind, pattern=c.kinds))

@@ -44,6 +44,7 @@ RECORDED = {
     "glm4_moe": "Glm4MoeForCausalLM",
     "qwen3_5_moe": "Qwen3_5MoeForCausalLM",
     "gemma4_moe": "Gemma4ForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
 }
 
 #: Families with recorded values of rows with images, and their architectures.
@@ -59,6 +60,7 @@ RECORDED_IMAGES = {
 
 #: Mixtures of experts, or architectures that may be one, marked on the page.
 MIXTURES = {
+    "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
     "Gemma4ForCausalLM",
     "Gemma4ForConditionalGeneration",

@@ -362,7 +362,7 @@ def draw_targets(rng: random.Random, model):
                 r"transformer\.h\.0\.mlp\.c_.*",
             ]
         )
-    if model.config.model_type in ("deepseek_v2", "deepseek_v3"):
+    if model.config.model_type in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
         queries = "q_proj" if model.config.q_lora_rank is None else "q_b_proj"
         return rng.choice([["kv_b_proj"], [queries, "o_proj"], ["kv_a_proj_with_mqa"], r".*\.(kv_b|o)_proj"])
     if model.config.model_type in [*MIXTURES, "gpt_oss"]:

@@ -39,7 +39,7 @@ MIXTURES = {
     "qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "olmoe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
-    **dict.fromkeys(["qwen2_moe", "deepseek_v2", "deepseek_v3", "glm4_moe"], ("mlp", "gate_proj", "up_proj", "down_proj")),
+    **dict.fromkeys(["qwen2_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite"], ("mlp", "gate_proj", "up_proj", "down_proj")),
     **dict.fromkeys(["qwen3_5_moe_text", "qwen3_next"], ("mlp", "gate_proj", "up_proj", "down_proj")),
 }
 FAMILIES += [*MIXTURES, "gpt_oss", "qwen3_5_text", "gemma4_text"]
@@ -48,7 +48,7 @@ FAMILIES += [*MIXTURES, "gpt_oss", "qwen3_5_text", "gemma4_text"]
 STACKED = ["qwen3_moe", "olmoe", "mixtral", "gpt_oss", "gemma4_text"]
 
 #: Mixtures whose experts are in groups.
-GROUPED = ["deepseek_v2", "deepseek_v3", "glm4_moe"]
+GROUPED = ["deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite"]
 
 #: Those with gated delta nets.
 HYBRIDS = ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"]
@@ -179,6 +179,9 @@ def draw_grouped(rng: random.Random, family: str, fields: dict) -> dict:
     own |= {"qk_nope_head_dim": rng.choice([8, 20]), "qk_rope_head_dim": rng.choice([4, 16])}
     own["head_dim"] = own["qk_rope_head_dim"]
     own["v_head_dim"] = rng.choice([8, 16, 36])
+    if family == "glm4_moe_lite":
+        own.pop("first_k_dense_replace")
+        own["mlp_layer_types"] = [rng.choice(["dense", "sparse"]) for _ in range(fields["num_hidden_layers"])]
     if family == "deepseek_v2":
         own |= {"norm_topk_prob": False, "mlp_bias": rng.random() < 0.3}
         own["hidden_size"] = 32 * fields["num_attention_heads"]

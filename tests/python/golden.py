@@ -40,7 +40,10 @@ FAMILIES = [
 ]
 
 #: Mixtures of experts. In bfloat16 transformers takes other experts for some tokens: not compared.
-MIXTURES = ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "glm4_moe", "qwen3_5_moe", "gemma4_moe", "deepseek_v2"]
+MIXTURES = [
+    "qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "glm4_moe", "qwen3_5_moe", "gemma4_moe",
+    "deepseek_v2", "glm4_moe_lite",
+]
 
 #: Those with recorded values of rows with images.
 WITH_IMAGES = ["qwen2_5_vl", "qwen3_vl", "qwen3_5_vl", "gemma3_mm", "gemma4_mm", "mistral3", "smolvlm"]

@@ -69,8 +69,13 @@ def tiny_deepseek_v2(**changes: object) -> dict[str, object]:
     return tiny_grouped(**{**own, "topk_method": "group_limited_greedy", **changes})
 
 
+def tiny_glm4_moe_lite(**changes: object) -> dict[str, object]:
+    own = {"architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite"}
+    return tiny_deepseek_v3(**{**own, **changes})
+
+
 MIXTURES = [tiny_qwen3_moe, tiny_mixtral, tiny_olmoe, tiny_qwen2_moe, tiny_gpt_oss, tiny_deepseek_v3, tiny_glm4_moe]
-MIXTURES += [tiny_deepseek_v2]
+MIXTURES += [tiny_deepseek_v2, tiny_glm4_moe_lite]
 
 
 def blocks(fields: dict) -> list[dict]:
@@ -95,10 +100,10 @@ def test_layers_with_experts():
 
 
 #: Those with latent attention, whose queries have a projection of another name.
-LATENT = [tiny_deepseek_v3, tiny_deepseek_v2]
+LATENT = [tiny_deepseek_v3, tiny_deepseek_v2, tiny_glm4_moe_lite]
 
 #: Those with scores in f32.
-EXACT = [tiny_deepseek_v3, tiny_glm4_moe, tiny_deepseek_v2]
+EXACT = [tiny_deepseek_v3, tiny_glm4_moe, tiny_deepseek_v2, tiny_glm4_moe_lite]
 
 
 @pytest.mark.parametrize("make", MIXTURES)
@@ -132,6 +137,10 @@ def test_scores_are_not_rounded_where_transformers_does_not(make):
         (tiny_deepseek_v3, "qk_head_dim", 23),
         (tiny_deepseek_v3, "num_key_value_heads", 2),
         (tiny_glm4_moe, "num_experts_per_tok", 5),
+        (tiny_glm4_moe_lite, "first_k_dense_replace", 2),
+        (tiny_glm4_moe_lite, "mlp_layer_types", ["dense"]),
+        (tiny_glm4_moe_lite, "mlp_layer_types", ["dense", "shared"]),
+        (tiny_glm4_moe_lite, "topk_method", "greedy"),
         (tiny_deepseek_v2, "num_experts_per_tok", None),
         (tiny_deepseek_v2, "num_experts_per_tok", 5),
         (tiny_deepseek_v2, "norm_topk_prob", True),
@@ -564,3 +573,12 @@ def test_fields_of_deepseek_v2():
     assert "model.layers.{i}.mlp.down_proj.bias" in names and "model.layers.{i}.mlp.shared_experts.up_proj.bias" in names
     assert not any(".experts.0." in name and name.endswith("bias") for name in names)
     assert any(node["attrs"].get("interleaved") for node in blocks(tiny_deepseek_v2())[0]["nodes"] if node["op"] == "rope")
+
+
+def test_layers_with_experts_of_glm4_moe_lite():
+    more = {"num_hidden_layers": 3}
+    assert sparse(tiny_glm4_moe_lite(**more)) == [False, True, True]
+    given = tiny_glm4_moe_lite(**more, mlp_layer_types=["sparse", "dense", "sparse"], first_k_dense_replace=2)
+    assert sparse(given) == [True, False, True], "the list counts"
+    dense = json.loads(models.build(tiny_glm4_moe_lite(mlp_layer_types=["dense", "dense"])))
+    assert not any("expert_load" in item.get("name", "") for item in dense["outputs"])

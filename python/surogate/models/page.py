@@ -45,6 +45,7 @@ RECORDED = {
     "qwen3_5_moe": "Qwen3_5MoeForCausalLM",
     "gemma4_moe": "Gemma4ForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
+    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
 }
 
 #: Families with recorded values of rows with images, and their architectures.
@@ -65,6 +66,7 @@ MIXTURES = {
     "Gemma4ForCausalLM",
     "Gemma4ForConditionalGeneration",
     "Glm4MoeForCausalLM",
+    "Glm4MoeLiteForCausalLM",
     "GptOssForCausalLM",
     "MixtralForCausalLM",
     "OlmoeForCausalLM",

@@ -282,7 +282,7 @@ def as_in_files(config, tensors: dict) -> dict:
         if ".lora_" in name:
             found[name] = value
             continue
-        name = name.replace(".mlp.gate.", f".{layer}.gate.")
+        name = name.replace(".mlp.gate.", f".{layer}.gate.").replace(".gate.moe_statics.", ".moe_statics.")
         before, stacked, last = name.partition(".mlp.experts.")
         if not stacked:
             found[name] = value

@@ -39,13 +39,13 @@ MIXTURES = {
     "qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "olmoe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
-    **dict.fromkeys(["qwen2_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite"], ("mlp", "gate_proj", "up_proj", "down_proj")),
+    **dict.fromkeys(["qwen2_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "ernie4_5_moe"], ("mlp", "gate_proj", "up_proj", "down_proj")),
     **dict.fromkeys(["qwen3_5_moe_text", "qwen3_next"], ("mlp", "gate_proj", "up_proj", "down_proj")),
 }
 FAMILIES += [*MIXTURES, "gpt_oss", "qwen3_5_text", "gemma4_text"]
 
 #: Those of which peft adapts the matrices of experts, which are parameters of three axes there.
-STACKED = ["qwen3_moe", "olmoe", "mixtral", "gpt_oss", "gemma4_text"]
+STACKED = ["ernie4_5_moe", "qwen3_moe", "olmoe", "mixtral", "gpt_oss", "gemma4_text"]
 
 #: Mixtures whose experts are in groups.
 GROUPED = ["deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite"]
@@ -134,6 +134,11 @@ def own_fields(rng: random.Random, family: str, fields: dict) -> dict:
         return draw_gemma4(rng, fields)
     if family in GROUPED:
         return own | draw_grouped(rng, family, fields)
+    if family == "ernie4_5_moe":
+        own |= {"moe_num_experts": rng.choice([3, 4, 9]), "moe_k": rng.choice([1, 2, 3]), "use_bias": rng.random() < 0.4}
+        own |= {"moe_intermediate_size": rng.choice([8, 24, 40]), "moe_num_shared_experts": rng.choice([0, 1, 2])}
+        own |= {"moe_layer_start_index": rng.choice([0, layers - 1]), "moe_layer_interval": 1}
+        return own | {"hidden_size": rng.choice([32, 64, 96]), "moe_layer_end_index": rng.choice([-1, layers - 1])}
     if family in HYBRIDS:
         return own | draw_hybrid(rng, family, fields)
     if family in MIXTURES:

@@ -126,7 +126,7 @@ def test_loss_of_uneven_loads(name, golden_folder, tmp_path):
 SIGMOIDS = ["deepseek_v3", "glm4_moe_lite"]
 
 
-@pytest.mark.parametrize("name", [*BALANCED, *SIGMOIDS, "gemma4_moe", "deepseek_v2"])
+@pytest.mark.parametrize("name", [*BALANCED, *SIGMOIDS, "gemma4_moe", "deepseek_v2", "ernie4_5_moe"])
 def test_a_step_reports_what_routers_do(name, golden_folder, tmp_path):
     """Loads, entropy and the loss of uneven loads over all layers, from the recorded scores and choices."""
     golden = of_family(name, golden_folder)

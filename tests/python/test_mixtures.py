@@ -74,8 +74,13 @@ def tiny_glm4_moe_lite(**changes: object) -> dict[str, object]:
     return tiny_deepseek_v3(**{**own, **changes})
 
 
+def tiny_ernie4_5_moe(**changes: object) -> dict[str, object]:
+    own = {"architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "moe_num_experts": 8, "moe_k": 2}
+    return tiny_llama(**{**own, "moe_intermediate_size": 16, **changes})
+
+
 MIXTURES = [tiny_qwen3_moe, tiny_mixtral, tiny_olmoe, tiny_qwen2_moe, tiny_gpt_oss, tiny_deepseek_v3, tiny_glm4_moe]
-MIXTURES += [tiny_deepseek_v2, tiny_glm4_moe_lite]
+MIXTURES += [tiny_deepseek_v2, tiny_glm4_moe_lite, tiny_ernie4_5_moe]
 
 
 def blocks(fields: dict) -> list[dict]:
@@ -103,7 +108,7 @@ def test_layers_with_experts():
 LATENT = [tiny_deepseek_v3, tiny_deepseek_v2, tiny_glm4_moe_lite]
 
 #: Those with scores in f32.
-EXACT = [tiny_deepseek_v3, tiny_glm4_moe, tiny_deepseek_v2, tiny_glm4_moe_lite]
+EXACT = [tiny_deepseek_v3, tiny_glm4_moe, tiny_deepseek_v2, tiny_glm4_moe_lite, tiny_ernie4_5_moe]
 
 
 @pytest.mark.parametrize("make", MIXTURES)
@@ -137,6 +142,12 @@ def test_scores_are_not_rounded_where_transformers_does_not(make):
         (tiny_deepseek_v3, "qk_head_dim", 23),
         (tiny_deepseek_v3, "num_key_value_heads", 2),
         (tiny_glm4_moe, "num_experts_per_tok", 5),
+        (tiny_ernie4_5_moe, "num_experts_per_tok", 3),
+        (tiny_ernie4_5_moe, "moe_k", 9),
+        (tiny_ernie4_5_moe, "moe_norm_min", 0.1),
+        (tiny_ernie4_5_moe, "output_router_logits", True),
+        (tiny_ernie4_5_moe, "moe_num_shared_experts", -1),
+        (tiny_ernie4_5_moe, "num_local_experts", 4),
         (tiny_glm4_moe_lite, "first_k_dense_replace", 2),
         (tiny_glm4_moe_lite, "mlp_layer_types", ["dense"]),
         (tiny_glm4_moe_lite, "mlp_layer_types", ["dense", "shared"]),
@@ -582,3 +593,19 @@ def test_layers_with_experts_of_glm4_moe_lite():
     assert sparse(given) == [True, False, True], "the list counts"
     dense = json.loads(models.build(tiny_glm4_moe_lite(mlp_layer_types=["dense", "dense"])))
     assert not any("expert_load" in item.get("name", "") for item in dense["outputs"])
+
+
+def test_fields_of_ernie4_5_moe():
+    more = {"num_hidden_layers": 6}
+    assert sparse(tiny_ernie4_5_moe(**more)) == [False] + [True] * 5
+    assert sparse(tiny_ernie4_5_moe(**more, moe_layer_start_index=0, moe_layer_end_index=3)) == [True] * 4 + [False] * 2
+    assert sparse(tiny_ernie4_5_moe(**more, moe_layer_interval=2)) == [False, True] * 3
+    [rule] = operations(tiny_ernie4_5_moe(), "route")
+    assert rule == {"top_k": 2, "scores": "softmax", "normalise": True}
+    names = {row["name"]: row["shape"] for row in blocks(tiny_ernie4_5_moe(use_bias=True))[-1]["parameters"]}
+    assert names["model.layers.{i}.mlp.moe_statics.e_score_correction_bias"] == [1, 8]
+    assert names["model.layers.{i}.mlp.shared_experts.up_proj.bias"] == [32]
+    alone = blocks(tiny_ernie4_5_moe(moe_num_shared_experts=0))[-1]["parameters"]
+    assert not any("shared_experts" in row["name"] for row in alone)
+    outside = [row["name"] for row in json.loads(models.build(tiny_ernie4_5_moe(use_bias=True)))["parameters"]]
+    assert "lm_head.bias" in outside

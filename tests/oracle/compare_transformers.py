@@ -82,7 +82,7 @@ def draw_model(rng: random.Random, folder: Path, dtype=torch.float32, calm: bool
     config.initializer_range = 0.02 if calm else config.initializer_range
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
-        own = ("e_score_correction_bias", "layer_scalar")
+        own = ("e_score_correction_bias", "expert_bias", "layer_scalar")
         correction = [of for name, of in model.named_buffers() if name.endswith(own)]
         biases = [of for name, of in model.named_parameters() if of.ndim == 1 or name.endswith("_bias")]
         for tensor in correction + biases:
@@ -283,7 +283,7 @@ def as_in_files(config, tensors: dict) -> dict:
             found[name] = value
             continue
         name = name.replace(".mlp.gate.", f".{layer}.gate.").replace(".gate.moe_statics.", ".moe_statics.")
-        before, stacked, last = name.partition(".mlp.experts.")
+        before, stacked, last = name.partition(".feed_forward.experts." if layer == "feed_forward" else ".mlp.experts.")
         if not stacked:
             found[name] = value
             continue
@@ -365,6 +365,8 @@ def draw_targets(rng: random.Random, model):
     if model.config.model_type in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
         queries = "q_proj" if model.config.q_lora_rank is None else "q_b_proj"
         return rng.choice([["kv_b_proj"], [queries, "o_proj"], ["kv_a_proj_with_mqa"], r".*\.(kv_b|o)_proj"])
+    if model.config.model_type == "lfm2_moe":
+        return rng.choice([["q_proj"], r".*\.(q|in)_proj", ["k_proj", "out_proj"], r".*\.(out|v)_proj"])
     if model.config.model_type in [*MIXTURES, "gpt_oss"]:
         return rng.choice([["q_proj"], ["q_proj", "v_proj"], ["k_proj", "o_proj"], r".*\.(q|o)_proj"])
     if model.config.model_type == "lfm2":
@@ -648,6 +650,8 @@ def named_linears(config) -> list[str]:
     """Modules that adapters of an export are on."""
     if config.model_type == "gpt2":
         return ["c_attn", "mlp.c_proj"]
+    if config.model_type == "lfm2_moe":
+        return ["out_proj", "q_proj"]
     return ["out_proj", "w2"] if config.model_type == "lfm2" else ["o_proj", "down_proj"]
 
 

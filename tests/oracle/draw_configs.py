@@ -40,6 +40,7 @@ MIXTURES = {
     "olmoe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
     **dict.fromkeys(["qwen2_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "ernie4_5_moe"], ("mlp", "gate_proj", "up_proj", "down_proj")),
+    "lfm2_moe": ("feed_forward", "w1", "w3", "w2"),
     **dict.fromkeys(["qwen3_5_moe_text", "qwen3_next"], ("mlp", "gate_proj", "up_proj", "down_proj")),
 }
 FAMILIES += [*MIXTURES, "gpt_oss", "qwen3_5_text", "gemma4_text"]
@@ -54,7 +55,7 @@ GROUPED = ["deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite"]
 HYBRIDS = ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"]
 
 #: Those of which a state goes from token to token.
-STATEFUL = [*HYBRIDS, "lfm2"]
+STATEFUL = [*HYBRIDS, "lfm2", "lfm2_moe"]
 
 #: Those whose rotation is given by kind of layer.
 BY_KIND = ["gemma3_text", "olmo3"]
@@ -103,10 +104,16 @@ def own_fields(rng: random.Random, family: str, fields: dict) -> dict:
         own["attention_bias"] = rng.random() < 0.4
     if family == "ernie4_5":
         own["use_bias"] = rng.random() < 0.4
-    if family == "lfm2":
+    if family in ("lfm2", "lfm2_moe"):
         own |= {"norm_eps": fields.pop("rms_norm_eps"), "conv_L_cache": rng.choice([2, 3, 4])}
         own["layer_types"] = [rng.choice(["conv", "full_attention"]) for _ in range(layers)]
         own["layer_types"][rng.randrange(layers)] = "full_attention"  # has the modules that adapters are drawn from
+    if family == "lfm2_moe":
+        own |= {"num_experts": rng.choice([3, 4, 9]), "num_experts_per_tok": rng.choice([1, 2, 3])}
+        own |= {"moe_intermediate_size": rng.choice([8, 24, 40]), "hidden_size": rng.choice([32, 64, 96])}
+        own |= {"num_dense_layers": rng.choice([0, layers - 1]), "use_expert_bias": rng.random() < 0.7}
+        return own | {"norm_topk_prob": rng.random() < 0.7, "routed_scaling_factor": rng.choice([1.0, 2.5])}
+    if family == "lfm2":
         own |= {"block_auto_adjust_ff_dim": rng.random() < 0.7, "block_multiple_of": rng.choice([4, 16])}
         own["block_ffn_dim_multiplier"] = rng.choice([1.0, 1.3])
     if family == "exaone4":

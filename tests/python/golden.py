@@ -42,7 +42,7 @@ FAMILIES = [
 #: Mixtures of experts. In bfloat16 transformers takes other experts for some tokens: not compared.
 MIXTURES = [
     "qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "glm4_moe", "qwen3_5_moe", "gemma4_moe",
-    "deepseek_v2", "glm4_moe_lite", "ernie4_5_moe",
+    "deepseek_v2", "glm4_moe_lite", "ernie4_5_moe", "lfm2_moe",
 ]
 
 #: Those with recorded values of rows with images.
@@ -52,7 +52,7 @@ WITH_IMAGES = ["qwen2_5_vl", "qwen3_vl", "qwen3_5_vl", "gemma3_mm", "gemma4_mm",
 HYBRIDS = ["qwen3_5", "qwen3_5_moe"]
 
 #: Those with recorded adapters on experts and attention, which differ from those in `lora`.
-ADAPTED_EXPERTS = ["qwen3_moe", "gpt_oss", "mixtral", "deepseek_v3", "gemma4_moe", "ernie4_5_moe"]
+ADAPTED_EXPERTS = ["qwen3_moe", "gpt_oss", "mixtral", "deepseek_v3", "gemma4_moe", "ernie4_5_moe", "lfm2_moe"]
 
 #: Those with a recorded loss of uneven loads.
 BALANCED = ["gpt_oss", "mixtral", "qwen3_moe", "qwen3_5_moe"]

@@ -123,7 +123,7 @@ def test_loss_of_uneven_loads(name, golden_folder, tmp_path):
 
 
 #: Mixtures whose scores are sigmoids.
-SIGMOIDS = ["deepseek_v3", "glm4_moe_lite"]
+SIGMOIDS = ["deepseek_v3", "glm4_moe_lite", "lfm2_moe"]
 
 
 @pytest.mark.parametrize("name", [*BALANCED, *SIGMOIDS, "gemma4_moe", "deepseek_v2", "ernie4_5_moe"])

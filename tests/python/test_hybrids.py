@@ -46,10 +46,17 @@ def tiny_lfm2(**changes: object) -> dict[str, object]:
     return tiny_llama(**{**own, "tie_word_embeddings": True, **changes})
 
 
+def tiny_lfm2_moe(**changes: object) -> dict[str, object]:
+    """The config.json of a three-layer LFM2 MoE, its second layer with attention, its first dense."""
+    own = {"architectures": ["Lfm2MoeForCausalLM"], "model_type": "lfm2_moe", "full_attn_idxs": None, "num_experts": 4}
+    own |= {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1, "num_experts_per_tok": 2}
+    return tiny_lfm2(**{**own, "moe_intermediate_size": 24, "block_multiple_of": None, **changes})
+
+
 HYBRIDS = [tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next]
 
 #: All of which a state goes from token to token.
-STATEFUL = [*HYBRIDS, tiny_lfm2]
+STATEFUL = [*HYBRIDS, tiny_lfm2, tiny_lfm2_moe]
 
 
 def operations(fields: dict, op: str) -> list[dict]:
@@ -384,3 +391,28 @@ def test_fields_of_lfm2():
 def test_fields_of_lfm2_that_cannot_be_honoured(field, value):
     with pytest.raises(ModelConfigError, match=f"`{field}`"):
         models.build(tiny_lfm2(**{field: value}))
+
+
+def test_fields_of_lfm2_moe():
+    rules = operations(tiny_lfm2_moe(routed_scaling_factor=2.0), "route")
+    assert rules == [{"top_k": 2, "scores": "sigmoid", "normalise": True, "epsilon": 1e-6, "factor": 2.0}] * 2
+    [plain, _] = operations(tiny_lfm2_moe(norm_topk_prob=False), "route")
+    assert plain == {"top_k": 2, "scores": "sigmoid", "factor": 1.0}
+    assert len(operations(tiny_lfm2_moe(num_dense_layers=0), "route")) == 3
+    assert len(operations(tiny_lfm2_moe(num_dense_layers=None), "route")) == 1, "two are dense where nothing is said"
+
+    def biases(fields: dict) -> list[str]:
+        [stack] = [item for item in json.loads(models.build(fields))["body"] if "repeat" in item]
+        return [row["name"] for block in stack["blocks"] for row in block["parameters"] if "expert_bias" in row["name"]]
+
+    assert biases(tiny_lfm2_moe()) == ["model.layers.{i}.feed_forward.expert_bias"] * 2, "of both kinds of layers"
+    assert biases(tiny_lfm2_moe(use_expert_bias=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("num_experts_per_tok", 5), ("num_experts", 0), ("output_router_logits", True), ("conv_bias", True), ("tie_embedding", 1)],
+)
+def test_fields_of_lfm2_moe_that_cannot_be_honoured(field, value):
+    with pytest.raises(ModelConfigError, match=f"`{field}`"):
+        models.build(tiny_lfm2_moe(**{field: value}))

@@ -47,6 +47,7 @@ RECORDED = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
+    "lfm2_moe": "Lfm2MoeForCausalLM",
 }
 
 #: Families with recorded values of rows with images, and their architectures.
@@ -70,6 +71,7 @@ MIXTURES = {
     "Glm4MoeForCausalLM",
     "Glm4MoeLiteForCausalLM",
     "GptOssForCausalLM",
+    "Lfm2MoeForCausalLM",
     "MixtralForCausalLM",
     "OlmoeForCausalLM",
     "Qwen2MoeForCausalLM",
@@ -94,7 +96,7 @@ exported to GGUF. Vision-language models (`…ForConditionalGeneration`) marked 
 ([fine-tuning](fine-tuning.md#mixtures-of-experts)). QLoRA also quantizes the expert matrices; routers keep their type. Quantized
 experts have run on CPUs only. The load-balancing loss is added if the configuration has `output_router_logits: true`, or with the
 option `router_aux_loss_coef`, for architectures for which transformers has it, but not for ERNIE 4.5, where it counts choices that are
-not made; DeepSeek-V3, GLM-4.5, GLM-4.7-Flash and ERNIE 4.5 have `router_bias_update_rate` instead. GPT-OSS files with experts in MXFP4 are read, too.
+not made; DeepSeek-V3, GLM-4.5, GLM-4.7-Flash, ERNIE 4.5 and LFM2 have `router_bias_update_rate` instead. GPT-OSS files with experts in MXFP4 are read, too.
 On Hopper the products of experts have kernels of their own, other GPUs use portable kernels. Router scores of DeepSeek,
 GLM and ERNIE 4.5 are f32 whatever the type of the run is, those of the others have that type, as in transformers.
 Gemma 4 is a mixture where the configuration has `enable_moe_block: true`. Its router has a matrix that `all-linear` adapts.
@@ -114,7 +116,7 @@ TAIL = """
 Architectures with recorded values are compared with transformers and peft in float32: logits, hidden states, the loss of each
 token, every gradient, packed rows, LoRA, merged weights, and twenty training steps in full and with LoRA. `tests/python/test_golden.py`
 does this on the CPU. In bfloat16 it also compares the error with that of transformers, except for mixtures, because transformers
-then chooses other experts for some tokens. Adapters on experts are compared for the six mixtures with recorded ones. The values
+then chooses other experts for some tokens. Adapters on experts are compared for the seven mixtures with recorded ones. The values
 of five families are in the repository (`tests/golden`), the others in a folder next to it. `tests/oracle/compare_transformers.py`
 compares random configurations of every architecture with transformers and peft, and adapters on experts and routers
 (`target_parameters`) of ERNIE 4.5, Mixtral, Qwen3 MoE, OLMoE and GPT-OSS, on experts of Gemma 4. Those with `images` are compared on rows with

@@ -12,9 +12,9 @@ from .linear import Linear
 class Attention(Module):
     """`q_proj`, `k_proj`, `v_proj` (with `bias`) and `o_proj` (with `output_bias`).
 
-    An architecture overrides `declare` and `project`, or `declare_output` and `project_output`, where its matrices are others, and `heads` where something
-    happens to queries, keys and values before they meet. `scale` is the factor of the scores, `window` and `soft_cap`
-    are those of `ops.attention`.
+    An architecture overrides `declare` and `project`, or `declare_output` and `project_output`, where its matrices are
+    others, and `heads` where something happens to queries, keys and values before they meet. `scale` is the factor of
+    the scores, `window` and `soft_cap` are those of `ops.attention`.
     """
 
     def __init__(

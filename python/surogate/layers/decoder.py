@@ -36,7 +36,8 @@ class DecoderLayer(Module):
 class Decoder(Module):
     """Embedding, layers, norm. `layer` is the module of all layers, or one for each kind with the `pattern` of the
     kinds; their attention gets (x, rotate, batch). An architecture overrides `embed` where more happens to the
-    embedding, `declare_norm` and `last` where the norm has another name, `carried` where layers hand on more than x, and `shared` where they are given more than the rotation.
+    embedding, `declare_norm` and `last` where the norm has another name, `carried` where layers hand on more than x, and
+    `shared` where they are given more than the rotation.
 
     Marks `hidden.embed` and `hidden.final_norm`, and of mixtures `expert_load`.
     """

@@ -1,5 +1,5 @@
-"""DeepSeek-V2 and V2-Lite: the latent attention of DeepSeek-V3, and a mixture of experts by the softmax of the scores, perhaps of
-the best groups, with shared experts."""
+"""DeepSeek-V2 and V2-Lite: the latent attention of DeepSeek-V3, and a mixture of experts by the softmax of the scores,
+perhaps of the best groups, with shared experts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ..layers import (
     GatedMLP,
     RotaryEmbedding,
     Router,
-    count_of_experts,
 )
 from .deepseek_v3 import LatentAttention, LatentFields, SharedFields, SharedMixture
 
@@ -35,7 +34,6 @@ class DeepseekV2Config(LatentFields, SharedFields):
 
     def derive(self, reader: Reader) -> None:
         super().derive(reader)
-        self.num_experts = count_of_experts(reader, 64, "n_routed_experts")
         if reader.fields.get("num_experts_per_tok") is None:
             reader.problem("num_experts_per_tok", "is missing, expected a whole number above 0")
         self.groups, self.kept = 1, 1
@@ -45,20 +43,30 @@ class DeepseekV2Config(LatentFields, SharedFields):
             if value < 1:
                 reader.problem(name, f"{getattr(self, name)!r} is not supported, expected a whole number above 0")
         if self.groups > 0 and self.kept > 0:
-            self.read_routing(reader, "softmax", self.groups, self.kept, least=1)
+            self.read_routing(reader, 64, "softmax", self.groups, self.kept, least=1)
 
 
 class ScaledRouter(Router):
-    """Weights are the softmax of all scores, which are f32, times `routed_scaling_factor`. A group is as good as its best expert."""
+    """Weights are the softmax of all scores, which are f32, times `routed_scaling_factor`. A group is as good as its
+    best expert."""
 
     def __init__(self, c: DeepseekV2Config) -> None:
         super().__init__(c.hidden_size, c.num_experts, top_k=c.num_experts_per_tok, normalise=False, f32=True)
-        self.rule = {"factor": c.routed_scaling_factor}
-        if c.groups > 1:
-            self.rule |= {"groups": c.groups, "kept_groups": c.kept, "counted": 1}
+        self.factor = c.routed_scaling_factor
+        grouped = c.groups > 1
+        self.groups, self.kept = c.groups if grouped else None, c.kept if grouped else None
+        self.counted = 1 if grouped else None
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        return ops.route(logits, top_k=self.top_k, scores=self.scores, **self.rule)
+        return ops.route(
+            logits,
+            top_k=self.top_k,
+            scores=self.scores,
+            factor=self.factor,
+            groups=self.groups,
+            kept_groups=self.kept,
+            counted=self.counted,
+        )
 
 
 @model(

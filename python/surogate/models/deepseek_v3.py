@@ -48,16 +48,21 @@ class SharedFields(DecoderConfig):
     seq_aux: bool = True
     router_aux_loss_coef: float = 0.0
 
-    def read_routing(self, reader: Reader, scores: str, groups: int, kept: int, *, least: int = 2) -> None:
-        """The `routing` and the `kinds` of the layers, of experts in groups of `least` or more, which `num_experts` counts."""
+    def read_routing(
+        self, reader: Reader, experts: int, scores: str, groups: int, kept: int, *, least: int = 2
+    ) -> None:
+        """`num_experts`, by default `experts`, in groups of `least` or more, and `routing` and `kinds` of the layers."""
+        self.num_experts = count_of_experts(reader, experts, "n_routed_experts")
         of_group, rest = divmod(self.num_experts, groups)
         if rest or groups > 1 and of_group < least:
             count = {1: "one", 2: "two"}[least]
-            reader.problem("n_group", f"{groups} does not divide {self.num_experts} experts into groups of {count} or more")
+            message = f"{groups} does not divide {self.num_experts} experts into groups of {count} or more"
+            reader.problem("n_group", message)
         if kept > groups:
             reader.problem("topk_group", f"{kept} is more than {groups} groups")
         elif self.num_experts_per_tok > of_group * kept:
-            reader.problem("num_experts_per_tok", f"{self.num_experts_per_tok} is more than {of_group * kept} experts")
+            message = f"{self.num_experts_per_tok} is more than {of_group * kept} experts"
+            reader.problem("num_experts_per_tok", message)
         dense = self.first_k_dense_replace or 0
         self.kinds = ["dense" if i < dense else "sparse" for i in range(self.num_hidden_layers)]
         if "sparse" in self.kinds:
@@ -76,8 +81,7 @@ class SparseFields(SharedFields):
 
     def read_experts(self, reader: Reader, experts: int) -> None:
         """`num_experts`, by default `experts`, and the `kinds` of the layers."""
-        self.num_experts = count_of_experts(reader, experts, "n_routed_experts")
-        self.read_routing(reader, "sigmoid", self.n_group, self.topk_group)
+        self.read_routing(reader, experts, "sigmoid", self.n_group, self.topk_group)
 
 
 def predicting_layers(c: SparseFields) -> list[str]:

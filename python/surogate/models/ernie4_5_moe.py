@@ -1,5 +1,5 @@
-"""ERNIE 4.5 MoE: ERNIE 4.5 with a mixture of experts in a range of layers. A correction bias that gradients do not train is added
-to the softmax of the scores for the choice alone, and shared experts see every token."""
+"""ERNIE 4.5 MoE: ERNIE 4.5 with a mixture of experts in a range of layers. A correction bias that gradients do not
+train is added to the softmax of the scores for the choice alone, and shared experts see every token."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class Ernie4_5MoeConfig(DecoderConfig):
         if any(sparse):
             self.routing = Routing(self.num_experts, self.moe_k)
         if (self.moe_num_shared_experts or 0) < 0:
-            reader.problem("moe_num_shared_experts", f"{self.moe_num_shared_experts} is not supported, expected 0 or more")
+            message = f"{self.moe_num_shared_experts} is not supported, expected 0 or more"
+            reader.problem("moe_num_shared_experts", message)
 
 
 class Statics(Module):
@@ -76,8 +77,8 @@ class Statics(Module):
 
 
 class BiasedRouter(Router):
-    """Weights are the softmax of the scores, which are f32, over the sum of the chosen ones. The choice is made with `correction` added
-    to the softmax."""
+    """Weights are the softmax of the scores, which are f32, over the sum of the chosen ones. The choice is made with
+    `correction` added to the softmax."""
 
     def __init__(self, c: Ernie4_5MoeConfig, correction: Parameter) -> None:
         super().__init__(c.hidden_size, c.num_experts, top_k=c.moe_k, normalise=True, f32=True)

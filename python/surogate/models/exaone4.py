@@ -1,5 +1,5 @@
-"""EXAONE 4: norms after attention and feed-forward layer instead of before them, and QK norm. If the config sets a sliding
-window, the layers without it do not rotate queries and keys."""
+"""EXAONE 4: norms after attention and feed-forward layer instead of before them, and QK norm. If the config sets a
+sliding window, the layers without it do not rotate queries and keys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Exaone4Config(DecoderConfig):
             reader.problem("layer_types", f"{SLIDING!r} needs a `sliding_window`")
 
     def by_pattern(self, reader: Reader) -> list[str] | None:
-        """Kinds of the layers by `sliding_window_pattern`: every so many layers, one has no window. None for a text such as
+        """Kinds of the layers by `sliding_window_pattern`, n: every n-th layer has no window. None for a text such as
         "LLLG", which transformers does not read either."""
         found = reader.take("sliding_window_pattern")
         period = 4 if found is None and "sliding_window_pattern" not in reader.fields else found

@@ -1,5 +1,5 @@
-"""GLM-4.7-Flash: DeepSeek-V3 with sizes of its own. The config says which layers have experts; without it all do but the
-first."""
+"""GLM-4.7-Flash: DeepSeek-V3 with sizes of its own. The config says which layers have experts; without it all do but
+the first."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ class Glm4MoeLiteConfig(DeepseekV3Config):
         kinds = reader.take("mlp_layer_types")
         if kinds is None:
             if self.first_k_dense_replace != 1:
-                found = self.first_k_dense_replace
-                reader.problem("first_k_dense_replace", f"{found!r} is not supported without `mlp_layer_types`, expected 1")
+                message = f"{self.first_k_dense_replace!r} is not supported without `mlp_layer_types`, expected 1"
+                reader.problem("first_k_dense_replace", message)
             return
-        if not isinstance(kinds, list) or len(kinds) < self.num_hidden_layers or not all(kind in KINDS for kind in kinds):
-            reader.problem("mlp_layer_types", f"expected a list with 'dense' or 'sparse' for each of {self.num_hidden_layers} layers")
+        count = self.num_hidden_layers
+        if not isinstance(kinds, list) or len(kinds) < count or not all(kind in KINDS for kind in kinds):
+            reader.problem("mlp_layer_types", f"expected a list with 'dense' or 'sparse' for each of {count} layers")
             return
-        self.kinds = kinds[: self.num_hidden_layers]
+        self.kinds = kinds[:count]
         self.routing = None
         if "sparse" in self.kinds:
             self.routing = Routing(self.num_experts, self.num_experts_per_tok, scores="sigmoid")

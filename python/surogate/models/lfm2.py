@@ -113,8 +113,8 @@ class ShortConvolution(Module):
 
     @region("attention")
     def forward(self, x: Tensor, rotate: Callable[..., Tensor], batch: Batch) -> Tensor:
-        before, behind, x = ops.split(self.in_proj(x), sizes=[self.size] * 3)
-        return self.out_proj(behind * self.conv(before * x, batch))
+        before, after, x = ops.split(self.in_proj(x), sizes=[self.size] * 3)
+        return self.out_proj(after * self.conv(before * x, batch))
 
 
 class FeedForward(Module):

@@ -1,5 +1,5 @@
-"""LFM2 MoE: LFM2 with a mixture of experts in all but the first layers. Experts are chosen by sigmoids and a bias that gradients do
-not train."""
+"""LFM2 MoE: LFM2 with a mixture of experts in all but the first layers. Experts are chosen by sigmoids and a bias that
+gradients do not train."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from .lfm2 import ConvolutionDecoder, ConvolutionFields, FeedForward, Layer
 EPSILON = 1e-6
 
 #: `feed_forward.w1` and the like of dense layers are linear modules, and no name of a module means a parameter.
-ADAPTERS = {"routers": ["feed_forward.gate"], "bare": ["gate"], "stacks": experts_as_parameters("w1", "w3", "w2")["stacks"]}
+STACKS = experts_as_parameters("w1", "w3", "w2")["stacks"]
+ADAPTERS = {"routers": ["feed_forward.gate"], "bare": ["gate"], "stacks": STACKS}
 
 
 class Lfm2MoeConfig(ConvolutionFields):
@@ -39,7 +40,8 @@ class Lfm2MoeConfig(ConvolutionFields):
 
 
 class SigmoidRouter(Router):
-    """Weights are sigmoids of the scores, perhaps over their sum, times a factor. The choice is made with `correction` added to them."""
+    """Weights are sigmoids of the scores, perhaps over their sum, times a factor. The choice is made with `correction`
+    added to them."""
 
     def __init__(self, c: Lfm2MoeConfig, correction: Parameter | None) -> None:
         super().__init__(c.hidden_size, c.num_experts, top_k=c.num_experts_per_tok, normalise=c.norm_topk_prob)
@@ -49,8 +51,15 @@ class SigmoidRouter(Router):
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         given = () if self.correction is None else (self.correction,)
-        rule = dict(normalise=self.normalise, epsilon=EPSILON if self.normalise else None, factor=self.factor)
-        return ops.route(logits, *given, top_k=self.top_k, scores=self.scores, **rule)
+        return ops.route(
+            logits,
+            *given,
+            top_k=self.top_k,
+            scores=self.scores,
+            normalise=self.normalise,
+            epsilon=EPSILON if self.normalise else None,
+            factor=self.factor,
+        )
 
 
 class BiasedMixture(Mixture):

@@ -973,9 +973,10 @@ def cache_write(*inputs: Tensor | Parameter, pages: int | each[int], page: int |
 def cached_attention(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, window: int | each[int] | None = None, soft_cap: float | each[float] | None = None) -> Any:
     """`attention` of new tokens over caches that hold their own and all earlier keys and values of their sequences
     (see `cache_write`). Token t of row b, at position p of its sequence, sees the keys at 0 … p, with a window
-    max(0, p + 1 − window) … p. A position below 0 is padding, and its result 0. q [B, T, heads, D], key_cache
-    [pages, page, kv_heads, D], value_cache [pages, page, kv_heads, DV], positions i32 [B, T], table i32 [B, M],
-    as wanted sink [heads] → o [B, T, heads, DV].
+    max(0, p + 1 − window) … p; with `last_key`, a position from p on, it sees the keys up to there. A position
+    below 0 is padding, and its result 0. q [B, T, heads, D], key_cache [pages, page, kv_heads, D], value_cache
+    [pages, page, kv_heads, DV], positions i32 [B, T], table i32 [B, M], as wanted last_key i32 [B, T] and sink
+    [heads] → o [B, T, heads, DV].
 
     scale: factor of the scores q·k; absent for 1/√D
     window: keys up to itself that a query sees, itself included; absent for all of its document

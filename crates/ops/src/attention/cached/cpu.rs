@@ -2,6 +2,8 @@
 
 use rayon::prelude::*;
 
+use super::PLACED_INPUTS;
+use crate::attention::operands::Optional;
 use crate::attention::{Reading, Scoring};
 use crate::call::{Call, Input};
 use crate::real::Real;
@@ -48,7 +50,10 @@ pub fn write<T: Real>(call: &mut Call<'_, T>) {
 }
 
 pub fn read<T: Real>(call: &mut Call<'_, T>) {
-    let [q, keys, values, positions, table, sink @ ..] = call.inputs else { unreachable!("five inputs at least") };
+    let [q, keys, values, positions, table, ..] = call.inputs else { unreachable!("five inputs at least") };
+    let optional = Optional::of(call.inputs, PLACED_INPUTS).expect("checked by the shape rule");
+    let last = optional.last_key.map_or(positions, |at| &call.inputs[at]).int();
+    let sink = optional.sink.map(|at| &call.inputs[at]);
     let [_, tokens, heads, head_dim] = q.shape[..] else { unreachable!("the shape rule requires four axes") };
     let (kv_heads, value_dim) = (keys.shape[2], values.shape[3]);
     let reading = Reading::checked(call.attrs, head_dim);
@@ -60,8 +65,8 @@ pub fn read<T: Real>(call: &mut Call<'_, T>) {
         o.fill(T::default());
         let Ok(position) = usize::try_from(positions[token]) else { return };
         let first = reading.window.map_or(0, |window| (position + 1).saturating_sub(window));
-        let lines: Vec<usize> = (first..=position).map(|j| pages.line(token / tokens, j)).collect();
-        let scoring = Scoring::of_head(&reading, sink.first(), head);
+        let lines: Vec<usize> = (first..=last[token] as usize).map(|j| pages.line(token / tokens, j)).collect();
+        let scoring = Scoring::of_head(&reading, sink, head);
         let kv = head / (heads / kv_heads);
         let sides = [Cached::of(keys, kv), Cached::of(values, kv)];
         vectorised(Attend, (&q[task * head_dim..][..head_dim], sides, &lines[..], scoring, o));

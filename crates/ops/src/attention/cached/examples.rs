@@ -15,12 +15,14 @@ struct Given {
     new: Vec<usize>,
     attrs: Attrs,
     has_sink: bool,
+    /// Neighboring new tokens that see each other.
+    span: Option<usize>,
 }
 
 impl Given {
     fn new(shape: [usize; 6], page: usize, starts: &[usize]) -> Given {
         let (starts, new) = (starts.to_vec(), vec![shape[1]; shape[0]]);
-        Given { shape, page, starts, new, attrs: Attrs::new(), has_sink: false }
+        Given { shape, page, starts, new, attrs: Attrs::new(), has_sink: false, span: None }
     }
 
     fn with(self, name: &str, value: impl Into<serde_json::Value>) -> Given {
@@ -29,6 +31,11 @@ impl Given {
 
     fn with_sink(self) -> Given {
         Given { has_sink: true, ..self }
+    }
+
+    /// Lets every `span` new tokens see each other, and all before them.
+    fn in_spans(self, span: usize) -> Given {
+        Given { span: Some(span), ..self }
     }
 
     /// Leaves only the first `new` tokens of each row, the others are padding.
@@ -64,6 +71,15 @@ impl Given {
         ]
     }
 
+    /// Returns the positions of the last tokens that new ones see, where they see later ones.
+    fn last_keys(&self) -> Option<ExampleInput> {
+        let (span, [batch, tokens, ..]) = (self.span?, self.shape);
+        let last = |row: usize, t: usize| (t / span * span + span).min(self.new[row]) - 1;
+        let of = |row: usize, t: usize| if t < self.new[row] { (self.starts[row] + last(row, t)) as i32 } else { -1 };
+        let values = (0..batch * tokens).map(|i| of(i / tokens, i % tokens)).collect();
+        Some(ExampleInput::Ints { shape: vec![batch, tokens], values })
+    }
+
     fn caches(&self) -> [ExampleInput; 2] {
         let [_, _, _, kv_heads, head_dim, value_dim] = self.shape;
         [head_dim, value_dim].map(|columns| Self::normal(&[self.pages(), self.page, kv_heads, columns]))
@@ -73,7 +89,8 @@ impl Given {
         let [batch, tokens, heads, _, head_dim, _] = self.shape;
         let q = Self::normal(&[batch, tokens, heads, head_dim]);
         let sink = self.has_sink.then(|| Self::normal(&[heads]));
-        let inputs = [q].into_iter().chain(self.caches()).chain(self.places()).chain(sink).collect();
+        let places = self.places().into_iter().chain(self.last_keys());
+        let inputs = [q].into_iter().chain(self.caches()).chain(places).chain(sink).collect();
         Example::new(inputs, self.attrs)
     }
 
@@ -119,6 +136,9 @@ pub fn of_reading() -> Vec<Example> {
         Given::new([1, 150, 8, 2, 64, 64], 16, &[300]),
         Given::new([2, 33, 6, 2, 128, 64], 16, &[170, 0]).padded(&[33, 20]).with("window", 60).with_sink(),
         Given::new([3, 1, 32, 2, 128, 128], 16, &[900, 64, 63]),
+        Given::new([2, 9, 4, 2, 8, 12], 4, &[5, 0]).in_spans(4).padded(&[9, 6]),
+        Given::new([1, 40, 4, 2, 64, 64], 16, &[30]).in_spans(16).with("window", 9),
+        Given::new([2, 33, 6, 2, 128, 64], 16, &[170, 0]).in_spans(11).padded(&[33, 20]).with("window", 60).with_sink(),
     ];
     calls.into_iter().map(Given::reading).collect()
 }

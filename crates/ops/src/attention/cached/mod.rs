@@ -23,6 +23,9 @@ const PAGE: Attribute = Attribute { name: "page", kind: "int", doc: "tokens of a
 const CACHE_TYPE: Attribute =
     Attribute { name: "dtype", kind: "string?", doc: "element type of the caches; absent for that of k" };
 
+/// Inputs of the attention before the optional ones: q, both caches, the positions and the table.
+const PLACED_INPUTS: usize = 5;
+
 /// Checks positions i32 [B, T] and the table i32 [B, M] of an operand [B, T, …].
 fn check_places(of: &ValueType, positions: &ValueType, table: &ValueType) -> Result<(), String> {
     let rows = &of.shape[..2];

@@ -1,6 +1,7 @@
 // Attention of new tokens over the pages of their sequences:
 //   o = sum_j p_j v_j / sum_j p_j, p_j = exp(s_j - max s), s_j = SCALE q.k_j (or SOFT_CAP tanh of it / SOFT_CAP), over
-//   first <= j <= p, p = positions[b, t], first = 0 or p + 1 - WINDOW; a sink joins the sum of the p_j alone.
+//   first <= j <= p, p = positions[b, t], first = 0 or p + 1 - WINDOW, or with LAST_KEY up to last_keys[b, t] >= p; a
+//   sink joins the sum of the p_j alone.
 // q [B, TOKENS, HEADS, D] strided; caches [pages, PAGE, KV_HEADS, D or DV]; positions i32 [B, TOKENS], below 0 for
 // padding; table i32 [B, TABLE] -> o [B, TOKENS, HEADS, DV], or with SPLITS > 1 for every part of the keys
 // [token, HEADS, SPLITS, DV + 2]: sums, largest score, sum of the p_j; merge.cu puts the parts together.
@@ -29,11 +30,11 @@ __device__ __forceinline__ float weight(float top, float largest) { return top >
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 cached_attention(const Q_T* q, const KEY_T* keys, const VALUE_T* values, const int* positions, const int* table,
-                 const SINK_T* sinks, RESULT_T* result) {
+                 LAST_KEYS const SINK_T* sinks, RESULT_T* result) {
   follow();
   const int token = blockIdx.z, row = token / TOKENS, head = blockIdx.y * SHARE, kv = head / (HEADS / KV_HEADS);
   const int lane = threadIdx.x % LANES, team = threadIdx.x / LANES;
-  const int end_of_all = max(positions[token] + 1, 0), first = WINDOW ? max(end_of_all - WINDOW, 0) : 0;
+  const int end_of_all = max(END_OF(token), 0), first = WINDOW ? max(positions[token] + 1 - WINDOW, 0) : 0;
   const int part = (end_of_all - first + SPLITS - 1) / SPLITS, begin = first + (int)blockIdx.x * part;
   const int end = min(begin + part, end_of_all);
   q += (size_t)row * Q_B + (size_t)(token % TOKENS) * Q_S + (size_t)head * Q_H;

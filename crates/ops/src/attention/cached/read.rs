@@ -5,8 +5,9 @@ use program::{Arch, Arg, Cost, TensorRef};
 use tensor::{Attrs, DType};
 
 use super::strips::Strips;
-use super::{check_places, cpu, examples};
+use super::{PLACED_INPUTS, check_places, cpu, examples};
 use crate::attention::launch::{is_aligned, strides};
+use crate::attention::operands::Optional;
 use crate::attention::{ATTRIBUTES, MAX_HEAD_DIM, Reading};
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type};
@@ -40,7 +41,7 @@ const BLOCKS_PER_UNIT: usize = 8;
 /// Number of keys from which a block is worth its start.
 const LEAST_KEYS: usize = 64;
 
-/// o = cached_attention(q, key_cache, value_cache, positions, table [, sink])
+/// o = cached_attention(q, key_cache, value_cache, positions, table [, last_key] [, sink])
 pub struct CachedAttention;
 
 /// The extents of a call.
@@ -140,9 +141,10 @@ impl Op for CachedAttention {
     fn doc(&self) -> &'static str {
         "`attention` of new tokens over caches that hold their own and all earlier keys and values of their sequences \
          (see `cache_write`). Token t of row b, at position p of its sequence, sees the keys at 0 … p, with a window \
-         max(0, p + 1 − window) … p. A position below 0 is padding, and its result 0. q [B, T, heads, D], key_cache \
-         [pages, page, kv_heads, D], value_cache [pages, page, kv_heads, DV], positions i32 [B, T], table i32 [B, M], \
-         as wanted sink [heads] → o [B, T, heads, DV]."
+         max(0, p + 1 − window) … p; with `last_key`, a position from p on, it sees the keys up to there. A position \
+         below 0 is padding, and its result 0. q [B, T, heads, D], key_cache [pages, page, kv_heads, D], value_cache \
+         [pages, page, kv_heads, DV], positions i32 [B, T], table i32 [B, M], as wanted last_key i32 [B, T] and sink \
+         [heads] → o [B, T, heads, DV]."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -150,9 +152,12 @@ impl Op for CachedAttention {
     }
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
-        let [q, keys, values, positions, table, sink @ ..] = inputs else {
-            return Err("takes q, both caches, the positions, the table and as wanted a sink".into());
+        let [q, keys, values, positions, table, ..] = inputs else {
+            return Err("takes q, both caches, the positions, the table, and as wanted last_key and a sink".into());
         };
+        let optional = Optional::of(inputs, PLACED_INPUTS)
+            .map_err(|_| "after the table it takes last_key [B, T] and then a sink [heads], at most")?;
+        let sink = optional.sink.map(|at| &inputs[at]);
         let [batch, tokens, Dim::Fixed(heads), Dim::Fixed(head_dim)] = q.shape.as_slice() else {
             return Err("q must be [B, T, heads, D], heads and D known".into());
         };
@@ -173,7 +178,10 @@ impl Op for CachedAttention {
         }
         check_places(q, positions, table)?;
         Reading::of(attrs, *head_dim)?;
-        if !matches!(sink, [] | [_]) || sink.iter().any(|sink| sink.shape != [Dim::Fixed(*heads)]) {
+        if optional.last_key.is_some_and(|at| inputs[at] != *positions) {
+            return Err("last_key must be i32 with the shape of the positions".into());
+        }
+        if sink.is_some_and(|sink| sink.shape != [Dim::Fixed(*heads)]) {
             return Err(format!("the sink must be [{heads}], one number for each head"));
         }
         if [q, keys, values].into_iter().chain(sink).any(|t| !t.dtype.is_float()) {
@@ -210,10 +218,12 @@ impl Op for CachedAttention {
             return Lowered::Kernels(Vec::new());
         }
         let (e, work) = (Extents::of(call.inputs), Work::of(call));
-        let sink = Arg::Input(if call.inputs.len() == 6 { 5 } else { 0 });
+        let optional = optional_of(call);
+        let sink = Arg::Input(optional.sink.unwrap_or(0));
         let result = if work.splits() > 1 { Arg::Scratch(0) } else { Arg::Output(0) };
         let inputs = [0, 1, 2, 3, 4].map(Arg::Input);
-        let args = inputs.into_iter().chain([sink.clone(), result]).collect();
+        let last = optional.last_key.map(Arg::Input);
+        let args = inputs.into_iter().chain(last).chain([sink.clone(), result]).collect();
         let mut kernels = vec![work.kernel(call, &e, args)];
         if work.splits() > 1 {
             let args = vec![Arg::Scratch(0), Arg::Input(3), sink, Arg::Output(0)];
@@ -264,7 +274,7 @@ impl Work {
             Work::Strips(strips) => {
                 let mut defines = defines(call, e, &strips.defines());
                 defines.push(("ELEMENT".to_owned(), device_type(call.inputs[0].dtype).to_owned()));
-                // The plain mask of those that the tiles of whole rows know: a token sees all tokens up to its own.
+                // The plain mask of those that the tiles of whole rows know: what a token sees is said otherwise here.
                 defines.extend(["HAS_LAST", "BIDIRECTIONAL"].map(|name| (name.to_owned(), "0".to_owned())));
                 KernelSpec {
                     entry: "cached_strips",
@@ -291,10 +301,15 @@ impl Work {
     }
 }
 
+fn optional_of(call: &LowerCall<'_>) -> Optional {
+    Optional::of(call.inputs, PLACED_INPUTS).expect("checked by the shape rule")
+}
+
 /// Returns the definitions of extents, division, types and score.
 fn defines(call: &LowerCall<'_>, e: &Extents, division: &[(&str, usize)]) -> Vec<(String, String)> {
-    let [q, keys, values, positions, table, ..] = call.inputs else { unreachable!("five inputs at least") };
-    for tensor in [keys, values, positions, table].into_iter().chain(call.inputs.get(5)) {
+    let [q, keys, values, ..] = call.inputs else { unreachable!("five inputs at least") };
+    let optional = optional_of(call);
+    for tensor in &call.inputs[1..] {
         assert!(tensor.is_dense(), "caches, positions, tables and sinks lie densely: {tensor}");
     }
     let reading = Reading::checked(call.attrs, e.head_dim);
@@ -308,14 +323,17 @@ fn defines(call: &LowerCall<'_>, e: &Extents, division: &[(&str, usize)]) -> Vec
         ("TABLE", e.table),
         ("WINDOW", reading.window.unwrap_or(0)),
         ("HAS_CAP", reading.soft_cap.is_some() as usize),
-        ("HAS_SINK", (call.inputs.len() == 6) as usize),
+        ("HAS_SINK", optional.sink.is_some() as usize),
     ];
     let numbers = numbers.iter().chain(division);
     let mut defines: Vec<_> = numbers.map(|(name, n)| ((*name).to_owned(), n.to_string())).collect();
     defines.extend(strides("Q", q).into_iter().chain(strides("O", &call.outputs[0])));
     let types = [("KEY_T", keys.dtype), ("VALUE_T", values.dtype)];
     defines.extend(types.map(|(name, dtype)| (name.to_owned(), device_type(dtype).to_owned())));
-    let sink_type = call.inputs.get(5).map_or("float", |sink| device_type(sink.dtype));
+    if optional.last_key.is_some() {
+        defines.push(("LAST_KEY".to_owned(), "1".to_owned()));
+    }
+    let sink_type = optional.sink.map_or("float", |at| device_type(call.inputs[at].dtype));
     defines.push(("SINK_T".to_owned(), sink_type.to_owned()));
     defines.push(("SCALE".to_owned(), format!("{:e}f", reading.scale as f32)));
     defines.push(("SOFT_CAP".to_owned(), format!("{:e}f", reading.soft_cap.unwrap_or(1.0) as f32)));

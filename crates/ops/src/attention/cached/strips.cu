@@ -50,7 +50,7 @@ __device__ __forceinline__ float share(float top, float largest) { return top > 
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 cached_strips(const Q_T* q, const KEY_T* keys, const VALUE_T* values, const int* positions, const int* table,
-              const SINK_T* sinks, RESULT_T* result) {
+              LAST_KEYS const SINK_T* sinks, RESULT_T* result) {
   extern __shared__ __align__(16) unsigned char raw[];
   __shared__ int range[2];
   const u32 base = shared_address(raw);
@@ -62,11 +62,14 @@ cached_strips(const Q_T* q, const KEY_T* keys, const VALUE_T* values, const int*
   follow();
   __syncthreads();
   positions += (size_t)row * TOKENS;
+#ifdef LAST_KEY
+  last_keys += (size_t)row * TOKENS;
+#endif
   for (int i = threadIdx.x; i < ROWS && first_row + i < ALL; i += THREADS) {
     const int p = positions[(first_row + i) / GROUP];
     if (p < 0) continue;
     atomicMin(range, WINDOW ? max(p + 1 - WINDOW, 0) : 0);
-    atomicMax(range + 1, p + 1);
+    atomicMax(range + 1, END_OF((first_row + i) / GROUP));
   }
   __syncthreads();
   const int last = range[1], first = min(range[0], last);
@@ -86,8 +89,8 @@ cached_strips(const Q_T* q, const KEY_T* keys, const VALUE_T* values, const int*
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     const int mine = first_row + strip * 16 + half * 8 + lane / 4, clamped = min(mine, ALL - 1), token = clamped / GROUP;
-    to[half] = mine < ALL ? positions[token] + 1 : 0;
-    from[half] = WINDOW ? max(to[half] - WINDOW, 0) : 0;
+    to[half] = mine < ALL ? END_OF(token) : 0;
+    from[half] = WINDOW ? max(positions[token] + 1 - WINDOW, 0) : 0;
     const Q_T* at = q + (size_t)row * Q_B + (size_t)token * Q_S + (size_t)(kv * GROUP + clamped % GROUP) * Q_H;
 #pragma unroll
     for (int c = 0; c < KT * 2; c++) {

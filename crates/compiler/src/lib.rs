@@ -274,6 +274,8 @@ fn whole_graph(
     passes.run(kind, Pass::StackedParameters, &mut graph, passes::stacked_parameters::run)?;
     // After both: parameters lie alike in every entry.
     passes.run(kind, Pass::WithoutAdapters, &mut graph, |g| passes::without_adapters::run(g, entry))?;
+    // After all that gives parameters their places, in every entry alike; before anything keeps or continues a value.
+    passes.run(kind, Pass::WithoutImages, &mut graph, |g| passes::without_images::run(g, variant))?;
     passes.run(kind, Pass::Results, &mut graph, |g| passes::results::run(g, entry))?;
     // After adapters and merging, so that parameters lie as ever; before dead code takes what only whole rows need.
     passes.run(kind, Pass::Cache, &mut graph, |g| passes::cache::run(g, entry, variant, machine))?;

@@ -61,6 +61,11 @@ pub mod scalar {
 pub mod generation {
     /// i32 [B, T]: positions in their sequences; below 0 for padding.
     pub const POSITIONS: &str = "cache_positions";
+    /// i32 [B, T]: of images whose tokens see each other both ways the position of the last token, of other tokens their own;
+    /// below 0 for padding.
+    pub const LAST_KEYS: &str = "cache_last_keys";
+    /// The input of a model whose place [`LAST_KEYS`] takes, where a batch has images.
+    pub const IMAGE_LAST: &str = "image_last";
     /// i32 [B, pages of the longest sequence]: the pages of each sequence, in order.
     pub const TABLE: &str = "page_table";
     /// i32 \[B\]: the slot of each sequence, where state of a size independent of its length is kept.

@@ -1,6 +1,7 @@
 //! Makes a model that reads whole rows one that continues its sequences: attention reads keys and values of earlier
 //! tokens from caches in pages, which are states, and adds those of the new tokens; convolutions and delta rules
-//! continue from the window and the states of their sequence's slot; only one token of each row reaches the head.
+//! continue from the window and the states of their sequence's slot; only one token of each row reaches the head. The
+//! tokens of an image may see each other both ways, as all of them are among the new ones.
 //!
 //! Knows what operations that mix tokens, rotation and the head read; no model. Every kind of layer is right because
 //! these operations are.
@@ -81,8 +82,10 @@ static KEPT: [Kept; 3] = [
 ];
 
 impl Kept {
-    fn by(node: &Node) -> Option<&'static Kept> {
-        KEPT.iter().find(|kept| kept.of == node.op)
+    /// The row for an operation over tokens; none for others, and for those over patches of images, which nothing is kept of.
+    fn by(graph: &Graph, node: &Node) -> Option<&'static Kept> {
+        let kept = KEPT.iter().find(|kept| kept.of == node.op)?;
+        is_of_tokens(graph, node).then_some(kept)
     }
 
     /// Returns the values that nodes share pages by: nodes that read the same keys and values share theirs. None
@@ -117,6 +120,11 @@ impl Kept {
     }
 }
 
+/// Returns true if the rows of an operation are tokens, not patches of images.
+fn is_of_tokens(graph: &Graph, node: &Node) -> bool {
+    graph.value(node.inputs[0]).axes.get(1) != Some(&Some(Axis::Patches))
+}
+
 /// The attributes of these names, where they are given.
 fn some_of(attrs: &Attrs, names: &[&str]) -> Attrs {
     let given = names.iter().filter_map(|name| Some((*name, attrs.0.get(*name)?.clone())));
@@ -126,8 +134,12 @@ fn some_of(attrs: &Attrs, names: &[&str]) -> Attrs {
 /// Replaces operations over whole rows by those that continue their sequences.
 fn go_on(graph: &mut Graph, cache: &KeyValueCache, variant: Variant, machine: &Machine) -> Result<(), CompileError> {
     let rows = Dim::Named(Axis::Rows, variant.batch);
-    let positions = input(graph, generation::POSITIONS, [rows.clone(), Dim::Named(Axis::Tokens, variant.seq_len)]);
-    let needed = |place: Place| graph.nodes.iter().filter_map(Kept::by).any(|kept| kept.place == place);
+    let tokens = [rows.clone(), Dim::Named(Axis::Tokens, variant.seq_len)];
+    let positions = input(graph, generation::POSITIONS, tokens.clone());
+    let in_images = sees_images(graph, variant)?;
+    let last_keys = in_images.then(|| input(graph, generation::LAST_KEYS, tokens));
+    let needed =
+        |place: Place| graph.nodes.iter().filter_map(|node| Kept::by(graph, node)).any(|kept| kept.place == place);
     let [in_pages, in_slots] = [Place::Pages, Place::Slot].map(needed);
     let pages = Dim::Fixed(cache.pages_per_sequence);
     let table = in_pages.then(|| input(graph, generation::TABLE, [rows.clone(), pages]));
@@ -136,14 +148,14 @@ fn go_on(graph: &mut Graph, cache: &KeyValueCache, variant: Variant, machine: &M
     let mut layers = 0;
     let mut pages_of: HashMap<Vec<ValueId>, Vec<ValueId>> = HashMap::new();
     for node in std::mem::take(&mut graph.nodes) {
-        let Some(kept) = Kept::by(&node) else {
+        let Some(kept) = Kept::by(graph, &node) else {
             result.push(node);
             continue;
         };
         let shared = kept.shared(&node);
         if let Some(written) = shared.as_ref().and_then(|operands| pages_of.get(operands)) {
             let table = table.expect("an input, since it is needed");
-            result.push(over_pages(graph, node, written, [positions, table])?);
+            result.push(over_pages(graph, node, written, [positions, table], last_keys)?);
             continue;
         }
         let types = kept.types(graph, &node, cache, machine);
@@ -159,7 +171,7 @@ fn go_on(graph: &mut Graph, cache: &KeyValueCache, variant: Variant, machine: &M
         match kept.place {
             Place::Pages => {
                 let write = Node { op: kept.op, inputs, outputs: written.clone(), attrs, ..node.clone() };
-                let read = over_pages(graph, node, &written, [positions, place])?;
+                let read = over_pages(graph, node, &written, [positions, place], last_keys)?;
                 result.extend([write, read]);
             }
             Place::Slot => {
@@ -172,23 +184,37 @@ fn go_on(graph: &mut Graph, cache: &KeyValueCache, variant: Variant, machine: &M
     Ok(())
 }
 
+/// The operand that says how far the tokens of an attention see.
+fn last_key(graph: &Graph, node: &Node) -> Option<ValueId> {
+    let optional = node.inputs.get(4..).filter(|_| node.op == id::ATTENTION && is_of_tokens(graph, node))?;
+    optional.iter().copied().find(|id| graph.value(*id).shape.len() == 2)
+}
+
+/// Returns true if tokens of images in the batch see later ones of the same image. Errors: tokens that see others.
+fn sees_images(graph: &Graph, variant: Variant) -> Result<bool, CompileError> {
+    let seen: Vec<ValueId> = graph.nodes.iter().filter_map(|node| last_key(graph, node)).collect();
+    if seen.iter().any(|id| graph.value(*id).name != generation::IMAGE_LAST) {
+        return Err(sees_later_tokens(&graph.name));
+    }
+    Ok(!seen.is_empty() && variant.patches > 0)
+}
+
 /// Attention over the pages that were written, in place of `node`.
 fn over_pages(
     graph: &Graph,
     node: Node,
     written: &[ValueId],
     [positions, table]: [ValueId; 2],
+    last_keys: Option<ValueId>,
 ) -> Result<Node, CompileError> {
-    let sink = match node.inputs[4..] {
-        [] => None,
-        [id] if graph.value(id).shape.len() == 1 => Some(id),
-        _ => return Err(sees_later_tokens(&graph.name)),
-    };
+    let last_keys = last_keys.filter(|_| last_key(graph, &node).is_some());
+    let sink = node.inputs[4..].iter().copied().find(|id| graph.value(*id).shape.len() == 1);
     if node.attrs.flag("bidirectional").expect("checked by the shape rule") {
         return Err(sees_later_tokens(&graph.name));
     }
     let attrs = some_of(&node.attrs, &["scale", "window", "soft_cap"]);
-    let inputs = [node.inputs[0], written[0], written[1], positions, table].into_iter().chain(sink).collect();
+    let placed = [node.inputs[0], written[0], written[1], positions, table];
+    let inputs = placed.into_iter().chain(last_keys).chain(sink).collect();
     let outputs = vec![node.outputs[0]];
     Ok(Node { op: id::CACHED_ATTENTION, inputs, outputs, attrs, ..node })
 }
@@ -209,7 +235,7 @@ fn leave_room(graph: &mut Graph, cache: &KeyValueCache, machine: &Machine) {
     let mut known: HashSet<Vec<ValueId>> = HashSet::new();
     let mut is_new = |operands: Option<Vec<ValueId>>| operands.is_none_or(|operands| known.insert(operands));
     let mut kept_for = |node: &Node| {
-        let kept = Kept::by(node).filter(|kept| is_new(kept.shared(node)))?;
+        let kept = Kept::by(graph, node).filter(|kept| is_new(kept.shared(node)))?;
         Some((kept.types(graph, node, cache, machine), kept))
     };
     let found: Vec<(Vec<ValueType>, &Kept)> = graph.nodes.iter().filter_map(&mut kept_for).collect();

@@ -26,3 +26,4 @@ mod stacked_adapters;
 pub mod stacked_parameters;
 pub mod stage;
 pub mod without_adapters;
+pub mod without_images;

@@ -54,6 +54,71 @@ def _one(number: int, image: Image) -> Given:
     return np.ascontiguousarray(array)
 
 
+#: Types of parts of a content that are images, and fields that hold one.
+PARTS, HOLDERS = ("image", "image_url", "input_image"), ("image", "image_url", "url", "path", "bytes")
+
+
+def is_image(part: Any) -> bool:
+    """Whether a part of a message's content is an image."""
+    if not isinstance(part, Mapping):
+        return False
+    kind = part.get("type")
+    return kind in PARTS or kind is None and any(part.get(name) is not None for name in PARTS[:2])
+
+
+def have_images(prompts: Iterable[Any]) -> bool:
+    """Whether a prompt is a conversation with an image, or an object that brings images."""
+    return any(isinstance(of, Mapping) and of.get("images") or any(map(is_image, _parts(of))) for of in prompts)
+
+
+def as_json(prompts: Iterable[Any]) -> list[Any]:
+    """Prompts with their images as JSON takes them: bytes and arrays become `data:` URIs, paths texts."""
+    return [_as_json(prompt) for prompt in prompts]
+
+
+def _as_json(prompt: Any) -> Any:
+    if isinstance(prompt, Mapping):
+        held = {name: _as_json(value) if name in ("prompt", "messages") else value for name, value in prompt.items()}
+        if isinstance(held.get("images"), list | tuple):
+            held["images"] = [_text(image) for image in held["images"]]
+        return held
+    if not isinstance(prompt, list | tuple):
+        return prompt
+    return [_message(message) if isinstance(message, Mapping) else message for message in prompt]
+
+
+def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list | tuple):
+        return message
+    return {**message, "content": [_part(part) if is_image(part) else part for part in content]}
+
+
+def _part(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _text(value) if name in HOLDERS else value for name, value in part.items()}
+
+
+def _text(image: Any) -> Any:
+    """An image as JSON has it; what is JSON already stays."""
+    if isinstance(image, Mapping):
+        return {name: _text(value) for name, value in image.items()}
+    if image is None or isinstance(image, str | int | list):
+        return image
+    if isinstance(image, os.PathLike):
+        return os.fspath(image)
+    return _native.image_uris(given([image]))[0]
+
+
+def _parts(prompt: Any) -> list[Any]:
+    """The parts of all contents of a prompt."""
+    if isinstance(prompt, Mapping):
+        prompt = prompt.get("prompt") if prompt.get("prompt") is not None else prompt.get("messages")
+    if not isinstance(prompt, list | tuple):
+        return []
+    contents = [message.get("content") for message in prompt if isinstance(message, Mapping)]
+    return [part for content in contents if isinstance(content, list | tuple) for part in content]
+
+
 def process_images(
     model: str | os.PathLike[str] | Mapping[str, Any],
     images: Iterable[Image],

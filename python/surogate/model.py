@@ -13,7 +13,7 @@ from . import _native, extend, hub, models
 from .arrays import Floats, Rows, batch
 from .dsl import reads_images
 from .errors import SurogateError
-from .images import Image, given
+from .images import Image, as_json, given, have_images
 from .machine import site_packages
 from .rewards import batches, encoded, is_reward_model, refuse, with_score
 from .tokenizer import Tokenizer
@@ -43,6 +43,8 @@ class GenerationOptions(TypedDict, total=False):
     stop: Sequence[str]
     ignore_end_tokens: bool
     batch_size: int
+    max_pixels: int
+    min_pixels: int
 
 
 class Model:
@@ -73,10 +75,18 @@ class Model:
         if images is None:
             return self._native, None
         if self._with_images is None:
-            raise SurogateError(f"{self._folder}: the model reads no images, or is one in training")
+            raise SurogateError(f"{self._folder}: the model reads no images, or is trained on text alone")
         if self._whole is None:
             self._whole = self._with_images()
         return self._whole, given(images)
+
+    def _answering(self, prompts: list[Any]) -> _native.Model:
+        """Returns the native model that answers prompts: once one had an image, it is that with the vision tower."""
+        if self._whole is None and self._with_images is not None and have_images(prompts):
+            self._whole = self._with_images()
+            if self._whole is not self._native:
+                self._native.unload()
+        return self._whole or self._native
 
     @property
     def parameter_names(self) -> list[str]:
@@ -234,22 +244,31 @@ class Model:
         while not scoring.done:
             yield from scoring.step()
 
-    def start(self, prompts: Sequence[Any], goes_on: bool = False, **options: Any) -> _native.Generation:
+    def start(
+        self,
+        prompts: Sequence[Any],
+        goes_on: bool = False,
+        *,
+        folder: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> _native.Generation:
         """Starts to answer prompts; the options are those of :meth:`generate`, as values or as YAML text.
 
         A prompt may also be an object with `prompt`, `messages` or `text`, and with `tools`, `chat_template_kwargs`,
-        `max_new_tokens` or `temperature` of its own. With `goes_on`, one that cannot be answered ends at once, with `error`
-        or `context`, and its `refusal` says why.
+        `images`, `max_new_tokens` or `temperature` of its own. With `goes_on`, one that cannot be answered ends at once, with
+        `error` or `context`, and its `refusal` says why. Relative paths of images begin in `folder`, the working directory by
+        default.
         """
         self._check("generate")
-        given = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in options.items()]
-        generation = self._native.start(json.dumps(list(prompts)), given, goes_on)
+        settings = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in options.items()]
+        native, prompts = self._answering(list(prompts)), as_json(prompts)
+        generation = native.start(json.dumps(prompts), settings, goes_on, None if folder is None else Path(folder))
         if not self._told:
             self._told = True
-            if unused := self._native.unused_defaults():
+            if unused := native.unused_defaults():
                 named = ", ".join(unused)
                 warnings.warn(f"not applied of the model's generation_config.json: {named}", stacklevel=2)
-            if note := self._native.rounded():
+            if note := native.rounded():
                 warnings.warn(note, stacklevel=2)
         return generation
 
@@ -262,10 +281,11 @@ class Model:
     def generate(self, prompt: Any, **options: Unpack[GenerationOptions]) -> str | list[str]:
         """The text after a prompt: a string is continued, a conversation (a list of messages with
         `role` and `content`) is answered by the model's chat template; one that ends with an assistant's message is
-        continued. A list of prompts gives a list of texts.
+        continued. A list of prompts gives a list of texts. Parts of a message's content may be images, spelled as in rows of
+        data: `{"type": "image", "image": path | bytes | uint8 [H, W, 3]}`.
 
         The options are those of `surogate generate`: `max_new_tokens`, `temperature`, `top_k`, `top_p`, `min_p`,
-        `repetition_penalty`, `seed`, `stop`, `ignore_end_tokens`, `batch_size`. Defaults are those of the model's `generation_config.json`;
+        `repetition_penalty`, `seed`, `stop`, `ignore_end_tokens`, `batch_size`, `max_pixels`, `min_pixels`. Defaults are those of the model's `generation_config.json`;
         without one, the most likely token each time.
         """
         alone = isinstance(prompt, str) or bool(prompt) and isinstance(prompt[0], dict)

@@ -43,6 +43,7 @@ class Trainer:
         folder, ir = open_source(loaded)
         loaded = hub.with_data(loaded)
         self._folder, self._padding = folder, _padding(hub.model_config(folder))
+        self._reads_images = json.loads(ir).get("images") is not None
         self._gives_scores = "reward" in json.loads(loaded.recorded_tasks)
         trackers = json.loads(loaded.trackers)
         readers = LogReaders(trackers, report=False) if trackers else None
@@ -62,7 +63,8 @@ class Trainer:
         """The model in training, in evaluation mode: logits, gradients, likelihoods and text with the weights as they are
         at each call. A step ends text that is being streamed. Only one of the two is compiled into the device's memory, so
         changing between steps and calls takes a moment."""
-        return Model(self._native.model(), self._folder, self._gives_scores)
+        native = self._native.model()
+        return Model(native, self._folder, self._gives_scores, (lambda: native) if self._reads_images else None)
 
     def close(self) -> None:
         """Ends the log, and waits until the trackers have received it. The trainer continues without a log."""

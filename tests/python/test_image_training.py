@@ -5,28 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-import zlib
 
 import numpy as np
 import pytest
 import surogate
+from image_models import png
+from surogate.cli import main
 from surogate.errors import ConfigError
 
 COLORS = {"red": (220, 30, 30), "green": (30, 180, 60), "blue": (30, 60, 220), "yellow": (230, 220, 40)}
-
-
-def png(pixels):
-    """The file of an image, uint8 [H, W, 3]."""
-
-    def chunk(kind, content):
-        check = zlib.crc32(kind + content).to_bytes(4, "big")
-        return len(content).to_bytes(4, "big") + kind + content + check
-
-    height, width, _ = pixels.shape
-    head = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, 2, 0, 0, 0])
-    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
-    parts = [(b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
 
 
 @pytest.fixture
@@ -155,8 +142,6 @@ def test_two_ranks_take_the_steps_of_one(folder, tmp_path):
 
 
 def test_a_resumed_run_takes_the_same_steps(folder, tmp_path):
-    from surogate.cli import main
-
     output = tmp_path / "run"
     config = options(folder, tmp_path, output_dir=str(output), save_steps=2, lora=True, lora_rank=4)
     (tmp_path / "run.yaml").write_text(json.dumps(config))
@@ -199,8 +184,6 @@ def test_the_area_of_images_is_an_option(folder, tmp_path):
     [{"recipe": "fp8_hybrid", "lora": False}, {"recipe": "nvfp4", "fp4_backend": "emulate", "lora": False}, {"qlora_bnb": True}],
 )
 def test_quantized_products_go_with_images(more, folder, tmp_path, capfd):
-    from surogate.cli import main
-
     config = json.loads((folder / "model/config.json").read_text())
     config["text_config"] |= {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "head_dim": 16}
     config["text_config"]["rope_parameters"] |= {"mrope_section": [3, 3, 2]}
@@ -222,7 +205,6 @@ def test_quantized_products_go_with_images(more, folder, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        ({"sample_prompts": ["a"]}, "sample_prompts"),
         ({"gpus": 2, "sequence_parallel_size": 2}, "sequence_parallel_size"),
         ({"max_pixels": 100, "min_pixels": 200}, "max_pixels"),
     ],
@@ -230,6 +212,39 @@ def test_quantized_products_go_with_images(more, folder, tmp_path, capfd):
 def test_options_that_do_not_go_with_images_are_named(more, named, folder, tmp_path):
     with pytest.raises(ConfigError, match=f"`{named}"):
         surogate.Trainer(options(folder, tmp_path, **more)).step()
+
+
+@pytest.mark.parametrize("more", [{}, {"lora": True, "lora_rank": 4, "torch_dtype": "bfloat16"}])
+def test_the_model_in_training_sees_images_and_answers(more, folder, tmp_path):
+    config = options(folder, tmp_path, max_steps=6, learning_rate=1e-2, **more)
+    plain = losses(config, 6)
+    trainer = surogate.Trainer(config)
+    model, seen = trainer.model, []
+    asked = [{"role": "user", "content": [{"type": "image", "image": folder / "0.png"}, {"type": "text", "text": "Color?"}]}]
+    text = [{"role": "user", "content": "Which color has the sky?"}]
+    for _ in range(6):
+        seen.append(trainer.step()["loss"])
+        found = model.generate([asked, text], max_new_tokens=4, ignore_end_tokens=True)
+    # Looking changes no step.
+    assert seen == plain
+    if not more:
+        result = tmp_path / "result"
+        trainer.export(result)
+        alone = surogate.load(result)
+        assert alone.generate([asked, text], max_new_tokens=4, ignore_end_tokens=True) == found
+        ids = [[5, *[151655] * surogate.process_images(result, [folder / "0.png"])[0]["tokens"], 7]]
+        both = [of.forward(ids, images=[folder / "0.png"]) for of in (model, alone)]
+        np.testing.assert_allclose(*both, atol=1e-4)
+
+
+def test_prompts_are_answered_in_a_run_on_images(folder, tmp_path):
+    sampled = {"sample_prompts": ["Which color?"], "sample_tokens": 4, "eval_strategy": "steps", "eval_steps": 2}
+    (tmp_path / "run.yaml").write_text(json.dumps(options(folder, tmp_path, validation_split_ratio=0.2, **sampled)))
+    assert main(["sft", str(tmp_path / "run.yaml")]) == 0
+    (log,) = (tmp_path / "run").glob("log-*.json")
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    found = [event["samples"][0] for event in events if event["event"] == "samples"]
+    assert len(found) >= 2 and all(of["tokens"] >= 1 for of in found)
 
 
 def test_broken_images_are_rows_in_error_and_changed_ones_end_the_run(folder, tmp_path):

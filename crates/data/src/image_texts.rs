@@ -141,6 +141,13 @@ impl ImageTexts {
         boxes::fill(messages, objects, self.reader.boxes, &sizes)
     }
 
+    /// The text that a template makes of a conversation, with the tokens of its images, and what is kept of these. Errors: an
+    /// image that cannot be read, with its number, and a template that does not write one place for each.
+    pub fn fill_in(&self, text: &str, sources: Vec<ImageSource>) -> Result<(String, Vec<ImageRef>), RowError> {
+        let (texts, images) = self.read(sources)?;
+        Ok((self.expand(text, &mut [], &texts)?, images))
+    }
+
     /// Reads the images of a row; the text of each, and what is kept of it. Errors: an image that cannot be read, with its
     /// number.
     pub(crate) fn read(&self, sources: Vec<ImageSource>) -> Result<(Vec<String>, Vec<ImageRef>), RowError> {
@@ -283,6 +290,11 @@ pub(crate) fn image_of(part: &Value) -> Option<Value> {
         (_, Value::Object(fields)) if fields.contains_key("url") => fields["url"].clone(),
         (_, value) => value.clone(),
     })
+}
+
+/// Returns true if the content of a message has a part that is an image.
+pub fn shows_image(message: &Map<String, Value>) -> bool {
+    message.get("content").and_then(Value::as_array).is_some_and(|parts| parts.iter().any(is_image))
 }
 
 /// Returns true if a part is an image, be it here or in the row's column.

@@ -45,6 +45,7 @@ mod row_rendering;
 pub mod rows;
 pub mod safetensors;
 mod segment;
+pub mod sequence_images;
 pub mod show;
 mod shown;
 pub mod small_file;

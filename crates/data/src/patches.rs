@@ -105,6 +105,14 @@ impl Form {
         units.next_multiple_of(step) * unit
     }
 
+    /// Returns P for a number of patches of prompts, whose images have many sizes: two shapes for each power of two.
+    pub fn roomy(&self, patches: usize) -> usize {
+        let unit = UNIT * self.group();
+        let whole = patches.div_ceil(unit).max(1).next_power_of_two();
+        let less = whole / 4 * 3;
+        if less * unit >= patches { less * unit } else { whole * unit }
+    }
+
     /// Lays the pictures out for a batch, in the order of the tokens that stand for them. Errors: a picture of another
     /// form, or another number of tokens.
     pub fn lay_out(&self, batch: &Batch, pictures: &[Picture]) -> Result<Patches, DataError> {

@@ -1,6 +1,7 @@
 //! Generation of text, for `Model.generate` and the command line: steps are the caller's, so that text is shown as it comes
 //! and a signal ends it.
 
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
@@ -22,20 +23,21 @@ pub struct Generation {
 
 impl Generation {
     /// Begins with prompts as JSON: a list of texts, lists of messages, lists of ids, or objects that have one of these and
-    /// options of their own. `goes_on`: one that cannot be answered does not end the others.
+    /// options of their own. `goes_on`: one that cannot be answered does not end the others. `folder`: where relative paths of
+    /// images begin.
     pub fn start(
         py: Python<'_>,
         model: &Bound<'_, Model>,
         prompts: &str,
         options: &[(String, String)],
-        goes_on: bool,
+        (goes_on, folder): (bool, &Path),
     ) -> PyResult<Self> {
         let prompts: Vec<Value> = serde_json::from_str(prompts)
             .map_err(|e| train_error(py, TrainError::Usage(format!("prompts: expected a list as JSON: {e}"))))?;
         let started = model.get().with_generator(py, |generator| {
             let options = GenerationOptions::read(options)?;
             let requests = prompts.iter().map(Request::from_json).collect();
-            train::Generation::begin(generator, requests, &options, goes_on)
+            train::Generation::begin(generator, requests, &options, (goes_on, folder))
         })?;
         Ok(Generation { model: model.clone().unbind(), generation: Mutex::new(started) })
     }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use data::image::{Limits, PixelLimits, Pixels, Processor, decode, png};
+use data::image_source::data_uri;
 use numpy::{PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn, PyUntypedArrayMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -47,6 +48,12 @@ pub fn files(images: &[Image<'_>]) -> PyResult<Vec<Vec<u8>>> {
         Image::Array(_) => Ok(png(&one(number, image)?)),
     };
     images.iter().enumerate().map(of).collect()
+}
+
+/// Images as `data:` URIs, in their order: the writing of images in messages, which are JSON. Arrays become PNG.
+#[pyfunction]
+pub fn image_uris(images: Vec<Image<'_>>) -> PyResult<Vec<String>> {
+    Ok(files(&images)?.iter().map(|file| data_uri(file)).collect())
 }
 
 /// Decodes images, in their order.

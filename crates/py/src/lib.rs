@@ -41,7 +41,7 @@ mod _native {
     #[pymodule_export]
     use crate::generate::{Generation, generation_help, prompt_fields};
     #[pymodule_export]
-    use crate::images::ImageProcessor;
+    use crate::images::{ImageProcessor, image_uris};
     #[pymodule_export]
     use crate::merge::{
         adapter_base, default_encoding, end_tokens, extend, has_own_head, leads_out, merge, published,

@@ -116,16 +116,27 @@ impl Model {
 #[pymethods]
 impl Model {
     /// Begins to answer prompts, a list as JSON, with options as in YAML. `goes_on`: one that cannot be answered does not end
-    /// the others.
-    #[pyo3(signature = (prompts, options, goes_on = false))]
+    /// the others. `folder`: where relative paths of images begin.
+    #[pyo3(signature = (prompts, options, goes_on = false, folder = None))]
     fn start(
         slf: &Bound<'_, Self>,
         py: Python<'_>,
         prompts: &str,
         options: Vec<(String, String)>,
         goes_on: bool,
+        folder: Option<PathBuf>,
     ) -> PyResult<Generation> {
-        Generation::start(py, slf, prompts, &options, goes_on)
+        let folder = folder.unwrap_or_else(|| PathBuf::from("."));
+        Generation::start(py, slf, prompts, &options, (goes_on, &folder))
+    }
+
+    /// Frees the memory of the device; the next call reads the weights again. Nothing where a trainer has them.
+    fn unload(&self, py: Python<'_>) {
+        let Of::Loaded(loaded) = &self.0 else { return };
+        py.detach(|| {
+            *loaded.generator.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            loaded.model.lock().unwrap_or_else(PoisonError::into_inner).unload();
+        });
     }
 
     /// Returns the fields of the model's `generation_config.json` that would change its texts and are not applied.

@@ -93,7 +93,6 @@ fn conflicts(config: &Config) -> Vec<(&'static str, String)> {
         ("pipeline_parallel_size", config.stages().to_string(), config.stages() > 1),
         ("sequence_parallel_size", config.sequence().to_string(), config.sequence() > 1),
         ("distributed.num_nodes", config.nodes().to_string(), config.nodes() > 1),
-        ("sample_prompts", format!("{:?}", config.logging.sample_prompts), !config.logging.sample_prompts.is_empty()),
     ];
     all.into_iter().filter(|(.., is_on)| *is_on).map(|(option, value, _)| (option, value)).collect()
 }

@@ -1,7 +1,10 @@
 //! The weights of a trainer, lent to a model in evaluation mode and to what generates text: one session, whose program is
 //! exchanged. The trainer takes it back, as it was, before anything of its own runs.
 
+use std::sync::Arc;
+
 use compiler::{AdapterOptions, CompileOptions, EntryOptions, Training};
+use data::image::PixelLimits;
 use program::{EntryKind, Program, scalar};
 
 use crate::conversation::dialogue_options;
@@ -9,6 +12,7 @@ use crate::engine::{Compiled, in_place};
 use crate::error::{Result, TrainError};
 use crate::generate::{Defaults, Generator, PromptEncoder};
 use crate::model::Model;
+use crate::source::ModelSource;
 use crate::trainer::Trainer;
 
 /// A model over the weights in training.
@@ -71,7 +75,7 @@ impl Trainer {
             let engine = self.engine()?;
             let options = in_place(in_evaluation(options, engine.program()), engine.program());
             let training = engine.compiled();
-            let (device, source) = (self.device.clone(), self.source.clone());
+            let (device, source) = (self.device.clone(), self.source_with_bounds());
             let engine = self.engine.take().expect("just seen");
             let live = self.live.get_or_insert_with(|| Live {
                 model: Model::of(device, source, None, options.clone()),
@@ -85,8 +89,18 @@ impl Trainer {
         Ok(self.live.as_mut().expect("just lent"))
     }
 
+    /// The source of the model, whose images have the bounds of the run.
+    fn source_with_bounds(&self) -> Arc<ModelSource> {
+        let of = &self.config.template;
+        let pixels = PixelLimits { least: of.min_pixels, most: of.max_pixels };
+        if pixels == PixelLimits::default() || self.source.model.images.is_none() {
+            return self.source.clone();
+        }
+        Arc::new(ModelSource { pixels, ..(*self.source).clone() })
+    }
+
     fn generator(&self, options: CompileOptions) -> Result<Generator> {
-        let (source, config) = (self.source.clone(), &self.config);
+        let (source, config) = (self.source_with_bounds(), &self.config);
         let encoder = PromptEncoder::open(&[&source.folder])?;
         let (dialogue, _) = dialogue_options(config, &source, encoder.tokenizer().map(|of| &**of))?;
         let encoder = encoder.with_template(dialogue.template)?;

@@ -121,10 +121,6 @@ impl Model {
 
     /// What generates text with the same weights.
     pub fn generator(&self) -> Result<Generator> {
-        if self.source.model.images.is_some() {
-            let text = "a model that computes images generates no text yet: load its result without images";
-            return Err(TrainError::Usage(text.into()));
-        }
         let dtype = self.options.weights;
         Generator::new(self.device.clone(), self.source.clone(), self.adapter.clone(), dtype)
     }
@@ -145,6 +141,11 @@ impl Model {
         let engine = self.engine.take()?;
         self.kept = (!self.is_strange).then(|| engine.compiled());
         Some(engine)
+    }
+
+    /// Frees the memory of the device; the next call reads the weights again.
+    pub fn unload(&mut self) {
+        (self.engine, self.kept) = (None, None);
     }
 
     /// Gives the weights to what generates, so that they are on the device once. What keeps them in another form reads them

@@ -198,7 +198,12 @@ fn options(training: &CompileOptions, scoring: &str) -> CompileOptions {
 
 fn source_of(folder: &Path, training: &ModelSource) -> Result<Arc<ModelSource>> {
     let config = crate::source::config_of(folder)?;
-    Ok(Arc::new(ModelSource { folder: folder.to_owned(), config, model: training.model.clone() }))
+    Ok(Arc::new(ModelSource {
+        folder: folder.to_owned(),
+        config,
+        model: training.model.clone(),
+        pixels: training.pixels,
+    }))
 }
 
 /// The options of a training that leaves room for a reference with weights of its own.

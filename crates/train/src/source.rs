@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use data::boxes::{BoxForm, Units};
-use data::image::{Limits, Pixels, Processor};
+use data::image::{Limits, PixelLimits, Pixels, Processor};
 use data::patches::{Form, Picture};
 use data::pictures::ImageReader;
 use data::safetensors::{Stack, Weights};
@@ -48,6 +48,8 @@ pub struct ModelSource {
     pub folder: PathBuf,
     pub config: HfConfig,
     pub model: Model,
+    /// Bounds of images in place of those of the folder's processor.
+    pub pixels: PixelLimits,
 }
 
 /// Tensors in files that have, behind one another, matrices which are parameters: what adapters know as parameters of three
@@ -146,7 +148,7 @@ impl ModelSource {
         let config = config_of(folder)?;
         let model = graph::from_json(ir).map_err(|e| TrainError::Usage(e.to_string()))?;
         check_inputs(&model)?;
-        Ok(ModelSource { folder: folder.to_owned(), config, model })
+        Ok(ModelSource { folder: folder.to_owned(), config, model, pixels: PixelLimits::default() })
     }
 
     /// Of `config.json` as it is in the folder.
@@ -226,7 +228,9 @@ impl ModelSource {
         let Some(form) = self.model.images else {
             return Err(TrainError::Usage(format!("{} reads no images", self.model.architecture)));
         };
-        reader_of(&self.folder, form)
+        let reader = reader_of(&self.folder, form)?;
+        let processor = reader.processor.bounded(self.pixels).map_err(TrainError::Usage)?;
+        Ok(ImageReader { processor, ..reader })
     }
 
     /// The reading of images, where the model computes them.

@@ -88,10 +88,20 @@ impl Capacity {
         EntryOptions::generate(self.cache)
     }
 
+    /// Tokens of a row that are read at once, unless an image is longer.
+    pub fn most_at_once(&self) -> usize {
+        *self.chunks.last().expect("prompts are read in chunks")
+    }
+
     /// The chunk that takes so many tokens with the least padding, or the largest.
     pub fn chunk(&self, tokens: usize) -> usize {
         let fitting = self.chunks.iter().copied().find(|chunk| *chunk >= tokens);
-        fitting.unwrap_or_else(|| *self.chunks.last().expect("prompts are read in chunks"))
+        fitting.unwrap_or_else(|| self.most_at_once())
+    }
+
+    /// The tokens of a row with images: a chunk, or more where an image is longer than any.
+    pub fn row(&self, tokens: usize) -> usize {
+        self.chunk(tokens).max(tokens.next_power_of_two())
     }
 
     /// The smallest batch that takes so many rows.

@@ -2,15 +2,18 @@
 //! runs. Sequences begin in their order as rows, with their slots, and pages become free. Knows no device.
 
 use std::collections::VecDeque;
+use std::path::Path;
 use std::sync::Arc;
 
 use data::Tokenizer;
+use data::sequence_images::SequenceImages;
 use rayon::prelude::*;
 use tensor::HostTensor;
 
-use super::capacity::Need;
+use super::capacity::{Capacity, Need};
 use super::defaults::Defaults;
 use super::generator::{Following, Generator, Reader, Row, rows_of};
+use super::images::PromptImages;
 use super::pages::Pages;
 use super::prompt::PromptEncoder;
 use super::request::{Prompt, Request};
@@ -65,6 +68,8 @@ struct Sequence {
     /// The prompt, then the answer.
     ids: Vec<i32>,
     prompt: usize,
+    /// The images of the prompt.
+    images: Option<SequenceImages>,
     /// Tokens that the cache holds.
     read: usize,
     /// Tokens at most, and why no more.
@@ -92,13 +97,13 @@ pub(crate) struct Asked {
 
 impl Asked {
     /// Encodes prompts, and checks them against what the model takes. `goes_on`: one that cannot be answered ends at once
-    /// with the reason, else it is the error of all.
+    /// with the reason, else it is the error of all. `folder`: where relative paths of images begin.
     pub fn new(
         source: &ModelSource,
         (encoder, defaults): (&PromptEncoder, &Defaults),
         requests: Vec<Result<Request>>,
         options: &GenerationOptions,
-        goes_on: bool,
+        (goes_on, folder): (bool, &Path),
     ) -> Result<Asked> {
         let settings = Arc::new(Settings::of(options, defaults, encoder.end_tokens(defaults))?);
         let tokenizer = encoder.tokenizer().cloned();
@@ -107,17 +112,20 @@ impl Asked {
                 "stop: the model has no tokenizer.json, so stop texts cannot be found".into(),
             ));
         }
+        let images = PromptImages::of(source, tokenizer.as_deref(), &requests, options, folder.to_owned())?;
         let count = requests.len();
         let mut sequences = Vec::with_capacity(count);
         for (index, request) in requests.into_iter().enumerate() {
-            sequences.push(match request.and_then(|of| Sequence::of(source, encoder, &of, &settings)) {
-                Ok(sequence) => sequence,
-                Err(TrainError::Usage(text)) if goes_on => Sequence::refused(&settings, Finish::Refused, text),
-                Err(TrainError::Usage(text)) if count > 1 => {
-                    return Err(TrainError::Usage(format!("prompt {} of {count}: {text}", index + 1)));
-                }
-                Err(error) => return Err(error),
-            });
+            sequences.push(
+                match request.and_then(|of| Sequence::of(source, (encoder, images.as_ref()), &of, &settings)) {
+                    Ok(sequence) => sequence,
+                    Err(TrainError::Usage(text)) if goes_on => Sequence::refused(&settings, Finish::Refused, text),
+                    Err(TrainError::Usage(text)) if count > 1 => {
+                        return Err(TrainError::Usage(format!("prompt {} of {count}: {text}", index + 1)));
+                    }
+                    Err(error) => return Err(error),
+                },
+            );
             if let (false, Some((_, text))) = (goes_on, &sequences[index].refused) {
                 let place = if count > 1 { format!("prompt {} of {count}: ", index + 1) } else { String::new() };
                 return Err(TrainError::Usage(format!("{place}{text}")));
@@ -188,19 +196,19 @@ impl Generation {
     /// Encodes the prompts and makes room for them. An earlier generation of the same generator is over by it.
     pub fn start(generator: &mut Generator, prompts: &[Prompt], options: &GenerationOptions) -> Result<Generation> {
         let requests = prompts.iter().map(|prompt| Ok(prompt.clone().into())).collect();
-        Generation::begin(generator, requests, options, false)
+        Generation::begin(generator, requests, options, (false, Path::new(".")))
     }
 
     /// The same for prompts with options of their own. `goes_on`: one that cannot be read or answered does not end the
-    /// others; [`Generation::refusal`] says why.
+    /// others; [`Generation::refusal`] says why. `folder`: where relative paths of images begin.
     pub fn begin(
         generator: &mut Generator,
         requests: Vec<Result<Request>>,
         options: &GenerationOptions,
-        goes_on: bool,
+        (goes_on, folder): (bool, &Path),
     ) -> Result<Generation> {
         let of = (generator.encoder(), generator.defaults());
-        let asked = Asked::new(generator.source(), of, requests, options, goes_on)?;
+        let asked = Asked::new(generator.source(), of, requests, options, (goes_on, folder))?;
         generator.started += 1;
         let needs = asked.needs();
         if needs.is_empty() {
@@ -260,9 +268,8 @@ impl Generation {
         if asked.is_empty() {
             return Ok(Vec::new());
         }
-        let limit = reader.most_at_once();
         let sequences = &self.sequences;
-        let rows: Vec<Row<'_>> = asked.iter().map(|index| sequences[*index].next_row(limit)).collect();
+        let rows = asked.iter().map(|index| sequences[*index].next_row(reader.capacity)).collect::<Result<Vec<_>>>()?;
         let whole = asked.iter().map(|index| sequences[*index].ids.len()).max().unwrap_or(0);
         let read: Vec<usize> = rows.iter().map(|row| row.ids.len()).collect();
         let wants_logits = asked.iter().any(|index| sequences[*index].settings.wants_logits());
@@ -342,12 +349,21 @@ impl Generation {
 
 impl Sequence {
     /// A prompt before its answer. Errors: a prompt that is none, or that the model does not know.
-    fn of(source: &ModelSource, encoder: &PromptEncoder, of: &Request, settings: &Arc<Settings>) -> Result<Sequence> {
-        let ids = encoder.encode(&of.prompt)?;
+    fn of(
+        source: &ModelSource,
+        (encoder, images): (&PromptEncoder, Option<&PromptImages>),
+        of: &Request,
+        settings: &Arc<Settings>,
+    ) -> Result<Sequence> {
+        if let (Prompt::Messages(messages), None) = (&of.prompt, &source.model.images) {
+            messages.check_without_images(&source.model.architecture)?;
+        }
+        let (ids, images) = encoder.encode_with_images(&of.prompt, images)?;
         check_ids(&ids, source.vocab_size()?)?;
         let is_own = of.max_new_tokens.is_some() || of.temperature.is_some() || of.seed.is_some() || of.keeps_logps;
         let settings = if is_own { Arc::new(settings.with(of)) } else { settings.clone() };
-        let mut sequence = Sequence::new(ids, &settings, source.position_limit())?;
+        let sequence = Sequence::new(ids, &settings, source.position_limit())?;
+        let mut sequence = Sequence { images, ..sequence };
         if of.continues_text {
             let end = &sequence.ids[sequence.prompt.saturating_sub(CONTEXT)..];
             sequence.text = Text::new(&settings.stop, end);
@@ -381,6 +397,7 @@ impl Sequence {
         Sequence {
             ids: Vec::new(),
             prompt: 0,
+            images: None,
             read: 0,
             most: 0,
             ending: finish,
@@ -402,9 +419,17 @@ impl Sequence {
         self.read < self.prompt || self.read + 1 < self.ids.len()
     }
 
-    /// The tokens that are read next, at most so many.
-    fn next_row(&self, limit: usize) -> Row<'_> {
-        let end = self.ids.len().min(self.read + limit);
-        Row { ids: &self.ids[self.read..end], position: self.read, pages: &self.pages, slot: self.slot }
+    /// The tokens that are read next, at most a chunk of them unless an image is longer. Errors: an image that has changed.
+    fn next_row(&self, capacity: &Capacity) -> Result<Row<'_>> {
+        let mut end = self.ids.len().min(self.read + capacity.most_at_once());
+        let (mut axes, mut images) = (None, None);
+        if let Some(of) = &self.images {
+            end = of.end_of_part(self.read, end);
+            let part = self.read..end;
+            axes = Some(of.axes(part.clone()));
+            images = of.lay_out(&self.ids, part, capacity.row(end - self.read)).map_err(TrainError::Data)?;
+        }
+        let ids = &self.ids[self.read..end];
+        Ok(Row { ids, position: self.read, pages: &self.pages, slot: self.slot, axes, images })
     }
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use compiler::{AdapterOptions, CompileOptions, PlanOptions, Recipe, Sharding};
+use data::Batch;
 use program::{Choices, EntryKind, Variant, generation};
 use tensor::{DType, HostTensor};
 
@@ -37,7 +38,7 @@ pub struct Generator {
     pub(super) started: u64,
 }
 
-/// What follows the tokens of rows; rows of padding are behind those that were requested.
+/// What follows the tokens of rows; rows of padding are after those that were requested.
 pub(super) enum Following {
     /// The likeliest token of each row.
     Likeliest(Vec<u32>),
@@ -66,6 +67,10 @@ pub(super) struct Row<'a> {
     pub position: usize,
     pub pages: &'a [u32],
     pub slot: u32,
+    /// Time, row and column of each token, where these are not its place in the sequence.
+    pub axes: Option<Vec<i32>>,
+    /// The tokens as one row with the images among them, laid out.
+    pub images: Option<Batch>,
 }
 
 impl Generator {
@@ -227,46 +232,55 @@ impl Reader<'_> {
         inputs.any(|(name, _)| name == generation::LARGEST_POSITION)
     }
 
-    /// Tokens of a row that can be read at once.
-    pub(super) fn most_at_once(&self) -> usize {
-        *self.capacity.chunks.last().expect("prompts are read in chunks")
-    }
-
     /// Reads tokens, which the cache then holds. Gives what follows the last token of each row. `whole`: tokens that the
     /// sequence has, of which only some may be read; `logits`: not only the likeliest tokens are wanted.
     pub(super) fn read(&mut self, rows: &[Row<'_>], whole: usize, logits: bool) -> Result<Following> {
         let Reader { engine, capacity } = self;
+        let images = rows.first().and_then(|row| row.images.as_ref());
         let shape = match rows {
+            [Row { images: Some(of), .. }] => Variant { patches: of.patches.count(), ..variant(1, of.seq_len) },
             [row] if row.ids.len() > 1 => variant(1, capacity.chunk(row.ids.len())),
             _ => variant(capacity.batch(rows.len()), 1),
         };
+        if images.is_some() {
+            // What was compiled for text stays: the sequences that run need it.
+            engine.prepare_all(&capacity.variants().into_iter().chain([shape]).collect::<Vec<_>>())?;
+        }
         let (tokens, width) = (shape.seq_len, capacity.cache.pages_per_sequence);
         let size = shape.batch * tokens;
         let (mut ids, mut positions, mut in_cache) = (vec![0; size], vec![0; size], vec![-1; size]);
         let (mut table, mut last) = (vec![0; shape.batch * width], vec![0; shape.batch]);
-        let mut slots = last.clone();
+        let (mut slots, mut last_keys, mut axes) = (last.clone(), in_cache.clone(), vec![0; 3 * size]);
         let mut largest = whole.saturating_sub(1);
         for (index, row) in rows.iter().enumerate() {
             for (t, id) in row.ids.iter().enumerate() {
                 let (at, position) = (index * tokens + t, row.position + t);
                 (ids[at], positions[at], in_cache[at]) = (*id, position as i32, position as i32);
                 largest = largest.max(position);
+                let last = images.map_or(t, |batch| batch.patches.last_key[t] as usize);
+                last_keys[at] = (row.position + last) as i32;
+                let own =
+                    row.axes.as_ref().map_or([position as i32; 3], |of| [of[3 * t], of[3 * t + 1], of[3 * t + 2]]);
+                axes[3 * at..][..3].copy_from_slice(&own);
             }
             (last[index], slots[index]) = (row.ids.len() as i32 - 1, row.slot as i32);
             for (page, own) in table[index * width..].iter_mut().zip(row.pages) {
                 *page = *own as i32;
             }
         }
-        let inputs: [(&str, &[i32]); 7] = [
+        let inputs: [(&str, &[i32]); 10] = [
             ("input_ids", &ids),
             ("position_ids", &positions),
+            ("token_axes", &axes),
+            ("text_ids", &ids),
+            (generation::LAST_KEYS, &last_keys),
             (generation::POSITIONS, &in_cache),
             (generation::TABLE, &table),
             (generation::SLOTS, &slots),
             (generation::LAST_TOKEN, &last),
             (generation::LARGEST_POSITION, &[largest as i32]),
         ];
-        run(engine, shape, &inputs)?;
+        run(engine, shape, images, &inputs)?;
         if logits {
             return Ok(Following::Logits(engine.output_as_stored(EntryKind::Forward, shape, LOGITS)?));
         }
@@ -284,12 +298,22 @@ fn entry(engine: &Engine, shape: Variant) -> usize {
     found.expect("the shapes of a capacity are compiled together")
 }
 
+/// Inputs that rows with images bring themselves, though rows of text have them too.
+const OF_IMAGES: [&str; 2] = ["input_ids", "text_ids"];
+
 /// Writes numbers to where the entry of a shape reads them, by name, and runs it. What it does not read is left out.
-fn run(engine: &mut Engine, shape: Variant, inputs: &[(&str, &[i32])]) -> Result<()> {
+fn run(engine: &mut Engine, shape: Variant, images: Option<&Batch>, inputs: &[(&str, &[i32])]) -> Result<()> {
     let (entry, program) = (entry(engine, shape), engine.program().clone());
-    for (name, numbers) in inputs {
-        if let Some((_, at)) = program.entries[entry].inputs.iter().find(|(known, _)| known == name) {
-            let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    for (name, at) in &program.entries[entry].inputs {
+        let of_images =
+            images.filter(|_| OF_IMAGES.contains(&name.as_str()) || !inputs.iter().any(|(own, _)| own == name));
+        let bytes = match (of_images, inputs.iter().find(|(own, _)| own == name)) {
+            (Some(batch), _) => data::inputs::input(name).and_then(|input| input.bytes(batch)),
+            (None, Some((_, numbers))) => Some(numbers.iter().flat_map(|number| number.to_le_bytes()).collect()),
+            (None, None) if name == "text" => Some(1f32.to_le_bytes().repeat(at.len())),
+            (None, None) => None,
+        };
+        if let Some(bytes) = bytes {
             engine.session().write(at, &bytes)?;
         }
     }

@@ -3,13 +3,14 @@
 //! [`Generator`] has the model on a device, compiled to go on where its sequences were; a [`Generation`] is what is done for
 //! some prompts, step by step, so that a caller shows text as it comes and stops when it likes. Which sequence runs when is
 //! `generation.rs`'s, which page of the cache it has `pages.rs`'s, which token follows `sampling.rs`'s, what text it is
-//! `text.rs`'s. Knows no terminal.
+//! `text.rs`'s, what becomes of its images `images.rs`'s. Knows no terminal.
 
 mod capacity;
 mod defaults;
 mod ends;
 mod generation;
 mod generator;
+mod images;
 mod masks;
 mod pages;
 mod prompt;

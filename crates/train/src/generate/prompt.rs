@@ -5,10 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use data::Tokenizer;
+use data::sequence_images::SequenceImages;
 use data::template::{ChatTemplate, Conversation, clock_now};
 use serde_json::{Map, Value};
 
 use super::defaults::Defaults;
+use super::images::PromptImages;
 use super::request::{Messages, Prompt};
 use crate::error::{Result, TrainError};
 
@@ -68,6 +70,22 @@ impl PromptEncoder {
             }
         };
         Ok(ids.into_iter().map(|id| id as i32).collect())
+    }
+
+    /// The ids of a prompt, and its images, which `images` reads.
+    pub(super) fn encode_with_images(
+        &self,
+        prompt: &Prompt,
+        images: Option<&PromptImages>,
+    ) -> Result<(Vec<i32>, Option<SequenceImages>)> {
+        match (prompt, images) {
+            (Prompt::Messages(of), Some(images)) if of.has_images() => {
+                let marked = images.mark(of)?;
+                let text = self.text(&marked.messages)?;
+                images.encode(&text, marked, self.needed()?)
+            }
+            _ => Ok((self.encode(prompt)?, None)),
+        }
     }
 
     /// The ids of a beginning and of its continuation, which are encoded as one text. A token over their border is the

@@ -1,6 +1,7 @@
 //! What is asked of a model: a prompt, and what of the options differs for it. Read from JSON, as lines of a file have it.
 //! Does not know how a prompt becomes tokens.
 
+use data::image_texts::shows_image;
 use serde_json::{Map, Value};
 
 use crate::error::{Result, TrainError};
@@ -25,12 +26,35 @@ pub struct Messages {
     pub tools: Option<Value>,
     /// Variables of the template by name, such as `enable_thinking`.
     pub variables: Map<String, Value>,
+    /// Images for the parts and words that stand for one and have none of their own.
+    pub images: Option<Vec<Value>>,
 }
 
 impl Messages {
     /// The fields of a conversation alone.
     pub fn of(messages: Vec<Map<String, Value>>) -> Messages {
         Messages { messages, ..Messages::default() }
+    }
+
+    /// Returns true if it has images, or places for them.
+    pub fn has_images(&self) -> bool {
+        self.images.is_some() || self.first_image().is_some()
+    }
+
+    /// The first message that has an image.
+    fn first_image(&self) -> Option<usize> {
+        self.messages.iter().position(shows_image)
+    }
+
+    /// Rejects images for a model of this name, which reads none.
+    pub(super) fn check_without_images(&self, architecture: &str) -> Result<()> {
+        let place = match self.first_image() {
+            Some(number) => format!("message {}", number + 1),
+            None if self.images.is_some() => "`images`".to_owned(),
+            None => return Ok(()),
+        };
+        let text = format!("{place}: an image, and {architecture}, as it is loaded, reads none");
+        Err(TrainError::Usage(text))
     }
 
     /// The same with a mark behind the text of the last message, where that is an assistant's and has a text to go on from.
@@ -99,7 +123,7 @@ impl Request {
     pub const PROMPTS: [&'static str; 3] = ["prompt", "messages", "text"];
 
     /// Fields that are its own besides.
-    pub const OWN: [&'static str; 4] = ["tools", "chat_template_kwargs", "max_new_tokens", "temperature"];
+    pub const OWN: [&'static str; 5] = ["tools", "chat_template_kwargs", "images", "max_new_tokens", "temperature"];
 
     /// A prompt, or an object with one of [`Request::PROMPTS`] and any of [`Request::OWN`]; other fields are left out. A field
     /// that is null is as if it were not there.
@@ -118,9 +142,17 @@ impl Request {
         let as_object = |value: &Value| value.as_object().cloned();
         let variables =
             variables.map(|of| as_object(of).ok_or_else(|| wrong("chat_template_kwargs", "names with values")));
-        let (tools, variables) = (tools.transpose()?, variables.transpose()?);
+        let images =
+            given("images").map(|of| of.as_array().cloned().ok_or_else(|| wrong("images", "a list of images")));
+        let (tools, variables, images) = (tools.transpose()?, variables.transpose()?, images.transpose()?);
         match &mut prompt {
-            Prompt::Messages(of) => (of.tools, of.variables) = (tools, variables.unwrap_or_default()),
+            Prompt::Messages(of) => {
+                (of.tools, of.variables, of.images) = (tools, variables.unwrap_or_default(), images);
+            }
+            _ if images.is_some() => {
+                let text = "`images` go into the chat template of messages, and the prompt is a text";
+                return Err(TrainError::Usage(text.into()));
+            }
             _ if tools.is_some() || variables.is_some() => {
                 let text = "`tools` and `chat_template_kwargs` go into the chat template of messages, and the prompt is a text";
                 return Err(TrainError::Usage(text.into()));

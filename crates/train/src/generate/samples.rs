@@ -2,6 +2,7 @@
 //! takes of the program, so that it is planned with the rest, and answers them. Knows no log.
 
 use std::fmt;
+use std::path::Path;
 
 use compiler::EntryOptions;
 use serde_json::{Map, Value, json};
@@ -76,7 +77,8 @@ impl Samples {
             let hint = "change `sample_prompts`, or remove it".to_owned();
             TrainError::Config(vec![config.mistake("sample_prompts", format!("`sample_prompts`: {error}"), Some(hint))])
         };
-        let asked = Asked::new(source, (&encoder, &defaults), asked(&prompts), &options, false).map_err(refused)?;
+        let asked = Asked::new(source, (&encoder, &defaults), asked(&prompts), &options, (false, Path::new(".")))
+            .map_err(refused)?;
         let capacity = Capacity::of(&asked.needs(), ROWS, source.position_limit(), false).in_one_shape();
         Ok(Some(Samples { texts, prompts, options, encoder, defaults, capacity }))
     }
@@ -90,7 +92,13 @@ impl Samples {
 
     /// The answers of a model in training.
     pub fn answers(&self, source: &ModelSource, engine: &mut Engine) -> Result<Vec<Sample>> {
-        let asked = Asked::new(source, (&self.encoder, &self.defaults), asked(&self.prompts), &self.options, false)?;
+        let asked = Asked::new(
+            source,
+            (&self.encoder, &self.defaults),
+            asked(&self.prompts),
+            &self.options,
+            (false, Path::new(".")),
+        )?;
         let mut reader = Reader { engine, capacity: &self.capacity };
         let mut generation = asked.begin(&reader, 0);
         let sample = |prompt: &String| Sample { prompt: prompt.clone(), text: String::new(), finish: "", tokens: 0 };

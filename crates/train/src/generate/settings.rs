@@ -33,6 +33,11 @@ options! {
         ignore_end_tokens: bool = false;
         /// Maximum sequences at a time.
         batch_size: u64 = 64, min = 1;
+        /// Images: largest area in pixels, in place of that of the model's processor. Only for models whose processor goes by
+        /// areas (Qwen).
+        max_pixels: Option<u64> = null, min = 1;
+        /// Images: smallest area in pixels, as `max_pixels`.
+        min_pixels: Option<u64> = null, min = 1;
     }
 }
 

@@ -1,5 +1,6 @@
 //! Answers of a round: sampled from the model as it is, judged by the reward functions. Knows no micro-batches.
 
+use std::path::Path;
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
@@ -80,7 +81,7 @@ impl Trainer {
         let count = rows.len() * group;
         let requests = (0..count).map(|answer| Ok(request(answer))).collect();
         self.with_generator(|generator| {
-            let mut generation = Generation::begin(generator, requests, &rollouts.options, false)?;
+            let mut generation = Generation::begin(generator, requests, &rollouts.options, (false, Path::new("")))?;
             let mut texts = vec![(String::new(), None); count];
             while !generation.is_done() {
                 for piece in generation.step(generator)? {

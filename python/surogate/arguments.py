@@ -61,9 +61,10 @@ COMMAND_FLAGS = {
     "doctor": {"--output": 1, "--only": 1, "--seconds": 1},
     "push": {"--public": 0, "--dry-run": 0},
     "generate": {
-        "--prompt": 1, "--prompts": 1, "--chat": 0, "--tools": 1, "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1,
+        "--prompt": 1, "--prompts": 1, "--chat": 0, "--image": 1, "--tools": 1, "--adapter": 1, "--base": 1,
+        "--device": 1, "--dtype": 1,
     },
-    "chat": {"--system": 1, "--tools": 1, "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1},
+    "chat": {"--system": 1, "--image": 1, "--tools": 1, "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1},
     "score": {"--prompts": 1, "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1},
     "evaluate": {
         "--tasks": 1, "--include-path": 1, "--num-fewshot": 1, "--limit": 1, "--chat": 0, "--system": 1, "--max-length": 1,
@@ -241,7 +242,9 @@ def parser() -> argparse.ArgumentParser:
     chat = _command(commands, "chat", "talk to a model, by its own chat template", reads_run=False)
     chat.add_argument("model", metavar="MODEL", type=_path, help=OF_MODEL)
     chat.add_argument("--system", metavar="TEXT", help="system message at the start of the conversation")
-    for command in (generate, chat):
+    for command, what in ((generate, "the prompt, with --chat"), (chat, "the first message")):
+        of_image = f"image in front of {what}; may be repeated"
+        command.add_argument("--image", metavar="FILE", action="append", default=[], type=_path, help=of_image)
         of_tools = "JSON file with a list of function definitions, which the chat template shows to the model"
         command.add_argument("--tools", metavar="FILE", help=of_tools)
         _place_flags(command)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import generate
 from .arguments import generation_options
 from .errors import ConfigError
+from .images import have_images
 from .terminal import DIM, put, show, show_piece, warn
 from .tokenizer import Tokenizer
 
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
     from .model import Model
 
 HELP = (
-    "/reset clears the conversation, /exit (or the end of the input) ends, /help shows this, Ctrl-C stops an answer. "
-    "A line that ends with \\ goes on in the next one."
+    "/reset clears the conversation, /image FILE shows an image with the next message, /exit (or the end of the input) "
+    "ends, /help shows this, Ctrl-C stops an answer. A line that ends with \\ goes on in the next one."
 )
 
 #: What models put around what they think before they answer.
@@ -36,7 +38,7 @@ def run(options: Namespace) -> int:
     settings = generation_options(options)
     more = {"tools": generate.read_tools(options.tools)} if options.tools else {}
     system = [{"role": "system", "content": options.system}] if options.system else []
-    messages = list(system)
+    messages, images = list(system), _checked(options.image)
     show(HELP)
     while True:
         try:
@@ -49,17 +51,40 @@ def run(options: Namespace) -> int:
         if text == "/help":
             show(HELP)
         elif text == "/reset":
-            messages = list(system)
+            messages, images = list(system), []
             show("The conversation is empty.")
+        elif text.split()[:1] == ["/image"]:
+            try:
+                images += _checked([text.removeprefix("/image").strip()])
+            except ConfigError as error:
+                warn(f"surogate: {error}")
         elif text.startswith("/"):
             warn(f"{text.split()[0]} is not known. {HELP}")
         elif text:
-            messages.append({"role": "user", "content": text})
-            answer = _answer(model, {"messages": messages, **more}, settings)
+            messages.append(generate.message(text, images))
+            answer = _answer(model, {"messages": messages, **more}, _without_bounds(settings, messages))
             if answer is None:
                 messages.pop()
             else:
+                images = []
                 messages.append({"role": "assistant", "content": without_thoughts(answer)})
+
+
+def _checked(images: list[str]) -> list[str]:
+    """The paths of images. Raises ConfigError where one is no file."""
+    for path in images:
+        if not path:
+            raise ConfigError("/image needs a FILE")
+        if not Path(path).expanduser().is_file():
+            raise ConfigError(f"{path}: there is no such file")
+    return [str(Path(path).expanduser()) for path in images]
+
+
+def _without_bounds(settings: dict[str, object], messages: list[dict[str, Any]]) -> dict[str, object]:
+    """The settings; bounds of images only where there is an image already."""
+    if have_images([messages]):
+        return settings
+    return {name: value for name, value in settings.items() if name not in ("max_pixels", "min_pixels")}
 
 
 def _ask() -> str:

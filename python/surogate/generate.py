@@ -60,13 +60,17 @@ def run(options: Namespace) -> int:
     """Generates, and shows or writes what came of it."""
     if (options.prompt is None) == (options.prompts is None):
         raise UsageError("generate needs --prompt TEXT or --prompts FILE")
+    if options.image and (options.prompt is None or not options.chat):
+        raise UsageError("--image: images belong to a message (give --prompt TEXT and --chat)")
     lines = [("", options.prompt)] if options.prompts is None else list(read_prompts(Path(options.prompts)))
     tools = read_tools(options.tools) if options.tools else None
-    prompts = [_asked(value, options.chat, tools) for _, value in lines]
+    prompts = [_asked(value, options.chat, tools, options.image) for _, value in lines]
     if tools and not any("tools" in prompt for prompt in prompts):
         raise UsageError("--tools: tools go into the chat template of messages (give --chat, or messages with --prompts)")
     model = open_model(options)
-    generation = model.start(prompts, goes_on=options.prompts is not None, **generation_options(options))
+    folder = None if options.prompts is None else Path(options.prompts).parent
+    goes_on = options.prompts is not None
+    generation = model.start(prompts, goes_on, folder=folder, **generation_options(options))
     if options.prompts is None and not options.json:
         if not options.chat:
             show_prompt(options.prompt)
@@ -101,12 +105,18 @@ def read_tools(path: str) -> list[Any]:
     return tools
 
 
-def _asked(value: Any, chat: bool, tools: list[Any] | None) -> dict[str, Any]:
+def message(text: str, images: list[str]) -> dict[str, Any]:
+    """A user's message with images in front of its text."""
+    parts = [*({"type": "image", "image": path} for path in images), {"type": "text", "text": text}]
+    return {"role": "user", "content": parts if images else text}
+
+
+def _asked(value: Any, chat: bool, tools: list[Any] | None, images: list[str]) -> dict[str, Any]:
     """The prompt of a line as the engine takes it; a text becomes a user's message where it is to be answered."""
     prompt = {"prompt": value} if not isinstance(value, dict) else {name: value[name] for name in value if name in (*PROMPTS, *OWN)}
     name = next((name for name in PROMPTS if prompt.get(name) is not None), None)
     if chat and name and isinstance(prompt[name], str):
-        prompt = {**prompt, name: [{"role": "user", "content": prompt[name]}]}
+        prompt = {**prompt, name: [message(prompt[name], images)]}
     if tools and name and not isinstance(prompt[name], str) and prompt.get("tools") is None:
         prompt["tools"] = tools
     return prompt

@@ -317,6 +317,9 @@ ELSEWHERE = {
     "truncation_mode": "crates/train/src/config/tests.rs",
     "new_tokens": "tests/python/test_extend.py",
     "train_router": "tests/python/test_mixtures.py",
+    "train_vision": "tests/python/test_vision_parts.py",
+    "train_projector": "tests/python/test_vision_parts.py",
+    "vision_learning_rate": "tests/python/test_vision_parts.py",
     "router_aux_loss_coef": "tests/python/test_mixtures.py",
     "router_bias_update_rate": "tests/python/test_expert_bias.py",
 }

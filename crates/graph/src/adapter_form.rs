@@ -22,6 +22,9 @@ pub struct AdapterForm {
     /// Beginnings of the names of parts that get adapters only by patterns and names with dots, as vision towers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub apart: Vec<String>,
+    /// Beginnings of the names of the parts that make tokens of what a tower gives: each one of `apart`, or inside of one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub projectors: Vec<String>,
     /// Parameters of three axes, a matrix for each group, in the order in which their module has them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stacks: Vec<MatrixStack>,
@@ -122,6 +125,7 @@ mod tests {
             routers: Vec::new(),
             converted: Vec::new(),
             apart: Vec::new(),
+            projectors: Vec::new(),
             stacks: vec![stack("gate_up", &["w1", "w3"]), stack("down", &["w2"]), stack("both", &[])],
         }
     }

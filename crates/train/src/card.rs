@@ -78,6 +78,8 @@ const PUBLISHED: &[&str] = &[
     "lora_target_modules",
     "lora_target_parameters",
     "train_router",
+    "train_vision",
+    "train_projector",
     "lora_dora",
     "modules_to_save",
     "merge_adapter",

@@ -81,6 +81,7 @@ mod time;
 mod tokenizer_class;
 mod trainer;
 mod units;
+mod vision;
 mod weight_source;
 mod weights;
 mod words;

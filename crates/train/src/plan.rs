@@ -25,6 +25,7 @@ use crate::prequantised;
 use crate::reference::{self, Reference};
 use crate::row_length::RowLength;
 use crate::source::{ModelSource, SCORE};
+use crate::vision;
 
 /// Decisions of a run before anything is compiled.
 #[derive(Clone, Debug)]
@@ -63,6 +64,7 @@ impl Plan {
         let trained = adapter.as_ref().map_or(dtype, |adapter| adapter.dtype);
         let master = formats::keeps_master(config, dtype, trained, &mut reasons, &mut problems);
         formats::check_gradients(config, dtype, &mut problems);
+        vision::check(config, source, &mut problems);
         let stored = prequantised::decide(config, source, dtype, &mut problems)?;
         notes.extend(stored.note);
         check_quants(config, !stored.packings.is_empty(), &mut problems);
@@ -87,7 +89,7 @@ impl Plan {
             compute: dtype,
             recipe: formats::recipe(config),
             training: Some(Training {
-                rates: rates(config),
+                rates: vision::with_vision(config, source, rates(config)),
                 dropout: true,
                 embedding_noise: config.training.neftune_noise_alpha.unwrap_or(0.0),
                 optimizer: Some(OptimizerOptions { master, ..optimizer(config) }),
@@ -428,7 +430,7 @@ fn adapter(
         dtype: dtype_of(of.lora_dtype),
         targets: of.lora_target_modules.clone(),
         parameters: of.lora_target_parameters.clone(),
-        saved: saved_modules(config).chain(routers).collect(),
+        saved: saved_modules(config).chain(routers).chain(vision::saved(config, source)).collect(),
         exceptions: Default::default(),
         form: form.clone(),
     };
@@ -458,6 +460,7 @@ fn adapter(
             problems.push(config.mistake(path, message, Some(format!("remove `{path}`"))));
         }
     }
+    vision::check_continued(config, source, &found.saved, problems);
     let dropout = of.lora_dropout.value().copied().unwrap_or(found.dropout);
     if of.lora_dropout.is_auto() {
         reasons.insert("lora_dropout".into(), reason(dropout, "the adapter's configuration"));

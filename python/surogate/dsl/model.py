@@ -65,7 +65,8 @@ def model(
     are published models, for docs/models.md. `images` are the module that computes images, too, and the
     config of its tower: it is constructed with both configs, and its attribute `images` is the layout of
     batches for it. A module with an attribute `max_positions` has no positions from there on, and one
-    with an attribute `carried` names such beginnings that depend on the config.
+    with an attribute `carried` names such beginnings that depend on the config. One that computes images has
+    the beginnings of the names of its projectors, which make tokens of what the tower gives, in `projectors`.
     """
     files: dict[str, Any] = {"base_prefix": f"{base}."} if base else {}
     files |= {"computed": list(computed)} if computed else {}
@@ -200,6 +201,8 @@ def build(
     if images:
         adapters["apart"] = [part for part in carried if any(str(of.name).startswith(part) for of in declared)]
         carried = [part for part in carried if part not in adapters["apart"]]
+        of_module = getattr(module, "projectors", ())
+        adapters["projectors"] = [part for part in of_module if any(str(of.name).startswith(part) for of in declared)]
     if carried:
         files["carried"] = carried
     if files:

@@ -137,7 +137,7 @@ class Gemma3Whole(CappedLM):
     def __init__(self, c: Gemma3ImageConfig, v: Gemma3VisionConfig) -> None:
         part = Part(c, v)
         super().__init__(c, part)
-        self.images = v.form(part.side)
+        self.images, self.projectors = v.form(part.side), ["model.multi_modal_projector."]
 
 
 @model(

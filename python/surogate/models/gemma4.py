@@ -411,7 +411,7 @@ class Part(TextPart):
 class Gemma4Whole(CappedLM):
     def __init__(self, c: Gemma4ImageConfig, v: Gemma4VisionConfig) -> None:
         super().__init__(c, Part(c, v))
-        self.images = v.form(c.pad_token_id or 0)
+        self.images, self.projectors = v.form(c.pad_token_id or 0), ["model.embed_vision."]
         self.carried = unused(c, "model.language_model")
 
 

@@ -165,6 +165,7 @@ class Mistral3Whole(CausalLM):
     def __init__(self, c: DecoderConfig, v: PixtralConfig) -> None:
         super().__init__(c, Part(c, v, text_of(c)))
         self.images = {"token": v.image_token, "width": v.width, "side": v.side, "breaks": True}
+        self.projectors = ["model.multi_modal_projector."]
 
 
 @model(

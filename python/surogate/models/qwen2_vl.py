@@ -8,7 +8,15 @@ from ..dsl import Module, Reader, model
 from ..layers import Attention, CausalLM, Decoder, DecoderLayer, GatedMLP, ImageRotation, RotaryEmbedding, TextPart
 from ..layers.vision import placed
 from .qwen2 import Qwen2Config
-from .qwen_vision import Qwen2_5Tower, Qwen2_5VisionConfig, Qwen2Tower, Qwen2VisionConfig, QwenTowerConfig, Whole
+from .qwen_vision import (
+    PROJECTORS,
+    Qwen2_5Tower,
+    Qwen2_5VisionConfig,
+    Qwen2Tower,
+    Qwen2VisionConfig,
+    QwenTowerConfig,
+    Whole,
+)
 
 #: As published, and as the modules of transformers 5 are called.
 RENAMED = {
@@ -62,6 +70,7 @@ class QwenVL(CausalLM):
         text, visual = decoder(c, axes), self.tower(v)
         text.place_images = lambda x, batch: placed(x, visual(batch), batch, v.spatial_merge_size)
         super().__init__(c, Whole(text, visual))
+        self.projectors = PROJECTORS
         self.images = v.form(window=getattr(v, "window", 0), **self.boxes)
 
 

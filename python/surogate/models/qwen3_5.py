@@ -22,7 +22,7 @@ from ..layers import (
     TextPart,
     layer_types,
 )
-from .qwen_vision import Qwen3VisionConfig, with_tower
+from .qwen_vision import PROJECTORS, Qwen3VisionConfig, with_tower
 
 LINEAR = "linear_attention"
 
@@ -201,7 +201,7 @@ class Qwen3_5ImageConfig(Qwen3_5Config):
 class Qwen3_5Whole(CausalLM):
     def __init__(self, c: Qwen3_5ImageConfig, v: Qwen3VisionConfig) -> None:
         super().__init__(c, with_tower(decoder(c, images=True), v))
-        self.images = v.form(table=v.table, stretched=True)
+        self.images, self.projectors = v.form(table=v.table, stretched=True), PROJECTORS
 
 
 @model(

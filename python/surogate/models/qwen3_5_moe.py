@@ -9,7 +9,7 @@ from ..dsl import Reader, model
 from ..layers import STACKED_EXPERTS, CausalLM, Decoder, TextPart
 from .qwen2_moe import GatedMixture, SharedExpertConfig
 from .qwen3_5 import HybridConfig, hybrid, without_exceptions
-from .qwen_vision import Qwen3VisionConfig, with_tower
+from .qwen_vision import PROJECTORS, Qwen3VisionConfig, with_tower
 
 
 class Qwen3_5MoeConfig(HybridConfig, SharedExpertConfig):
@@ -51,7 +51,7 @@ class Qwen3_5MoeImageConfig(Qwen3_5MoeConfig):
 class Qwen3_5MoeWhole(CausalLM):
     def __init__(self, c: Qwen3_5MoeImageConfig, v: Qwen3VisionConfig) -> None:
         super().__init__(c, with_tower(decoder(c, images=True), v))
-        self.images = v.form(table=v.table, stretched=True)
+        self.images, self.projectors = v.form(table=v.table, stretched=True), PROJECTORS
 
 
 @model(

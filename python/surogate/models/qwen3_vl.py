@@ -9,7 +9,7 @@ from ..dsl import Batch, Module, Tensor, each, model
 from ..layers import CausalLM, Decoder, DecoderLayer, GatedMLP, ImageRotation, RotaryEmbedding, TextPart
 from ..layers.vision import placed, taken
 from .qwen3 import Attention, Qwen3Config
-from .qwen_vision import Qwen3Tower, Qwen3VisionConfig, Whole
+from .qwen_vision import PROJECTORS, Qwen3Tower, Qwen3VisionConfig, Whole
 
 #: Pairs that turn with time, row and column where the config does not say it.
 SECTIONS = (24, 20, 20)
@@ -71,7 +71,7 @@ class Qwen3VLWhole(CausalLM):
         layers = {kind: of[kind](c, Attention(c), mlp()) for kind in dict.fromkeys(kinds)}
         decoder = ImageDecoder(c, layers, visual, v.spatial_merge_size, deep, pattern=kinds, rotary=rotary)
         super().__init__(c, Whole(decoder, visual))
-        self.images = v.form(table=v.table, stretched=True)
+        self.images, self.projectors = v.form(table=v.table, stretched=True), PROJECTORS
 
 
 @model(

@@ -23,6 +23,10 @@ from ..layers.vision import (
 )
 
 
+#: Beginnings of the names of what makes tokens of patches.
+PROJECTORS = ["model.visual.merger.", "model.visual.deepstack_merger_list."]
+
+
 class QwenTowerConfig(TowerConfig):
     """Fields of all Qwen towers."""
 

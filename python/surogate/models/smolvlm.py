@@ -76,7 +76,7 @@ class Whole(Text):
 class SmolVLMWhole(CausalLM):
     def __init__(self, c: SmolTextConfig, v: SmolVisionConfig) -> None:
         super().__init__(c, Whole(c, v))
-        self.images = v.form(v.side)
+        self.images, self.projectors = v.form(v.side), ["model.connector."]
 
 
 FILES: dict[str, Any] = dict(

@@ -34,6 +34,11 @@ options! {
         lora_target_parameters: Vec<String> = [];
         /// Train the routers of mixtures of experts in full alongside the adapters, as `modules_to_save` does.
         train_router: bool = false;
+        /// Train the vision tower in full, on data with images: alongside the adapters, as `modules_to_save` does, or with the
+        /// text. `auto` is false with `lora: true`, else true.
+        train_vision: Setting<bool> = auto;
+        /// Train the projector in full, the part that makes tokens of what the vision tower gives, as `train_vision` does.
+        train_projector: Setting<bool> = auto;
         /// DoRA: also train a magnitude for each output of an adapted linear layer, to which its adapted weights are
         /// scaled. With `lora_dropout`, each adapted layer is multiplied twice.
         lora_dora: bool = false;

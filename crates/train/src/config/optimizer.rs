@@ -30,6 +30,9 @@ options! {
         /// of the name of a parameter or of a module around it, such as `embed_tokens`, `layers.0`, `lora_B`, or a regular
         /// expression for the whole of such a name, such as `model\.layers\.[0-3]`.
         learning_rates: Option<BTreeMap<String, f64>> = null, resumable;
+        /// Peak learning rate of the weights of the vision tower and the projector, where these are trained in full. Null
+        /// trains them at `learning_rate`.
+        vision_learning_rate: Option<f64> = null, above = 0, resumable;
         /// Parameters that are not trained with `lora: false`, by the same patterns: no gradient is computed and no
         /// optimizer state is kept for them.
         frozen_parameters: Vec<String> = [];

@@ -173,6 +173,50 @@ def cross_entropy_with_gradient(*inputs: Tensor | Parameter) -> Any:
     """`cross_entropy` and `cross_entropy_backward` in one. logits […, V], targets i32 […], d_token_loss f32 […] →
     token_loss f32 […], d_logits like logits. d_logits may take the place of the logits."""
 
+def distillation(*inputs: Tensor | Parameter, beta: float | each[float], temperature: float | each[float]) -> Any:
+    """Of s = softmax(logits / temperature) and t = softmax(teacher / temperature) of each token the divergence: beta
+    0 KL(t ‖ s), 1 KL(s ‖ t), else beta·KL(t ‖ m) + (1 − beta)·KL(s ‖ m), m = beta·t + (1 − beta)·s. entropy: −Σ
+    s·ln s. lse, teacher_lse: log Σ exp of either's scaled logits; mean: of s and the slopes in ln s, which the
+    gradient reads. All 0 where the target is −100. No gradient for the teacher. logits […, V], teacher […, V],
+    targets i32 […] → five of f32 […].
+
+    beta: 0: KL(teacher ‖ student); 1: KL(student ‖ teacher); between: the generalized Jensen-Shannon divergence
+    temperature: the logits are divided by it, above 0"""
+
+def distillation_backward(*inputs: Tensor | Parameter, beta: float | each[float], temperature: float | each[float]) -> Any:
+    """Gradient of `distillation` in the student's logits: d_divergence/temperature times s − t for beta 0, s·(ln s −
+    ln t − mean) for 1, else s·((1 − beta)·(ln s − ln m) − mean); 0 where the target is −100. logits, teacher […,
+    V], targets i32 […], lse, teacher_lse, mean, d_divergence f32 […] → like logits. May take the place of the
+    logits.
+
+    beta: 0: KL(teacher ‖ student); 1: KL(student ‖ teacher); between: the generalized Jensen-Shannon divergence
+    temperature: the logits are divided by it, above 0"""
+
+def distillation_top(*inputs: Tensor | Parameter, tail: bool | each[bool] | None = None, temperature: float | each[float]) -> Any:
+    """KL(t ‖ s) of each token over the tokens that a teacher names with their log-probabilities ln t, s =
+    softmax(logits / temperature): with tail also over one class of all others, whose probability counts as 1e-7
+    at least, else both renormalized. An id below 0 is none. entropy: −Σ s·ln s over all; lse: log Σ exp of the
+    scaled logits. All 0 where the target is −100. logits […, V], ids i32 […, K], logps f32 […, K], targets i32
+    […] → three of f32 […].
+
+    tail: true: all other tokens are one more class; false: both distributions are renormalized over the tokens
+    temperature: the logits are divided by it, above 0"""
+
+def distillation_top_backward(*inputs: Tensor | Parameter, tail: bool | each[bool] | None = None, temperature: float | each[float]) -> Any:
+    """Gradient of `distillation_top` in the logits, 0 where the target is −100. logits […, V], ids i32 […, K], logps
+    f32 […, K], targets i32 […], lse, d_divergence f32 […] → like logits. May take the place of the logits.
+
+    tail: true: all other tokens are one more class; false: both distributions are renormalized over the tokens
+    temperature: the logits are divided by it, above 0"""
+
+def top_logps(*inputs: Tensor | Parameter, count: int | each[int], temperature: float | each[float]) -> Any:
+    """The likeliest tokens of softmax(logits / temperature) in falling order, the first of equal ones before others,
+    with the logarithms of their probabilities; 0 and the id −1 where the target is −100. No gradient. logits […,
+    V], targets i32 […] → logps f32 […, K], ids i32 […, K].
+
+    count: the number of tokens, K, up to 1024
+    temperature: the logits are divided by it, above 0"""
+
 def scaled_weights(*inputs: Tensor | Parameter) -> Any:
     """weights·loss_scale: what the gradient of a scaled loss begins with. weights f32 […], loss_scale f32 [1] → like
     weights."""

@@ -2,6 +2,7 @@
 
 mod batch_sum;
 mod cross_entropy;
+mod distillation;
 mod documents;
 mod scaled_weights;
 mod sorted;
@@ -14,6 +15,7 @@ use program::{Arg, TensorRef};
 
 pub use batch_sum::BatchSum;
 pub use cross_entropy::{CrossEntropy, CrossEntropyBackward, CrossEntropyWithGradient};
+pub use distillation::{Distillation, DistillationBackward, TopDistillation, TopDistillationBackward, TopLogps};
 pub use documents::{DocumentSpread, DocumentSum};
 pub use scaled_weights::ScaledWeights;
 pub use sorted::{Sorted, Unsorted};

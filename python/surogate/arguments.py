@@ -45,6 +45,7 @@ TRAIN = {
     "cpo": "train on pairs of answers without a reference: CPO, SimPO",
     "reward": "train a reward model on pairs of answers",
     "grpo": "train on answers that the model samples and reward functions judge",
+    "distil": "train on the distributions of tokens of a teacher",
 }
 
 

@@ -28,7 +28,7 @@ from .arguments import TRAIN, UsageError, parser, split_overrides
 from .log_readers import LogReaders
 from .machine import site_packages
 from .models import gguf
-from .run import load_config, open_source, run_names
+from .run import load_config, open_source, run_names, with_teacher
 from .terminal import show, show_coloured, waiting, warn
 
 Overrides = list[tuple[str, str]]
@@ -136,7 +136,7 @@ def _train_on_nodes(config: _native.Config, options: Namespace, overrides: Overr
 
 def _train_one(config: _native.Config, options: Namespace) -> int:
     folder, ir = open_source(config)
-    config = hub.with_data(config)
+    config = hub.with_data(with_teacher(config))
     if config.push_to_hub:
         push.prepare(*config.push_to_hub)
     shown = "nothing" if options.quiet else "events" if options.json else "lines"
@@ -205,7 +205,7 @@ def _show_rows(config: _native.Config, folder: Path, ir: str) -> int:
 def _preview(what: str, options: Namespace, overrides: Overrides) -> int:
     config = load_config(Path(options.config), options.task, overrides, reads_data=False, run=options.run)
     folder, ir = open_source(config, weights=False)
-    config, away = hub.with_local_data(config)
+    config, away = hub.with_local_data(with_teacher(config, weights=False))
     with waiting("planning"):
         text = _native.preview(what, config, folder, ir, options.machine, site_packages(), away)
     show(text, end="")

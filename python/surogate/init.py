@@ -17,7 +17,7 @@ from . import _native, files, foreign, hub
 from .arguments import UsageError
 from .errors import ConfigError, MemoryPlanError, RunError
 from .machine import site_packages
-from .run import load_config, open_source
+from .run import load_config, open_source, with_teacher
 from .terminal import show, waiting
 
 #: Rows per step by default.
@@ -160,7 +160,7 @@ def _plan(
     found, refused = [], None
     for rows, accumulation in splits:
         cut = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": accumulation} if rows else {}
-        config = load_config({**base, **cut}, task, overrides)
+        config = with_teacher(load_config({**base, **cut}, task, overrides), weights=False)
         folder, ir = open_source(config, weights=False)
         try:
             with waiting(f"planning {rows} × {accumulation} rows per step"):

@@ -55,6 +55,15 @@ def _plain(value: Any) -> Any:
     return to_python() if to_python else os.fspath(value)
 
 
+def with_teacher(config: _native.Config, weights: bool = True) -> _native.Config:
+    """The configuration with the local folder of the teacher and its graph, where it names one."""
+    if not config.teacher:
+        return config
+    folder = hub.folder(config.teacher, weights=weights, what="teacher")
+    tasks = json.loads(config.recorded_of_teacher)
+    return config.with_teacher(folder, models.build(hub.model_config(folder), tasks))
+
+
 def open_source(config: _native.Config, weights: bool = True) -> tuple[Path, str]:
     """The folder of the configured model, with the new tokens that it gets, and its graph as IR."""
     weights = weights and config.needs_weights

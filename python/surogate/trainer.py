@@ -21,7 +21,7 @@ from .log_readers import LogReaders
 from .machine import site_packages
 from .metrics import EvaluationMetrics, StepMetrics
 from .model import Model
-from .run import load_config, open_source
+from .run import load_config, open_source, with_teacher
 
 #: What a batch may hold.
 BATCH = ("input_ids", "labels", "position_ids", "weights")
@@ -41,10 +41,11 @@ class Trainer:
     def __init__(self, config: str | os.PathLike[str] | Mapping[str, Any], task: str = "sft") -> None:
         loaded = load_config(config, task)
         folder, ir = open_source(loaded)
-        loaded = hub.with_data(loaded)
+        loaded = hub.with_data(with_teacher(loaded))
         self._folder, self._padding = folder, _padding(hub.model_config(folder))
         self._reads_images = json.loads(ir).get("images") is not None
         self._gives_scores = "reward" in json.loads(loaded.recorded_tasks)
+        self._is_distilled = loaded.task == "distil"
         trackers = json.loads(loaded.trackers)
         readers = LogReaders(trackers, report=False) if trackers else None
         try:
@@ -124,7 +125,10 @@ class Trainer:
         padding. With `task: reward` pairs have no labels, and optionally `margin`, [B] or [accumulation, B]; the model's padding
         tokens at the end of a row do not count. With `task: grpo` it holds `input_ids`, `labels` and `advantages`, [B] or
         [accumulation, B], and optionally `old_logps`, `reference_logps` and `sampling_logps`, log-probabilities in the shape of
-        the labels and in their places; without old ones they are those before the step. The metrics of the task are returned together with the others.
+        the labels and in their places; without old ones they are those before the step. With `task: distil` it holds `input_ids`
+        and `labels`, also [B, T], and may hold a teacher's likeliest tokens of each label, `teacher_topk_ids`, -1 for none,
+        and `teacher_topk_logps`, both [B, T, K] or [accumulation, B, T, K] with K as `loss_top_k`; without, `teacher` computes
+        them. The metrics of the task are returned together with the others.
 
         Returns `step` (from 0), `loss` (before the update), `grad_norm` (before clipping),
         `learning_rate`, `tokens`, `tokens_per_second`, `seconds`, `applied` (False if the norm was
@@ -142,9 +146,14 @@ class Trainer:
         if batch is not None and "advantages" in batch:
             rows, samples = _samples(batch)
             return self._native.step(rows, learning_rate, {"samples": samples})
+        if batch is not None and "teacher_topk_ids" in batch:
+            rows, taught = _taught(batch)
+            return self._native.step(rows, learning_rate, {"taught": taught})
         if batch is not None and "desirable" in batch:
             answers, desirable = _answers(batch)
             return self._native.step(answers, learning_rate, {"desirable": desirable})
+        if batch is not None and self._is_distilled and set(batch) == {"input_ids", "labels"}:
+            return self._native.step((*_rows(batch), None, None, None), learning_rate)
         return self._native.step(None if batch is None else _arrays(batch), learning_rate)
 
     @property
@@ -317,4 +326,43 @@ def _values(rows: Any, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
             values[index, row, : len(line)] = line
     if not np.isfinite(values).all():
         raise ValueError(f"batch: {name} holds numbers that are not finite")
+    return values
+
+
+#: Of a micro-batch the tokens of a teacher, and their log-probabilities, row after row.
+Taught = tuple[list[int], list[float]]
+
+
+def _taught(batch: Mapping[str, Any]) -> tuple[Arrays, list[Taught]]:
+    """Rows with the likeliest tokens of a teacher, a tuple for each micro-batch."""
+    known = ("input_ids", "labels", "teacher_topk_ids", "teacher_topk_logps")
+    if set(batch) != set(known):
+        raise ValueError(f"batch: has {', '.join(batch)}; expected {', '.join(known)}")
+    ids, labels = _rows(batch)
+    tokens = _each_label(batch["teacher_topk_ids"], "teacher_topk_ids", ids.shape, np.int32, -1)
+    logps = _each_label(batch["teacher_topk_logps"], "teacher_topk_logps", ids.shape, np.float32, 0)
+    if tokens.shape != logps.shape:
+        raise ValueError(f"batch: teacher_topk_logps is {list(logps.shape)}, expected {list(tokens.shape)} as the tokens")
+    ordered = np.sort(tokens, -1)
+    if ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)).any():
+        raise ValueError("batch: teacher_topk_ids names a token twice for one label")
+    if not np.isfinite(logps).all() or (logps > 1e-3).any():
+        raise ValueError("batch: teacher_topk_logps holds numbers that are no log-probabilities")
+    parts = [(of.ravel().tolist(), log.ravel().tolist()) for of, log in zip(tokens, logps, strict=True)]
+    return (ids, labels, None, None, None), parts
+
+
+def _each_label(rows: Any, name: str, shape: tuple[int, ...], dtype: type, fill: int) -> np.ndarray:
+    """Numbers of each label, [accumulation, B, T, K]; rows of unequal lengths are padded on the right."""
+    given = [rows] if _depth(rows) == 3 else rows
+    lines: list[list[np.ndarray]] = [[np.asarray(of, dtype) for of in batch] for batch in given]
+    fits = [len(batch) for batch in lines] == [shape[1]] * shape[0] and all(
+        line.ndim == 2 and len(line) <= shape[2] for batch in lines for line in batch
+    )
+    if not fits or len({line.shape[1] for batch in lines for line in batch}) != 1:
+        raise ValueError(f"batch: {name} is not in the shape of labels, {list(shape)}, with as many numbers for each")
+    values = np.full((*shape, lines[0][0].shape[1]), fill, dtype)
+    for index, batch in enumerate(lines):
+        for row, line in enumerate(batch):
+            values[index, row, : len(line)] = line
     return values

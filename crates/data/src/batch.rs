@@ -35,6 +35,8 @@ pub struct Batch {
     pub old_logps: Vec<f32>,
     /// For every target of samples its log-probability when it was drawn; empty where it is not known.
     pub sampling_logps: Vec<f32>,
+    /// The distributions of a teacher; empty if there is none.
+    pub teacher: Taught,
     /// The estimate of the KL divergence from the reference that a loss of answers with verdicts subtracts; 0 without one.
     pub divergence: f32,
     /// Its images as the model reads them.
@@ -43,6 +45,23 @@ pub struct Batch {
     pub images: Vec<ImageRef>,
     /// Tokens of its documents, where another node has the batch: then there are no vectors.
     pub away: Option<usize>,
+}
+
+/// A teacher's distributions of the tokens of a micro-batch: of the whole vocabulary, or of the likeliest tokens.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Taught {
+    /// Logits, [B, T, V].
+    pub logits: Vec<f32>,
+    /// The likeliest tokens, [B, T, K]; -1 is none.
+    pub ids: Vec<i32>,
+    /// Their log-probabilities at the temperature of the loss, [B, T, K].
+    pub logps: Vec<f32>,
+}
+
+impl Taught {
+    pub fn is_empty(&self) -> bool {
+        self.logits.is_empty() && self.ids.is_empty()
+    }
 }
 
 /// A preference in a micro-batch.
@@ -75,6 +94,7 @@ impl Batch {
             reference_logps,
             old_logps,
             sampling_logps,
+            teacher: Taught::default(),
             divergence: 0.0,
             patches: Patches::default(),
             images: Vec::new(),
@@ -139,6 +159,7 @@ impl Batch {
             reference_logps: Vec::new(),
             old_logps: Vec::new(),
             sampling_logps: Vec::new(),
+            teacher: Taught::default(),
             divergence: 0.0,
             patches: Patches::default(),
             images: Vec::new(),
@@ -201,6 +222,20 @@ impl Batch {
     pub fn at_targets(&self, of_labels: &[f32]) -> Vec<f32> {
         let next = of_labels.iter().skip(1).chain([&0.0]);
         self.targets.iter().zip(next).map(|(target, value)| if *target == IGNORE { 0.0 } else { *value }).collect()
+    }
+
+    /// Moves tokens of labels with their log-probabilities, [B, T, K], to the tokens before, at which the targets are; none
+    /// where nothing is trained.
+    pub fn taught(self, ids: &[i32], logps: &[f32]) -> Batch {
+        let tokens = self.targets.len();
+        let count = ids.len() / tokens.max(1);
+        let mut teacher = Taught { logits: Vec::new(), ids: vec![-1; ids.len()], logps: vec![0.0; logps.len()] };
+        for at in (0..tokens.saturating_sub(1)).filter(|at| self.targets[*at] != IGNORE) {
+            let (to, from) = (at * count..(at + 1) * count, (at + 1) * count..(at + 2) * count);
+            teacher.ids[to.clone()].copy_from_slice(&ids[from.clone()]);
+            teacher.logps[to].copy_from_slice(&logps[from]);
+        }
+        Batch { teacher, ..self }
     }
 
     /// The tokens of each row before its answer, and up to its end.

@@ -34,11 +34,13 @@ pub struct Input {
 }
 
 const ROWS: &[&str] = &["B", "T"];
+/// Numbers of each token, of which a task says how many.
+const WIDE: &[&str] = &["B", "T", "N"];
 /// All patches of a batch as one row.
 const PATCHES: &[&str] = &["1", "P"];
 
 /// Every input that there is.
-pub const INPUTS: [Input; 41] = [
+pub const INPUTS: [Input; 44] = [
     Input { name: "input_ids", axes: ROWS, feed: Feed::I32(|batch| &batch.input_ids), doc: "tokens" },
     Input {
         name: "position_ids",
@@ -166,6 +168,24 @@ pub const INPUTS: [Input; 41] = [
         axes: ROWS,
         feed: Feed::MadeF32(|batch| pairs::known(batch, &batch.sampling_logps)),
         doc: "1 where `sampling_logps` has a value, else 0",
+    },
+    Input {
+        name: "teacher_logits",
+        axes: WIDE,
+        feed: Feed::F32(|batch| &batch.teacher.logits),
+        doc: "logits of the teacher",
+    },
+    Input {
+        name: "teacher_ids",
+        axes: WIDE,
+        feed: Feed::I32(|batch| &batch.teacher.ids),
+        doc: "the tokens that the teacher finds likeliest; −1 is none",
+    },
+    Input {
+        name: "teacher_logps",
+        axes: WIDE,
+        feed: Feed::F32(|batch| &batch.teacher.logps),
+        doc: "the teacher's log-probabilities of `teacher_ids`",
     },
     Input {
         name: "ranks",

@@ -58,7 +58,7 @@ pub mod weights;
 mod word_file;
 
 pub use agent::AgentForm;
-pub use batch::{Batch, IGNORE, Placed};
+pub use batch::{Batch, IGNORE, Placed, Taught};
 pub use cache::RowCache;
 pub use corpus::{Corpus, DocumentSet};
 pub use dataset::{

@@ -176,6 +176,7 @@ impl Cursor {
             reference_logps: Vec::new(),
             old_logps: Vec::new(),
             sampling_logps: Vec::new(),
+            teacher: Default::default(),
             divergence: 0.0,
             patches: Patches::default(),
             images: Vec::new(),

@@ -152,6 +152,23 @@ impl Config {
         Config { config: self.config.with_fetched(files) }
     }
 
+    /// The teacher of distillation: its folder, or its name on the hub.
+    #[getter]
+    fn teacher(&self) -> Option<&str> {
+        self.config.distillation.teacher.as_deref()
+    }
+
+    /// The tasks that the graph of the teacher is recorded with, as a JSON object: each with its settings.
+    #[getter]
+    fn recorded_of_teacher(&self) -> String {
+        self.config.recorded_of_teacher().to_string()
+    }
+
+    /// The same configuration with the local folder of the teacher, whose graph is `ir` as JSON.
+    fn with_teacher(&self, folder: PathBuf, ir: &str) -> Config {
+        Config { config: self.config.with_fetched_teacher(folder, ir) }
+    }
+
     /// Services that get the metrics, as a JSON list: each with what its client needs.
     #[getter]
     fn trackers(&self) -> String {

@@ -227,6 +227,11 @@ enum Marks {
         #[pyo3(item)]
         samples: Vec<SampledArrays>,
     },
+    /// Labels have the tokens of a teacher and their log-probabilities, row after row.
+    Taught {
+        #[pyo3(item)]
+        taught: Vec<(Vec<i32>, Vec<f32>)>,
+    },
 }
 
 impl Marks {
@@ -236,6 +241,9 @@ impl Marks {
             Marks::Pairs { pairs } => batches.zip(pairs).map(|(batch, of)| batch.with_margins(&of)).collect(),
             Marks::Verdicts { desirable } => batches.zip(desirable).map(|(batch, of)| batch.of_answers(&of)).collect(),
             Marks::Samples { samples } => batches.zip(samples).map(sampled).collect(),
+            Marks::Taught { taught } => {
+                batches.zip(taught).map(|(batch, (ids, logps))| batch.taught(&ids, &logps)).collect()
+            }
         }
     }
 }

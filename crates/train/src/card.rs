@@ -139,6 +139,7 @@ pub fn write(trainer: &Trainer, form: Form, folder: &Path) -> Result<()> {
         Task::Sft => "by fine-tuning",
         Task::Dpo => "by direct preference optimization",
         Task::Grpo => "by group relative policy optimization",
+        Task::Distil => "by distillation of a teacher into",
         Task::Kto => "by Kahneman-Tversky optimization",
         Task::Orpo => "by odds ratio preference optimization",
         Task::Cpo => "by contrastive preference optimization",

@@ -6,6 +6,7 @@
 mod cadence;
 mod checks;
 mod data;
+mod distillation;
 mod distributed;
 mod dtype;
 mod foreign;
@@ -40,6 +41,7 @@ mod training;
 pub use cadence::{Epochs, Strategy};
 pub use checks::MachineFacts;
 pub use data::{Data, Dataset, DatasetType, PreferenceSplit, Stopping, SystemPromptType};
+pub use distillation::Distillation;
 pub use distributed::{Distributed, MultiNode};
 pub use dtype::{Dtype, MatmulDtype};
 pub use foreign::{hint_for as foreign_hint, name_for as foreign_name};
@@ -68,6 +70,7 @@ use std::collections::BTreeMap;
 
 use ::data::Purpose;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use options::{Fields, Node, Reader, Row, Section, Table, Tree, Written, choices};
 
@@ -93,6 +96,8 @@ choices! {
         Reward = "reward",
         /// Group relative policy optimization, on answers that the model samples to prompts.
         Grpo = "grpo",
+        /// Distillation: the distributions of tokens of another model, the teacher.
+        Distil = "distil",
     }
 }
 
@@ -116,13 +121,14 @@ impl Task {
                     ("sample_packing", "false"),
                 ]
             }
+            Task::Distil => &[("learning_rate", "1e-6"), ("beta", "1")],
         }
     }
 
     /// What its rows are for.
     pub const fn purpose(self) -> Purpose {
         match self {
-            Task::Sft | Task::Pt => Purpose::Documents,
+            Task::Sft | Task::Pt | Task::Distil => Purpose::Documents,
             Task::Dpo | Task::Orpo | Task::Cpo => Purpose::Pairs,
             Task::Kto => Purpose::Answers,
             Task::Reward => Purpose::Scores,
@@ -134,13 +140,21 @@ impl Task {
     pub(crate) const fn loss(self) -> &'static str {
         match self {
             Task::Sft | Task::Pt => CAUSAL_LM,
-            Task::Dpo | Task::Kto | Task::Orpo | Task::Cpo | Task::Reward | Task::Grpo => self.name(),
+            Task::Dpo | Task::Kto | Task::Orpo | Task::Cpo | Task::Reward | Task::Grpo | Task::Distil => self.name(),
         }
     }
 }
 
 /// The loss of a language model, next to which others are built: it gives the log-probabilities of targets.
 pub(crate) const CAUSAL_LM: &str = "causal_lm";
+
+/// A model that an option names, where it is available locally.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FetchedModel {
+    pub folder: PathBuf,
+    /// The graph of its architecture with its tasks, as JSON.
+    pub ir: Arc<str>,
+}
 
 /// Declares the configuration as the union of tables: a field for each, and the list of them.
 macro_rules! union_of_tables {
@@ -153,6 +167,8 @@ macro_rules! union_of_tables {
             $( $(#[doc = $doc])+ pub $field: $table, )+
             /// Files of datasets whose path is a name, by the place of the set, such as `datasets[0]`.
             pub fetched: BTreeMap<String, Vec<PathBuf>>,
+            /// The local folder of the teacher with its recorded graph, once it was fetched.
+            pub fetched_teacher: Option<FetchedModel>,
             /// What was chosen for options that were left out, once `apply_recommended_values` was carried out.
             pub recommended: Option<Reasons>,
             /// Tokens of a row that the checkpoint recorded with which the run resumes, where they are left open.
@@ -244,7 +260,7 @@ macro_rules! union_of_tables {
             fn read(task: Task, fields: &mut Fields) -> Config {
                 $( let $field = <$table as Table>::read_fields(fields); )+
                 Config {
-                    task, $($field,)+ fetched: BTreeMap::new(), recommended: None, kept_sequence_len: None,
+                    task, $($field,)+ fetched: BTreeMap::new(), fetched_teacher: None, recommended: None, kept_sequence_len: None,
                     written: Written::default(),
                 }
             }
@@ -274,6 +290,8 @@ union_of_tables! {
     preferences: Preferences;
     /// Rewards, samples and losses of sampled answers.
     reinforcement: Reinforcement;
+    /// The teacher of distillation and the loss.
+    distillation: Distillation;
     /// Adapters.
     lora: Lora;
     /// Quantised weights below adapters.
@@ -442,6 +460,11 @@ impl Config {
     /// The same configuration with the local files of datasets whose path is a name, by their places.
     pub fn with_fetched(&self, files: BTreeMap<String, Vec<PathBuf>>) -> Config {
         Config { fetched: files, ..self.clone() }
+    }
+
+    /// The same configuration with the local folder of the teacher and its graph as JSON.
+    pub fn with_fetched_teacher(&self, folder: PathBuf, ir: &str) -> Config {
+        Config { fetched_teacher: Some(FetchedModel { folder, ir: ir.into() }), ..self.clone() }
     }
 
     /// A problem at an option that a later stage found, pointing at the user's line if there is one.

@@ -292,11 +292,24 @@ impl Engine {
 
     /// Runs a forward pass of a name, a batch for each replica; returns a result of it as f32, that of each replica.
     pub fn forward(&mut self, name: &str, variant: Variant, round: &[Batch], output: &str) -> Result<Vec<Vec<f32>>> {
+        let found = self.forward_all(name, variant, round, &[output])?;
+        Ok(found.iter().map(|results| results[0].to_f32()).collect())
+    }
+
+    /// The same for several results, in their own types.
+    pub fn forward_all(
+        &mut self,
+        name: &str,
+        variant: Variant,
+        round: &[Batch],
+        outputs: &[&str],
+    ) -> Result<Vec<Vec<HostTensor>>> {
         let entry = self.program.named(EntryKind::Forward, name, Some(variant));
         let entry = entry.unwrap_or_else(|| panic!("the forward pass `{name}` was not compiled for {variant:?}"));
         self.load_batches(entry, round)?;
         self.run_entry(entry)?;
-        (0..round.len()).map(|rank| Ok(self.output_of_rank(rank, entry, output)?.to_f32())).collect()
+        let of_rank = |rank| outputs.iter().map(|output| self.output_of_rank(rank, entry, output)).collect();
+        (0..round.len()).map(of_rank).collect()
     }
 
     /// Writes a batch for each rank and runs the micro-step that begins a step, ends it, both or neither.

@@ -77,6 +77,7 @@ pub mod source;
 mod staged;
 mod startup;
 mod step;
+mod teacher;
 mod time;
 mod tokenizer_class;
 mod trainer;

@@ -25,8 +25,8 @@ impl Trainer {
         let planned = engine.program().memory.clone();
         let mut allocated = engine.session().allocated();
         let in_use = engine.session().memory_in_use()?;
-        if let Some(reference) = &mut self.reference {
-            let own = reference.session().allocated();
+        for other in self.reference.iter_mut().chain(&mut self.teacher) {
+            let own = other.session().allocated();
             let bytes = own.iter().filter(|line| line.class.is_per_program()).map(|line| line.bytes).sum();
             allocated.push(MemoryLine { class: MemoryClass::Reference, bytes, note: "" });
         }

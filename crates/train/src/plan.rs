@@ -25,6 +25,7 @@ use crate::prequantised;
 use crate::reference::{self, Reference};
 use crate::row_length::RowLength;
 use crate::source::{ModelSource, SCORE};
+use crate::teacher::{self, Teacher};
 use crate::vision;
 
 /// Decisions of a run before anything is compiled.
@@ -44,6 +45,8 @@ pub struct Plan {
     pub(crate) samples: Option<Arc<Samples>>,
     /// Where log-probabilities of the reference come from; none for a task that reads none.
     pub(crate) reference: Option<Reference>,
+    /// The model whose distributions are learned, where it is available.
+    pub(crate) teacher: Option<Teacher>,
 }
 
 impl Plan {
@@ -79,6 +82,7 @@ impl Plan {
         }
         let samples = Samples::new(config, source)?.map(Arc::new);
         let reference = reference::choose(config, source)?;
+        let teacher = teacher::open(config, source, length.tokens)?;
         let entries = reference::entries(config, reference.as_ref());
         let entries = samples.as_ref().map_or(entries.clone(), |samples| samples.with_cache(entries));
         let compile = CompileOptions {
@@ -110,6 +114,7 @@ impl Plan {
             notes,
             samples,
             reference,
+            teacher,
         })
     }
 
@@ -120,6 +125,13 @@ impl Plan {
             (self.sequence_len, self.length_is_open) = (encoded.sequence_len, false);
         }
         self
+    }
+}
+
+impl Plan {
+    /// The note on how the distributions of the teacher reach the loss.
+    pub(crate) fn note_on_teacher(&self, config: &Config) -> Option<String> {
+        self.teacher.as_ref().map(|teacher| teacher.note(config, self.sequence_len))
     }
 }
 

@@ -13,6 +13,7 @@ use crate::config::{Config, Init, Task};
 use crate::engine::{Engine, variant_of};
 use crate::error::{Result, TrainError};
 use crate::model::TOKEN_LOSS;
+use crate::plan::Plan;
 use crate::source::ModelSource;
 use crate::trainer::Trainer;
 use crate::weights::{self, WeightSet};
@@ -206,15 +207,18 @@ fn source_of(folder: &Path, training: &ModelSource) -> Result<Arc<ModelSource>> 
     }))
 }
 
-/// The options of a training that leaves room for a reference with weights of its own.
+/// The options of a training that leaves room for a reference or a teacher with weights of its own.
 pub(crate) fn reserved(
     mut training: CompileOptions,
     config: &Config,
-    reference: Option<&Reference>,
+    plan: &Plan,
     source: &ModelSource,
     machine: &Machine,
 ) -> Result<CompileOptions> {
-    if let Some(Reference::Folder(_)) = reference {
+    if let Some(teacher) = &plan.teacher {
+        training.plan.reserved = teacher.bytes(&training, machine)?;
+    }
+    if let Some(Reference::Folder(_)) = plan.reference {
         let options = CompileOptions { variants: training.variants.clone(), ..options(&training, config.scoring()) };
         let program = compiler::compile(&source.model, &options, machine)?;
         let own = program.memory.iter().filter(|line| line.class.is_per_program());

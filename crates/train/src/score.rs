@@ -155,6 +155,7 @@ impl Scoring {
             reference_logps: Vec::new(),
             old_logps: Vec::new(),
             sampling_logps: Vec::new(),
+            teacher: Default::default(),
             divergence: 0.0,
             position_ids: Vec::with_capacity(size),
             targets: Vec::with_capacity(size),

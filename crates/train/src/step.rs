@@ -186,8 +186,11 @@ impl Trainer {
         let variants = engine.prepare_all(&wanted)?;
         let last = variants.len() - 1;
         for (index, (round, variant)) in batches.chunks(replicas).zip(variants).enumerate() {
+            // Of one round at a time: distributions over a vocabulary are large.
+            let taught = self.with_teacher(round, one_per_row)?;
+            let engine = self.engine_for(&taught, one_per_row)?;
             engine.number_micro_steps(first_micro_step + (index * replicas) as u64)?;
-            engine.run_micro_step(index == 0, index == last, variant, round)?;
+            engine.run_micro_step(index == 0, index == last, variant, &taught)?;
         }
         Ok(Fed { batches, one_per_row, first_micro_step })
     }
@@ -316,10 +319,13 @@ impl Trainer {
     /// An error that says what went wrong in the step that was read last, and where it began, if anything did.
     pub(crate) fn check_convergence(&mut self, metrics: &StepMetrics) -> Result<()> {
         let Some(what) = self.divergence(metrics) else { return Ok(()) };
-        let (Some(engine), Some(fed)) = (&mut self.engine, &self.flight.last) else {
+        let Some(Fed { batches, one_per_row, first_micro_step }) = self.flight.last.take() else {
             return Err(TrainError::Diverged { what });
         };
-        let found = probe::find(engine, &fed.batches, fed.one_per_row, fed.first_micro_step)?;
+        let rounds = batches.chunks(self.config.replicas());
+        let taught = rounds.map(|round| self.with_teacher(round, one_per_row)).collect::<Result<Vec<_>>>()?;
+        let Some(engine) = &mut self.engine else { return Err(TrainError::Diverged { what }) };
+        let found = probe::find(engine, &taught.concat(), one_per_row, first_micro_step)?;
         let whence = found.unwrap_or_else(|| "the same batches once more give finite values everywhere".to_owned());
         Err(TrainError::Diverged { what: format!("{what}: {whence}") })
     }
@@ -383,6 +389,7 @@ impl Trainer {
             }
             reference::check_batches(self.config.task, &round)?;
             let round = self.with_reference(round, one_per_row)?;
+            let round = self.with_teacher(round, one_per_row)?;
             let engine = self.engine_for(&round, one_per_row)?;
             let variant = engine.prepare(engine.variant_of(&round, one_per_row))?;
             engine.clear_report(scalar::TASK_REPORT)?;

@@ -85,6 +85,8 @@ pub struct Trainer {
     pub(crate) live: Option<Live>,
     /// The reference, where it has weights of its own and was needed.
     pub(crate) reference: Option<Engine>,
+    /// The teacher of distillation, once it was needed.
+    pub(crate) teacher: Option<Engine>,
     /// The metrics of the task in the last evaluation.
     pub(crate) evaluated: Vec<(String, f64)>,
     /// The steps at which the run evaluates, once computed.
@@ -143,6 +145,7 @@ impl Trainer {
         let config = Arc::new(recommended(&config, &source, &device.machine, encoded.as_ref())?);
         let plan = Plan::new(&config, &source)?;
         let mut plan = encoded.iter().fold(plan, Plan::with_data);
+        plan.notes.extend(plan.note_on_teacher(&config));
         plan.notes.extend(formats::notes_on_recipe(&config, &device.machine));
         let source = match config.model.init_projections_to_zero {
             true => Arc::new(source.with_projections_at_zero()?),
@@ -182,6 +185,7 @@ impl Trainer {
             engine: None,
             live: None,
             reference: None,
+            teacher: None,
             evaluated: Vec::new(),
             milestones: None,
             schedule,
@@ -403,7 +407,7 @@ impl Trainer {
     fn open(&self, variants: Vec<Variant>, choices: &Choices, resumed: bool) -> Result<Engine> {
         let options = CompileOptions { variants, ..self.plan.compile.clone() };
         let machine = &self.device.machine;
-        let options = reference::reserved(options, &self.config, self.plan.reference.as_ref(), &self.source, machine)?;
+        let options = reference::reserved(options, &self.config, &self.plan, &self.source, machine)?;
         let data = self.feed.as_ref().map(|feed| &feed.encoded);
         let advise = |error| with_advice(error, &self.config, &self.source, &self.device.machine, data);
         let mut engine = Engine::new(self.device.clone(), self.source.clone(), options, choices)

@@ -194,6 +194,13 @@ def answer_charts(history: History, of: Callable[[str], list[tuple[float, float 
             unit="smoothed",
         ),
         Chart("Divergence from the reference", [line("KL", "kl", 6)], unit="nats an answer", floor=0),
+        Chart(
+            "Parts of the loss",
+            [line("divergence", "divergence", 1), line("cross entropy", "cross_entropy", 3)],
+            unit="nats a token",
+            floor=0,
+        ),
+        Chart("Entropy of the model", [line("steps", "entropy", 2), held_out("entropy", 1)], unit="nats a token", floor=0),
     ]  # fmt: skip
     for chart in found:
         chart.lines = [line for line in chart.lines if line.points]

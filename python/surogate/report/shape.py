@@ -102,10 +102,11 @@ _OPENING = {
 }
 #: Of mixtures of experts.
 ROUTERS = ("busiest_expert", "router_entropy", "router_loss")
-#: Of tasks that compare answers, on steps and evaluations.
+#: Of tasks with metrics of their own, on steps and evaluations.
 ANSWERS = (
     *("rewards/accuracies", "accuracy", "rewards/margins", "margin", "rewards/chosen", "rewards/rejected"),
     *("min_reward", "mean_reward", "max_reward", "logps/chosen", "logps/rejected", "kl"),
+    *("divergence", "cross_entropy", "entropy"),
 )
 _STEP = {
     "step": COUNT,

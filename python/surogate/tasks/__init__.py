@@ -1,5 +1,5 @@
 """What models are trained for, one file each. Importing a file registers it."""
 
-from . import causal_lm, cpo, dpo, grpo, kto, orpo, reward
+from . import causal_lm, cpo, distil, dpo, grpo, kto, orpo, reward
 
-__all__ = ["causal_lm", "cpo", "dpo", "grpo", "kto", "orpo", "reward"]
+__all__ = ["causal_lm", "cpo", "distil", "dpo", "grpo", "kto", "orpo", "reward"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..dsl import Batch, Module, Results, ops, output, task
+from ..dsl import Batch, Module, Results, Tensor, ops, output, task
 
 
 @task("causal_lm")
@@ -22,6 +22,10 @@ class CausalLM(Module):
         token_loss, _ = ops.cross_entropy(of["logits"], batch.targets)
         output("token_loss", token_loss)
         output("likeliest", ops.likeliest(of["logits"]))
+        self.reduce(token_loss, of, batch)
+
+    def reduce(self, token_loss: Tensor, of: Results, batch: Batch) -> None:
+        """Marks the sums of the tokens' losses, [B, T], and what mixtures of experts report."""
         if self.routing:
             top_k = self.routing.top_k
             output("router_report", ops.router_report(of["expert_load"], top_k=top_k))

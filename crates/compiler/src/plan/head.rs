@@ -11,6 +11,10 @@ use graph::{Axis, Graph, Node, Value, ValueId};
 use ops::{Append, Class, Emit, OpId, id};
 use tensor::Attrs;
 
+/// The operations that read the logits of each token by itself, as their first operand.
+const LOSSES: [OpId; 5] =
+    [id::CROSS_ENTROPY, id::CROSS_ENTROPY_WITH_GRADIENT, id::DISTILLATION, id::DISTILLATION_TOP, id::TOP_LOGPS];
+
 /// The widest tensor that a model computes for every token, and everything that reads or makes tensors of that width:
 /// product, loss and their gradients.
 pub struct Head {
@@ -34,7 +38,7 @@ impl Head {
     /// something is in between that cannot be done for a part of the rows.
     pub fn find(graph: &Graph) -> Option<Head> {
         let producers = graph.producers();
-        let is_loss = |op: &OpId| [id::CROSS_ENTROPY, id::CROSS_ENTROPY_WITH_GRADIENT].contains(op);
+        let is_loss = |op: &OpId| LOSSES.contains(op);
         let loss = graph.nodes.iter().position(|node| is_loss(&node.op))?;
         let logits = graph.nodes[loss].inputs[0];
         // Logits may be more than the product: a soft cap is one element-wise node.

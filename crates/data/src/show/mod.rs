@@ -140,6 +140,7 @@ mod tests {
             reference_logps: Vec::new(),
             old_logps: Vec::new(),
             sampling_logps: Vec::new(),
+            teacher: Default::default(),
             divergence: 0.0,
             input_ids: vec![5, 6, 7, 8, 9, 0, 0, 0],
             position_ids: vec![0, 1, 2, 0, 1, 0, 1, 2],

@@ -20,6 +20,7 @@ use crate::conversation::loss_rule;
 pub(super) fn check_options(config: &Config, reader: &mut Reader) {
     super::preferences::check_preferences(config, reader);
     super::reinforcement::check_reinforcement(config, reader);
+    super::distillation::check_distillation(config, reader);
     check_recompute(config, reader);
     check_quantisation(config, reader);
     check_recipe(config, reader);

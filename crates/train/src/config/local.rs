@@ -29,7 +29,10 @@ pub(super) fn check(config: &Config, reader: &mut Reader, look: Look) {
     if look == Look::Nowhere {
         return;
     }
-    check_model(config, reader);
+    check_folder("model", &config.model.model, reader);
+    if let Some(teacher) = &config.distillation.teacher {
+        check_folder("teacher", teacher, reader);
+    }
     if let Some(folder) = config.lora.adapter.as_deref().filter(|_| !reader.is_faulty("adapter"))
         && !Path::new(folder).join("adapter_config.json").is_file()
     {
@@ -52,21 +55,21 @@ pub(super) fn check(config: &Config, reader: &mut Reader, look: Look) {
     }
 }
 
-fn check_model(config: &Config, reader: &mut Reader) {
-    let model = &config.model.model;
-    if reader.is_faulty("model") {
+/// Reports a folder of a model that is not there.
+fn check_folder(option: &str, model: &str, reader: &mut Reader) {
+    if reader.is_faulty(option) {
         return;
     }
     let folder = Path::new(model);
     if folder.is_dir() {
         if !folder.join("config.json").is_file() {
-            reader.report("model", format!("`{model}` has no config.json, expected the folder of a model"), None);
+            reader.report(option, format!("`{model}` has no config.json, expected the folder of a model"), None);
         }
         return;
     }
     if !is_hub_name(model) {
         let hint = Some("give a folder, or a name on the Hub in the form `owner/name`".to_owned());
-        reader.report("model", format!("there is no folder `{model}`"), hint);
+        reader.report(option, format!("there is no folder `{model}`"), hint);
     }
 }
 

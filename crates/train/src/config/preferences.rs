@@ -17,6 +17,8 @@ options! {
         loss_weights: Option<Vec<f64>> = null;
         /// Strength of the constraint to the reference: larger values stay nearer to it. `orpo`: weight of the odds ratio;
         /// `cpo`: scale of the difference of both sides; `grpo`: weight of the KL divergence, which begins at 0.
+        /// `distil`: 0 is the forward KL divergence, 1, where it begins, the reverse one, and between is the generalized
+        /// Jensen-Shannon divergence.
         beta: f64 = 0.1, min = 0, max = 1000000;
         /// Probability that a pair is labelled the wrong way round. With `sigmoid` this is conservative DPO, where TRL
         /// ignores it. Of `dpo` and `cpo`.
@@ -234,7 +236,7 @@ impl PreferenceLoss {
 /// The tasks that read an option of preferences.
 fn tasks_of(option: &str) -> &'static [Task] {
     match option {
-        "beta" => &[Task::Dpo, Task::Kto, Task::Orpo, Task::Cpo, Task::Grpo],
+        "beta" => &[Task::Dpo, Task::Kto, Task::Orpo, Task::Cpo, Task::Grpo, Task::Distil],
         "loss_type" => &[Task::Dpo, Task::Kto, Task::Cpo, Task::Grpo],
         "label_smoothing" => &[Task::Dpo, Task::Cpo],
         "reference" => &[Task::Dpo, Task::Kto, Task::Grpo],
@@ -438,6 +440,7 @@ impl Config {
                 "weights": [of.desirable_weight, of.undesirable_weight],
             }),
             Task::Grpo => self.reinforcement.recorded(loss, of.beta),
+            Task::Distil => self.distillation_recorded(),
             Task::Orpo => json!({"beta": of.beta, "nll": of.nll.name()}),
             Task::Reward => json!({"centering": of.center_rewards_coefficient.unwrap_or(0.0)}),
             Task::Cpo => json!({
@@ -525,8 +528,9 @@ mod tests {
             let found = config(task, options).unwrap_err();
             assert!(found.contains(named), "{task} {options}: {found}");
         }
-        for task in Task::ALL.iter().map(|task| task.name()) {
-            assert!(config(task, "").is_ok(), "{task}");
+        for task in Task::ALL.iter().copied() {
+            let needed = if task == Task::Distil { "teacher: t" } else { "" };
+            assert!(config(task.name(), needed).is_ok(), "{task}");
         }
     }
 }

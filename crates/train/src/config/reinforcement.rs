@@ -17,7 +17,8 @@ options! {
         num_generations: u64 = 8, min = 2, max = 65536;
         /// Maximum tokens of an answer.
         max_completion_length: u64 = 512, min = 1;
-        /// Temperature of the samples. The loss takes the log-probabilities at the same temperature.
+        /// Temperature of the samples. The loss takes the log-probabilities at the same temperature. `distil`: that of both
+        /// distributions.
         temperature: f64 = 1.0, above = 0, max = 1000;
         /// Sample from the likeliest tokens whose probabilities reach this sum.
         top_p: f64 = 1.0, above = 0, max = 1;
@@ -155,6 +156,9 @@ pub(super) fn check_reinforcement(config: &Config, reader: &mut Reader) {
     let is_grpo = config.task == Task::Grpo;
     for (row, (value, default)) in rows.zip(of.values().into_iter().zip(usual)) {
         if value == default || reader.is_faulty(row.name) {
+            continue;
+        }
+        if config.task == Task::Distil && row.name == "temperature" {
             continue;
         }
         if !is_grpo {

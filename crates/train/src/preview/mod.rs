@@ -95,13 +95,20 @@ impl Preview {
         let mut options = plan.compile.clone();
         let shapes = Shapes::new(config, &plan, source, data)?;
         options.variants = shapes.variants.clone();
-        let options = reference::reserved(options, config, plan.reference.as_ref(), source, machine)?;
+        let options = reference::reserved(options, config, &plan, source, machine)?;
         let program = compiler::compile(&source.model, &options, machine)
             .map_err(|error| TrainError::from(error).located(config))?;
         let of_data = data.iter().flat_map(|data| data.notes.clone()).chain(shapes.few.clone());
         let mut preview = Preview {
             program,
-            notes: plan.notes.into_iter().chain(formats::notes_on_recipe(config, machine)).chain(of_data).collect(),
+            notes: plan
+                .notes
+                .iter()
+                .cloned()
+                .chain(plan.note_on_teacher(config))
+                .chain(formats::notes_on_recipe(config, machine))
+                .chain(of_data)
+                .collect(),
             recommended: config.recommended.clone(),
             recommendations: config.recommendations(),
             rows: config.training.per_device_train_batch_size as usize,

@@ -80,7 +80,7 @@ def _checked(images: list[str]) -> list[str]:
     return [str(Path(path).expanduser()) for path in images]
 
 
-def _without_bounds(settings: dict[str, object], messages: list[dict[str, Any]]) -> dict[str, object]:
+def _without_bounds(settings: dict[str, Any], messages: list[dict[str, Any]]) -> dict[str, Any]:
     """The settings; bounds of images only where there is an image already."""
     if have_images([messages]):
         return settings
@@ -103,7 +103,7 @@ def _ask() -> str:
             return "\n".join(lines).strip()
 
 
-def _answer(model: Model, prompt: dict[str, Any], settings: dict[str, object]) -> str | None:
+def _answer(model: Model, prompt: dict[str, Any], settings: dict[str, Any]) -> str | None:
     """The answer, shown as it comes; what there is of it where the user stops it, nothing where it cannot begin."""
     parts: list[str] = []
     shown = Thoughts(sys.stdout.isatty())

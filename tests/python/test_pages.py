@@ -30,6 +30,7 @@ ELSEWHERE = {
     r"python -m surogate\.harness .*": "fetches the data of tasks; test_evaluate.py starts it with one of here",
     r"surogate doctor --calibrate": "is in the next line, which also writes a file",
     r"surogate evaluate .*--chat": "needs a model with a chat template",
+    r"surogate (generate|chat) .*--image.*": "needs a model that reads images; test_image_answers.py has one",
     r"export SUROGATE_TOKEN=.*": "is the user's",
     r"ray start .*": "makes a machine part of a cluster; test_ray.py has one",
     r"(torchrun|srun|surogate sft) .*distributed\.num_nodes.*": "waits for other machines; test_nodes.py has them",

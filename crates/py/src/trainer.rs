@@ -209,7 +209,7 @@ impl Trainer {
 /// Advantages of rows, and log-probabilities of labels: old, of the reference, of the sampler.
 type SampledArrays = (Vec<f32>, Option<Vec<f32>>, Option<Vec<f32>>, Option<Vec<f32>>);
 
-/// What the rows of micro-batches are, a list for each of them.
+/// The kind of the rows of micro-batches, a list for each of them.
 #[derive(FromPyObject)]
 enum Marks {
     /// Every two rows are the chosen and the rejected side of a pair; how much better the former is, if that is known.

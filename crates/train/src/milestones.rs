@@ -46,7 +46,7 @@ impl Milestones {
         self.evaluations != When::Never
     }
 
-    /// Whether a checkpoint is written after so many steps.
+    /// Returns true if a checkpoint is written after this many steps.
     pub fn saves(&self, done: u64) -> bool {
         self.checkpoints.is_due(done)
     }

@@ -10,7 +10,7 @@ pub(super) struct Weights<'a> {
     top: f32,
     temperature: f32,
     weights: Vec<f32>,
-    /// Of each block of weights.
+    /// The sum of each block of weights.
     sums: Vec<f64>,
     total: f64,
 }

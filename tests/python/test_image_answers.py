@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 import surogate
-from golden import WITH_IMAGES
+from golden import DEVICE, WITH_IMAGES
 from image_models import SPECIAL, png, with_tokenizer
 from surogate import chat, cli
 from surogate.errors import SurogateError
@@ -90,7 +90,7 @@ def test_tokens_are_those_of_whole_forward_passes(family, golden, tmp_path):
     folder = with_tokenizer(golden, family, tmp_path / "model")
     arrays = images_of(golden, family)
     given = conversations(files(tmp_path, arrays))
-    model, tokenizer = surogate.load(folder), surogate.Tokenizer(folder)
+    model, tokenizer = surogate.load(folder, device=DEVICE), surogate.Tokenizer(folder)
     prompts = [messages for messages, _ in given]
     together = answers(model, prompts)
     compared = 0
@@ -99,7 +99,7 @@ def test_tokens_are_those_of_whole_forward_passes(family, golden, tmp_path):
     assert compared > TOKENS
     assert [answers(model, [prompt])[0] for prompt in prompts] == together
     # The weights of the text alone give the answer to a text, too.
-    assert answers(surogate.load(folder), prompts[1:2]) == together[1:2]
+    assert answers(surogate.load(folder, device=DEVICE), prompts[1:2]) == together[1:2]
     held = conversations([png(of) for of in arrays])[2][0], conversations(arrays)[2][0]
     assert answers(model, list(held)) == [together[2]] * 2
 
@@ -112,7 +112,7 @@ def test_a_long_prompt_is_read_in_parts_that_cut_no_image(family, golden, tmp_pa
     (folder / "config.json").write_text(json.dumps(config))
     arrays = images_of(golden, family)
     paths = files(tmp_path, arrays)
-    model, tokenizer = surogate.load(folder), surogate.Tokenizer(folder)
+    model, tokenizer = surogate.load(folder, device=DEVICE), surogate.Tokenizer(folder)
     # The first part would end at 1024 tokens, inside of the second image.
     words = [f"w{number % 60 + 1}" for number in range(1000)]
     content = [image(paths[0]), text(" ".join(words)), image(paths[1]), text("w4 w5")]
@@ -129,11 +129,11 @@ def test_adapters_and_bfloat16_answer_too(family, golden, tmp_path):
     folder = with_tokenizer(golden, family, tmp_path / "model")
     arrays = images_of(golden, family)
     messages, images = conversations(files(tmp_path, arrays))[0]
-    model, tokenizer = surogate.load(folder, golden / family / "lora"), surogate.Tokenizer(folder)
+    model, tokenizer = surogate.load(folder, golden / family / "lora", device=DEVICE), surogate.Tokenizer(folder)
     (adapted,) = answers(model, [messages])
     follow(model, family, ids_of(tokenizer, messages), images, adapted)
-    assert adapted != answers(surogate.load(folder), [messages])[0]
-    model = surogate.load(folder, dtype="bfloat16")
+    assert adapted != answers(surogate.load(folder, device=DEVICE), [messages])[0]
+    model = surogate.load(folder, dtype="bfloat16", device=DEVICE)
     (rounded,) = answers(model, [messages])
     logits = model.forward([ids_of(tokenizer, messages)], images=images)[0, -1]
     assert logits[rounded[0]] >= logits.max() - 0.05
@@ -142,7 +142,7 @@ def test_adapters_and_bfloat16_answer_too(family, golden, tmp_path):
 def test_bounds_of_the_area_change_the_number_of_tokens(golden, tmp_path):
     folder = with_tokenizer(golden, "qwen3_vl", tmp_path / "model")
     messages, _ = conversations(files(tmp_path, images_of(golden, "qwen3_vl")))[2]
-    model = surogate.load(folder)
+    model = surogate.load(folder, device=DEVICE)
     sizes = [model.start([messages], max_new_tokens=1, **of).prompt_tokens(0) for of in ({}, {"max_pixels": 256})]
     assert sizes[0] > sizes[1]
 
@@ -151,7 +151,7 @@ def test_what_cannot_be_answered_has_its_place(golden, tmp_path):
     folder = with_tokenizer(golden, "qwen3_vl", tmp_path / "model")
     (path, *_) = files(tmp_path, images_of(golden, "qwen3_vl"))
     (tmp_path / "broken.png").write_bytes((tmp_path / "0.png").read_bytes()[:60])
-    model = surogate.load(folder)
+    model = surogate.load(folder, device=DEVICE)
 
     def user(*parts):
         return [{"role": "user", "content": list(parts)}]
@@ -191,7 +191,7 @@ def test_commands_take_images(golden, tmp_path, monkeypatch, capsys):
     folder = with_tokenizer(golden, "qwen3_vl", tmp_path / "model")
     (path, other, *_) = files(tmp_path, images_of(golden, "qwen3_vl"))
     more = ["--max-new-tokens", "4", "--ignore-end-tokens"]
-    model = surogate.load(folder)
+    model = surogate.load(folder, device=DEVICE)
 
     def expected(*parts):
         return model.generate([{"role": "user", "content": list(parts)}], max_new_tokens=4, ignore_end_tokens=True)

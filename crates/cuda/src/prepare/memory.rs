@@ -90,10 +90,12 @@ impl Memory {
         Ok(())
     }
 
-    /// The buffers that measurements may overwrite: all before a session runs, afterwards those of single entries.
+    /// The buffers that measurements may overwrite: all before a session runs, afterwards those of single entries. A program
+    /// that gains a shape while sequences are continued keeps their pages.
     pub fn free(&self) -> Vec<&DeviceBuffer> {
         let arenas = self.arenas.iter().zip(&self.kinds);
-        arenas.filter(|(_, kind)| self.is_new || !kind.is_persistent()).map(|(buffer, _)| buffer).collect()
+        let is_kept = |kind: &ArenaKind| kind.is_persistent() || *kind == ArenaKind::Cache;
+        arenas.filter(|(_, kind)| self.is_new || !is_kept(kind)).map(|(buffer, _)| buffer).collect()
     }
 
     /// Returns the page-locked memory that a tensor is in, if it is in any.

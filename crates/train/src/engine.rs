@@ -52,6 +52,8 @@ pub struct Engine {
     load_times: Vec<(&'static str, f64)>,
     /// How far base weights were moved when they were loaded.
     rounding: Rounding,
+    /// Host memory of a result that was given back: pages of new memory cost more than the copy into them.
+    spare: Vec<u8>,
 }
 
 fn compile(source: &ModelSource, options: &CompileOptions, device: &Device) -> Result<Arc<Program>> {
@@ -89,6 +91,7 @@ impl Engine {
             timed,
             load_times,
             rounding: Rounding::default(),
+            spare: Vec::new(),
         })
     }
 
@@ -427,9 +430,16 @@ impl Engine {
 
     /// A dense tensor in host memory.
     pub fn tensor(&mut self, at: &TensorRef) -> Result<HostTensor> {
-        let mut tensor = HostTensor::zeros(at.dtype, at.shape.clone());
+        let mut bytes = std::mem::take(&mut self.spare);
+        bytes.resize(at.len() * at.dtype.size(), 0);
+        let mut tensor = HostTensor { dtype: at.dtype, shape: at.shape.clone(), bytes };
         self.session().read(at, &mut tensor.bytes)?;
         Ok(tensor)
+    }
+
+    /// Takes the host memory of a result that is used up, for the next one.
+    pub(crate) fn give_back(&mut self, tensor: HostTensor) {
+        self.spare = tensor.bytes;
     }
 
     /// A result of the entry that ran last, as f32.

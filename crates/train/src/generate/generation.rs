@@ -284,6 +284,7 @@ impl Generation {
             Following::Likeliest(ids) => ids,
             Following::Logits(logits) => {
                 let drawn = self.draw(&asked, &logits);
+                reader.engine.give_back(logits);
                 for (index, (_, logp)) in asked.iter().zip(&drawn) {
                     self.sequences[*index].logps.extend(logp);
                 }

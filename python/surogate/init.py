@@ -54,7 +54,6 @@ RATES = {
     "orpo": ("8e-6", "5e-6"),
     "cpo": ("5e-6", "1e-6"),
     "reward": ("1e-4", "1e-5"),
-    "grpo": ("1e-5", "1e-6"),
 }
 
 
@@ -65,6 +64,8 @@ def run(options: Namespace, overrides: list[Override]) -> int:
     if os.path.lexists(path):
         raise taken
     task, told = options.task, []
+    if task == "grpo":
+        raise UsageError("init writes no file for `task: grpo`, whose rewards only you know: docs/reinforcement.md has one to begin with")
     if options.source:
         text, task, told = converted(Path(options.source), options.model, options.dataset, overrides)
     elif options.model is None or options.dataset is None:

@@ -136,6 +136,8 @@ def test_configurations_are_planned(text, place, capfd):
         config = place / "instruct" / "config.json"
         config.write_text(config.read_text().replace('"tie_word_embeddings": true', '"tie_word_embeddings": false'))
     changes = ["--model", "instruct", "--sequence-len", "512", "--machine", "h200"]
+    if "teacher:" in text:
+        changes += ["--teacher", "instruct"]
     if "rope_scaling" in text:
         pytest.fail("a page changes the model's positions: plan it by hand here")
     for run in _native.Config.run_names(text, "page") or [None]:

@@ -94,15 +94,29 @@ def test_gradients_of_each_tensor_are_the_recorded_ones(form, model, shared, tmp
         ({"loss_type": "sapo"}, {"sapo_temperature_pos": 2.0}),
         ({"loss_type": "sapo"}, {"sapo_temperature_neg": 2.0}),
         ({"loss_type": "vespo"}, {"vespo_k_pos": 3.0}),
+        ({"loss_type": "vespo"}, {"vespo_k_neg": 2.0}),
+        ({"loss_type": "vespo"}, {"vespo_lambda_pos": 2.0}),
         ({"loss_type": "vespo"}, {"vespo_lambda_neg": 1.0}),
         ({}, {"temperature": 0.7}),
         ({}, {"epsilon": 0.01}),
+        ({}, {"epsilon_high": 0.01}),
         ({}, {"delta": 0.9}),
+        ({}, {"importance_sampling_level": "sequence"}),
+        ({}, {"top_entropy_quantile": 0.5}),
+        ({}, {"off_policy_mask_threshold": 0.0}),
+        ({"beta": 0.1}, {"use_bias_correction_kl": False}),
+        ({}, {"vllm_importance_sampling_correction": False}),
+        ({}, {"vllm_importance_sampling_mode": "token_truncate"}),
+        ({}, {"vllm_importance_sampling_clip_max": 0.95}),
+        ({}, {"vllm_importance_sampling_clip_min": 1.02}),
         ({"loss_type": "dr_grpo"}, {"max_completion_length": 17}),
     ],
 )
 def test_each_setting_changes_the_loss(usual, changed, shared):
     batch = recorded_samples("qwen3", "dapo_off")
+    batch["sampling_logps"] = recorded_samples("qwen3", "tis_token")["sampling_logps"]
+    if "beta" in usual:
+        batch["reference_logps"] = recorded_samples("qwen3", "grpo_off")["reference_logps"]
     case = {**read("qwen3", "grpo.json")["dapo_off"], "options": {}}
     losses = [surogate.Trainer({**run("qwen3", case), **usual, **more}).step(batch, 0.0)["loss"] for more in ({}, changed)]
     assert losses[0] != losses[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -84,9 +83,8 @@ def options(tmp_path, function="vowels", **more):
 def command(tmp_path, name, *arguments, **more):
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(options(tmp_path, **more)))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
     call = [sys.executable, "-m", "surogate", name, str(path), *arguments]
-    return subprocess.run(call, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300)
+    return subprocess.run(call, capture_output=True, text=True, cwd=tmp_path, timeout=300)
 
 
 def test_the_example_raises_its_reward(tmp_path):
@@ -110,6 +108,31 @@ def test_the_reference_at_a_temperature_is_the_model_without_its_adapter(tmp_pat
     trainer = surogate.Trainer(options(tmp_path, beta=0.1, temperature=1.5))
     steps = list(trainer)
     assert abs(steps[0]["kl"]) < 1e-6 and steps[-1]["kl"] > 1e-6
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"top_k": 1},
+        {"top_p": 0.05},
+        {"min_p": 0.9},
+        {"scale_rewards": "none"},
+        {"multi_objective_aggregation": "normalize_then_sum"},
+        {"mask_truncated_completions": True},
+        {"max_completion_length": 5},
+    ],
+)
+def test_each_option_of_samples_changes_a_step(tmp_path, changed):
+    functions = [{"function": "length", "tokens": 3}, {"function": "regex", "pattern": "[aeiou]{2}"}]
+    usual = options(tmp_path)
+    usual["rewards"] += functions
+    found, other = (surogate.Trainer({**usual, **more}).step() for more in ({}, changed))
+    assert found["grad_norm"] != other["grad_norm"]
+    if changed in ({"top_k": 1}, {"top_p": 0.05}):
+        assert other["frac_reward_zero_std"] > found["frac_reward_zero_std"]
+    if "mask_truncated_completions" in changed:
+        # All answers of this model are cut off here, and the run goes on.
+        assert other["grad_norm"] == 0.0 and other["completions/clipped_ratio"] == 1.0
 
 
 def test_columns_of_rows_and_ids_reach_functions(tmp_path):
@@ -143,9 +166,8 @@ def test_messages_and_questions_are_answered_by_the_template(tmp_path, shared):
     run |= {"template": str(tmp_path / "template.jinja"), "max_steps": 2, "rewards": [*run["rewards"], {"function": "number", "weight": 0.5}]}
     run["datasets"][0] |= {"system_prompt_type": "fixed", "system_prompt": "Count."}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
     call = [sys.executable, "-m", "surogate", "grpo", str(tmp_path / "run.yaml")]
-    done = subprocess.run(call, capture_output=True, text=True, env=environment, timeout=300)
+    done = subprocess.run(call, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "1 row left out, the first:" in done.stdout and "row 3: there is none of prompt" in done.stdout
     assert "2 prompts; 1 with 4 answers each in a step" in done.stdout and "1 × vowels + 0.5 × number" in done.stdout

@@ -329,6 +329,15 @@ fn explain_open(config: &Config, reasons: &mut Reasons) {
     if config.lora.lora_dropout.is_auto() && !config.lora.lora {
         reasons.insert("lora_dropout".into(), reason(json!("auto"), "only adapters have it"));
     }
+    for (name, open) in [
+        ("train_vision", config.lora.train_vision.is_auto()),
+        ("train_projector", config.lora.train_projector.is_auto()),
+    ] {
+        if open {
+            let because = if config.lora.lora { "adapters train the text" } else { "all weights are trained" };
+            reasons.insert(name.into(), reason(json!(!config.lora.lora), because));
+        }
+    }
     if config.model.router_aux_loss_coef.is_auto() {
         let because = "`output_router_logits` and `router_aux_loss_coef` of the model's configuration";
         reasons.insert("router_aux_loss_coef".into(), reason(json!("auto"), because));

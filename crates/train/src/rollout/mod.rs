@@ -113,12 +113,7 @@ impl Rollouts {
             return Err(problem("num_generations", text, "change one of the three"));
         }
         let most = of.max_completion_length as usize;
-        let longest = sequence_len.checked_sub(most).filter(|n| *n > 0).ok_or_else(|| {
-            let text = format!(
-                "`max_completion_length: {most}` leaves no token of `sequence_len: {sequence_len}` for a prompt"
-            );
-            problem("max_completion_length", text, "take a smaller number, or a larger `sequence_len`")
-        })?;
+        let longest = longest_prompt(config, sequence_len)?;
         let prompts = Prompts::read(config, &encoder(config, source)?, longest)?;
         let of_prompts = prompts.rows.iter().map(|row| row.ids.len()).max().unwrap_or(1);
         let judge = Judge::start(device.python.as_deref(), functions, of.reward_timeout)?;
@@ -217,7 +212,7 @@ impl Rollouts {
 
 /// Reads the prompts of a run without training.
 pub(crate) fn check_data(config: &Config, source: &ModelSource, sequence_len: usize) -> Result<CheckedData> {
-    let longest = sequence_len.saturating_sub(config.reinforcement.max_completion_length as usize);
+    let longest = longest_prompt(config, sequence_len)?;
     let prompts = Prompts::read(config, &encoder(config, source)?, longest)?;
     let lengths = || prompts.rows.iter().map(|row| row.ids.len());
     let (least, most) = (lengths().min().unwrap_or(0), lengths().max().unwrap_or(0));
@@ -226,6 +221,17 @@ pub(crate) fn check_data(config: &Config, source: &ModelSource, sequence_len: us
     let table = format!("{notes}{count} prompts of {least} to {most} tokens\n");
     let counts = json!({"prompts": count, "shortest": least, "longest": most});
     Ok(CheckedData { table, rows: Vec::new(), counts })
+}
+
+/// The tokens that a row leaves for a prompt. Errors: none.
+fn longest_prompt(config: &Config, sequence_len: usize) -> Result<usize> {
+    let most = config.reinforcement.max_completion_length as usize;
+    sequence_len.checked_sub(most).filter(|n| *n > 0).ok_or_else(|| {
+        let text =
+            format!("`max_completion_length: {most}` leaves no token of `sequence_len: {sequence_len}` for a prompt");
+        let hint = "take a smaller number, or a larger `sequence_len`".to_owned();
+        TrainError::Config(vec![config.mistake("max_completion_length", text, Some(hint))])
+    })
 }
 
 /// The encoder of prompts, with the template of the run.

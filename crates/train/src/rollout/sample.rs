@@ -65,7 +65,11 @@ impl Trainer {
                 left_out: of.mask_truncated_completions && !is_whole(answer.finish),
             }
         });
-        let answers = kept.collect();
+        let mut answers: Vec<Sampled> = kept.collect();
+        if answers.iter().all(|of| of.left_out) {
+            // A step of which nothing is left learns nothing, and the run goes on.
+            answers.iter_mut().for_each(|of| (of.left_out, of.advantage) = (false, 0.0));
+        }
         rollouts.shown = shown;
         Ok(Kept { answers, metrics })
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
 from typing import Any
@@ -17,6 +18,8 @@ from .reward_functions import RewardFunction, call, load
 
 def main() -> None:
     """Answers requests until there are none."""
+    # Ctrl-C reaches the run's whole group: the run finishes its step and needs the rewards of its answers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
     functions: list[tuple[str, RewardFunction]] = []

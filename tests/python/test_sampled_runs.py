@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -191,6 +193,20 @@ def test_a_resumed_run_draws_the_same_answers(tmp_path, more):
     assert second.returncode == 0 and "resuming after 3 steps" in second.stdout, second.stderr + second.stdout
     for name, value in adapter(once).items():
         assert (value == adapter(twice)[name]).all(), name
+
+
+def test_an_interrupted_run_finishes_its_step_and_goes_on(tmp_path):
+    """Ctrl-C reaches the process of the reward functions, too."""
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(options(tmp_path, max_steps=200)))
+    call = [sys.executable, "-u", "-m", "surogate", "grpo", str(path)]
+    run = subprocess.Popen(call, stdout=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True)
+    assert any(line.startswith("Step 1/") for line in run.stdout)
+    os.killpg(run.pid, signal.SIGINT)
+    told = run.stdout.read()
+    assert run.wait(120) == 130 and "Saved" in told, told
+    done = command(tmp_path, "grpo", "max_steps=8", "resume_from_checkpoint=true")
+    assert done.returncode == 0 and "resuming after" in done.stdout, done.stderr + done.stdout
 
 
 def test_log_and_report_have_answers_with_their_rewards(tmp_path):

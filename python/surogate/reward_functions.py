@@ -14,6 +14,7 @@ import json
 import math
 import numbers
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ def _own(name: str) -> RewardFunction:
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
         else:
+            if str(Path.cwd()) not in sys.path:
+                sys.path.append(str(Path.cwd()))
             module = importlib.import_module(place)
     except Exception as error:
         raise ConfigError(f"rewards: `{name}`: {place} cannot be imported: {type(error).__name__}: {error}") from None

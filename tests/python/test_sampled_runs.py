@@ -85,7 +85,7 @@ def options(tmp_path, function="vowels", **more):
 def command(tmp_path, name, *arguments, **more):
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(options(tmp_path, **more)))
-    call = [sys.executable, "-m", "surogate", name, str(path), *arguments]
+    call = [sys.executable, "-P", "-m", "surogate", name, str(path), *arguments]
     return subprocess.run(call, capture_output=True, text=True, cwd=tmp_path, timeout=300)
 
 
@@ -193,6 +193,14 @@ def test_a_resumed_run_draws_the_same_answers(tmp_path, more):
     assert second.returncode == 0 and "resuming after 3 steps" in second.stdout, second.stderr + second.stdout
     for name, value in adapter(once).items():
         assert (value == adapter(twice)[name]).all(), name
+
+
+def test_only_named_modules_of_the_working_directory_are_imported(tmp_path):
+    (tmp_path / "random.py").write_text("raise SystemExit('the working directory was imported')")
+    (tmp_path / "json.py").write_text("raise SystemExit('the working directory was imported')")
+    rewards = [{"function": "functions:vowels"}, {"function": "json"}]
+    done = command(tmp_path, "grpo", "max_steps=1", rewards=rewards)
+    assert done.returncode == 0 and "1 × vowels + 1 × json" in done.stdout, done.stderr
 
 
 def test_an_interrupted_run_finishes_its_step_and_goes_on(tmp_path):

@@ -36,7 +36,8 @@ impl Judge {
         let missing = "reward functions run in Python, and the path of its interpreter is not known";
         let python = python.ok_or_else(|| TrainError::Usage(missing.to_owned()))?;
         let started = Command::new(python)
-            .args(["-m", MODULE])
+            // Nothing of the working directory is imported but what `rewards` names.
+            .args(["-P", "-m", MODULE])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit())

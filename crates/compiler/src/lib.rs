@@ -36,6 +36,7 @@ pub use adapter::{AdapterExceptions, AdapterOf, AdapterOptions, AdapterRules, St
 pub use autodiff::differentiate;
 pub use call::compile_call;
 pub use ops::optimizer::Blocks;
+pub use ops::sampling;
 pub use options::{
     CompileOptions, Compression, EntryOptions, KeyValueCache, OffloadOptions, OptimizerKind, OptimizerOptions,
     PlanOptions, RecomputeOptions, Scope, Sharding, Training,

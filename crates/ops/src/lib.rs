@@ -48,5 +48,6 @@ pub use matmul::{MOST_RANK, dropout_linear_fits};
 pub use op::{Attribute, Class, Example, ExampleInput, Fusion, Keeps, Op, Pairing, Rows};
 pub use real::Real;
 pub use registry::{all, find, get, id};
+pub use rows::sampling;
 pub use vector::{Loop, largest, sum_of, sum_of_three, vectorised};
 pub use verify::{infer, verify};

@@ -127,6 +127,7 @@ operations! {
     STACK = "stack": rows::Stack,
     UNSTACK = "unstack": rows::Unstack,
     LIKELIEST = "likeliest": rows::Likeliest,
+    SAMPLE_TOKEN = "sample_token": rows::SampleToken,
     PICK_TOKEN = "pick_token": rows::PickToken,
     TAKE_ROWS = "take_rows": rows::TakeRows,
     SPLIT = "split": view::Split,

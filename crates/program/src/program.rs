@@ -57,7 +57,7 @@ pub mod scalar {
     pub const FP8_CLIPPED: &str = "fp8_clipped";
 }
 
-/// Names of the inputs of an entry that continues sequences, besides those of the model, and of a result.
+/// Names of the inputs of an entry that continues sequences, besides those of the model, and of its results.
 pub mod generation {
     /// i32 [B, T]: positions in their sequences; below 0 for padding.
     pub const POSITIONS: &str = "cache_positions";
@@ -74,8 +74,12 @@ pub mod generation {
     pub const LAST_TOKEN: &str = "last_token";
     /// i32 \[1\]: the largest position of the sequences, where rotations depend on it.
     pub const LARGEST_POSITION: &str = "largest_position";
-    /// A result, i32 [B, 1]: the likeliest token of each row.
-    pub const LIKELIEST: &str = "likeliest";
+    /// f32 [B, 1, 5]: how the token that follows each row is drawn, as the operation `sample_token` reads it.
+    pub const SAMPLING: &str = "sampling";
+    /// A result, i32 [B, 1]: the token that follows each row.
+    pub const NEXT_TOKEN: &str = "next_token";
+    /// A result, f32 [B, 1]: the log-probability of that token among all.
+    pub const NEXT_LOGP: &str = "next_logp";
 }
 
 /// The purpose of an entry point.

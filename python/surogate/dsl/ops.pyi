@@ -512,6 +512,12 @@ def likeliest(*inputs: Tensor | Parameter) -> Any:
     """The place of the largest number of every row, the first of several; a row without a number above −∞ gives 0. x
     […, N] → y i32 […]."""
 
+def sample_token(*inputs: Tensor | Parameter) -> Any:
+    """A token drawn from every row of logits, and the logarithm of its probability among all at the temperature. A
+    row of `sampling` is temperature (0: the likeliest token, its probability at 1), top-k (0: all), top-p, min-p
+    and the number in [0, 1) whose place in the cumulative sum of probabilities is the token. No gradient. logits
+    […, N], sampling f32 […, 5] → ids i32 […], logps f32 […]."""
+
 def pick_token(*inputs: Tensor | Parameter) -> Any:
     """One token of every row, y[b, 0] = x[b, index[b]]. x [B, T, N], index i32 [B], each from 0 to below T → y [B,
     1, N]."""

@@ -10,6 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use graph::{Axis, Dim, Element, Graph, Node, OpId, Origin, Phase, StateId, ValueId, ValueType};
+use ops::sampling::Draw;
 use ops::{Append, Class, Emit, id};
 use program::{Arch, Machine, Variant, generation};
 use tensor::Attrs;
@@ -29,17 +30,22 @@ pub fn run(graph: &mut Graph, entry: &EntryOptions, variant: Variant, machine: &
         let last = input(graph, generation::LAST_TOKEN, [Dim::Named(Axis::Rows, variant.batch)]);
         pick_last(graph, last)?;
     }
-    add_likeliest(graph)
+    add_next_token(graph)
 }
 
-/// Adds to the logits the place of the largest of each row: logits need not cross the link where nothing is drawn.
-fn add_likeliest(graph: &mut Graph) -> Result<(), CompileError> {
+/// Draws the token that follows each row from its logits, which need not cross the link.
+fn add_next_token(graph: &mut Graph) -> Result<(), CompileError> {
     let logits = graph.output("logits").ok_or_else(|| CompileError::Model(no_logits(&graph.name)))?;
+    let mut shape = graph.value(logits).value_type().shape.to_vec();
+    *shape.last_mut().expect("logits have an axis") = Dim::Fixed(Draw::WIDTH);
+    let sampling = graph.add_typed(generation::SAMPLING, &ValueType::new(Element::F32, shape), Origin::Input);
+    graph.inputs.push(sampling);
     let mut append = Append::new(graph, Phase::Forward);
-    let likeliest = append.emit(id::LIKELIEST, &[logits], Attrs::new())[0];
+    let next = append.emit(id::SAMPLE_TOKEN, &[logits, sampling], Attrs::new());
     let made = append.nodes;
     graph.nodes.extend(made);
-    graph.outputs.push((generation::LIKELIEST.to_owned(), likeliest));
+    let names = [generation::NEXT_TOKEN, generation::NEXT_LOGP].map(str::to_owned);
+    graph.outputs.extend(names.into_iter().zip(next));
     Ok(())
 }
 

@@ -52,7 +52,7 @@ fn attention_reads_pages_and_one_token_of_a_row_reaches_the_head() {
         let layers = count("cache_write");
         assert!(layers > 1, "{operations:?}");
         assert_eq!((count("cached_attention"), count("attention")), (layers, 0), "{operations:?}");
-        assert_eq!((count("pick_token"), count("likeliest")), (usize::from(entry == 0), 1));
+        assert_eq!((count("pick_token"), count("sample_token")), (usize::from(entry == 0), 1));
         let logits = program.entries[entry].outputs.iter().find(|(name, _)| name == "logits").unwrap();
         assert_eq!(logits.1.shape[..2], [rows, 1]);
         let names: Vec<&str> = program.entries[entry].inputs.iter().map(|(name, _)| name.as_str()).collect();

@@ -4,6 +4,7 @@
 
 mod likeliest;
 mod pick;
+mod sample;
 mod take;
 
 use graph::{OpId, ValueType};
@@ -19,6 +20,7 @@ use crate::registry::id;
 
 pub use likeliest::Likeliest;
 pub use pick::PickToken;
+pub use sample::{SampleToken, sampling};
 pub use take::TakeRows;
 
 const AXIS: Attribute =

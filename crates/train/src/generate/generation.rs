@@ -12,12 +12,12 @@ use tensor::HostTensor;
 
 use super::capacity::{Capacity, Need};
 use super::defaults::Defaults;
-use super::generator::{Following, Generator, Reader, Row, rows_of};
+use super::generator::{Following, Generator, Reader, Row, Wanted, rows_of};
 use super::images::PromptImages;
 use super::pages::Pages;
 use super::prompt::PromptEncoder;
 use super::request::{Prompt, Request};
-use super::sampling::next_token;
+use super::sampling::{draw_after, next_of_changed};
 use super::settings::{GenerationOptions, Settings};
 use super::text::Text;
 use crate::error::{Result, TrainError};
@@ -25,6 +25,9 @@ use crate::source::ModelSource;
 
 /// Tokens of a text that is continued from which the text of its continuation follows.
 const CONTEXT: usize = 4;
+
+/// Sequences whose texts go on in one task.
+const AT_A_TIME: usize = 32;
 
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,20 +67,22 @@ pub struct Piece {
 }
 
 /// One sequence.
-struct Sequence {
+pub(super) struct Sequence {
     /// The prompt, then the answer.
-    ids: Vec<i32>,
-    prompt: usize,
+    pub ids: Vec<i32>,
+    pub prompt: usize,
     /// The images of the prompt.
-    images: Option<SequenceImages>,
+    pub images: Option<SequenceImages>,
     /// Tokens that the cache holds.
-    read: usize,
+    pub read: usize,
+    /// A sequence whose first pages it has too, and the tokens in them.
+    pub shared: Option<(usize, usize)>,
     /// Tokens at most, and why no more.
     most: usize,
     ending: Finish,
-    pages: Vec<u32>,
+    pub pages: Vec<u32>,
     /// Its slot while it runs.
-    slot: u32,
+    pub slot: u32,
     text: Text,
     settings: Arc<Settings>,
     /// Log-probabilities of the answer's tokens, where they are kept.
@@ -162,6 +167,7 @@ impl Asked {
             rows,
             tokenizer: self.tokenizer,
             number,
+            shares: self.turning.is_none() && !reader.has_slots(),
             turning: self.turning,
         }
     }
@@ -177,17 +183,19 @@ fn check_ids(ids: &[i32], vocabulary: usize) -> Result<()> {
 
 /// Answers to some prompts.
 pub struct Generation {
-    sequences: Vec<Sequence>,
-    waiting: VecDeque<usize>,
+    pub(super) sequences: Vec<Sequence>,
+    pub(super) waiting: VecDeque<usize>,
     /// The prompts that are not answered, until a step says so.
     refused: Vec<usize>,
-    running: Vec<usize>,
-    pages: Pages,
+    pub(super) running: Vec<usize>,
+    pub(super) pages: Pages,
     /// Slots that no sequence has.
-    slots: Vec<u32>,
-    rows: usize,
+    pub(super) slots: Vec<u32>,
+    pub(super) rows: usize,
     tokenizer: Option<Arc<Tokenizer>>,
     number: u64,
+    /// Sequences that begin alike may have the same pages.
+    pub(super) shares: bool,
     /// The longest sequence whose tokens are rotated as those of short ones.
     turning: Option<usize>,
 }
@@ -263,88 +271,75 @@ impl Generation {
             return Ok(refused.map(|prompt| Piece { prompt, text: String::new(), finish: of(prompt) }).collect());
         }
         self.admit();
-        let reading = self.running.iter().copied().find(|index| self.sequences[*index].is_behind());
-        let asked: Vec<usize> = reading.map_or_else(|| self.running.clone(), |index| vec![index]);
+        let asked = self.next_rows();
         if asked.is_empty() {
             return Ok(Vec::new());
         }
+        let single = asked.len() > 1;
         let sequences = &self.sequences;
-        let rows = asked.iter().map(|index| sequences[*index].next_row(reader.capacity)).collect::<Result<Vec<_>>>()?;
+        let row = |index: &usize| sequences[*index].next_row(reader.capacity, single);
+        let rows = asked.iter().map(row).collect::<Result<Vec<_>>>()?;
         let whole = asked.iter().map(|index| sequences[*index].ids.len()).max().unwrap_or(0);
         let read: Vec<usize> = rows.iter().map(|row| row.ids.len()).collect();
-        let wants_logits = asked.iter().any(|index| sequences[*index].settings.wants_logits());
-        let following = reader.read(&rows, whole, wants_logits)?;
+        let ended: Vec<(usize, usize)> = (asked.iter().copied().zip(&read).enumerate())
+            .filter(|(_, (index, read))| sequences[*index].read + **read == sequences[*index].ids.len())
+            .map(|(row, (index, _))| (row, index))
+            .collect();
+        let any = |of: fn(&Settings) -> bool| ended.iter().any(|(_, index)| of(&sequences[*index].settings));
+        let wanted = Wanted { logps: any(|of| of.keeps_logps), logits: any(Settings::changes_logits) };
+        let following = reader.read(&rows, whole, (!ended.is_empty()).then_some(wanted))?;
         for (index, read) in asked.iter().zip(read) {
             self.sequences[*index].read += read;
         }
-        if asked.iter().any(|index| self.sequences[*index].read < self.sequences[*index].ids.len()) {
-            return Ok(Vec::new());
+        let Some(mut following) = following else { return Ok(Vec::new()) };
+        if let Some(logits) = following.logits.take() {
+            self.draw_changed(&ended, &logits, &mut following);
+            reader.engine.give_back(logits);
         }
-        let next: Vec<u32> = match following {
-            Following::Likeliest(ids) => ids,
-            Following::Logits(logits) => {
-                let drawn = self.draw(&asked, &logits);
-                reader.engine.give_back(logits);
-                for (index, (_, logp)) in asked.iter().zip(&drawn) {
-                    self.sequences[*index].logps.extend(logp);
-                }
-                drawn.into_iter().map(|(id, _)| id).collect()
-            }
-        };
-        asked.into_iter().zip(next).map(|(index, id)| self.add(index, id)).collect()
+        for (row, index) in &ended {
+            let Sequence { settings, logps, .. } = &mut self.sequences[*index];
+            logps.extend(following.logps.get(*row).filter(|_| settings.keeps_logps));
+        }
+        self.add(&ended.into_iter().map(|(row, index)| (index, following.ids[row])).collect::<Vec<_>>())
     }
 
-    /// Begins with waiting sequences, in their order, while there is room.
-    fn admit(&mut self) {
-        while let Some(index) = self.waiting.front().copied().filter(|_| self.running.len() < self.rows) {
-            let sequence = &mut self.sequences[index];
-            let Some(pages) = self.pages.take(sequence.need().pages()) else { break };
-            sequence.pages = pages;
-            sequence.slot = self.slots.pop().expect("there are as many slots as rows");
-            self.waiting.pop_front();
-            self.running.push(index);
-        }
-    }
-
-    /// The next tokens of sequences from their logits, with their log-probabilities where these are kept.
-    fn draw(&self, asked: &[usize], logits: &HostTensor) -> Vec<(u32, Option<f32>)> {
-        // Rows of padding are behind those that were requested.
+    /// Draws the next tokens of sequences whose logits are changed before, in place of those of the device.
+    fn draw_changed(&self, ended: &[(usize, usize)], logits: &HostTensor, following: &mut Following) {
+        // Rows of padding are after those that were requested.
         let logits = rows_of(logits, logits.shape[0]);
-        let draw = |(row, index): (usize, &usize)| {
+        let changed = ended.par_iter().filter(|(_, index)| self.sequences[*index].settings.changes_logits());
+        let draw = |(row, index): &(usize, usize)| {
             let Sequence { ids, prompt, most, settings, .. } = &self.sequences[*index];
-            next_token(&logits(row), (ids, *prompt), *most, settings)
+            (*row, next_of_changed(&logits(*row), (ids, *prompt), *most, settings))
         };
-        asked.par_iter().enumerate().map(draw).collect()
+        for (row, (id, logp)) in changed.map(draw).collect::<Vec<_>>() {
+            following.ids[row] = id;
+            if let Some(of) = following.logps.get_mut(row) {
+                *of = logp;
+            }
+        }
     }
 
-    /// Takes the next token of a sequence.
-    fn add(&mut self, index: usize, id: u32) -> Result<Piece> {
-        let sequence = &mut self.sequences[index];
-        sequence.ids.push(id as i32);
-        if self.turning == Some(sequence.ids.len() - 1) {
-            // All its tokens are rotated in another way from here on.
-            sequence.read = 0;
-        }
-        let ended = sequence.settings.end_tokens.contains(&id);
-        let (mut text, stopped) = match &self.tokenizer {
-            Some(tokenizer) if !ended => sequence.text.push(id, tokenizer)?,
-            _ => (String::new(), false),
-        };
-        let finish = match () {
-            () if ended => Some(Finish::EndToken),
-            () if stopped => Some(Finish::Stop),
-            () if sequence.ids.len() >= sequence.most => Some(sequence.ending),
-            () => None,
-        };
-        if finish.is_some() {
-            if let (false, Some(tokenizer)) = (stopped, &self.tokenizer) {
-                text.push_str(&sequence.text.finish(tokenizer)?);
+    /// Takes the next tokens of sequences.
+    fn add(&mut self, tokens: &[(usize, u32)]) -> Result<Vec<Piece>> {
+        let mut next = vec![None; self.sequences.len()];
+        tokens.iter().for_each(|(index, id)| next[*index] = Some(*id));
+        let (tokenizer, turning) = (self.tokenizer.as_deref(), self.turning);
+        let push = |(sequence, id): (&mut Sequence, Option<u32>)| id.map(|id| sequence.push(id, tokenizer, turning));
+        // Texts of many tokens take as long as a step of a small model.
+        let added = self.sequences.par_iter_mut().zip(next).with_min_len(AT_A_TIME).map(push);
+        let mut added: Vec<_> = added.collect();
+        let piece = |(prompt, _): &(usize, u32)| {
+            let (text, finish) = added[*prompt].take().expect("every token was added")?;
+            if finish.is_some() {
+                let sequence = &mut self.sequences[*prompt];
+                self.pages.give_back(std::mem::take(&mut sequence.pages));
+                self.slots.push(sequence.slot);
+                self.running.retain(|running| running != prompt);
             }
-            self.pages.give_back(std::mem::take(&mut sequence.pages));
-            self.slots.push(sequence.slot);
-            self.running.retain(|running| *running != index);
-        }
-        Ok(Piece { prompt: index, text, finish })
+            Ok(Piece { prompt: *prompt, text, finish })
+        };
+        tokens.iter().map(piece).collect()
     }
 }
 
@@ -400,6 +395,7 @@ impl Sequence {
             prompt: 0,
             images: None,
             read: 0,
+            shared: None,
             most: 0,
             ending: finish,
             pages: Vec::new(),
@@ -411,18 +407,48 @@ impl Sequence {
         }
     }
 
-    fn need(&self) -> Need {
+    pub fn need(&self) -> Need {
         Need { prompt: self.prompt, tokens: self.most }
     }
 
-    /// Whether more than its last token is not in the cache yet.
-    fn is_behind(&self) -> bool {
-        self.read < self.prompt || self.read + 1 < self.ids.len()
+    /// Takes the next token. Gives the text that is settled by it, and why the answer ends with it if it does.
+    fn push(
+        &mut self,
+        id: u32,
+        tokenizer: Option<&Tokenizer>,
+        turning: Option<usize>,
+    ) -> Result<(String, Option<Finish>)> {
+        self.ids.push(id as i32);
+        if turning == Some(self.ids.len() - 1) {
+            // All its tokens are rotated in another way from here on.
+            self.read = 0;
+        }
+        let ended = self.settings.end_tokens.contains(&id);
+        let (mut text, stopped) = match tokenizer {
+            Some(tokenizer) if !ended => self.text.push(id, tokenizer)?,
+            _ => (String::new(), false),
+        };
+        let finish = match () {
+            () if ended => Some(Finish::EndToken),
+            () if stopped => Some(Finish::Stop),
+            () if self.ids.len() >= self.most => Some(self.ending),
+            () => None,
+        };
+        if let (Some(tokenizer), Some(_), false) = (tokenizer, finish, stopped) {
+            text.push_str(&self.text.finish(tokenizer)?);
+        }
+        Ok((text, finish))
     }
 
-    /// The tokens that are read next, at most a chunk of them unless an image is longer. Errors: an image that has changed.
-    fn next_row(&self, capacity: &Capacity) -> Result<Row<'_>> {
-        let mut end = self.ids.len().min(self.read + capacity.most_at_once());
+    /// Tokens that are not in the cache yet.
+    pub fn left(&self) -> usize {
+        self.ids.len() - self.read
+    }
+
+    /// The tokens that are read next: a single one, or at most a chunk of them unless an image is longer. Errors: an image that
+    /// has changed.
+    fn next_row(&self, capacity: &Capacity, single: bool) -> Result<Row<'_>> {
+        let mut end = self.ids.len().min(self.read + if single { 1 } else { capacity.most_at_once() });
         let (mut axes, mut images) = (None, None);
         if let Some(of) = &self.images {
             end = of.end_of_part(self.read, end);
@@ -431,6 +457,7 @@ impl Sequence {
             images = of.lay_out(&self.ids, part, capacity.row(end - self.read)).map_err(TrainError::Data)?;
         }
         let ids = &self.ids[self.read..end];
-        Ok(Row { ids, position: self.read, pages: &self.pages, slot: self.slot, axes, images })
+        let draw = draw_after(self.ids.len(), &self.settings);
+        Ok(Row { ids, position: self.read, pages: &self.pages, slot: self.slot, axes, images, draw })
     }
 }

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use compiler::sampling::Draw;
 use compiler::{AdapterOptions, CompileOptions, PlanOptions, Recipe, Sharding};
 use data::Batch;
 use program::{Choices, EntryKind, Variant, generation};
@@ -39,11 +40,20 @@ pub struct Generator {
 }
 
 /// What follows the tokens of rows; rows of padding are after those that were requested.
-pub(super) enum Following {
-    /// The likeliest token of each row.
-    Likeliest(Vec<u32>),
+pub(super) struct Following {
+    /// The token that was drawn for each row.
+    pub ids: Vec<u32>,
+    /// The log-probability of each of them.
+    pub logps: Vec<f32>,
     /// Logits row by row, as they are on the device.
-    Logits(HostTensor),
+    pub logits: Option<HostTensor>,
+}
+
+/// The parts of [`Following`] that are read from the device besides the tokens.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Wanted {
+    pub logps: bool,
+    pub logits: bool,
 }
 
 /// The logits of each row as f32, converted where they are used.
@@ -71,6 +81,8 @@ pub(super) struct Row<'a> {
     pub axes: Option<Vec<i32>>,
     /// The tokens as one row with the images among them, laid out.
     pub images: Option<Batch>,
+    /// How the token after the last one is drawn.
+    pub draw: Draw,
 }
 
 impl Generator {
@@ -232,9 +244,15 @@ impl Reader<'_> {
         inputs.any(|(name, _)| name == generation::LARGEST_POSITION)
     }
 
-    /// Reads tokens, which the cache then holds. Gives what follows the last token of each row. `whole`: tokens that the
-    /// sequence has, of which only some may be read; `logits`: not only the likeliest tokens are wanted.
-    pub(super) fn read(&mut self, rows: &[Row<'_>], whole: usize, logits: bool) -> Result<Following> {
+    /// Whether a sequence has state besides its pages, which another one with the same beginning cannot read.
+    pub fn has_slots(&self) -> bool {
+        let mut inputs = self.engine.program().entries.iter().flat_map(|entry| &entry.inputs);
+        inputs.any(|(name, _)| name == generation::SLOTS)
+    }
+
+    /// Reads tokens, which the cache then holds. Gives what follows the last token of each row where that is wanted.
+    /// `whole`: tokens that the longest sequence has, of which only some may be read.
+    pub(super) fn read(&mut self, rows: &[Row<'_>], whole: usize, wanted: Option<Wanted>) -> Result<Option<Following>> {
         let Reader { engine, capacity } = self;
         let images = rows.first().and_then(|row| row.images.as_ref());
         let shape = match rows {
@@ -252,6 +270,9 @@ impl Reader<'_> {
         let (mut table, mut last) = (vec![0; shape.batch * width], vec![0; shape.batch]);
         let (mut slots, mut last_keys, mut axes) = (last.clone(), in_cache.clone(), vec![0; 3 * size]);
         let mut largest = whole.saturating_sub(1);
+        let likeliest = Draw { temperature: 0.0, ..Draw::ALL };
+        let draws = (0..shape.batch).flat_map(|row| rows.get(row).map_or(likeliest, |row| row.draw).to_row());
+        let sampling: Vec<i32> = draws.map(|number| number.to_bits() as i32).collect();
         for (index, row) in rows.iter().enumerate() {
             for (t, id) in row.ids.iter().enumerate() {
                 let (at, position) = (index * tokens + t, row.position + t);
@@ -268,7 +289,7 @@ impl Reader<'_> {
                 *page = *own as i32;
             }
         }
-        let inputs: [(&str, &[i32]); 10] = [
+        let inputs: [(&str, &[i32]); 11] = [
             ("input_ids", &ids),
             ("position_ids", &positions),
             ("token_axes", &axes),
@@ -279,17 +300,18 @@ impl Reader<'_> {
             (generation::SLOTS, &slots),
             (generation::LAST_TOKEN, &last),
             (generation::LARGEST_POSITION, &[largest as i32]),
+            (generation::SAMPLING, &sampling),
         ];
         run(engine, shape, images, &inputs)?;
-        if logits {
-            return Ok(Following::Logits(engine.output_as_stored(EntryKind::Forward, shape, LOGITS)?));
-        }
-        let entry = entry(engine, shape);
-        let outputs = &engine.program().entries[entry].outputs;
-        let at = outputs.iter().find(|(name, _)| name == generation::LIKELIEST).map(|(_, at)| at.clone());
-        let likeliest = engine.tensor(&at.expect("entries that generate give the likeliest tokens"))?;
-        let ids = likeliest.bytes.chunks_exact(4).map(|id| u32::from_le_bytes(id.try_into().expect("four bytes")));
-        Ok(Following::Likeliest(ids.collect()))
+        let Some(wanted) = wanted else { return Ok(None) };
+        let mut result = |name: &str| engine.output_as_stored(EntryKind::Forward, shape, name);
+        let words = |of: HostTensor| -> Vec<u32> {
+            of.bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
+        };
+        let ids = words(result(generation::NEXT_TOKEN)?);
+        let logps = wanted.logps.then(|| result(generation::NEXT_LOGP)).transpose()?.map(words).unwrap_or_default();
+        let logits = wanted.logits.then(|| result(LOGITS)).transpose()?;
+        Ok(Some(Following { ids, logps: logps.into_iter().map(f32::from_bits).collect(), logits }))
     }
 }
 

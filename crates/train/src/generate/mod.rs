@@ -2,7 +2,7 @@
 //!
 //! [`Generator`] has the model on a device, compiled to go on where its sequences were; a [`Generation`] is what is done for
 //! some prompts, step by step, so that a caller shows text as it comes and stops when it likes. Which sequence runs when is
-//! `generation.rs`'s, which page of the cache it has `pages.rs`'s, which token follows `sampling.rs`'s, what text it is
+//! `schedule.rs`'s, which page of the cache it has `pages.rs`'s, which token follows `sampling.rs`'s, what text it is
 //! `text.rs`'s, what becomes of its images `images.rs`'s. Knows no terminal.
 
 mod capacity;
@@ -17,9 +17,9 @@ mod prompt;
 mod request;
 mod samples;
 mod sampling;
+mod schedule;
 mod settings;
 mod text;
-mod whole;
 
 pub(crate) use defaults::Defaults;
 pub use ends::EndTokens;

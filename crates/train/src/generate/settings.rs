@@ -1,5 +1,6 @@
 //! The options of generation, and what they come to with the model's own defaults. Does not know how a token is drawn.
 
+use compiler::sampling::Draw;
 use options::{Fault, Node, Problem, Reader, Section, Setting, Tree, options, read_table};
 
 use super::defaults::Defaults;
@@ -72,8 +73,8 @@ pub struct Settings {
     pub max_new_tokens: usize,
     /// Tokens of prompt and answer at most, where nobody asked for a number of new ones.
     pub max_length: Option<usize>,
-    /// None takes the likeliest token each time.
-    pub drawing: Option<Drawing>,
+    /// The distribution that tokens are drawn from; its number is that of no token.
+    pub draw: Draw,
     pub repetition_penalty: f32,
     pub seed: u64,
     pub stop: Vec<String>,
@@ -81,8 +82,6 @@ pub struct Settings {
     pub end_tokens: Vec<u32>,
     pub masks: Masks,
     pub batch_size: usize,
-    /// The default way in which tokens are drawn.
-    pub otherwise: Drawing,
     /// Log-probabilities of tokens that are drawn are kept.
     pub keeps_logps: bool,
 }
@@ -90,29 +89,10 @@ pub struct Settings {
 /// Tokens of an answer where neither the options nor the model say how many.
 const MOST_NEW_TOKENS: usize = 256;
 
-/// How a token is drawn.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Drawing {
-    pub temperature: f32,
-    /// 0: all.
-    pub top_k: usize,
-    /// 1: all.
-    pub top_p: f32,
-    /// 0: all.
-    pub min_p: f32,
-}
-
-impl Drawing {
-    /// Returns true if nothing but the temperature changes the probabilities.
-    pub fn is_of_all(&self) -> bool {
-        self.top_k == 0 && self.top_p == 1.0 && self.min_p == 0.0
-    }
-}
-
 impl Settings {
-    /// Whether more than the likeliest token decides.
-    pub fn wants_logits(&self) -> bool {
-        self.keeps_logps || self.drawing.is_some() || self.repetition_penalty != 1.0 || !self.masks.is_empty()
+    /// Whether logits are changed before a token is drawn, which the host does.
+    pub fn changes_logits(&self) -> bool {
+        self.repetition_penalty != 1.0 || !self.masks.is_empty()
     }
 
     /// The same for one prompt, with what is its own.
@@ -122,8 +102,7 @@ impl Settings {
             (own.max_new_tokens, own.max_length) = (most, None);
         }
         if let Some(temperature) = request.temperature {
-            let drawing = Drawing { temperature: temperature as f32, ..self.drawing.unwrap_or(self.otherwise) };
-            own.drawing = (temperature > 0.0).then_some(drawing);
+            own.draw.temperature = temperature as f32;
         }
         own.seed = request.seed.unwrap_or(own.seed);
         own.keeps_logps = request.keeps_logps;
@@ -150,11 +129,12 @@ impl Settings {
             );
             return Err(TrainError::Usage(text));
         }
-        let drawing = Drawing {
+        let draw = Draw {
             temperature: temperature as f32,
             top_k: options.top_k.value().map_or(defaults.top_k.unwrap_or(50), |k| *k as usize),
             top_p: options.top_p.value().copied().or(defaults.top_p).unwrap_or(1.0) as f32,
             min_p: options.min_p.value().copied().or(defaults.min_p).unwrap_or(0.0) as f32,
+            number: 0.0,
         };
         let penalty = options.repetition_penalty.value().copied().or(defaults.repetition_penalty).unwrap_or(1.0);
         let asked = options.max_new_tokens.value().map(|most| *most as usize).or(defaults.max_new_tokens);
@@ -164,14 +144,13 @@ impl Settings {
         Ok(Settings {
             max_new_tokens: asked.unwrap_or(MOST_NEW_TOKENS).max(1),
             max_length: defaults.max_length.filter(|_| asked.is_none()),
-            drawing: (temperature > 0.0).then_some(drawing),
+            draw,
             repetition_penalty: penalty as f32,
             seed: options.seed,
             stop: stop.cloned().collect(),
             end_tokens: if options.ignore_end_tokens { Vec::new() } else { end_tokens },
             masks: Masks { last, ..defaults.masks.clone() },
             batch_size: options.batch_size as usize,
-            otherwise: drawing,
             keeps_logps: false,
         })
     }
@@ -190,12 +169,12 @@ mod tests {
     fn nothing_is_drawn_unless_the_model_or_the_user_asks_for_it() {
         let plain = Defaults::default();
         let draws = Defaults { draws: true, temperature: Some(0.6), top_p: Some(0.9), ..Defaults::default() };
-        assert_eq!(settings(&[], &plain).unwrap().drawing, None);
-        let of_model = Drawing { temperature: 0.6, top_k: 50, top_p: 0.9, min_p: 0.0 };
-        assert_eq!(settings(&[], &draws).unwrap().drawing, Some(of_model));
-        assert_eq!(settings(&[("temperature", "0")], &draws).unwrap().drawing, None);
-        let own = settings(&[("top_p", "0.5"), ("top_k", "0"), ("min_p", "0.1")], &plain).unwrap().drawing;
-        assert_eq!(own, Some(Drawing { temperature: 1.0, top_k: 0, top_p: 0.5, min_p: 0.1 }));
+        assert_eq!(settings(&[], &plain).unwrap().draw.temperature, 0.0);
+        let of_model = Draw { temperature: 0.6, top_k: 50, top_p: 0.9, ..Draw::ALL };
+        assert_eq!(settings(&[], &draws).unwrap().draw, of_model);
+        assert_eq!(settings(&[("temperature", "0")], &draws).unwrap().draw.temperature, 0.0);
+        let own = settings(&[("top_p", "0.5"), ("top_k", "0"), ("min_p", "0.1")], &plain).unwrap().draw;
+        assert_eq!(own, Draw { top_p: 0.5, min_p: 0.1, ..Draw::ALL });
     }
 
     #[test]
@@ -223,13 +202,13 @@ mod tests {
         assert_eq!((of.max_new_tokens, of.max_length), (9, None));
         let defaults = Defaults { max_new_tokens: Some(12), ..defaults };
         let of = settings(&[], &defaults).unwrap();
-        assert_eq!((of.max_new_tokens, of.max_length, of.drawing), (12, None, None));
+        assert_eq!((of.max_new_tokens, of.max_length, of.draw.temperature), (12, None, 0.0));
         let row = serde_json::json!({"text": "a", "temperature": 0.5, "max_new_tokens": 3});
         let own = of.with(&Request::from_json(&row).unwrap());
-        let drawing = Drawing { temperature: 0.5, top_k: 7, top_p: 1.0, min_p: 0.0 };
-        assert_eq!((own.max_new_tokens, own.drawing), (3, Some(drawing)));
+        let draw = Draw { temperature: 0.5, top_k: 7, ..Draw::ALL };
+        assert_eq!((own.max_new_tokens, own.draw), (3, draw));
         let row = serde_json::json!({"text": "a", "temperature": 0});
-        assert_eq!(own.with(&Request::from_json(&row).unwrap()).drawing, None);
+        assert_eq!(own.with(&Request::from_json(&row).unwrap()).draw.temperature, 0.0);
     }
 
     #[test]

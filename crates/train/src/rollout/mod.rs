@@ -26,7 +26,7 @@ use crate::source::ModelSource;
 use crate::trainer::Trainer;
 
 /// Answers that are sampled at a time, at most.
-const AT_ONCE: usize = 256;
+const AT_ONCE: usize = 512;
 
 /// The prompts of a run and what judges its answers.
 pub(crate) struct Rollouts {

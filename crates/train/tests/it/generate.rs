@@ -97,6 +97,35 @@ fn a_batch_gives_what_each_prompt_gives_alone() {
 }
 
 #[test]
+fn prompts_that_begin_alike_are_read_once_and_answered_as_alone() {
+    let common = prompt(70, 9);
+    let prompts: Vec<Vec<i32>> = (0..24)
+        .map(|i| match i % 4 {
+            0 => common.clone(),
+            1 => [&common[..50], &prompt(3, i)].concat(),
+            2 => common[..65].to_vec(),
+            _ => [&common[..], &prompt(20, i)].concat(),
+        })
+        .collect();
+    let given = [("max_new_tokens", "8"), ("ignore_end_tokens", "true"), ("temperature", "1.0"), ("seed", "4")];
+    let mut generator = generator("llama");
+    let alone: Vec<Vec<i32>> =
+        prompts.iter().map(|ids| answers(&mut generator, std::slice::from_ref(ids), &given).remove(0)).collect();
+    assert_eq!(answers(&mut generator, &prompts, &given), alone);
+    let few = [&given[..], &[("batch_size", "5")]].concat();
+    assert_eq!(answers(&mut self::generator("llama"), &prompts, &few), alone);
+    // One step for the prompt, then one for each of the tokens, for all of them.
+    let asked = vec![Prompt::Ids(common[..65].to_vec()); 24];
+    let mut generation = Generation::start(&mut generator, &asked, &options(&given)).unwrap();
+    let mut steps = 0;
+    while !generation.is_done() {
+        generation.step(&mut generator).unwrap();
+        steps += 1;
+    }
+    assert_eq!(steps, 9);
+}
+
+#[test]
 fn answers_end_where_they_should() {
     let mut generator = generator("llama");
     let ids = prompt(9, 1);

@@ -113,8 +113,9 @@ impl CudaSession {
     /// grow, because entries and graphs hold its addresses.
     pub(crate) fn known_entries(&self, program: &Program) -> Vec<Option<usize>> {
         match self.memory.holds(&program.arenas) {
-            true => program.entries_of(&self.program),
-            false => vec![None; program.entries.len()],
+            // After a change that failed there is none.
+            true if self.entries.len() == self.program.entries.len() => program.entries_of(&self.program),
+            _ => vec![None; program.entries.len()],
         }
     }
 

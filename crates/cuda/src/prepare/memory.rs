@@ -29,7 +29,8 @@ impl Memory {
     }
 
     /// Takes arenas of other sizes. Those that live from entry to entry stay as they are; the others are reallocated
-    /// where they are too small. Nothing may be using these any more.
+    /// where they are too small, and where the device has no room for the rest, also where they are too large. Nothing may
+    /// be using these any more.
     pub fn adopt(&mut self, arenas: &[Arena], device: &Arc<Device>) -> Result<()> {
         self.is_new = false;
         for index in arenas.len()..self.kinds.len() {
@@ -39,6 +40,17 @@ impl Memory {
             if self.changes(index, arena) {
                 self.free_pages(index, device)?;
             }
+        }
+        let grows = |(index, arena): &(usize, &Arena)| {
+            !arena.is_on_host() && (*index >= self.kinds.len() || self.bytes(*index) < arena.bytes)
+        };
+        let growing = arenas.iter().enumerate().filter(grows);
+        let wanted: usize =
+            growing.map(|(index, arena)| arena.bytes - self.arenas.get(index).map_or(0, DeviceBuffer::len)).sum();
+        if wanted > device.memory()?.0 {
+            self.shrink(arenas, device)?;
+        }
+        for (index, arena) in arenas.iter().enumerate() {
             match self.kinds.get(index) {
                 None => {
                     self.kinds.push(arena.kind);
@@ -53,6 +65,17 @@ impl Memory {
                     (self.arenas[index], self.hosts[index]) = (on_device(&nothing, device)?, None);
                     (self.arenas[index], self.hosts[index]) = (on_device(arena, device)?, on_host(arena, device)?);
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees arenas of single entries that are larger than these.
+    fn shrink(&mut self, arenas: &[Arena], device: &Arc<Device>) -> Result<()> {
+        for (index, kind) in self.kinds.iter().enumerate() {
+            let wanted = arenas.get(index).map_or(0, |arena| arena.bytes);
+            if !kind.is_persistent() && *kind != ArenaKind::Cache && self.arenas[index].len() > wanted {
+                self.arenas[index] = DeviceBuffer::new(device, 0)?;
             }
         }
         Ok(())

@@ -70,10 +70,11 @@ impl Capacity {
         Capacity { chunks: largest(&self.chunks), batches: largest(&self.batches), ..self }
     }
 
-    /// Whether as many can run at a time as if it were made for them.
+    /// Whether nearly as many can run at a time as if it were made for them.
     pub fn suits(&self, wanted: &Capacity) -> bool {
         self.rows >= wanted.rows
-            && self.cache.pages >= wanted.cache.pages
+            && self.cache.pages >= wanted.cache.pages - wanted.cache.pages / 8
+            && self.cache.pages >= wanted.cache.pages_per_sequence
             && self.cache.pages_per_sequence >= wanted.cache.pages_per_sequence
             && self.chunks.last() >= wanted.chunks.last()
     }
@@ -131,6 +132,9 @@ mod tests {
         let roomy = Capacity::of(&of, 3, Some(1008), true);
         assert_eq!((roomy.cache.pages_per_sequence, roomy.cache.pages), (63, 128));
         assert!(roomy.suits(&exact) && !exact.suits(&roomy));
+        // A few pages less are enough, unless one sequence needs them all.
+        let pages = |pages| Capacity { cache: KeyValueCache { pages, ..exact.cache }, ..exact.clone() };
+        assert!(pages(64).suits(&exact) && !pages(60).suits(&exact) && !pages(64).suits(&pages(80)));
     }
 
     #[test]

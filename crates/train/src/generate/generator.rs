@@ -31,6 +31,8 @@ pub struct Generator {
     engine: Option<Engine>,
     /// What the engine is compiled for; nothing where it was made for something else.
     capacity: Option<Capacity>,
+    /// The least pages for which there was no memory.
+    refused: Option<usize>,
     /// The entries that the engine was compiled for when it was given away.
     kept: Option<(Compiled, Capacity)>,
     encoder: PromptEncoder,
@@ -127,8 +129,8 @@ impl Generator {
         encoder: PromptEncoder,
         defaults: Defaults,
     ) -> Generator {
-        let (engine, capacity, kept) = (None, None, None);
-        Generator { device, source, adapter, options, engine, capacity, kept, encoder, defaults, started: 0 }
+        let (engine, capacity, refused, kept) = (None, None, None, None);
+        Generator { device, source, adapter, options, engine, capacity, refused, kept, encoder, defaults, started: 0 }
     }
 
     pub fn encoder(&self) -> &PromptEncoder {
@@ -172,8 +174,12 @@ impl Generator {
     pub(crate) fn take(&mut self, engine: Engine) -> Result<()> {
         let engine = self.engine.insert(engine);
         if let Some((compiled, capacity)) = self.kept.take() {
-            engine.resume(compiled)?;
-            self.capacity = Some(capacity);
+            match engine.resume(compiled) {
+                Ok(()) => self.capacity = Some(capacity),
+                // What else is on the device takes more than it did: the next generation is compiled for what is left.
+                Err(TrainError::Memory(_)) => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }
@@ -189,18 +195,25 @@ impl Generator {
     /// Holds what these sequences need, of which up to `rows` run at a time, fewer where memory does not take as many.
     pub(super) fn make_room(&mut self, needs: &[Need], rows: usize) -> Result<Capacity> {
         let longest = self.longest();
-        let wanted = Capacity::of(needs, rows, longest, false);
+        let refused = self.refused;
+        let is_refused = |capacity: &Capacity| refused.is_some_and(|pages| capacity.cache.pages >= pages);
+        let mut wanted = Capacity::of(needs, rows, longest, false);
+        while is_refused(&wanted) && wanted.rows > 1 {
+            wanted = Capacity::of(needs, wanted.rows.div_ceil(2), longest, false);
+        }
         if let Some(capacity) = self.capacity.as_ref().filter(|capacity| capacity.suits(&wanted)) {
             return Ok(capacity.clone());
         }
         let mut rows = wanted.rows;
-        let mut roomy = true;
+        let mut roomy = !is_refused(&Capacity::of(needs, rows, longest, true));
         loop {
             let capacity = Capacity::of(needs, rows, longest, roomy);
             match self.compile(&capacity) {
                 Ok(()) => return Ok(capacity),
-                Err(TrainError::Memory(_)) if roomy => roomy = false,
-                Err(TrainError::Memory(_)) if rows > 1 => rows = rows.div_ceil(2),
+                Err(TrainError::Memory(_)) if roomy || rows > 1 => {
+                    self.refused = Some(capacity.cache.pages);
+                    (rows, roomy) = if roomy { (rows, false) } else { (rows.div_ceil(2), false) };
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -211,6 +224,7 @@ impl Generator {
         let others = self.options.entries.iter().map(|other| other.clone().keeping_cache(capacity.cache));
         let entries = others.chain([entry]).collect();
         let options = CompileOptions { variants: capacity.variants(), entries, ..self.options.clone() };
+        self.capacity = None;
         match &mut self.engine {
             Some(engine) => engine.replace(options)?,
             None => {

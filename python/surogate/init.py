@@ -10,10 +10,11 @@ import json
 import os
 import textwrap
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import _native, files, foreign, hub
+from . import _native, files, foreign, hub, init_samples
 from .arguments import UsageError
 from .errors import ConfigError, MemoryPlanError, RunError
 from .machine import site_packages
@@ -46,7 +47,7 @@ _GIB = 1 << 30
 Override = tuple[str, str]
 
 
-#: Learning rates of tasks that compare answers, with adapters and without: the tasks' papers take far smaller ones than
+#: Learning rates of tasks that compare or judge answers, with adapters and without: the tasks' papers take far smaller ones than
 #: supervised fine-tuning.
 RATES = {
     "dpo": ("5e-6", "5e-7"),
@@ -54,6 +55,7 @@ RATES = {
     "orpo": ("8e-6", "5e-6"),
     "cpo": ("5e-6", "1e-6"),
     "reward": ("1e-4", "1e-5"),
+    "grpo": ("1e-5", "1e-6"),
 }
 
 
@@ -64,8 +66,6 @@ def run(options: Namespace, overrides: list[Override]) -> int:
     if os.path.lexists(path):
         raise taken
     task, told = options.task, []
-    if task == "grpo":
-        raise UsageError("init writes no file for `task: grpo`, whose rewards only you know: docs/reinforcement.md has one to begin with")
     if options.source:
         text, task, told = converted(Path(options.source), options.model, options.dataset, overrides)
     elif options.model is None or options.dataset is None:
@@ -107,10 +107,27 @@ def draft(model: str, dataset: str, task: str, machine: str | None, overrides: l
     base: dict[str, Any] = {"model": model, "datasets": [{"path": dataset, "type": "text" if task == "pt" else "auto"}]}
     if "sequence_len" not in given:
         base["sequence_len"] = min(LONGEST, _positions(base, task, overrides))
-    data, rows, changes = _data(base, task, overrides)
+    if task == "grpo":
+        look = _look_at_prompts(base, task, overrides)
+        data, changes = init_samples.chosen(base, given, look)
+        rows = init_samples.ANSWERS
+    else:
+        data, rows, changes = _data(base, task, overrides)
     base |= changes
     plan, rows, accumulation = _plan(base, task, overrides, machine, rows)
     return _text(base, task, overrides, data, plan, rows, accumulation)
+
+
+def _look_at_prompts(base: dict[str, Any], task: str, overrides: list[Override]) -> Callable[[dict[str, Any]], tuple[str, str]]:
+    """What checks the first rows of the data with more options: the table and the counts as JSON."""
+
+    def look(changes: dict[str, Any]) -> tuple[str, str]:
+        sample = {**base, **changes, "datasets": [{**base["datasets"][0], "samples": SAMPLES}]}
+        config = load_config(sample, task, overrides)
+        folder, ir = open_source(config, weights=False)
+        return _native.check_data(hub.with_data(config), folder, ir)
+
+    return look
 
 
 def _positions(base: dict[str, Any], task: str, overrides: list[Override]) -> int:
@@ -209,11 +226,12 @@ def _text(
         "",
         _pair("output_dir", given.pop("output_dir", f"output/{Path(base['model']).name}")),
         "",
-        _remark("Tokens per row." if "sample_packing" in base else "Tokens per row. Documents are packed into rows."),
+        *(init_samples.lines(base, given, _remark) if task == "grpo" else []),
+        _remark(_of_rows(base, task)),
         _pair("sequence_len", given.pop("sequence_len", base.get("sequence_len"))),
         *_unpacked(base),
         _remark(
-            f"Rows per micro-batch × micro-batches = {rows * accumulation} rows per step. "
+            f"Rows per micro-batch × micro-batches = {rows * accumulation} {'answers' if task == 'grpo' else 'rows'} per step. "
             f"Planned for {machine['name']}: {share}{speed}."
         ),
         _pair("per_device_train_batch_size", rows),
@@ -232,6 +250,8 @@ def _text(
         ("eval_steps", "100", "Steps between evaluations on held-out rows."),
         ("save_steps", "100", "Steps between checkpoints. Resume with --resume-from-checkpoint true."),
     ]
+    if task == "grpo":
+        defaults = [of for of in defaults if of[0] != "eval_steps"]
     for name, value, about in defaults:
         if about:
             parts.append(_remark(about))
@@ -243,6 +263,12 @@ def _text(
     if given:
         parts += ["", _remark("Options from the command line:"), *[_pair(name, value) for name, value in given.items()]]
     return "\n".join(parts) + "\n"
+
+
+def _of_rows(base: dict[str, Any], task: str) -> str:
+    if task == "grpo":
+        return "Tokens per row: a prompt with its answer."
+    return "Tokens per row." if "sample_packing" in base else "Tokens per row. Documents are packed into rows."
 
 
 def _unpacked(base: dict[str, Any]) -> list[str]:

@@ -297,3 +297,27 @@ def test_what_is_no_configuration_of_another_tool_is_refused(tmp_path, capsys):
     ):
         assert main(["init", *words, "--output", str(tmp_path / "run.yaml")]) == 2
         assert why in capsys.readouterr().err
+
+
+def test_a_run_that_samples_answers_gets_the_reward_that_its_data_allow(tmp_path, capfd):
+    rows = [{"prompt": f"{i} and {i} make", "answer": f"{2 * i}"} for i in range(40)]
+    data, path = tmp_path / "sums.jsonl", tmp_path / "run.yaml"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["init", "--task", "grpo", MODEL, str(data), "--output", str(path), "--output-dir", str(tmp_path / "out")]
+    assert main([*words, "--max-completion-length", "16", "--max-steps", "2"]) == 0, capfd.readouterr().err
+    text = path.read_text()
+    assert 'rewards: [{"function": "number"}]' in text and "max_completion_length: 16" in text
+    assert "64 answers per step" in text and "sequence_len: 64" in text
+    assert main(["grpo", str(path), "--device", "cpu"]) == 0, capfd.readouterr().err
+    assert (tmp_path / "out" / "adapter").is_dir()
+
+
+def test_init_asks_for_a_reward_where_no_built_in_one_fits(tmp_path, capfd):
+    data, path = tmp_path / "texts.jsonl", tmp_path / "run.yaml"
+    data.write_text('{"prompt": "Say hello", "answer": "hello"}\n')
+    words = ["init", "--task", "grpo", MODEL, str(data), "--output", str(path)]
+    assert main(words) == 2 and not path.exists()
+    said = capfd.readouterr().err
+    assert "no column has the answer as a number (columns: answer)" in said and "--set 'rewards=" in said
+    assert main([*words, "--set", "rewards=[{function: length, tokens: 9}]"]) == 0
+    assert "rewards: [{function: length, tokens: 9}]" in path.read_text()

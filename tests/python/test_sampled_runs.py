@@ -13,6 +13,7 @@ import pytest
 import surogate
 import yaml
 from safetensors.numpy import load_file
+from surogate.cli import main
 from surogate.errors import ConfigError
 from surogate.reward_functions import call, load
 
@@ -215,6 +216,26 @@ def test_an_interrupted_run_finishes_its_step_and_goes_on(tmp_path):
     assert run.wait(120) == 130 and "Saved" in told, told
     done = command(tmp_path, "grpo", "max_steps=8", "resume_from_checkpoint=true")
     assert done.returncode == 0 and "resuming after" in done.stdout, done.stderr + done.stdout
+
+
+def test_the_plan_names_what_sampling_takes(tmp_path, capsys):
+    def planned(*more):
+        words = ["plan", str(ROOT / "examples" / "grpo.yaml"), f"model={STORIES / 'model'}", *more, "--json"]
+        assert main(words) == 0
+        return json.loads(capsys.readouterr().out)
+
+    whole = planned()["sampling"]
+    assert (whole["answers"], whole["at_once"]) == (64, 64)
+    assert 0 < whole["page_bytes"] < whole["memory_bytes"]
+    assert whole["tokens_per_second"] == pytest.approx(64 * 64 / whole["seconds"])
+    longer = planned("max_completion_length=128")["sampling"]
+    assert longer["seconds"] > 1.5 * whole["seconds"] and longer["page_bytes"] == whole["page_bytes"]
+    # Where pages do not fit, fewer answers are sampled at a time, and take more steps.
+    little = planned("memory_limit=16MiB", "per_device_train_batch_size=1", "gradient_accumulation_steps=64")["sampling"]
+    assert little["at_once"] < 64 and little["memory_bytes"] < 16 << 20 and little["seconds"] > whole["seconds"]
+    plan = planned("max_steps=10", "num_iterations=2")
+    steps = 10 * plan["estimate"]["step_seconds"] + 5 * plan["sampling"]["seconds"]
+    assert plan["estimate"]["run_seconds"] == pytest.approx(steps)
 
 
 def test_log_and_report_have_answers_with_their_rewards(tmp_path):

@@ -119,7 +119,7 @@ impl Trainer {
 }
 
 /// The options of a program over the same parameters and states in which nothing is drawn.
-fn in_evaluation(options: CompileOptions, program: &Program) -> CompileOptions {
+pub(crate) fn in_evaluation(options: CompileOptions, program: &Program) -> CompileOptions {
     // What a micro-step reports or records has places among the states.
     let reports = program.layout.scaling.is_some() || scalar::REPORTS.iter().any(|name| program.scalar(name).is_some());
     let is_kept = |entry: &EntryOptions| reports && entry.kind == EntryKind::FirstMicroStep;

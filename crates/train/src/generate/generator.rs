@@ -20,7 +20,7 @@ use crate::model::{load_weights, read_adapter};
 use crate::quantised_base;
 use crate::source::ModelSource;
 
-pub(super) const LOGITS: &str = "logits";
+pub(crate) const LOGITS: &str = "logits";
 
 /// Weights on a device, with programs that read prompts and add token after token.
 pub struct Generator {

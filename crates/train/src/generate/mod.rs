@@ -21,11 +21,13 @@ mod schedule;
 mod settings;
 mod text;
 
+pub(crate) use capacity::{Capacity, Need, variant};
 pub(crate) use defaults::Defaults;
 pub use ends::EndTokens;
 pub(crate) use ends::{follow as follow_end_tokens, write as write_end_tokens};
 pub use generation::{Finish, Generation, Piece};
 pub use generator::Generator;
+pub(crate) use generator::LOGITS;
 pub use prompt::PromptEncoder;
 pub use request::{Messages, Prompt, Request};
 pub(crate) use samples::{Sample, Samples, is_of_conversations};

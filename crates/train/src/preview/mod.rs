@@ -5,6 +5,7 @@ mod across;
 mod expected;
 mod local_data;
 mod options;
+mod sampling;
 mod shapes;
 mod stage;
 mod stages;
@@ -27,6 +28,7 @@ pub(crate) use expected::Expected;
 pub use expected::{Estimate, HostEstimate};
 pub use local_data::documents;
 pub use options::resolved;
+pub use sampling::Sampling;
 pub use shapes::Shapes;
 pub use stage::{Stage, show};
 pub use stages::Stages;
@@ -42,6 +44,8 @@ pub struct Preview {
     rows: usize,
     sequence_len: usize,
     accumulation: usize,
+    /// Steps that train on the same answers.
+    steps_of_round: u64,
     /// What it was compiled for.
     pub shapes: Shapes,
     /// Why the data are not available locally, if they are not.
@@ -50,6 +54,8 @@ pub struct Preview {
     pub across: Option<Across>,
     /// What the stages of a pipeline take, and what ZeRO-3 would.
     pub stages: Option<Stages>,
+    /// The cost of sampling the answers of a step, where the run samples.
+    pub sampling: Option<Sampling>,
 }
 
 /// The model as a flat graph, in the shape of the run's longest batches. Where only some of the rewrites run
@@ -98,6 +104,7 @@ impl Preview {
         let options = reference::reserved(options, config, &plan, source, machine)?;
         let program = compiler::compile(&source.model, &options, machine)
             .map_err(|error| TrainError::from(error).located(config))?;
+        let sampling = Sampling::new(config, &plan, source, &program, machine)?;
         let of_data = data.iter().flat_map(|data| data.notes.clone()).chain(shapes.few.clone());
         let mut preview = Preview {
             program,
@@ -114,10 +121,12 @@ impl Preview {
             rows: config.training.per_device_train_batch_size as usize,
             sequence_len: plan.sequence_len,
             accumulation: config.training.gradient_accumulation_steps as usize,
+            steps_of_round: config.reinforcement.num_iterations.max(1),
             shapes,
             away: None,
             across: None,
             stages: None,
+            sampling,
         };
         if config.stages() > 1 {
             preview.stages = Some(Stages::new(&preview, config, source, machine, data));
@@ -130,9 +139,15 @@ impl Preview {
         self.program.memory.iter().map(|line| line.bytes).sum()
     }
 
-    /// Time of the run's steps.
+    /// Time of the run's steps. That of the whole run has the sampling of answers, a round for every `num_iterations` steps.
     pub fn estimate(&self) -> Estimate {
-        self.expected().estimate()
+        let of = self.expected().estimate();
+        let sampled = |seconds, sampling: &Sampling| {
+            let rounds = self.shapes.steps.unwrap_or_default().div_ceil(self.steps_of_round);
+            seconds + rounds as f64 * sampling.seconds
+        };
+        let run_seconds = of.run_seconds.map(|seconds| self.sampling.iter().fold(seconds, sampled));
+        Estimate { run_seconds, ..of }
     }
 
     pub(crate) fn expected(&self) -> Expected<'_> {

@@ -15,6 +15,12 @@ use crate::source::ModelSource;
 /// Tokens of a prompt to which answers are sampled, until the data are read.
 const PROMPT: usize = 512;
 
+/// Tokens of a prompt and of an answer to it that are estimated with.
+pub(super) fn prompt_and_answer(config: &Config, sequence_len: usize) -> (usize, usize) {
+    let answer = (config.reinforcement.max_completion_length as usize).min(sequence_len.saturating_sub(1));
+    (PROMPT.min(sequence_len - answer).max(1), answer)
+}
+
 /// Documents of a packed row that are estimated with where the data are not known.
 const DOCUMENTS_PER_ROW: usize = 16;
 
@@ -76,8 +82,8 @@ impl Shapes {
     /// Rows that are full to the last token: no run of these options has larger ones.
     fn assumed(config: &Config, plan: &Plan, source: &ModelSource) -> Shapes {
         let samples = config.task.purpose() == Purpose::Prompts;
-        let of_answer = config.reinforcement.max_completion_length as usize;
-        let row = if samples { plan.sequence_len.min(PROMPT + of_answer) } else { plan.sequence_len };
+        let (of_prompt, of_answer) = prompt_and_answer(config, plan.sequence_len);
+        let row = if samples { of_prompt + of_answer } else { plan.sequence_len };
         let (batch, seq_len) = fixed_lengths(config, row);
         let tokens = batch * seq_len;
         let packed = config.data.sample_packing || config.template.padding_free;
@@ -86,7 +92,7 @@ impl Shapes {
         let what = if images.is_some() { "images" } else { "text" };
         let mut assumed = format!("rows of {row} tokens of {what}, all of them full");
         if samples {
-            assumed = format!("prompts of {} tokens, answers of {of_answer}", row.saturating_sub(of_answer));
+            assumed = format!("prompts of {of_prompt} tokens, answers of {of_answer}");
         } else if plan.length_is_open {
             assumed =
                 format!("rows of {row} tokens of {what}, the maximum if `sequence_len` is not set, all of them full");

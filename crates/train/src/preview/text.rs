@@ -5,7 +5,7 @@ use std::fmt::Display;
 use program::{Arch, ArenaKind, Cause, Choice, EntryKind, MemoryClass, MemoryLine, Variant};
 use serde_json::{Value, json};
 
-use super::{Across, HostEstimate, Preview, Stages};
+use super::{Across, HostEstimate, Preview, Sampling, Stages};
 use crate::decisions;
 use crate::memory::lines_json;
 use crate::words::{size, time};
@@ -110,6 +110,8 @@ impl Preview {
         let mut text =
             figure(&time(of.micro_step_seconds), "a micro-step") + &figure(&time(of.update_seconds), "the update");
         text += &figure(&time(of.step_seconds), &tokens);
+        let sampling = self.sampling.iter().flat_map(Sampling::lines);
+        text += &sampling.map(|(value, what)| figure(&value, &what)).collect::<String>();
         if machine.origin.has_ceilings() {
             text += &figure(&time(of.ceiling_seconds), "per step at the machine's ceilings, a lower bound");
         }
@@ -121,7 +123,9 @@ impl Preview {
                 true => format!(", {} of it evaluation", time(of.evaluation_seconds)),
                 false => String::new(),
             };
-            let what = format!("all {steps} steps{evaluations}; without loading weights and writing checkpoints");
+            let sampling = if self.sampling.is_some() { " and the sampling of their answers" } else { "" };
+            let what =
+                format!("all {steps} steps{sampling}{evaluations}; without loading weights and writing checkpoints");
             text += &figure(&time(seconds + of.evaluation_seconds), &what);
         }
         text + &of.host.as_ref().map(host_text).unwrap_or_default()
@@ -211,6 +215,7 @@ impl Preview {
                 })),
             },
             "nodes": self.across.as_ref().map(Across::to_json),
+            "sampling": self.sampling.as_ref().map(Sampling::to_json),
             "stages": self.stages.as_ref().map(Stages::to_json),
             "recommended": self.recommended,
             "notes": self.notes,

@@ -26,7 +26,7 @@ use crate::source::ModelSource;
 use crate::trainer::Trainer;
 
 /// Answers that are sampled at a time, at most.
-const AT_ONCE: usize = 512;
+pub(crate) const AT_ONCE: usize = 512;
 
 /// The prompts of a run and what judges its answers.
 pub(crate) struct Rollouts {
@@ -219,7 +219,10 @@ pub(crate) fn check_data(config: &Config, source: &ModelSource, sequence_len: us
     let notes: String = prompts.notes.iter().map(|note| format!("Note: {note}\n")).collect();
     let count = prompts.rows.len();
     let table = format!("{notes}{count} prompts of {least} to {most} tokens\n");
-    let counts = json!({"prompts": count, "shortest": least, "longest": most});
+    let columns = prompts.columns();
+    let with_numbers: Vec<&str> = columns.iter().copied().filter(|name| prompts.all_have_number(name)).collect();
+    let counts = json!({"prompts": count, "shortest": least, "longest": most, "columns": columns,
+        "columns_with_numbers": with_numbers});
     Ok(CheckedData { table, rows: Vec::new(), counts })
 }
 

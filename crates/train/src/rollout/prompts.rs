@@ -46,6 +46,26 @@ impl Prompts {
         Ok(found)
     }
 
+    /// The names of the columns besides the prompts, in the order in which they come up.
+    pub fn columns(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = Vec::new();
+        for name in self.rows.iter().flat_map(|row| row.columns.keys()) {
+            if !names.contains(&name.as_str()) {
+                names.push(name);
+            }
+        }
+        names
+    }
+
+    /// True if every row has a number in a column, or a text with digits.
+    pub fn all_have_number(&self, column: &str) -> bool {
+        self.rows.iter().all(|row| match row.columns.get(column) {
+            Some(Value::Number(_)) => true,
+            Some(Value::String(text)) => text.contains(|c: char| c.is_ascii_digit()),
+            _ => false,
+        })
+    }
+
     fn add(
         &mut self,
         config: &Config,

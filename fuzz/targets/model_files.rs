@@ -175,7 +175,9 @@ pub fn quantised(bytes: &[u8]) -> bool {
     let Some((form, bytes)) = bytes.split_first() else { return false };
     let path = written("quantised", "model.safetensors", bytes);
     let scheme = SCHEMES[usize::from(*form) % SCHEMES.len()];
-    Weights::open(&path).and_then(|weights| weights.dequantised(scheme)).is_ok_and(|weights| read_tensors(&weights))
+    Weights::open(&path)
+        .and_then(|weights| weights.dequantised(scheme, false))
+        .is_ok_and(|weights| read_tensors(&weights))
 }
 
 pub fn quantised_seeds() -> Vec<Vec<u8>> {

@@ -3,6 +3,7 @@
 //! Invariant: this crate knows no operation, no device and no file format.
 
 mod attrs;
+pub mod compressed;
 mod convert;
 pub mod draw;
 mod dtype;

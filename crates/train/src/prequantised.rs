@@ -16,8 +16,14 @@ use crate::error::{Result, TrainError};
 use crate::hf_config;
 use crate::source::ModelSource;
 
-/// Where ModelOpt says what it did, in folders whose `config.json` does not.
+/// File in which ModelOpt says what it did, in folders whose `config.json` does not.
 const OF_MODELOPT: &str = "hf_quant_config.json";
+
+/// The place in `config.json` of how engines quantise activations, by compressed-tensors.
+const ACTIVATIONS: &str = "/quantization_config/config_groups/group_0/input_activations";
+
+/// The place in `config.json` of the mark that files have the transposes of the model's matrices.
+const TRANSPOSED: &str = "/quantization_config/transposed";
 
 /// The JSON of a file of a folder; null where there is no such file.
 fn json(folder: &Path, name: &str) -> Result<Value> {
@@ -48,7 +54,8 @@ pub fn has_weights(folder: &Path) -> bool {
 pub fn weights(folder: &Path) -> Result<Weights> {
     let files = Weights::open(folder).map_err(TrainError::model_file)?;
     let Some(scheme) = scheme(folder)? else { return Ok(files) };
-    let files = files.dequantised(scheme).map_err(TrainError::model_file)?;
+    let transposed = json(folder, hf_config::FILE)?.pointer(TRANSPOSED) == Some(&Value::Bool(true));
+    let files = files.dequantised(scheme, transposed).map_err(TrainError::model_file)?;
     for name in [hf_config::FILE, OF_MODELOPT] {
         let excluded = Exclusions::of(&json(folder, name)?).and_then(|of| of.check(files.quantised_names()));
         excluded.map_err(|what| TrainError::Usage(format!("{}: {what}\n  hint: {HINT}", folder.display())))?;
@@ -94,6 +101,7 @@ pub fn decide(config: &Config, source: &ModelSource, dtype: DType, problems: &mu
         let packing = files.get(name).ok().and_then(|view| view.packing());
         packings.extend(packing.map(|packing| (name.to_owned(), packing)));
     }
+    let activations = json(&source.folder, hf_config::FILE)?.pointer(ACTIVATIONS).is_some_and(|of| !of.is_null());
     let what = if packings.is_empty() {
         format!("its weights are dequantised to {dtype} while they are loaded")
     } else if !config.precision.recipe.quantises_weights() {
@@ -101,5 +109,6 @@ pub fn decide(config: &Config, source: &ModelSource, dtype: DType, problems: &mu
     } else {
         format!("of the values of its linears in {dtype} the recipe makes its own codes")
     };
-    Ok(Stored { packings, note: Some(format!("the model is already quantized ({form}): {what}")) })
+    let exact = if activations { "; activations are not quantized here" } else { "" };
+    Ok(Stored { packings, note: Some(format!("the model is already quantized ({form}): {what}{exact}")) })
 }

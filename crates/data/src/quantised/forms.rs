@@ -7,6 +7,7 @@ use serde_json::Value;
 use tensor::small::Small;
 use tensor::storage::Block;
 
+use super::integers;
 use super::linear::{Codes, Linear, Number, Part, Scales, Whole};
 use super::scheme::Scheme;
 use super::turned::Turned;
@@ -64,6 +65,9 @@ pub(crate) fn find(scheme: Scheme, tensors: &Tensors<'_>) -> Result<Found, DataE
             Scheme::CompressedNvfp4 => four_bits(of, "weight_packed", "weight_global_scale", Whole::Over),
             Scheme::ModelOptNvfp4 => four_bits(of, "weight", "weight_scale_2", Whole::Times),
             Scheme::Mxfp4 => mxfp4(of),
+            Scheme::CompressedInt8 => integers::bytes(of),
+            Scheme::CompressedPacked { bits, zeros } => integers::words(of, bits, zeros),
+            Scheme::CompressedMxfp4 => mxfp4_of_rows(of),
         };
         if let Some((weight, linear)) = linear.map_err(|problem| DataError::invalid(tensors.folder, problem))? {
             found.linears.insert(weight, linear);
@@ -77,30 +81,30 @@ pub(crate) fn find(scheme: Scheme, tensors: &Tensors<'_>) -> Result<Found, DataE
 }
 
 /// The name of a weight and the weight, where a tensor is one; or what is wrong with it.
-type Parsed = Result<Option<(String, Linear)>, String>;
+pub(super) type Parsed = Result<Option<(String, Linear)>, String>;
 
 /// A tensor that may be the codes of a weight.
-struct Weight<'a, 'f> {
-    tensors: &'a Tensors<'f>,
-    name: &'a str,
-    found: &'a mut Found,
+pub(super) struct Weight<'a, 'f> {
+    pub tensors: &'a Tensors<'f>,
+    pub name: &'a str,
+    pub found: &'a mut Found,
 }
 
 impl Weight<'_, '_> {
-    fn raw(&self, name: &str) -> Option<(Raw<'_>, Part)> {
+    pub(super) fn raw(&self, name: &str) -> Option<(Raw<'_>, Part)> {
         let (file, there) = self.tensors.place.get(name)?;
         let raw = self.tensors.files[*file].raw(there)?;
         Some((raw, Part { file: *file, begin: raw.begin, length: raw.length }))
     }
 
     /// The elements of a tensor of this type; `None` where it is another or there is none.
-    fn of_type(&self, name: &str, dtype: &str) -> Option<(Vec<usize>, Part)> {
+    pub(super) fn of_type(&self, name: &str, dtype: &str) -> Option<(Vec<usize>, Part)> {
         let (raw, part) = self.raw(name).filter(|(raw, _)| raw.dtype == dtype)?;
         Some((raw.shape.to_vec(), part))
     }
 
     /// A part of the weight: it is no tensor of its own from now on.
-    fn take(&mut self, name: &str) -> Result<(Part, String, Vec<usize>), String> {
+    pub(super) fn take(&mut self, name: &str) -> Result<(Part, String, Vec<usize>), String> {
         let (raw, part) =
             self.raw(name).ok_or_else(|| format!("`{}` is quantised, but there is no `{name}`", self.name))?;
         let (dtype, shape) = (raw.dtype.to_owned(), raw.shape.to_vec());
@@ -109,7 +113,7 @@ impl Weight<'_, '_> {
     }
 
     /// A tensor of numbers, of this many.
-    fn numbers(&mut self, name: &str, count: usize) -> Result<(Part, Number), String> {
+    pub(super) fn numbers(&mut self, name: &str, count: usize) -> Result<(Part, Number), String> {
         let (part, dtype, shape) = self.take(name)?;
         let number = Number::ALL.iter().find(|(known, _)| *known == dtype).map(|(_, number)| *number);
         let number = number.ok_or_else(|| format!("`{name}` holds {dtype}, expected numbers of up to 32 bits"))?;
@@ -121,7 +125,7 @@ impl Weight<'_, '_> {
     }
 
     /// The numbers of a tensor, of which there are few.
-    fn values(&mut self, name: &str, count: usize) -> Result<Vec<f32>, String> {
+    pub(super) fn values(&mut self, name: &str, count: usize) -> Result<Vec<f32>, String> {
         let (part, number) = self.numbers(name, count)?;
         let mut bytes = vec![0; part.length];
         self.tensors.files[part.file].read(part.begin, &mut bytes).map_err(|e| e.to_string())?;
@@ -129,7 +133,7 @@ impl Weight<'_, '_> {
     }
 
     /// One number of its own.
-    fn value(&mut self, name: &str) -> Result<f32, String> {
+    pub(super) fn value(&mut self, name: &str) -> Result<f32, String> {
         let value = self.values(name, 1)?[0];
         if value.is_finite() && value != 0.0 {
             Ok(value)
@@ -139,7 +143,7 @@ impl Weight<'_, '_> {
     }
 }
 
-fn product(shape: &[usize]) -> Option<usize> {
+pub(super) fn product(shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(1usize, |n, extent| n.checked_mul(*extent))
 }
 
@@ -148,7 +152,7 @@ fn table(small: Small) -> Box<[f32; 256]> {
     Box::new(std::array::from_fn(|code| small.value(code as u8)))
 }
 
-fn e2m1() -> [f32; 16] {
+pub(super) fn e2m1() -> [f32; 16] {
     std::array::from_fn(|code| Small::E2M1.value(code as u8))
 }
 
@@ -196,10 +200,7 @@ fn bitsandbytes(mut of: Weight<'_, '_>) -> Parsed {
         Scales::Plain { at, number }
     };
     let codes = Codes::HighFirst(std::array::from_fn(|code| values[code]));
-    Ok(Some((
-        weight,
-        Linear { shape, at, codes, block: Block::Flat(block), scales, whole: Whole::Nothing, turned: None },
-    )))
+    Ok(Some((weight, Linear::new(shape, at, codes, Block::Flat(block), scales))))
 }
 
 /// E4M3 with scales under one of these names: one, one for each row, or one for each tile.
@@ -230,22 +231,14 @@ fn eight_bits(mut of: Weight<'_, '_>, block: Option<[usize; 2]>, scales: &[&str]
     };
     let (scales, number) = of.numbers(&name, count)?;
     let scales = Scales::Plain { at: scales, number };
-    Ok(Some((
-        weight,
-        Linear {
-            shape,
-            at,
-            codes: Codes::Bytes(table(Small::E4M3)),
-            block,
-            scales,
-            whole: Whole::Nothing,
-            turned: None,
-        },
-    )))
+    Ok(Some((weight, Linear::new(shape, at, Codes::Bytes(table(Small::E4M3)), block, scales))))
 }
 
 /// Elements of NVFP4 that share a scale.
 const NVFP4_BLOCK: usize = 16;
+
+/// Elements of MXFP4 that share a power of two.
+const MXFP4_BLOCK: usize = 32;
 
 /// E2M1 with an E4M3 for each 16 elements of a row, and one number for the tensor.
 fn four_bits(mut of: Weight<'_, '_>, packed: &str, whole: &str, with: fn(f32) -> Whole) -> Parsed {
@@ -263,16 +256,9 @@ fn four_bits(mut of: Weight<'_, '_>, packed: &str, whole: &str, with: fn(f32) ->
     let (scales, number) = of.numbers(&format!("{module}weight_scale"), rows * columns / NVFP4_BLOCK)?;
     let whole = with(of.value(&format!("{module}{whole}"))?);
     of.found.parts.insert(name);
-    let linear = Linear {
-        shape: vec![rows, columns],
-        at,
-        codes: Codes::LowFirst(e2m1()),
-        block: Block::Row(NVFP4_BLOCK),
-        scales: Scales::Plain { at: scales, number },
-        whole,
-        turned: None,
-    };
-    Ok(Some((format!("{module}weight"), linear)))
+    let scales = Scales::Plain { at: scales, number };
+    let linear = Linear::new(vec![rows, columns], at, Codes::LowFirst(e2m1()), Block::Row(NVFP4_BLOCK), scales);
+    Ok(Some((format!("{module}weight"), Linear { whole, ..linear })))
 }
 
 /// E2M1 with a power of two for each 32 elements of a row: `X_blocks` […, 16] and `X_scales`. Of stacked matrices the
@@ -285,7 +271,7 @@ fn mxfp4(mut of: Weight<'_, '_>) -> Parsed {
     let wrong = || format!("`{name}` has the shape {bytes:?}, expected blocks of 16 bytes");
     let mut shape = blocks.filter(|_| product(&bytes) == Some(at.length) && at.length > 0).ok_or_else(wrong)?;
     let count = product(&shape).ok_or_else(wrong)?;
-    *shape.last_mut().ok_or_else(wrong)? *= 32;
+    *shape.last_mut().ok_or_else(wrong)? *= MXFP4_BLOCK;
     let scales = format!("{weight}_scales");
     let (scales, dtype, found) = of.take(&scales)?;
     if scales.length != count || !matches!(dtype.as_str(), "U8" | "F8_E8M0") {
@@ -295,5 +281,31 @@ fn mxfp4(mut of: Weight<'_, '_>) -> Parsed {
     let scales = Scales::Plain { at: scales, number: Number::E8M0 };
     let codes = Codes::LowFirst(e2m1());
     let turned = (shape.len() > 2).then(|| Turned::of(&shape));
-    Ok(Some((weight, Linear { shape, at, codes, block: Block::Row(32), scales, whole: Whole::Nothing, turned })))
+    let linear = Linear::new(shape, at, codes, Block::Row(MXFP4_BLOCK), scales);
+    Ok(Some((weight, Linear { turned, ..linear })))
+}
+
+/// MXFP4 of compressed-tensors: `weight_packed` [rows, columns ÷ 2] and `weight_scale` [rows, columns ÷ 32].
+fn mxfp4_of_rows(mut of: Weight<'_, '_>) -> Parsed {
+    let Some(module) = of.name.strip_suffix("weight_packed").filter(|module| module.ends_with('.')) else {
+        return Ok(None);
+    };
+    let Some((bytes, at)) = of.of_type(of.name, "U8") else { return Ok(None) };
+    let (module, name) = (module.to_owned(), of.name.to_owned());
+    let wrong = || format!("`{name}` has the shape {bytes:?}, expected rows of whole blocks of {MXFP4_BLOCK} codes");
+    let [rows, half] = bytes[..] else { return Err(wrong()) };
+    let columns = half.checked_mul(2).filter(|n| n.is_multiple_of(MXFP4_BLOCK) && *n > 0).ok_or_else(wrong)?;
+    if rows == 0 || product(&bytes) != Some(at.length) {
+        return Err(wrong());
+    }
+    let (scales, dtype, found) = of.take(&format!("{module}weight_scale"))?;
+    if scales.length != rows * columns / MXFP4_BLOCK || !matches!(dtype.as_str(), "U8" | "F8_E8M0") {
+        let expected = rows * columns / MXFP4_BLOCK;
+        return Err(format!("`{module}weight_scale` is {dtype}{found:?}, expected {expected} bytes"));
+    }
+    of.found.parts.insert(name);
+    let scales = Scales::Plain { at: scales, number: Number::E8M0 };
+    let codes = Codes::LowFirst(e2m1());
+    let linear = Linear::new(vec![rows, columns], at, codes, Block::Row(MXFP4_BLOCK), scales);
+    Ok(Some((format!("{module}weight"), linear)))
 }

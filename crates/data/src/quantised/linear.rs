@@ -118,13 +118,60 @@ pub(crate) struct Linear {
     /// Of matrices that are read as their transposes.
     pub turned: Option<Turned>,
     pub at: Part,
+    /// Elements of a stored row, where rows are filled up to whole words.
+    pub padded: Option<usize>,
     pub codes: Codes,
     pub block: Block,
     pub scales: Scales,
+    pub zeros: Option<Zeros>,
     pub whole: Whole,
 }
 
+/// Zero points of the blocks of rows: in words of 32 bits, each of which holds those of neighbouring rows.
+#[derive(Debug)]
+pub(crate) struct Zeros {
+    pub at: Part,
+    pub bits: u32,
+    /// Blocks of a row.
+    pub across: usize,
+}
+
+impl Zeros {
+    /// The zero points of blocks from the first of a row on, of whole rows.
+    fn read(&self, files: &[SafeTensors], first: usize, count: usize) -> Result<Vec<f32>, DataError> {
+        let each = 32 / self.bits as usize;
+        let (from, to) = (first / self.across, (first + count) / self.across);
+        let (begin, end) = (from / each, to.div_ceil(each));
+        let bytes = self.at.read(files, begin * self.across * 4, (end - begin) * self.across * 4)?;
+        let word = |row: usize, column: usize| {
+            let at = ((row / each - begin) * self.across + column) * 4;
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        let (mask, middle) = ((1u32 << self.bits) - 1, 1i32 << (self.bits - 1));
+        let zero = |row: usize, column: usize| {
+            let code = word(row, column) >> (self.bits as usize * (row % each)) & mask;
+            (code as i32 - middle) as f32
+        };
+        Ok((from..to)
+            .flat_map(|row| (0..self.across).map(move |column| (row, column)))
+            .map(|(r, c)| zero(r, c))
+            .collect())
+    }
+}
+
 impl Linear {
+    /// One without zero points, in rows without gaps.
+    pub fn new(shape: Vec<usize>, at: Part, codes: Codes, block: Block, scales: Scales) -> Linear {
+        Linear { shape, turned: None, at, padded: None, codes, block, scales, zeros: None, whole: Whole::Nothing }
+    }
+
+    /// Makes a matrix be read as its transpose.
+    pub fn turn(&mut self) {
+        if self.turned.is_none() && self.shape.len() == 2 {
+            self.turned = Some(Turned::of(&self.shape));
+        }
+    }
+
     /// The shape in which it is read.
     pub fn shape(&self) -> &[usize] {
         self.turned.as_ref().map_or(&self.shape, |turned| &turned.shape)
@@ -162,10 +209,16 @@ impl Linear {
         let columns = self.shape.last().copied().unwrap_or(1);
         let blocks = self.blocks(begin, end, columns);
         let scales = self.scales(files, blocks.start, blocks.len())?;
+        let zeros = self.zeros.as_ref().map(|of| of.read(files, blocks.start, blocks.len())).transpose()?;
+        let stored = |index: usize| match self.padded {
+            Some(row) => index / columns * row + index % columns,
+            None => index,
+        };
+        let (from, to) = (stored(begin), stored(end - 1) + 1);
         let (first, codes) = match self.codes {
-            Codes::Bytes(_) => (begin, self.at.read(files, begin, end - begin)?),
+            Codes::Bytes(_) => (from, self.at.read(files, from, to - from)?),
             Codes::HighFirst(_) | Codes::LowFirst(_) => {
-                (begin / 2 * 2, self.at.read(files, begin / 2, end.div_ceil(2) - begin / 2)?)
+                (from / 2 * 2, self.at.read(files, from / 2, to.div_ceil(2) - from / 2)?)
             }
         };
         let mut index = begin;
@@ -173,8 +226,9 @@ impl Linear {
             let (block, behind) = self.run(index, columns);
             let behind = behind.min(end);
             let scale = scales[block - blocks.start];
+            let zero = zeros.as_ref().map_or(0.0, |zeros| zeros[block - blocks.start]);
             for (index, to) in (index..behind).zip(bytes[(index - begin) * 4..].chunks_exact_mut(4)) {
-                let value = self.code(&codes, index - first) * scale;
+                let value = (self.code(&codes, stored(index) - first) - zero) * scale;
                 let value = match self.whole {
                     Whole::Nothing => value,
                     Whole::Times(factor) => value * factor,

@@ -5,6 +5,8 @@
 
 mod exclusions;
 mod forms;
+mod integers;
+mod layout;
 mod linear;
 mod packed;
 mod scheme;
@@ -12,5 +14,6 @@ mod turned;
 
 pub use exclusions::Exclusions;
 pub(crate) use forms::{Found, Tensors, find};
+pub use layout::Layout;
 pub(crate) use linear::Linear;
 pub use scheme::{HINT, Scheme};

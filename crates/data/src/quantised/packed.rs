@@ -5,6 +5,7 @@ use tensor::packed::NF4;
 use tensor::small::Small;
 use tensor::storage::{Code, Packing, Plane, Scales as Kept};
 
+use super::forms::e2m1;
 use super::linear::{Codes, Linear, Number, Scales, Whole};
 use crate::error::DataError;
 use crate::safetensors::SafeTensors;
@@ -13,14 +14,14 @@ use crate::safetensors::SafeTensors;
 const BOOK: usize = tensor::storage::BOOK;
 
 impl Linear {
-    /// The packed form with the same values. `None`: FP4 of bitsandbytes, other maps than NF4's, and tensors whose values
-    /// are divided by a number.
+    /// The packed form with the same values. `None`: FP4 of bitsandbytes, other maps than NF4's, whole numbers, and tensors
+    /// whose values are divided by a number.
     pub fn packing(&self) -> Option<Packing> {
         let code = match &self.codes {
-            Codes::Bytes(_) => Code::Small(Small::E4M3),
-            Codes::HighFirst(values) if values.iter().zip(NF4).all(|(a, b)| a.to_bits() == b.to_bits()) => Code::Nf4,
-            Codes::HighFirst(_) => return None,
-            Codes::LowFirst(_) => Code::Small(Small::E2M1),
+            Codes::Bytes(values) if are(&values[..], &Small::E4M3.values()) => Code::Small(Small::E4M3),
+            Codes::HighFirst(values) if are(values, &NF4) => Code::Nf4,
+            Codes::LowFirst(values) if are(values, &e2m1()) => Code::Small(Small::E2M1),
+            Codes::Bytes(_) | Codes::HighFirst(_) | Codes::LowFirst(_) => return None,
         };
         let scales = match (&self.scales, self.whole) {
             (Scales::Nested { block, .. }, Whole::Nothing) => Kept::Mapped(*block),
@@ -31,7 +32,12 @@ impl Linear {
         };
         // Of more than two axes only stacks of matrices have a form, which are read as their transposes.
         let transposed = self.turned.is_some();
-        (self.shape.len() == 2 || transposed).then_some(Packing { code, block: self.block, scales, transposed })
+        (self.shape.len() == if transposed { 3 } else { 2 }).then_some(Packing {
+            code,
+            block: self.block,
+            scales,
+            transposed,
+        })
     }
 
     fn codes_are_of_four_bits(&self) -> bool {
@@ -68,6 +74,10 @@ impl Linear {
         }
         Ok(bytes)
     }
+}
+
+fn are(values: &[f32], others: &[f32]) -> bool {
+    values.iter().zip(others).all(|(a, b)| a.to_bits() == b.to_bits())
 }
 
 fn floats(values: &[f32]) -> Vec<u8> {

@@ -1,9 +1,9 @@
-//! Which form the quantised weights of a folder have, as its `config.json` says. Forms that are not read are refused by
+//! The form of a folder's quantised weights, as its `config.json` says. Forms that are not read are refused by
 //! their names.
 
 use serde_json::Value;
 
-/// What to do about a form that is not read.
+/// Advice about a form that is not read.
 pub const HINT: &str = "take the model's unquantised repository; with `qlora_bnb: true` its weights are quantised while \
                         they are loaded";
 
@@ -21,6 +21,12 @@ pub enum Scheme {
     CompressedFp8 { block: Option<[usize; 2]> },
     /// NVFP4 of compressed-tensors.
     CompressedNvfp4,
+    /// MXFP4 of compressed-tensors.
+    CompressedMxfp4,
+    /// Whole numbers of compressed-tensors, one to a byte, with a scale for each row or for the tensor.
+    CompressedInt8,
+    /// Whole numbers of 4 or 8 bits of compressed-tensors in words of 32, with a scale for each row or for groups of a row.
+    CompressedPacked { bits: u32, zeros: bool },
     /// E4M3 of ModelOpt, with one scale.
     ModelOptFp8,
     /// NVFP4 of ModelOpt.
@@ -64,6 +70,10 @@ impl Scheme {
             Scheme::Fp8 { .. } => "fine-grained FP8",
             Scheme::CompressedFp8 { .. } => "compressed-tensors, FP8",
             Scheme::CompressedNvfp4 => "compressed-tensors, NVFP4",
+            Scheme::CompressedMxfp4 => "compressed-tensors, MXFP4",
+            Scheme::CompressedInt8 => "compressed-tensors, 8-bit integers",
+            Scheme::CompressedPacked { bits: 4, .. } => "compressed-tensors, packed 4-bit integers",
+            Scheme::CompressedPacked { .. } => "compressed-tensors, packed 8-bit integers",
             Scheme::ModelOptFp8 => "ModelOpt, FP8",
             Scheme::ModelOptNvfp4 => "ModelOpt, NVFP4",
             Scheme::Mxfp4 => "MXFP4",
@@ -121,8 +131,10 @@ fn compressed(of: &Value) -> Result<Scheme, String> {
     if transforms.is_some_and(|groups| !groups.is_empty()) {
         return Err("the weights are rotated (`transform_config`), which is not read".to_owned());
     }
-    let weights: Vec<&Value> = groups.iter().filter_map(|group| group.get("weights")).collect();
-    if weights.iter().any(|of| of.get("symmetric") == Some(&Value::Bool(false))) {
+    let weights: Vec<&Value> =
+        groups.iter().filter_map(|group| group.get("weights")).filter(|of| !of.is_null()).collect();
+    let zeros = weights.iter().any(|of| of.get("symmetric") == Some(&Value::Bool(false)));
+    if zeros && format != "pack-quantized" {
         return Err(format!("the model is compressed as `{format}` with zero points, which are not read"));
     }
     match format {
@@ -135,6 +147,21 @@ fn compressed(of: &Value) -> Result<Scheme, String> {
             Ok(Scheme::CompressedFp8 { block: blocks.first().copied() })
         }
         "nvfp4-pack-quantized" => Ok(Scheme::CompressedNvfp4),
+        "mxfp4-pack-quantized" => Ok(Scheme::CompressedMxfp4),
+        "int-quantized" => Ok(Scheme::CompressedInt8),
+        "pack-quantized" => {
+            let mut forms: Vec<_> = weights.iter().map(|of| (of.get("num_bits"), of.get("symmetric"))).collect();
+            forms.dedup();
+            match forms[..] {
+                [(Some(bits), _)] if bits == 4 || bits == 8 => {
+                    Ok(Scheme::CompressedPacked { bits: if bits == 4 { 4 } else { 8 }, zeros })
+                }
+                _ => Err(format!(
+                    "the model is compressed as `pack-quantized` with (num_bits, symmetric) {forms:?}, expected one form of 4 \
+                     or 8 bits"
+                )),
+            }
+        }
         other => Err(format!("the model is compressed by compressed-tensors as `{other}`, which is not read")),
     }
 }
@@ -167,7 +194,17 @@ mod tests {
             (json!({"quant_method": "fp8", "weight_block_size": [0, 128]}), "[0,128]"),
             (json!({"quant_method": "fp8", "weight_block_size": 128}), "the block size 128"),
             (json!({"quant_method": "compressed-tensors", "format": "pack-quantized"}), "`pack-quantized`"),
-            (json!({"quant_method": "compressed-tensors", "format": "int-quantized"}), "`int-quantized`"),
+            (
+                json!({"quant_method": "compressed-tensors", "format": "pack-quantized",
+                    "config_groups": {"a": {"weights": {"num_bits": 3}}}}),
+                "Number(3)",
+            ),
+            (json!({"quant_method": "compressed-tensors", "format": "marlin-24"}), "`marlin-24`"),
+            (
+                json!({"quant_method": "compressed-tensors", "format": "int-quantized",
+                    "config_groups": {"a": {"weights": {"num_bits": 8, "symmetric": false}}}}),
+                "zero points",
+            ),
             (json!({"quant_method": "compressed-tensors"}), "the formats []"),
             (
                 json!({"quant_method": "compressed-tensors", "format": "float-quantized",
@@ -198,6 +235,9 @@ mod tests {
         let weights = json!({"weights": {"block_structure": [128, 64]}, "format": "float-quantized"});
         let compressed = json!({"quant_method": "compressed-tensors", "config_groups": {"a": weights, "b": weights}});
         assert_eq!(of(compressed), Scheme::CompressedFp8 { block });
+        let packed = json!({"weights": {"num_bits": 4, "symmetric": false}, "format": "pack-quantized"});
+        let compressed = json!({"quant_method": "compressed-tensors", "config_groups": {"a": packed}});
+        assert_eq!(of(compressed), Scheme::CompressedPacked { bits: 4, zeros: true });
         assert_eq!(of(json!({"quant_method": "modelopt", "quant_algo": "FP8"})), Scheme::ModelOptFp8);
         assert_eq!(of(json!({"quant_method": "mxfp4"})), Scheme::Mxfp4);
         let of_its_own = json!({"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}});

@@ -2,10 +2,12 @@
 //!
 //! Own code, because the format is a page long and our errors name the tensor. Knows no model and no parameter names.
 
+mod placed;
 mod read;
 mod stacks;
 mod write;
 
+pub use placed::{PlacedWriter, RawTensor};
 pub(crate) use read::Raw;
 pub use read::{SafeTensors, TensorView, Weights};
 pub use stacks::Stack;
@@ -14,7 +16,7 @@ pub use write::{FolderWriter, NamedTensor, TensorInfo, write, write_folder};
 use tensor::DType;
 
 /// The header's spelling of an element type.
-pub(crate) const fn header_name(dtype: DType) -> &'static str {
+pub const fn header_name(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "F64",
         DType::F32 => "F32",

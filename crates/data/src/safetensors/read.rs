@@ -335,11 +335,14 @@ impl Weights {
     }
 
     /// With the numbers of quantised weights, under the weights' names, in place of the tensors that these consist of.
+    /// `transposed`: models of the scheme's folder have the transposes of the matrices that it holds.
+    ///
     /// Errors: a weight of which something is missing or does not fit the rest, and files without any.
-    pub fn dequantised(mut self, scheme: Scheme) -> Result<Self, DataError> {
+    pub fn dequantised(mut self, scheme: Scheme, transposed: bool) -> Result<Self, DataError> {
         let folder = self.folder.display().to_string();
         let tensors = quantised::Tensors { folder: &folder, files: &self.files, place: &self.place };
-        let quantised::Found { linears, parts } = quantised::find(scheme, &tensors)?;
+        let quantised::Found { mut linears, parts } = quantised::find(scheme, &tensors)?;
+        linears.values_mut().filter(|_| transposed).for_each(Linear::turn);
         self.place.retain(|name, _| !parts.contains(name));
         self.place.extend(linears.keys().map(|name| (name.clone(), (0, name.clone()))));
         self.linears = linears;

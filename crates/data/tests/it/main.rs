@@ -4,6 +4,7 @@ mod arrow;
 mod bombs;
 mod cache;
 mod checks;
+mod compressed;
 mod datasets;
 mod families;
 mod hostile;

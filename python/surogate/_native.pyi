@@ -1,5 +1,6 @@
 """The engine. Text that crosses this border is JSON or YAML; arrays are numpy."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,16 @@ def extend(
 def merge(
     model: Path, adapter: Path, output: Path, names: str = "{}", as_is: bool = False
 ) -> tuple[int, int, int, str | None, list[str]]: ...
+def compress(
+    folder: Path,
+    ir: str,
+    name: str,
+    scheme: str,
+    output: Path,
+    group_size: int | None = None,
+    asymmetric: bool = False,
+    progress: Callable[[int, int], object] | None = None,
+) -> tuple[int, tuple[int, int], int, list[str]]: ...
 def write_gguf(
     model: Path, description: str, encoding: str, output: Path
 ) -> tuple[int, int, list[tuple[str, str]], str | None]: ...

@@ -72,9 +72,13 @@ COMMAND_FLAGS = {
         "--batch-size": 1, "--batch-tokens": 1, "--output": 1, "--samples": 0,
         "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1,
     },
+    "quantize": {"--scheme": 1, "--method": 1, "--group-size": 1, "--asymmetric": 0, "--base": 1, "--output": 1},
     "export": {"--format": 1, "--encoding": 1, "--model": 1, "--output": 1},
 }
 
+
+#: Number formats of `quantize`.
+SCHEMES = ["fp8-dynamic", "fp8-static", "fp8-block", "int8-w8a8", "w4a16", "w8a16", "nvfp4", "nvfp4a16", "mxfp4a16"]
 
 #: Commands that generate text.
 GENERATE = ["generate", "chat"]
@@ -272,6 +276,7 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("--encoding", choices=encodings, help="type of matrices in GGUF (default: f16 for a model in f16, else bf16)")
     export.add_argument("--model", type=_path, help="model of an adapter (default: the one that the adapter names)")
     export.add_argument("--output", type=_path, help="folder or file to write (default: inside RUN, named after the format)")
+    _quantize_flags(_command(commands, "quantize", "write a model with quantized weights, for engines that serve it", reads_run=False))
     push = _command(commands, "push", "upload the result of a run to the Hugging Face Hub", reads_run=False)
     push.add_argument("run", metavar="RUN", type=_path, help="output_dir of a run, a checkpoint, a model or an adapter")
     push.add_argument("name", metavar="OWNER/NAME", help="repository, created if it does not exist")
@@ -309,6 +314,17 @@ def _extend_flags(extend: argparse.ArgumentParser) -> None:
     of_rows = "if embedding and LM head must grow, make their rows a multiple of this (default: 64)"
     extend.add_argument("--multiple", metavar="N", type=_count(1), default=64, help=of_rows)
     extend.add_argument("--output", metavar="DIR", type=_path, required=True, help="folder to write")
+
+
+def _quantize_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", metavar="MODEL", type=_path, help=OF_MODEL)
+    command.add_argument("--scheme", choices=SCHEMES, required=True, help="number format of the weights")
+    command.add_argument("--method", choices=["rtn"], default="rtn", help="choice of the codes; rtn: the nearest, without data")
+    of_groups = "elements that share a scale, -1 for a whole row (default: the largest of 128, 64, … 8 that divides all rows)"
+    command.add_argument("--group-size", metavar="N", type=int, help=of_groups)
+    command.add_argument("--asymmetric", action="store_true", help="with a zero point for each group, of w4a16 and w8a16")
+    command.add_argument("--base", metavar="MODEL", type=_path, help="model of an adapter (default: the one that the adapter names)")
+    command.add_argument("--output", metavar="DIR", type=_path, required=True, help="folder to write")
 
 
 def _evaluate_flags(command: argparse.ArgumentParser) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from . import _native, errors, export, extend, extras, files, hub, merge, push, watch
+from . import _native, errors, export, extend, extras, files, hub, merge, push, quantize, watch
 from .arguments import TRAIN, UsageError, parser, split_overrides
 from .log_readers import LogReaders
 from .machine import site_packages
@@ -46,7 +46,7 @@ EXIT_CODES: list[tuple[type[Exception], int]] = [
 
 #: Commands that write, and whose engine asks for signals: what is unfinished is removed at SIGTERM. The others, but
 #: runs, which have a way of their own, end at once.
-UNDONE = {"tokenize", "extend", "merge", "export"}
+UNDONE = {"tokenize", "extend", "merge", "export", "quantize"}
 
 
 class _Terminated(BaseException):
@@ -277,6 +277,11 @@ def _export(options: Namespace, overrides: Overrides) -> int:
     return export.run(options)
 
 
+def _quantize(options: Namespace, overrides: Overrides) -> int:
+    _refuse(overrides)
+    return quantize.run(options)
+
+
 def _generate(options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
     from . import generate
@@ -344,6 +349,7 @@ COMMANDS: dict[str, Callable[[Namespace, Overrides], int]] = {
     "init": _init,
     "extend": _extend,
     "export": _export,
+    "quantize": _quantize,
     "generate": _generate,
     "chat": _chat,
     "score": _score,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
@@ -52,7 +52,7 @@ def show_coloured(text: str) -> None:
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
+def waiting(what: str | Callable[[], str]) -> Iterator[None]:
     """Says on standard error what is being done, if it takes long, and again from time to time."""
     begun, over = monotonic(), threading.Event()
     first, next_ones = PATIENCE
@@ -60,7 +60,8 @@ def waiting(what: str) -> Iterator[None]:
     def tell() -> None:
         pause = first
         while not over.wait(pause):
-            warn(f"surogate: {what}, {monotonic() - begun:.0f} s so far")
+            words = what if isinstance(what, str) else what()
+            warn(f"surogate: {words}, {monotonic() - begun:.0f} s so far")
             pause = next_ones
 
     teller = threading.Thread(target=tell, name="waiting", daemon=True)

@@ -115,6 +115,18 @@ pub fn unquantised(model: &Model, options: &CompileOptions) -> Result<Vec<String
     Ok(recipes::unquantised(&first_entry(model, options)?))
 }
 
+/// The matrices that the products of the text's layers read, those of experts too. Left out: routers, scores that weigh a
+/// shared expert, and towers. Cheap, as [`parameters`] is.
+pub fn layer_matrices(model: &Model, options: &CompileOptions) -> Result<Vec<Parameter>, CompileError> {
+    let graph = first_entry(model, options)?;
+    let routers = recipes::groups::routers(&graph);
+    let mut found = passes::packed_linears::weights(&graph);
+    found.retain(|(id, is_apart)| !is_apart && !routers.contains(id));
+    found.dedup();
+    let parameters = found.into_iter().map(|(id, _)| graph.parameter(id).clone());
+    Ok(parameters.filter(|of| !of.table && of.shape.iter().all(|extent| *extent > 1)).collect())
+}
+
 /// True if layers have products with a matrix for each expert.
 pub fn has_experts(model: &Model, options: &CompileOptions) -> Result<bool, CompileError> {
     let graph = first_entry(model, options)?;

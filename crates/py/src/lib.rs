@@ -4,6 +4,7 @@
 //! into the engine's types and back, and engine errors into exceptions.
 
 mod arrays;
+mod compress;
 mod config;
 mod console;
 mod data;
@@ -26,6 +27,8 @@ use pyo3::prelude::*;
 mod _native {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::compress::compress;
     #[pymodule_export]
     use crate::config::{
         Config, choose_files, config_help, config_schema, expand_path, foreign_option, matching_names, read_yaml,

@@ -9,6 +9,7 @@ use std::path::Path;
 use options::{Reader, Tree};
 use serde_json::Value;
 
+use crate::compress::Compressed;
 use crate::config::{Task, rows};
 use crate::error::{Result, TrainError};
 use crate::model_folder::leads_out;
@@ -150,6 +151,29 @@ pub fn write(trainer: &Trainer, form: Form, folder: &Path) -> Result<()> {
     let _ = writeln!(text, "\n# {}\n\n{} {made} {base} with Surogate {version}.", trainer.name, form.sentence());
     for section in [new_rows(trainer, form), results(trainer), data(trainer), given_options(trainer)] {
         text += &section;
+    }
+    write_synced(&folder.join(FILE), text.as_bytes())
+}
+
+/// Writes the card of a model in a number format into its folder. `name`: the model that it was made from, as the user calls
+/// it, in `from`.
+pub fn write_compressed(from: &Path, name: &str, scheme: &str, of: &Compressed, folder: &Path) -> Result<()> {
+    let mut text = String::from("---\n");
+    if let Some(name) = hub_name(name) {
+        let _ = writeln!(text, "base_model: {name}\nbase_model_relation: quantized");
+    }
+    let _ = writeln!(text, "library_name: transformers\npipeline_tag: text-generation");
+    text += &licence(from);
+    let _ = writeln!(text, "tags:\n- surogate\n- compressed-tensors\n- {scheme}\n---");
+    let (base, version) = (public_name(name), env!("CARGO_PKG_VERSION"));
+    let _ = writeln!(text, "\n# {base}, {scheme}\n\n{base} in {scheme}, made with Surogate {version}.");
+    let _ = writeln!(text, "\n| | |\n|---|--:|\n| scheme | `{scheme}` |\n| matrices in codes | {} |", of.matrices);
+    if of.group_size > 0 {
+        let _ = writeln!(text, "| elements of a group | {} |", of.group_size);
+    }
+    let _ = writeln!(text, "| bytes of weights, before | {} |\n| bytes of weights | {} |", of.bytes.0, of.bytes.1);
+    for note in &of.notes {
+        let _ = writeln!(text, "\nNote: {note}.");
     }
     write_synced(&folder.join(FILE), text.as_bytes())
 }

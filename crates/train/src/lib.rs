@@ -10,6 +10,7 @@ mod best;
 pub mod calibrate;
 mod card;
 mod checkpoint;
+mod compress;
 pub mod config;
 pub mod conformance;
 mod conversation;
@@ -88,6 +89,7 @@ mod weights;
 mod words;
 mod written;
 
+pub use compress::{CompressRequest, Compressed, compress};
 pub use device::{Device, DeviceRequest};
 pub use encoded::Encoded;
 pub use error::{Result, TrainError};

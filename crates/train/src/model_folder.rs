@@ -17,7 +17,7 @@ use crate::tokenizer_class;
 use crate::written::names;
 
 /// Largest file of a model.
-const SHARD_BYTES: usize = 5_000_000_000;
+pub const SHARD_BYTES: usize = 5_000_000_000;
 
 /// What is handed on as it is: generation settings, tokenizer, chat templates, processors of inputs, the licence.
 const HANDED_ON: &[&str] = &[

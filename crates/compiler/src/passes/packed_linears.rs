@@ -69,7 +69,7 @@ fn read_by_others(graph: &Graph) -> HashSet<ValueId> {
 
 /// The matrices that products of the layers read, those of experts too, but not routers: their scores decide. With each
 /// whether its layer is of a part other than the text.
-fn weights(graph: &Graph) -> Vec<(ParameterId, bool)> {
+pub fn weights(graph: &Graph) -> Vec<(ParameterId, bool)> {
     let routed: HashSet<ValueId> =
         graph.nodes.iter().filter(|node| node.op == id::ROUTE).map(|node| node.inputs[0]).collect();
     let stacks: HashMap<ValueId, &Node> =

@@ -1,0 +1,160 @@
+"""`surogate quantize`: files as compressed-tensors has them, and models that are read back from them."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import surogate
+from conftest import tiny_gpt2, tiny_llama, tiny_qwen3
+from safetensors.numpy import load_file, save_file
+from surogate.cli import main
+
+SCHEMES = ["fp8-dynamic", "fp8-block", "int8-w8a8", "w4a16", "w8a16", "nvfp4a16", "mxfp4a16"]
+
+
+def wide(**changes: object) -> dict[str, object]:
+    """A Llama whose rows are whole groups of every scheme, with weights large enough to matter."""
+    return tiny_llama(**{"hidden_size": 128, "intermediate_size": 256, "initializer_range": 0.05, **changes})
+
+
+def quantize(capsys, model: object, output: Path, *options: object) -> tuple[int, str, str]:
+    code = main(["quantize", str(model), "--output", str(output), *map(str, options)])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def raw(folder: Path) -> dict[str, tuple[str, list[int], bytes]]:
+    """Type, shape and bytes of each tensor, whatever its type."""
+    data = (folder / "model.safetensors").read_bytes()
+    start = 8 + struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:start])
+    header.pop("__metadata__", None)
+    places = {name: [start + at for at in of["data_offsets"]] for name, of in header.items()}
+    return {name: (of["dtype"], of["shape"], data[slice(*places[name])]) for name, of in header.items()}
+
+
+def config(folder: Path) -> dict:
+    return json.loads((folder / "config.json").read_text())["quantization_config"]
+
+
+RECORDED = [
+    ("llama", "fp8_dynamic", ["--scheme", "fp8-dynamic"]),
+    ("llama", "fp8_block32", ["--scheme", "fp8-block", "--group-size", "32"]),
+    ("llama", "int8_w8a8", ["--scheme", "int8-w8a8"]),
+    ("llama", "w4a16_g32", ["--scheme", "w4a16"]),
+    ("llama", "w4a16_asym_g32", ["--scheme", "w4a16", "--asymmetric"]),
+    ("llama", "w8a16_channel", ["--scheme", "w8a16", "--group-size", "-1"]),
+    ("llama", "nvfp4a16", ["--scheme", "nvfp4a16"]),
+    ("llama", "mxfp4a16", ["--scheme", "mxfp4a16"]),
+    ("qwen3", "nvfp4a16", ["--scheme", "nvfp4a16"]),
+    ("qwen3", "mxfp4a16", ["--scheme", "mxfp4a16"]),
+    ("qwen3_moe", "nvfp4a16", ["--scheme", "nvfp4a16"]),
+]
+
+
+@pytest.mark.parametrize(("model", "form", "options"), RECORDED)
+def test_files_are_those_of_the_package(capsys, tmp_path, shared, model, form, options):
+    code, out, err = quantize(capsys, shared / "golden" / model, tmp_path / "out", *options)
+    assert code == 0, err
+    assert "read back and compared" in out
+    recorded = shared / "golden" / "compress" / "models" / model / form
+    found, expected = raw(tmp_path / "out"), raw(recorded)
+    assert found.keys() == expected.keys()
+    assert [name for name in found if found[name] != expected[name]] == []
+    own, theirs = config(tmp_path / "out"), config(recorded)
+    assert sorted(own.pop("ignore")) == sorted(theirs.pop("ignore"))
+    assert own == theirs
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_result_is_loaded_asked_and_adapted(capsys, tmp_path, make_model, scheme):
+    model = make_model(wide())
+    code, out, err = quantize(capsys, model, tmp_path / "out", "--scheme", scheme)
+    assert code == 0, err
+    ids = np.arange(24).reshape(2, 12) + 1
+    exact, found = (surogate.load(str(of)).forward(ids) for of in (model, tmp_path / "out"))
+    error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
+    most = {"nvfp4a16": 0.3, "mxfp4a16": 0.3, "w4a16": 0.3}.get(scheme, 0.1)
+    assert 1e-4 < error < most, error
+    size = sum(len(data) for _, _, data in raw(tmp_path / "out").values())
+    assert size < 0.5 * (model / "model.safetensors").stat().st_size
+    options = {"model": str(tmp_path / "out"), "device": "cpu", "lora_rank": 2, "output_dir": str(tmp_path / "run")}
+    trainer = surogate.Trainer(options)
+    batch = {"input_ids": ids[None], "labels": ids[None]}
+    losses = [trainer.step(batch, learning_rate=1e-2)["loss"] for _ in range(4)]
+    assert losses[-1] < losses[0]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"- {scheme}\n" in card and str(tmp_path) not in card
+
+
+def test_an_adapter_is_merged_first(capsys, tmp_path, make_model):
+    model = make_model(wide())
+    trainer = surogate.Trainer({"model": str(model), "device": "cpu", "lora_rank": 2, "output_dir": str(tmp_path / "run")})
+    ids = np.arange(24).reshape(1, 2, 12) + 1
+    for _ in range(3):
+        trainer.step({"input_ids": ids, "labels": ids}, learning_rate=1e-2)
+    trainer.export(tmp_path / "run" / "adapter")
+    assert main(["merge", str(tmp_path / "run"), "--model", str(model)]) == 0
+    for name, place in (("once", tmp_path / "run"), ("twice", tmp_path / "run" / "merged")):
+        assert quantize(capsys, place, tmp_path / name, "--scheme", "w4a16")[0] == 0
+    assert raw(tmp_path / "once") == raw(tmp_path / "twice")
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+def test_transposed_matrices_are_read_as_they_were(capsys, tmp_path, make_model):
+    model = make_model(tiny_gpt2(initializer_range=0.3))
+    code, out, err = quantize(capsys, model, tmp_path / "out", "--scheme", "w8a16")
+    assert code == 0, err
+    assert "only Surogate reads" in out
+    tensors = raw(tmp_path / "out")
+    assert tensors["transformer.h.0.attn.c_attn.weight_packed"][1] == [96, 8]
+    ids = np.arange(24).reshape(2, 12)
+    exact, found = (surogate.load(str(of)).forward(ids) for of in (model, tmp_path / "out"))
+    assert np.linalg.norm(found - exact) < 0.05 * np.linalg.norm(exact)
+
+
+def test_what_does_not_fit_stays_and_is_named(capsys, tmp_path, make_model):
+    model = make_model(wide(intermediate_size=104))
+    code, out, err = quantize(capsys, model, tmp_path / "out", "--scheme", "mxfp4a16")
+    assert code == 0, err
+    assert "left as they are: `model.layers.0.mlp.down_proj` and 1 more (rows of 104 are no whole groups of 32)" in out
+    assert {"lm_head", "model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj"} <= set(config(tmp_path / "out")["ignore"])
+    assert raw(tmp_path / "out")["model.layers.1.mlp.down_proj.weight"][1] == [128, 104]
+    code, out, err = quantize(capsys, model, tmp_path / "grouped", "--scheme", "w4a16", "--asymmetric")
+    assert code == 0 and "in groups of 8" in out, err
+    assert np.isfinite(surogate.load(str(tmp_path / "grouped")).forward(np.arange(8).reshape(1, 8))).all()
+
+
+def test_a_tied_head_and_the_embedding_stay(capsys, tmp_path, make_model):
+    model = make_model(tiny_qwen3(hidden_size=64))
+    assert quantize(capsys, model, tmp_path / "out", "--scheme", "fp8-dynamic")[0] == 0
+    before, after = raw(model), raw(tmp_path / "out")
+    assert "lm_head.weight" not in after and "lm_head" in config(tmp_path / "out")["ignore"]
+    assert after["model.embed_tokens.weight"] == before["model.embed_tokens.weight"]
+
+
+def test_what_cannot_be_done_is_refused_and_leaves_nothing(capsys, tmp_path, make_model):
+    model = make_model(wide())
+    output = tmp_path / "out"
+    for options, what in [
+        (["--scheme", "w4a16", "--group-size", "96"], "--group-size 96: `model.layers.0.mlp.down_proj` has rows of 256"),
+        (["--scheme", "nvfp4a16", "--group-size", "32"], "`nvfp4a16` has groups of a fixed size"),
+        (["--scheme", "int8-w8a8", "--asymmetric"], "`int8-w8a8` has no zero points"),
+        (["--scheme", "fp8-static"], "fp8-dynamic has the same size"),
+    ]:
+        code, _, err = quantize(capsys, model, output, *options)
+        assert code == 2 and what in err, err
+    weights = load_file(model / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3, 5] = np.nan
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    code, _, err = quantize(capsys, model, output, "--scheme", "w4a16")
+    assert code == 2 and "`model.layers.1.mlp.up_proj.weight` is NaN at [3, 5]" in err, err
+    assert sorted(path.name for path in tmp_path.iterdir() if "out" in path.name) == []
+    output.mkdir()
+    (output / "thesis.tex").write_text("mine")
+    code, _, err = quantize(capsys, model, output, "--scheme", "w4a16")
+    assert code == 2 and "nothing is overwritten" in err and (output / "thesis.tex").read_text() == "mine"

@@ -138,6 +138,27 @@ def test_each_option_of_samples_changes_a_step(tmp_path, changed):
         assert other["grad_norm"] == 0.0 and other["completions/clipped_ratio"] == 1.0
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"num_iterations": 2, "beta": 0.1},
+        {"loss_type": "grpo", "temperature": 0.8},
+        {"lora": False, "learning_rate": 1e-3, "zero_level": 3},
+    ],
+    ids=str,
+)
+def test_ranks_sample_and_learn_what_one_does(tmp_path, more):
+    """Each rank samples a share of the answers, with the numbers that a single one would draw."""
+    alone = list(surogate.Trainer(options(tmp_path, **more, gradient_accumulation_steps=4)))
+    several = list(surogate.Trainer(options(tmp_path, **more, gpus=4, gradient_accumulation_steps=1)))
+    assert len(alone) == len(several) == 4
+    for one, all_ranks in zip(alone, several, strict=True):
+        for name in ("loss", "grad_norm", "reward", "reward_std", "completions/mean_length", "kl", "tokens"):
+            assert all_ranks.get(name, 0.0) == pytest.approx(one.get(name, 0.0), rel=2e-4, abs=1e-5), name
+        assert all_ranks["sampling/sampling_logp_difference/max"] < 2e-4
+
+
 def test_columns_of_rows_and_ids_reach_functions(tmp_path):
     trainer = surogate.Trainer(options(tmp_path, "seen", num_epochs=1, max_steps=-1))
     assert trainer.total_steps == 3
@@ -265,7 +286,8 @@ def test_log_and_report_have_answers_with_their_rewards(tmp_path):
         ("vowels", {"rewards": [{"function": "number", "field": "age"}]}, "reads the field `age`"),
         ("vowels", {"max_completion_length": 64}, "leaves no token of `sequence_len: 64` for a prompt"),
         ("vowels", {"sequence_len": 14}, "no row has a prompt"),
-        ("vowels", {"gpus": 2}, "`gpus` does not go with `task: grpo` yet"),
+        ("vowels", {"gpus": 2, "sequence_parallel_size": 2}, "`sequence_parallel_size` does not go with `task: grpo` yet"),
+        ("vowels", {"gpus": 3, "num_generations": 5}, "does not divide the 24 answers of a step"),
         ("vowels", {"validation_split_ratio": 0.1}, "no answers are sampled in evaluations yet"),
         ("vowels", {"sapo_temperature_pos": 2.0}, "`sapo_temperature_pos` has no effect on `loss_type: dapo`"),
         ("vowels", {"loss_type": "sigmoid"}, "`task: grpo` has no loss `sigmoid`"),

@@ -448,7 +448,7 @@ impl Engine {
     }
 
     /// A result, as one rank has it, of the entry that ran last, in its own type.
-    fn output_of_rank(&mut self, rank: usize, entry: usize, name: &str) -> Result<HostTensor> {
+    pub(crate) fn output_of_rank(&mut self, rank: usize, entry: usize, name: &str) -> Result<HostTensor> {
         let outputs = &self.program.entries[entry].outputs;
         let at = outputs.iter().find(|(known, _)| known == name).map(|(_, at)| at.clone());
         let at = at.unwrap_or_else(|| panic!("`{name}` was not requested when the program was compiled"));

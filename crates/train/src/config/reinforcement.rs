@@ -197,7 +197,9 @@ pub(super) fn check_reinforcement(config: &Config, reader: &mut Reader) {
         ),
         ("sample_packing", config.data.sample_packing, "answers are rows of their own"),
         ("padding_free", config.template.padding_free, "answers are rows of their own"),
-        ("gpus", config.ranks() > 1, "answers are sampled on one device"),
+        ("sequence_parallel_size", config.sequence() > 1, "answers are sampled in whole rows"),
+        ("pipeline_parallel_size", config.stages() > 1, "answers are sampled with all layers on a device"),
+        ("distributed.num_nodes", config.nodes() > 1, "answers are sampled on one machine"),
     ] {
         if is_on {
             report(path, format!("`{path}` does not go with `task: grpo` yet: {why}"), "remove it");

@@ -8,18 +8,20 @@ use std::sync::Arc;
 use data::Tokenizer;
 use data::sequence_images::SequenceImages;
 use rayon::prelude::*;
-use tensor::HostTensor;
 
 use super::capacity::{Capacity, Need};
 use super::defaults::Defaults;
-use super::generator::{Following, Generator, Reader, Row, Wanted, rows_of};
+use super::generator::Generator;
 use super::images::PromptImages;
 use super::pages::Pages;
 use super::prompt::PromptEncoder;
+use super::reader::{Following, Reader, Row, Wanted};
 use super::request::{Prompt, Request};
 use super::sampling::{draw_after, next_of_changed};
+use super::schedule::Place;
 use super::settings::{GenerationOptions, Settings};
 use super::text::Text;
+use crate::engine::Engine;
 use crate::error::{Result, TrainError};
 use crate::source::ModelSource;
 
@@ -81,7 +83,8 @@ pub(super) struct Sequence {
     most: usize,
     ending: Finish,
     pub pages: Vec<u32>,
-    /// Its slot while it runs.
+    /// Its rank and its slot there while it runs.
+    pub rank: usize,
     pub slot: u32,
     text: Text,
     settings: Arc<Settings>,
@@ -149,21 +152,34 @@ impl Asked {
         (0..self.sequences.len()).filter(|index| self.sequences[*index].refused.is_none())
     }
 
-    /// Sequences at a time, at most.
-    pub fn batch_size(&self) -> usize {
-        self.settings.batch_size
+    /// The ranks that sample sequences of their own: one where all do the same.
+    fn ranks(&self, engine: &Engine) -> usize {
+        let has_images = self.sequences.iter().any(|sequence| sequence.images.is_some());
+        let cluster = engine.program().cluster;
+        if has_images || cluster.nodes > 1 || cluster.sequence > 1 { 1 } else { cluster.ranks }
+    }
+
+    /// Sequences of a rank at a time, at most.
+    pub fn batch_size(&self, engine: Option<&Engine>) -> usize {
+        self.settings.batch_size.div_ceil(engine.map_or(1, |engine| self.ranks(engine)))
     }
 
     /// The generation, with room for it.
     pub fn begin(self, reader: &Reader<'_>, number: u64) -> Generation {
-        let rows = if reader.runs_alone() { 1 } else { reader.capacity.rows.min(self.settings.batch_size) };
+        let ranks = self.ranks(reader.engine);
+        let rows = self.settings.batch_size.div_ceil(ranks);
+        let rows = if reader.runs_alone() { 1 } else { reader.capacity.rows.min(rows) };
+        let cache = reader.capacity.cache;
+        let place = || Place {
+            pages: Pages::new(cache.pages),
+            slots: (0..cache.sequences as u32).rev().collect(),
+            running: Vec::new(),
+        };
         Generation {
             waiting: self.answered().collect(),
             refused: (0..self.sequences.len()).filter(|index| self.sequences[*index].refused.is_some()).collect(),
             sequences: self.sequences,
-            running: Vec::new(),
-            pages: Pages::new(reader.capacity.cache.pages),
-            slots: (0..reader.capacity.cache.sequences as u32).rev().collect(),
+            places: (0..ranks).map(|_| place()).collect(),
             rows,
             tokenizer: self.tokenizer,
             number,
@@ -187,10 +203,9 @@ pub struct Generation {
     pub(super) waiting: VecDeque<usize>,
     /// The prompts that are not answered, until a step says so.
     refused: Vec<usize>,
-    pub(super) running: Vec<usize>,
-    pub(super) pages: Pages,
-    /// Slots that no sequence has.
-    pub(super) slots: Vec<u32>,
+    /// Of each rank that samples.
+    pub(super) places: Vec<Place>,
+    /// Sequences of a rank at a time, at most.
     pub(super) rows: usize,
     tokenizer: Option<Arc<Tokenizer>>,
     number: u64,
@@ -223,7 +238,7 @@ impl Generation {
             // One token, so that there is something that reads.
             generator.make_room(&[Need { prompt: 1, tokens: 1 }], 1)?;
         } else {
-            generator.make_room(&needs, asked.batch_size())?;
+            generator.make_room(&needs, asked.batch_size(generator.engine()))?;
         }
         let number = generator.started;
         Ok(asked.begin(&generator.reader(), number))
@@ -235,7 +250,7 @@ impl Generation {
     }
 
     pub fn is_done(&self) -> bool {
-        self.waiting.is_empty() && self.running.is_empty() && self.refused.is_empty()
+        self.waiting.is_empty() && self.refused.is_empty() && self.places.iter().all(|of| of.running.is_empty())
     }
 
     /// The ids of an answer so far, the token that ended it included.
@@ -271,19 +286,22 @@ impl Generation {
             return Ok(refused.map(|prompt| Piece { prompt, text: String::new(), finish: of(prompt) }).collect());
         }
         self.admit();
-        let asked = self.next_rows();
+        let turn = self.next_turn();
+        let asked: Vec<usize> = turn.rows.concat();
         if asked.is_empty() {
             return Ok(Vec::new());
         }
-        let single = asked.len() > 1;
         let sequences = &self.sequences;
-        let row = |index: &usize| sequences[*index].next_row(reader.capacity, single);
-        let rows = asked.iter().map(row).collect::<Result<Vec<_>>>()?;
+        let row = |index: &usize| sequences[*index].next_row(reader.capacity, turn.single);
+        let of_rank = |of: &Vec<usize>| of.iter().map(row).collect::<Result<Vec<_>>>();
+        let rows = turn.rows.iter().map(of_rank).collect::<Result<Vec<_>>>()?;
         let whole = asked.iter().map(|index| sequences[*index].ids.len()).max().unwrap_or(0);
-        let read: Vec<usize> = rows.iter().map(|row| row.ids.len()).collect();
-        let ended: Vec<(usize, usize)> = (asked.iter().copied().zip(&read).enumerate())
-            .filter(|(_, (index, read))| sequences[*index].read + **read == sequences[*index].ids.len())
-            .map(|(row, (index, _))| (row, index))
+        let read: Vec<usize> = rows.iter().flatten().map(|row| row.ids.len()).collect();
+        let place = |rank: usize| (0..turn.rows[rank].len()).map(move |row| (rank, row));
+        let places = (0..turn.rows.len()).flat_map(place);
+        let ended: Vec<((usize, usize), usize)> = (places.zip(asked.iter().copied()).zip(&read))
+            .filter(|((_, index), read)| sequences[*index].left() == **read)
+            .map(|(of, _)| of)
             .collect();
         let any = |of: fn(&Settings) -> bool| ended.iter().any(|(_, index)| of(&sequences[*index].settings));
         let wanted = Wanted { logps: any(|of| of.keeps_logps), logits: any(Settings::changes_logits) };
@@ -292,29 +310,32 @@ impl Generation {
             self.sequences[*index].read += read;
         }
         let Some(mut following) = following else { return Ok(Vec::new()) };
-        if let Some(logits) = following.logits.take() {
-            self.draw_changed(&ended, &logits, &mut following);
-            reader.engine.give_back(logits);
-        }
-        for (row, index) in &ended {
+        let batch = following.batch;
+        let ended: Vec<(usize, usize)> =
+            ended.into_iter().map(|((rank, row), index)| (rank * batch + row, index)).collect();
+        self.draw_changed(&ended, &mut following);
+        for (place, index) in &ended {
             let Sequence { settings, logps, .. } = &mut self.sequences[*index];
-            logps.extend(following.logps.get(*row).filter(|_| settings.keeps_logps));
+            logps.extend(following.logps.get(*place).filter(|_| settings.keeps_logps));
         }
-        self.add(&ended.into_iter().map(|(row, index)| (index, following.ids[row])).collect::<Vec<_>>())
+        let tokens =
+            self.add(&ended.into_iter().map(|(place, index)| (index, following.ids[place])).collect::<Vec<_>>());
+        following.logits.into_iter().for_each(|logits| reader.engine.give_back(logits));
+        tokens
     }
 
-    /// Draws the next tokens of sequences whose logits are changed before, in place of those of the device.
-    fn draw_changed(&self, ended: &[(usize, usize)], logits: &HostTensor, following: &mut Following) {
-        // Rows of padding are after those that were requested.
-        let logits = rows_of(logits, logits.shape[0]);
+    /// Draws the next tokens of sequences whose logits are changed before, in place of those of the device. `ended`: rows with
+    /// their sequences.
+    fn draw_changed(&self, ended: &[(usize, usize)], following: &mut Following) {
         let changed = ended.par_iter().filter(|(_, index)| self.sequences[*index].settings.changes_logits());
-        let draw = |(row, index): &(usize, usize)| {
+        let of = &*following;
+        let draw = |(place, index): &(usize, usize)| {
             let Sequence { ids, prompt, most, settings, .. } = &self.sequences[*index];
-            (*row, next_of_changed(&logits(*row), (ids, *prompt), *most, settings))
+            (*place, next_of_changed(&of.logits_of(*place), (ids, *prompt), *most, settings))
         };
-        for (row, (id, logp)) in changed.map(draw).collect::<Vec<_>>() {
-            following.ids[row] = id;
-            if let Some(of) = following.logps.get_mut(row) {
+        for (place, (id, logp)) in changed.map(draw).collect::<Vec<_>>() {
+            following.ids[place] = id;
+            if let Some(of) = following.logps.get_mut(place) {
                 *of = logp;
             }
         }
@@ -332,10 +353,7 @@ impl Generation {
         let piece = |(prompt, _): &(usize, u32)| {
             let (text, finish) = added[*prompt].take().expect("every token was added")?;
             if finish.is_some() {
-                let sequence = &mut self.sequences[*prompt];
-                self.pages.give_back(std::mem::take(&mut sequence.pages));
-                self.slots.push(sequence.slot);
-                self.running.retain(|running| running != prompt);
+                self.retire(*prompt);
             }
             Ok(Piece { prompt: *prompt, text, finish })
         };
@@ -399,6 +417,7 @@ impl Sequence {
             most: 0,
             ending: finish,
             pages: Vec::new(),
+            rank: 0,
             slot: 0,
             text: Text::new(&settings.stop, &[]),
             settings: settings.clone(),

@@ -22,9 +22,9 @@ pub struct Sampling {
     /// Answers of a round, and those that are sampled at a time.
     pub answers: usize,
     pub at_once: usize,
-    /// Bytes of keys, values and states of the sequences.
+    /// Bytes of keys, values and states of the sequences of a device.
     pub page_bytes: usize,
-    /// Bytes of everything while answers are sampled; memory of training is freed for it where it has to be.
+    /// Bytes of everything on a device while answers are sampled; memory of training is freed for it where it has to be.
     pub memory_bytes: usize,
     /// One token of all sequences that run, half-way through an answer.
     pub token_seconds: f64,
@@ -47,8 +47,8 @@ impl Sampling {
             return Ok(None);
         }
         let (prompt, answer) = prompt_and_answer(config, plan.sequence_len);
-        let answers =
-            (config.training.per_device_train_batch_size * config.training.gradient_accumulation_steps) as usize;
+        let (answers, ranks) = (rollout::answers_of_step(config), config.replicas());
+        let share = answers / ranks;
         let options = in_place(in_evaluation(plan.compile.clone(), program), program);
         let compiled = |capacity: &Capacity| {
             let entry = capacity.entry().keeping([LOGITS]);
@@ -57,8 +57,8 @@ impl Sampling {
             let options = CompileOptions { variants: capacity.variants(), entries, ..options.clone() };
             compiler::compile(&source.model, &options, machine).map_err(TrainError::from)
         };
-        let needs = |tokens| vec![Need { prompt, tokens }; answers];
-        let mut rows = answers.min(rollout::AT_ONCE);
+        let needs = |tokens| vec![Need { prompt, tokens }; share];
+        let mut rows = share.min(rollout::AT_ONCE);
         let (capacity, program) = loop {
             let capacity = Capacity::of(&needs(prompt + answer), rows, source.position_limit(), false).in_one_shape();
             match compiled(&capacity) {
@@ -77,14 +77,14 @@ impl Sampling {
             program::estimate(entry, &timed, Seen::default()).seconds
         };
         let (token, chunk) = (of(capacity.batch(rows), 1), capacity.chunk(prompt));
-        let prompts = answers.div_ceil(config.reinforcement.num_generations as usize);
+        let prompts = share.div_ceil(config.reinforcement.num_generations as usize);
         let reading = (prompts * prompt.div_ceil(chunk)) as f64 * of(1, chunk);
-        let seconds = reading + (answers.div_ceil(rows) * answer) as f64 * token;
+        let seconds = reading + (share.div_ceil(rows) * answer) as f64 * token;
         let class = MemoryClass::Arena(ArenaKind::Cache);
         let pages = program.memory.iter().filter(|line| line.class == class).map(|line| line.bytes).sum();
         Ok(Some(Sampling {
             answers,
-            at_once: rows,
+            at_once: rows * ranks,
             page_bytes: pages,
             memory_bytes: program.memory.iter().map(|line| line.bytes).sum(),
             token_seconds: token,

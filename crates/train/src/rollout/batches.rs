@@ -14,27 +14,32 @@ const UNIT: usize = 16;
 /// The shapes in which micro-batches of sampled answers come.
 pub(super) struct Shapes {
     pub rows: usize,
+    /// Micro-batches that devices take at once, all of one shape.
+    ranks: usize,
     /// Tokens of a row, in rising order.
     pub lengths: Vec<usize>,
 }
 
 impl Shapes {
-    /// Shapes of micro-batches of `rows` rows of at most `longest` tokens.
-    pub fn new(rows: usize, longest: usize) -> Shapes {
+    /// Shapes of micro-batches of `rows` rows of at most `longest` tokens, for a number of ranks.
+    pub fn new((rows, ranks): (usize, usize), longest: usize) -> Shapes {
         let mut lengths: Vec<usize> =
             PARTS.iter().map(|part| ((longest as f64 * part).ceil() as usize).next_multiple_of(UNIT)).collect();
         lengths.dedup();
-        Shapes { rows, lengths }
+        Shapes { rows, ranks, lengths }
     }
 
     /// Returns micro-batches of the answers, in their order.
     pub fn batches(&self, answers: &[Sampled]) -> Result<Vec<Batch>> {
-        answers.chunks(self.rows).map(|answers| self.batch(answers)).collect()
+        let round = |answers: &[Sampled]| {
+            let longest = answers.iter().map(|of| of.ids.len()).max().unwrap_or(1);
+            let length = self.lengths.iter().copied().find(|length| *length >= longest).unwrap_or(longest);
+            answers.chunks(self.rows).map(|answers| Shapes::batch(answers, length)).collect::<Result<Vec<_>>>()
+        };
+        Ok(answers.chunks(self.rows * self.ranks).map(round).collect::<Result<Vec<_>>>()?.concat())
     }
 
-    fn batch(&self, answers: &[Sampled]) -> Result<Batch> {
-        let longest = answers.iter().map(|of| of.ids.len()).max().unwrap_or(1);
-        let length = self.lengths.iter().copied().find(|length| *length >= longest).unwrap_or(longest);
+    fn batch(answers: &[Sampled], length: usize) -> Result<Batch> {
         let size = answers.len() * length;
         let (mut ids, mut labels) = (vec![0; size], vec![IGNORE; size]);
         let (mut sampling, mut old) = (vec![0.0; size], vec![0.0; size]);
@@ -83,7 +88,7 @@ mod tests {
             old_logps: Vec::new(),
             left_out,
         };
-        let shapes = Shapes::new(2, 40);
+        let shapes = Shapes::new((2, 1), 40);
         assert_eq!(shapes.lengths, [16, 32, 48]);
         let mut answers = vec![of(false), of(true), of(false)];
         let batches = shapes.batches(&answers).unwrap();

@@ -25,7 +25,7 @@ use crate::generate::{GenerationOptions, PromptEncoder};
 use crate::source::ModelSource;
 use crate::trainer::Trainer;
 
-/// Answers that are sampled at a time, at most.
+/// Answers that a device samples at a time, at most.
 pub(crate) const AT_ONCE: usize = 512;
 
 /// The prompts of a run and what judges its answers.
@@ -103,12 +103,13 @@ impl Rollouts {
             )
         })?;
         let rows = config.training.per_device_train_batch_size as usize;
-        let answers = rows * config.training.gradient_accumulation_steps as usize;
+        let answers = answers_of_step(config);
         let group = of.num_generations as usize;
         if !answers.is_multiple_of(group) {
             let text = format!(
                 "`num_generations: {group}` does not divide the {answers} answers of a step, \
-                 `per_device_train_batch_size` × `gradient_accumulation_steps`"
+                 `per_device_train_batch_size` × `gradient_accumulation_steps`{}",
+                if config.replicas() > 1 { " × `gpus`" } else { "" }
             );
             return Err(problem("num_generations", text, "change one of the three"));
         }
@@ -120,8 +121,8 @@ impl Rollouts {
         Ok(Rollouts {
             prompts,
             judge,
-            shapes: Shapes::new(rows, (of_prompts + most).min(sequence_len)),
-            options: generation_options(of, answers)?,
+            shapes: Shapes::new((rows, config.replicas()), (of_prompts + most).min(sequence_len)),
+            options: generation_options(of, answers.min(AT_ONCE * config.replicas()))?,
             of_step: answers / group,
             seed: config.data.train_seed,
             shuffle: config.data.shuffle,
@@ -226,6 +227,12 @@ pub(crate) fn check_data(config: &Config, source: &ModelSource, sequence_len: us
     Ok(CheckedData { table, rows: Vec::new(), counts })
 }
 
+/// Answers of a step on all devices.
+pub(crate) fn answers_of_step(config: &Config) -> usize {
+    let of = &config.training;
+    (of.per_device_train_batch_size * of.gradient_accumulation_steps) as usize * config.replicas()
+}
+
 /// The tokens that a row leaves for a prompt. Errors: none.
 fn longest_prompt(config: &Config, sequence_len: usize) -> Result<usize> {
     let most = config.reinforcement.max_completion_length as usize;
@@ -245,7 +252,7 @@ fn encoder(config: &Config, source: &ModelSource) -> Result<PromptEncoder> {
 }
 
 /// The options of samples. The model's own defaults do not count: the loss takes plain probabilities.
-fn generation_options(of: &Reinforcement, answers: usize) -> Result<GenerationOptions> {
+fn generation_options(of: &Reinforcement, at_once: usize) -> Result<GenerationOptions> {
     let given = [
         ("max_new_tokens", of.max_completion_length.to_string()),
         ("temperature", of.temperature.to_string()),
@@ -253,7 +260,7 @@ fn generation_options(of: &Reinforcement, answers: usize) -> Result<GenerationOp
         ("top_k", of.top_k.to_string()),
         ("min_p", of.min_p.unwrap_or(0.0).to_string()),
         ("repetition_penalty", "1.0".to_owned()),
-        ("batch_size", answers.min(AT_ONCE).to_string()),
+        ("batch_size", at_once.to_string()),
     ];
     GenerationOptions::read(&given.map(|(name, value)| (name.to_owned(), value)))
 }

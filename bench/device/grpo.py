@@ -1,6 +1,6 @@
-"""Rates of GRPO with adapters on random Qwen3 shapes: sampling, rewards and update of a step, on one GPU.
+"""Rates of GRPO with adapters on random Qwen3 shapes: sampling, rewards and update of a step.
 
-`grpo.py TOKENIZER CONFIG PROMPTS ANSWERS TOKENS STEPS` writes a folder and prompts, and prints a line for each step: sampled tokens a
+`grpo.py TOKENIZER CONFIG PROMPTS ANSWERS TOKENS STEPS [GPUS]` writes a folder and prompts, and prints a line for each step: sampled tokens a
 second, seconds of sampling, rewards and update, and how far the sampler's log-probabilities are from those of training.
 """
 
@@ -16,7 +16,7 @@ import surogate
 WORDS = "How many apples are left when Tom gives three of his nine apples to Sue and eats one of the others? "
 
 
-def main(tokenizer, config, prompts, answers, tokens, steps):
+def main(tokenizer, config, prompts, answers, tokens, steps, gpus=1):
     base = Path(tempfile.mkdtemp())
     model = base / "model"
     model.mkdir()
@@ -31,7 +31,7 @@ def main(tokenizer, config, prompts, answers, tokens, steps):
            "datasets": [{"path": str(base / "prompts.jsonl"), "type": "auto"}], "num_generations": answers,
            "rewards": [{"function": "length", "tokens": max(tokens // 2, 1)}, {"function": "regex", "pattern": "[aeiou]"}],
            "max_completion_length": tokens, "sequence_len": tokens + 256, "per_device_train_batch_size": rows_of_batch,
-           "gradient_accumulation_steps": prompts * answers // rows_of_batch}  # fmt: skip
+           "gradient_accumulation_steps": prompts * answers // (rows_of_batch * gpus), "gpus": gpus}  # fmt: skip
     trainer = surogate.Trainer(run)
     for _ in range(steps):
         of = trainer.step()

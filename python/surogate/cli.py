@@ -105,7 +105,7 @@ def _train(options: Namespace, overrides: Overrides) -> int:
     # What is wrong with any of several runs is said before the first begins.
     configs = [load_config(path, options.command, overrides, run=name) for name in names or [options.run]]
     for number, (name, config) in enumerate(zip(names, configs, strict=False), 1):
-        if not options.quiet and not options.json:
+        if not options.quiet and not options.json and not config.logs_json:
             show(f"{'' if number == 1 else chr(10)}Run {number} of {len(names)}: {name}")
         if code := _train_on_nodes(config, options, overrides, name):
             return code
@@ -139,10 +139,10 @@ def _train_one(config: _native.Config, options: Namespace) -> int:
     config = hub.with_data(with_teacher(config))
     if config.push_to_hub:
         push.prepare(*config.push_to_hub)
-    shown = "nothing" if options.quiet else "events" if options.json else "lines"
+    shown = "nothing" if options.quiet else "events" if options.json or config.logs_json else "lines"
     readers = LogReaders(json.loads(config.trackers))
     try:
-        with watch.signals():
+        with watch.signals(config.save_grace_seconds):
             code = _native.run(config, folder, ir, site_packages(), shown, readers.pipes)
     finally:
         readers.finish()

@@ -24,6 +24,10 @@ from .terminal import warn
 PATIENCE = 60.0
 
 
+#: Readers that need no package of their own.
+BUILT_IN = {"metrics"}
+
+
 class _Process:
     """A started reader."""
 
@@ -104,7 +108,7 @@ class LogReaders:
         self._processes: list[_Process] = []
         for spec in trackers:
             name = spec["tracker"]
-            if not is_installed(name, self._path):
+            if name not in BUILT_IN and not is_installed(name, self._path):
                 warn(f"surogate: report_to: {name}: the package is not installed, so {name} receives nothing")
                 warn(f"surogate:   hint: pip install 'surogate[{name}]', or pip install {name}")
             else:

@@ -81,6 +81,10 @@ def make(spec: dict[str, Any], output: Path) -> Reader:
         from .report import LiveReport
 
         return LiveReport(output, spec["say"])
+    if spec["reader"] == "metrics":
+        from .prometheus import Metrics
+
+        return Metrics(spec["address"], spec["say"])
     from .trackers import tracker
 
     return tracker(spec, output)

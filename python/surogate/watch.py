@@ -12,15 +12,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from . import _native
+from .terminal import warn
 
 #: Signals after which a run saves and ends.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 @contextmanager
-def signals() -> Iterator[None]:
+def signals(grace: int | None = None) -> Iterator[None]:
     """Tells the engine of signals until the end of the block, which gives the process its handlers back. A second SIGINT
-    ends the process at once. Outside of the main thread, where Python takes no handlers, nothing is watched."""
+    ends the process at once, and so does the end of `grace`, in seconds from the first signal. Outside of the main thread,
+    where Python takes no handlers, nothing is watched."""
     _native.signalled(0)
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -30,7 +32,7 @@ def signals() -> Iterator[None]:
     os.set_blocking(begin, False)
     pipe = signal.set_wakeup_fd(begin, warn_on_full_buffer=False)
     handlers = [signal.signal(number, _ignore) for number in ENDING]
-    listener = threading.Thread(target=_listen, args=(end,), name="signals", daemon=True)
+    listener = threading.Thread(target=_listen, args=(end, grace), name="signals", daemon=True)
     listener.start()
     try:
         yield
@@ -49,11 +51,26 @@ def _ignore(_number: int, _frame: object) -> None:
     """The pipe has the number already."""
 
 
-def _listen(end: int) -> None:
+def _listen(end: int, grace: int | None) -> None:
     interrupted = False
+    limit: threading.Timer | None = None
     while (number := os.read(end, 1)[0]) != 0:
         if interrupted and number == signal.SIGINT:
             os._exit(128 + number)
         interrupted = interrupted or number == signal.SIGINT
         if number in ENDING:
             _native.signalled(number)
+            if grace is not None and limit is None:
+                limit = threading.Timer(grace, _give_up, (number, grace))
+                limit.daemon = True
+                limit.start()
+    if limit is not None:
+        limit.cancel()
+
+
+def _give_up(number: int, grace: int) -> None:
+    """Ends the process before the system does. What was being written has no name yet, so nothing unfinished is left that
+    could be taken for a checkpoint."""
+    warn(f"surogate: `save_grace_seconds: {grace}` have passed since {signal.Signals(number).name}: the run ends without another")
+    warn("surogate:   checkpoint, and --resume-from-checkpoint true goes on from the newest one")
+    os._exit(128 + number)

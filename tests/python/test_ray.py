@@ -207,9 +207,9 @@ def test_machines_must_be_alike() -> None:
 
 
 def test_fewer_nodes_keep_the_rows_of_a_step() -> None:
-    wanted = job.Wanted(True, "auto", 4, 2, 1, 0, 60, 1, 3, "output")
+    wanted = job.Wanted(True, "auto", 4, 2, 1, 0, 60, 1, 3, False, "output")
     assert [wanted.fitting(machines) for machines in (5, 4, 3, 2, 1)] == [4, 4, 3, 2, 0]
-    assert job.Wanted(True, "auto", 4, 3, 1, 0, 60, 1, 2, "output").fitting(3) == 0
+    assert job.Wanted(True, "auto", 4, 3, 1, 0, 60, 1, 2, False, "output").fitting(3) == 0
 
 
 def test_what_starts_nodes_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,6 +152,25 @@ impl Config {
         Config { config: self.config.with_fetched(files) }
     }
 
+    /// The same configuration of a run that writes to this folder.
+    fn with_output_dir(&self, folder: String) -> Config {
+        let mut config = self.config.clone();
+        config.run.output_dir = folder;
+        Config { config }
+    }
+
+    /// True if the run continues from the newest checkpoint of `output_dir`.
+    #[getter]
+    fn resumes_newest(&self) -> bool {
+        self.config.run.resume_from_checkpoint == config::Resume::Newest
+    }
+
+    /// Number of checkpoints to keep.
+    #[getter]
+    fn save_total_limit(&self) -> u64 {
+        self.config.run.save_total_limit
+    }
+
     /// The teacher of distillation: its folder, or its name on the hub.
     #[getter]
     fn teacher(&self) -> Option<&str> {
@@ -175,14 +194,32 @@ impl Config {
         Value::Array(self.config.logging.trackers()).to_string()
     }
 
+    /// True if standard output gets the events of the log.
+    #[getter]
+    fn logs_json(&self) -> bool {
+        self.config.logging.log_format == config::LogFormat::Json
+    }
+
+    /// Seconds from a signal to the end of the process.
+    #[getter]
+    fn save_grace_seconds(&self) -> Option<u64> {
+        self.config.run.save_grace_seconds
+    }
+
+    /// Folder of the checkpoints, if `checkpoint_dir` names one.
+    #[getter]
+    fn checkpoint_dir(&self) -> Option<&str> {
+        self.config.run.checkpoint_dir.value().map(String::as_str)
+    }
+
     /// The repository that the result is uploaded to, and whether a new one is private.
     #[getter]
     fn push_to_hub(&self) -> Option<(String, bool)> {
         self.config.run.push_to_hub.clone().map(|name| (name, self.config.run.hub_private_repo))
     }
 
-    /// What starts the nodes of the run, as JSON: `on_ray` and the options of `distributed`, with the ranks of a node and
-    /// the micro-batches that each accumulates.
+    /// What starts the nodes of the run, as JSON: `on_ray` and the options of `distributed`, with the ranks of a node, the
+    /// micro-batches that each accumulates, and as `divides_rows` if that number follows from `train_batch_size`.
     #[getter]
     fn nodes(&self) -> String {
         let of = &self.config.multi_node.distributed;
@@ -194,7 +231,8 @@ impl Config {
             "ranks": self.config.local_ranks(),
             "timeout": of.timeout,
             "max_restarts": of.max_restarts,
-            "accumulation": self.config.training.gradient_accumulation_steps,
+            "accumulation": self.config.accumulation().unwrap_or(self.config.training.gradient_accumulation_steps),
+            "divides_rows": self.config.training.train_batch_size.is_some(),
         })
         .to_string()
     }

@@ -48,7 +48,7 @@ pub use foreign::{hint_for as foreign_hint, name_for as foreign_name};
 pub use hardware::{Device, Hardware};
 pub use inert::{notes as inert_notes, notes_on_template};
 pub use local::Look;
-pub use logging::{Logging, Reporter};
+pub use logging::{LogFormat, Logging, Reporter};
 pub use lora::{Lora, Qlora};
 pub use memory::Memory;
 pub use model::{Init, Model, RopeMethod, RopeScaling};
@@ -213,6 +213,21 @@ macro_rules! union_of_tables {
         self.ranks() / self.sequence()
     }
 
+    /// Micro-batches of a step on each rank, which `train_batch_size` may decide. Errors: the rows of a step cannot be divided
+    /// evenly, as a message and a hint.
+    pub fn accumulation(&self) -> Result<u32, (String, String)> {
+        let Some(rows) = self.training.train_batch_size else { return Ok(self.training.gradient_accumulation_steps) };
+        let (micro, replicas) = (self.training.per_device_train_batch_size, self.replicas().max(1));
+        let at_once = micro as usize * replicas;
+        if (rows as usize).is_multiple_of(at_once) {
+            return Ok((rows as usize / at_once) as u32);
+        }
+        let message = format!(
+            "`train_batch_size: {rows}` is no multiple of {at_once}, which are `per_device_train_batch_size: {micro}` × {replicas}"
+        );
+        Err((message, "lower `per_device_train_batch_size`, or use another number of GPUs".to_owned()))
+    }
+
     /// Processes that train together.
     pub fn nodes(&self) -> usize {
         self.multi_node.distributed.num_nodes as usize
@@ -252,8 +267,12 @@ macro_rules! union_of_tables {
         let mut config = self.clone();
         config.hardware.gpus = gpus;
         let refused = checks::refused_with_ranks(&config).into_iter();
-        let problems: Vec<Problem> =
+        let mut problems: Vec<Problem> =
             refused.map(|(path, message, hint)| config.mistake(path, message, Some(hint))).collect();
+        match config.accumulation() {
+            Ok(steps) => config.training.gradient_accumulation_steps = steps,
+            Err((message, hint)) => problems.push(config.mistake("train_batch_size", message, Some(hint))),
+        }
         if problems.is_empty() { Ok(config) } else { Err(problems) }
     }
 

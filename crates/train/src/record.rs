@@ -98,6 +98,8 @@ pub struct Measured {
     steps: u64,
     tokens: u64,
     seconds: f64,
+    /// Seconds of the slowest step.
+    pub longest: f64,
     /// The most that was in use, bytes.
     memory: Option<usize>,
 }
@@ -107,6 +109,7 @@ impl Measured {
         self.steps += 1;
         self.tokens += step.tokens;
         self.seconds += step.seconds;
+        self.longest = self.longest.max(step.seconds);
         self.memory = self.memory.max(step.memory);
     }
 

@@ -243,6 +243,8 @@ struct Run {
     saving: Option<Saving>,
     /// Why checkpoints are written at once has been reported.
     reported_waiting: bool,
+    /// True once the note on the grace period was shown.
+    reported_grace: bool,
     /// Steps of this process.
     measured: Measured,
     instruments: Instruments,

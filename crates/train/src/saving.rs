@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
 use program::TensorRef;
 use tensor::HostTensor;
@@ -19,29 +20,31 @@ use crate::trainer::Trainer;
 pub(crate) struct Saving {
     pub step: u64,
     pub folder: PathBuf,
-    thread: JoinHandle<Result<Staged>>,
+    /// Bytes of the tensors in the checkpoint.
+    pub bytes: usize,
+    thread: JoinHandle<Result<(Staged, f64)>>,
 }
 
 /// How a save began.
 pub(crate) enum Begun {
     /// The copy is made, the files are being written.
     InTheMaking(Saving),
-    /// There is no memory for a copy: every file is written already.
-    Written(Staged),
+    /// There is no memory for a copy: every file is written already, this many bytes of tensors.
+    Written(Staged, usize),
 }
 
 impl Saving {
     /// Copies what a checkpoint takes and begins to write it. Needs host memory for the copy: the bytes of the
     /// checkpoint's tensors, given back tensor by tensor as they are written.
     pub fn begin(trainer: &mut Trainer, outline: Outline, folder: PathBuf) -> Result<Begun> {
-        let step = trainer.steps_done();
+        let (step, begun) = (trainer.steps_done(), Instant::now());
         let staged = Staged::begin(&trainer.written, &folder)?;
         let tensors = outline.tensors();
         let bytes: usize = tensors.iter().map(TensorRef::bytes).sum();
         let engine = trainer.engine()?;
         if available().is_some_and(|available| bytes > available / 2) {
             outline.write(&staged, &mut |at| engine.tensor(at))?;
-            return Ok(Begun::Written(staged));
+            return Ok(Begun::Written(staged, bytes));
         }
         let mut copied: HashMap<TensorRef, HostTensor> = HashMap::with_capacity(tensors.len());
         for at in tensors {
@@ -53,11 +56,11 @@ impl Saving {
                 .write(&staged, &mut |at| Ok(copied.remove(at).expect("each tensor is copied, and written once")))?;
             // The digest of the whole, so that no one waits for it afterwards.
             staged.record()?;
-            Ok(staged)
+            Ok((staged, begun.elapsed().as_secs_f64()))
         };
         let thread = thread::Builder::new().name("checkpoint".into()).spawn(write);
         let thread = thread.map_err(|e| TrainError::Failed(format!("cannot start a thread for checkpoints: {e}")))?;
-        Ok(Begun::InTheMaking(Saving { step, folder, thread }))
+        Ok(Begun::InTheMaking(Saving { step, folder, bytes, thread }))
     }
 
     /// Whether [`Saving::finish`] returns at once.
@@ -65,8 +68,9 @@ impl Saving {
         self.thread.is_finished()
     }
 
-    /// Waits for the files; the folder appears when it is committed.
-    pub fn finish(self) -> Result<Staged> {
+    /// Waits for the files; the folder appears when it is committed. Also returns the seconds from the begin of the copy to the
+    /// last file.
+    pub fn finish(self) -> Result<(Staged, f64)> {
         match self.thread.join() {
             Ok(result) => result,
             Err(panic) => std::panic::resume_unwind(panic),

@@ -72,6 +72,8 @@ class Wanted:
     max_restarts: int
     #: Micro-batches that each rank accumulates.
     accumulation: int
+    #: Whether the engine derives that from `train_batch_size`.
+    divides_rows: bool
     output_dir: str
 
     def fitting(self, machines: int) -> int:
@@ -206,7 +208,7 @@ class Job:
             "distributed.max_restarts": 0,
             "distributed.min_nodes": "null",
         }
-        if count != wanted.num_nodes:
+        if count != wanted.num_nodes and not wanted.divides_rows:
             given["gradient_accumulation_steps"] = wanted.accumulation * wanted.num_nodes // count
         if is_restart:
             given["resume_from_checkpoint"] = "true"
@@ -355,4 +357,4 @@ def of(options: Namespace, overrides: list[tuple[str, str]], run: str | None, co
     words += [f"--set={name}={value}" for name, value in overrides]
     wanted = Wanted(**nodes, gpus=gpus, output_dir=config.output_dir)
     text = path.read_text(encoding="utf-8")
-    return Job(wanted, options.command, path.name, text, words, not (options.quiet or options.json))
+    return Job(wanted, options.command, path.name, text, words, not (options.quiet or options.json or config.logs_json))

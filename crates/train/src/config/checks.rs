@@ -43,6 +43,17 @@ pub(super) fn check_options(config: &Config, reader: &mut Reader) {
         let hint = Some("remove `none`, or the others".to_string());
         reader.report("report_to", "`report_to` has `none` next to trackers", hint);
     }
+    if config.training.train_batch_size.is_some() && reader.is_written("gradient_accumulation_steps") {
+        let message = "`train_batch_size` and `gradient_accumulation_steps` both say how many micro-batches a step has";
+        reader.report("train_batch_size", message, Some("remove one of them".to_owned()));
+    }
+    if !config.logging.has_valid_metrics_address() {
+        let hint =
+            Some("such as `9400`, `127.0.0.1:9400`, or `0.0.0.0:9400` for every network of the machine".to_owned());
+        let address = config.logging.metrics_address.as_deref().unwrap_or_default();
+        let message = format!("`metrics_address` is `{address}`, expected `host:port` or a port");
+        reader.report("metrics_address", message, hint);
+    }
     if config.training.max_steps == 0 && !reader.is_faulty("max_steps") {
         let hint = Some("-1 takes the number from `num_epochs` and the data".to_string());
         reader.report("max_steps", "`max_steps: 0` would train nothing", hint);

@@ -25,6 +25,11 @@ options! {
         sample_prompts: Vec<String> = [], resumable;
         /// Maximum tokens of an answer to one of `sample_prompts`.
         sample_tokens: u64 = 64, min = 1, resumable;
+        /// `host:port` that serves the newest metrics of the run as Prometheus text, at `/metrics`. A port alone is
+        /// served on the loopback of this machine.
+        metrics_address: Option<String> = null, resumable;
+        /// Form of standard output: lines for people, or the log, one JSON object per line, as with `--json`.
+        log_format: LogFormat = "text", resumable;
         /// Weights & Biases: project.
         wandb_project: String = "Surogate", resumable;
         /// Weights & Biases: run name. `auto` is `run_name`.
@@ -57,8 +62,24 @@ choices! {
     }
 }
 
+choices! {
+    /// Form of the output on the terminal and in pipes.
+    pub enum LogFormat {
+        /// Lines for people, with a progress bar on a terminal.
+        Text = "text",
+        /// The events of the log, one JSON object per line.
+        Json = "json",
+    }
+}
+
 impl Logging {
-    /// Each service once, with what its client needs; a name that was left open is null.
+    /// Returns true if `metrics_address` is `host:port`, a port, or null.
+    pub fn has_valid_metrics_address(&self) -> bool {
+        let is_port = |text: &str| text.parse::<u16>().is_ok();
+        self.metrics_address.as_deref().is_none_or(|text| is_port(text) || super::checks::is_address(text))
+    }
+
+    /// Each service once, with what its client needs; a name that was left open is null. `metrics_address` is the last.
     pub fn trackers(&self) -> Vec<Value> {
         let requested = self.report_to.as_deref().unwrap_or_default();
         let reported = |service: Reporter| match service {
@@ -71,6 +92,8 @@ impl Logging {
             })),
             Reporter::Tensorboard => Some(json!({"tracker": "tensorboard"})),
         };
-        Reporter::ALL.iter().copied().filter(|service| requested.contains(service)).filter_map(reported).collect()
+        let trackers = Reporter::ALL.iter().copied().filter(|service| requested.contains(service)).filter_map(reported);
+        let served = self.metrics_address.iter().map(|address| json!({"tracker": "metrics", "address": address}));
+        trackers.chain(served).collect()
     }
 }

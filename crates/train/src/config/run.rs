@@ -20,7 +20,9 @@ options! {
         /// Passes over the training data; the last may be a part of one, such as 0.5 or 1.25. `max_steps` takes
         /// precedence.
         num_epochs: Epochs = 3, above = 0, max = 1_000_000, resumable;
-        /// Folder for everything that the run writes: resolved options, log, checkpoints, result.
+        /// Folder for everything that the run writes: resolved options, log, checkpoints, result. With `s3://bucket/path` or
+        /// `gs://bucket/path` the run writes to a folder of the user's cache and uploads everything from there during the
+        /// training.
         output_dir: String = "output", path, resumable;
         /// Folder for checkpoints, used by one run at a time. `auto` is `output_dir`.
         checkpoint_dir: Setting<String> = auto, path, resumable;
@@ -35,6 +37,10 @@ options! {
         save_steps: u64 = 50, min = 1, resumable;
         /// Number of checkpoints to keep. Older ones of this run are deleted.
         save_total_limit: u64 = 5, min = 1, resumable;
+        /// Seconds that a signal leaves for the current step and its checkpoint, such as the grace period of a queue. A run
+        /// that has not ended by then ends without that checkpoint, with the exit code of the signal; the newest complete one
+        /// stays. A note says so when a step and a checkpoint take longer. Null waits for the checkpoint.
+        save_grace_seconds: Option<u64> = null, min = 1, resumable;
         /// Write the result from the weights with the lowest evaluation loss instead of the last ones. Every evaluation
         /// that is the best so far is saved as a checkpoint, which is kept in addition to the newest ones.
         load_best_model_at_end: bool = false, resumable;

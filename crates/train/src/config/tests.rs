@@ -718,3 +718,16 @@ fn no_text_makes_the_loader_panic() {
         }
     }
 }
+
+#[test]
+fn rows_of_a_step_are_divided_over_any_number_of_gpus() {
+    let of = |gpus: u32| {
+        let text = format!("model: m\ngpus: {gpus}\nper_device_train_batch_size: 2\ntrain_batch_size: 12\n");
+        good(&text).with_visible_gpus(6).map(|config| config.training.gradient_accumulation_steps)
+    };
+    assert_eq!([1, 2, 3, 6, 0].map(|gpus| of(gpus).unwrap()), [6, 3, 2, 1, 1]);
+    let problem = &of(4).unwrap_err()[0];
+    assert!(problem.to_string().contains("`train_batch_size: 12` is no multiple of 8"), "{problem}");
+    let both = "model: m\ntrain_batch_size: 8\ngradient_accumulation_steps: 4\n";
+    assert!(reported(both).contains("both say how many micro-batches"));
+}

@@ -10,6 +10,9 @@ options! {
         per_device_train_batch_size: u32 = 2, min = 1, max = 1048576;
         /// Micro-batches per step. A step trains on batch size × this × GPUs rows; the last of an epoch may have fewer.
         gradient_accumulation_steps: u32 = 4, min = 1, max = 1048576;
+        /// Rows of a step on all GPUs of all nodes, in place of `gradient_accumulation_steps`, which follows from it: the same
+        /// file then makes the same steps on any number of GPUs that divides them, also on resume.
+        train_batch_size: Option<u32> = null, min = 1, max = 1048576, resumable;
         /// Number of steps. -1 derives it from `num_epochs` and the data.
         max_steps: i64 = -1, min = -1, resumable;
         /// NEFTune: add noise to the embeddings in training steps, uniform between ±alpha / √(tokens · hidden size),

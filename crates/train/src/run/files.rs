@@ -15,6 +15,30 @@ use crate::staged::Staged;
 use crate::trainer::Trainer;
 use crate::words;
 
+/// A checkpoint from the begin of the copy to its last file.
+#[derive(Clone, Copy, Debug)]
+struct Took {
+    /// Bytes of the tensors in the checkpoint.
+    bytes: usize,
+    seconds: f64,
+}
+
+impl Took {
+    /// Returns a sentence if a step, of at most `step` seconds, and the checkpoint after it take longer than a signal leaves.
+    fn beyond(self, grace: u64, step: f64) -> Option<String> {
+        let Took { bytes, seconds } = self;
+        let rate = bytes as f64 / 1e9 / seconds.max(1e-9);
+        (step + seconds > grace as f64).then(|| {
+            format!(
+                "a checkpoint of {} takes {seconds:.1} s ({rate:.2} GB/s) after a step of up to {step:.1} s, more than \
+                 `save_grace_seconds: {grace}`: a run that is interrupted loses the steps since its last checkpoint (raise the \
+                 grace period, or lower `save_steps`)",
+                words::size(bytes)
+            )
+        })
+    }
+}
+
 impl Run {
     /// Ends the run on request, after a checkpoint of the present step in the run's own place.
     pub(super) fn stop(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Outcome> {
@@ -99,13 +123,14 @@ impl Run {
         let outline = trainer.outline()?;
         match Saving::begin(trainer, outline, folder.clone())? {
             Begun::InTheMaking(saving) => self.saving = Some(saving),
-            Begun::Written(staged) => {
+            Begun::Written(staged, bytes) => {
                 if !std::mem::replace(&mut self.reported_waiting, true) {
                     observer.line(
                         "Note: not enough host memory for a copy of the checkpoint: training waits until it is written",
                     );
                 }
-                self.publish_staged(trainer, staged, (step, &folder), observer)?;
+                let took = Took { bytes, seconds: begin.elapsed().as_secs_f64() };
+                self.publish_staged(trainer, staged, (step, &folder), took, observer)?;
             }
         }
         self.saved = Some(step);
@@ -116,11 +141,12 @@ impl Run {
     /// Waits for the checkpoint in the making, if there is one, and lets it appear.
     pub(super) fn publish_checkpoint(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
         let Some(saving) = self.saving.take() else { return Ok(()) };
-        let (step, folder) = (saving.step, saving.folder.clone());
-        let staged = saving.finish();
+        let (step, folder, bytes) = (saving.step, saving.folder.clone(), saving.bytes);
+        let finished = saving.finish();
         // A folder that is gone is the reason for what the writing says.
         self.place.check_present()?;
-        self.publish_staged(trainer, staged?, (step, &folder), observer)
+        let (staged, seconds) = finished?;
+        self.publish_staged(trainer, staged, (step, &folder), Took { bytes, seconds }, observer)
     }
 
     /// Lets a checkpoint appear, and removes those that are too many.
@@ -129,6 +155,7 @@ impl Run {
         trainer: &mut Trainer,
         staged: Staged,
         (step, folder): (u64, &Path),
+        took: Took,
         observer: &mut dyn Observer,
     ) -> Result<()> {
         self.record(trainer, Some(&staged))?;
@@ -138,6 +165,33 @@ impl Run {
         checkpoint::rotate(&self.place.checkpoints, &trainer.written, of.save_total_limit, spared)?;
         self.record(trainer, None)?;
         observer.line(&format!("Saved {}", folder.display()));
-        self.emit(json!({"event": "checkpoint", "step": step, "path": folder}), observer)
+        if let Some(grace) = trainer.config.run.save_grace_seconds
+            && let Some(note) = took.beyond(grace, self.measured.longest)
+            && !std::mem::replace(&mut self.reported_grace, true)
+        {
+            observer.line(&format!("Note: {note}"));
+        }
+        let Took { bytes, seconds } = took;
+        self.emit(
+            json!({"event": "checkpoint", "step": step, "path": folder, "bytes": bytes, "seconds": seconds}),
+            observer,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Took;
+
+    #[test]
+    fn a_checkpoint_that_outlasts_the_grace_period_is_told_with_its_rate() {
+        let took = Took { bytes: 16 << 30, seconds: 40.0 };
+        assert_eq!(took.beyond(45, 5.0), None);
+        let note = took.beyond(44, 5.0).unwrap();
+        assert!(
+            note.starts_with("a checkpoint of 16.00 GiB takes 40.0 s (0.43 GB/s) after a step of up to 5.0 s"),
+            "{note}"
+        );
+        assert!(note.contains("`save_grace_seconds: 44`"), "{note}");
     }
 }

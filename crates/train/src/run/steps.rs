@@ -106,6 +106,7 @@ impl Run {
             sampled: None,
             saving: None,
             reported_waiting: false,
+            reported_grace: false,
             measured,
             instruments,
             when,

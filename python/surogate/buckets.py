@@ -1,4 +1,4 @@
-"""Downloads `s3://` and `gs://` objects to local files. The engine sees only files.
+"""Downloads `s3://` and `gs://` objects to local files, and opens buckets for others. The engine sees only files.
 
 obstore, the Python binding of the object_store library, does listing, signing, credentials and retries: the variables
 `AWS_*` and `GOOGLE_*`, web identities and instance roles. Keys of the AWS profile are added here. Downloads are cached
@@ -29,7 +29,7 @@ ATTEMPTS = 5
 #: Bytes that are written at once.
 BLOCK = 8 << 20
 
-INSTALL = "data in a bucket need obstore: pip install 'surogate[cloud]'"
+INSTALL = "buckets need obstore: pip install 'surogate[cloud]'"
 
 
 def is_address(path: str) -> bool:
@@ -49,13 +49,13 @@ def data_files(path: str, subset: str | None, split: str, endings: tuple[str, ..
     if not bucket:
         raise DataError(f"dataset `{path}`: an address has the form `{scheme}://bucket/path`")
     try:
-        store = _store(scheme, bucket)
-        objects = _objects(store, key, path, subset, split, endings)
-        place = cache_folder() / _origin(scheme) / quote(bucket, safe="")
+        of = store(scheme, bucket)
+        objects = _objects(of, key, path, subset, split, endings)
+        place = cache_folder() / origin(scheme) / quote(bucket, safe="")
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            return list(pool.map(lambda of: _fetched(store, of, place), objects))
+            return list(pool.map(lambda found: _fetched(of, found, place), objects))
     except (obstore.exceptions.BaseError, OSError) as error:
-        raise RunError(f"dataset `{path}`: {_reason(error, scheme)}") from error
+        raise RunError(f"dataset `{path}`: {reason(error, scheme)}") from error
 
 
 def cache_folder() -> Path:
@@ -65,7 +65,8 @@ def cache_folder() -> Path:
     return _native.cache_folder("objects")
 
 
-def _store(scheme: str, bucket: str) -> Any:
+def store(scheme: str, bucket: str) -> Any:
+    """A bucket, with the credentials of the environment."""
     from obstore.store import GCSStore, S3Store
 
     names = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"] if scheme == "s3" else ["GOOGLE_BASE_URL"]
@@ -128,7 +129,7 @@ def _objects(
     return [listed[name] for name in _native.choose_files(path, list(listed), card, subset, split)]
 
 
-def _origin(scheme: str) -> str:
+def origin(scheme: str) -> str:
     """The scheme, distinguished by the server that the variables name."""
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT") if scheme == "s3" else ("GOOGLE_BASE_URL",)
     server = next((os.environ[name] for name in names if os.environ.get(name)), "")
@@ -149,7 +150,7 @@ def _fetched(store: Any, of: dict[str, Any], place: Path) -> Path:
     part = Path(unique)
     try:
         with open(handle, "wb") as file:
-            _receive(store, of, file, size)
+            receive(store, of, file, size)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, target)
@@ -158,7 +159,7 @@ def _fetched(store: Any, of: dict[str, Any], place: Path) -> Path:
     return target
 
 
-def _receive(store: Any, of: dict[str, Any], file: Any, size: int) -> None:
+def receive(store: Any, of: dict[str, Any], file: Any, size: int) -> None:
     """Writes the object; a transfer that breaks is taken up where it ended, as long as the object is the same."""
     import obstore
 
@@ -184,17 +185,17 @@ def _blocks(result: Any) -> Iterable[bytes]:
     return result.stream(min_chunk_size=BLOCK)
 
 
-def _reason(error: Exception, scheme: str) -> str:
+def reason(error: Exception, scheme: str) -> str:
     """The first line of what the library says, and what helps."""
     text = str(error).split("\n", 1)[0].strip()
     variables = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     open_to_all = "AWS_SKIP_SIGNATURE=true"
     if scheme == "gs":
         variables, open_to_all = "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SKIP_SIGNATURE=true"
-    if isinstance(error, FileNotFoundError):
-        return f"there is no such object ({text})"
     if "NoSuchBucket" in str(error):
         return f"there is no such bucket ({text})"
+    if isinstance(error, FileNotFoundError):
+        return f"there is no such object ({text})"
     if isinstance(error, PermissionError) or any(word in str(error) for word in ("403", "401", "credential")):
         return f"access is refused: {text} (set {variables}; {open_to_all} for a bucket that is open to all)"
     if "redirect" in str(error):

@@ -23,13 +23,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from . import _native, errors, export, extend, extras, files, hub, merge, push, quantize, watch
+from . import _native, errors, export, extend, extras, files, hub, merge, outputs, push, quantize, watch
 from .arguments import TRAIN, UsageError, parser, split_overrides
 from .log_readers import LogReaders
 from .machine import site_packages
 from .models import gguf
 from .run import load_config, open_source, run_names, with_teacher
 from .terminal import show, show_coloured, waiting, warn
+from .uploads import left_behind
 
 Overrides = list[tuple[str, str]]
 
@@ -135,17 +136,24 @@ def _train_on_nodes(config: _native.Config, options: Namespace, overrides: Overr
 
 
 def _train_one(config: _native.Config, options: Namespace) -> int:
+    address = config.output_dir
+    config, upload = outputs.prepare(config)
     folder, ir = open_source(config)
     config = hub.with_data(with_teacher(config))
     if config.push_to_hub:
         push.prepare(*config.push_to_hub)
     shown = "nothing" if options.quiet else "events" if options.json or config.logs_json else "lines"
-    readers = LogReaders(json.loads(config.trackers))
+    readers = LogReaders(json.loads(config.trackers), upload=upload)
     try:
         with watch.signals(config.save_grace_seconds):
             code = _native.run(config, folder, ir, site_packages(), shown, readers.pipes)
     finally:
         readers.finish()
+    if upload and code is not None:
+        if why := left_behind(Path(config.output_dir)):
+            raise errors.RunError(f"`output_dir: {address}`: {why}")
+        if shown == "lines":
+            show(f"Uploaded: {address}")
     if code == 0:
         _end(config, json.loads(ir)["architecture"], shown == "lines")
     # What was made is where node 0 is.
@@ -190,7 +198,7 @@ def _show_rows(config: _native.Config, folder: Path, ir: str) -> int:
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     width = min(shutil.get_terminal_size((80, 24)).columns, 120)
     table, rows, page = _native.show_data(config, folder, ir, rows=8, shown=2, tokens=600, color=color, width=width)
-    place = Path(config.output_dir) / "data.html"
+    place = outputs.local(config) / "data.html"
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         files.replace_page(place, page)

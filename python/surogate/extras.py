@@ -25,7 +25,7 @@ KNOWN = [
     ("aim", "aim", "report_to: [aim]"),
     ("tensorboard", "tensorboard", "report_to: [tensorboard]"),
     ("eval", "lm_eval", "surogate evaluate"),
-    ("cloud", "obstore", "data in s3:// and gs://"),
+    ("cloud", "obstore", "data and output_dir in s3:// and gs://"),
     ("distributed", "ray", "nodes that a Ray cluster starts"),
 ]
 

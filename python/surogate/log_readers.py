@@ -18,7 +18,7 @@ from typing import Any
 
 from . import _native
 from .import_path import trusted
-from .terminal import warn
+from .terminal import waiting, warn
 
 #: Seconds that a process may take to finish after the run before it is terminated.
 PATIENCE = 60.0
@@ -66,8 +66,8 @@ class _Process:
         except OSError:
             pass  # It has exited already.
 
-    def wait(self, seconds: float) -> bool:
-        """Whether it exited in time."""
+    def wait(self, seconds: float | None) -> bool:
+        """Whether it exited in time; without a time, when it has exited."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -101,9 +101,9 @@ class _Process:
 
 
 class LogReaders:
-    """The readers of one run: its trackers, and the report if it has one."""
+    """The readers of one run: its trackers, the report if it has one, and the upload of its folder."""
 
-    def __init__(self, trackers: list[dict[str, Any]], report: bool = True) -> None:
+    def __init__(self, trackers: list[dict[str, Any]], report: bool = True, upload: dict[str, Any] | None = None) -> None:
         self._path = trusted()
         self._processes: list[_Process] = []
         for spec in trackers:
@@ -113,6 +113,8 @@ class LogReaders:
                 warn(f"surogate:   hint: pip install 'surogate[{name}]', or pip install {name}")
             else:
                 self._start(name, {**spec, "reader": name})
+        if upload:
+            self._start("upload", upload)
         if report:
             self._start("report", {"reader": "report"})
 
@@ -134,11 +136,14 @@ class LogReaders:
             process.let_go()
         try:
             for process in self._processes:
-                if not process.wait(max(0.0, until - time.monotonic())):
+                if process.name == "upload":
+                    with waiting("uploading"):
+                        process.wait(None)
+                elif not process.wait(max(0.0, until - time.monotonic())):
                     late = f"did not finish within {PATIENCE:.0f} s after the run and was terminated"
                     warn(f"surogate: {process.name} {late}")
         except KeyboardInterrupt:
-            warn("surogate: the trackers were stopped early: the log is complete")
+            warn("surogate: trackers and uploads were stopped early: the log is complete")
         finally:
             for process in self._processes:
                 process.end()

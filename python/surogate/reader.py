@@ -16,8 +16,9 @@ from typing import Any, Protocol
 
 from .stream import ENDS, OPENINGS, Event, Stream
 
-#: Seconds that a reader may take to finish after the run.
-PATIENCE = 600
+#: Seconds that a reader may take to finish after the run. An upload takes as long as its bytes need.
+PATIENCE: dict[str, float] = {"upload": float("inf")}
+USUAL_PATIENCE = 600.0
 
 
 class Reader(Protocol):
@@ -39,8 +40,9 @@ class Reader(Protocol):
 class Run(threading.Thread):
     """Waits for the exit of the run's process through a pipe."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, patience: float) -> None:
         super().__init__(daemon=True)
+        self._patience = patience
         self.is_over = threading.Event()
         self._pipe = os.fdopen(fd, "rb")
 
@@ -54,8 +56,9 @@ class Run(threading.Thread):
         while self._pipe.readline():
             pass
         self.is_over.set()
-        time.sleep(PATIENCE)
-        os._exit(1)
+        if self._patience < float("inf"):
+            time.sleep(self._patience)
+            os._exit(1)
 
 
 def follow(stream: Stream, reader: Reader, is_over: threading.Event) -> None:
@@ -85,6 +88,10 @@ def make(spec: dict[str, Any], output: Path) -> Reader:
         from .prometheus import Metrics
 
         return Metrics(spec["address"], spec["say"])
+    if spec["reader"] == "upload":
+        from .uploads import Uploads
+
+        return Uploads(spec, output)
     from .trackers import tracker
 
     return tracker(spec, output)
@@ -106,7 +113,7 @@ def main() -> int:
             pass  # The run has exited.
 
     os.nice(10)
-    run = Run(pipe)
+    run = Run(pipe, PATIENCE.get(spec["reader"], USUAL_PATIENCE))
     try:
         announced = run.log()
         if announced is None:

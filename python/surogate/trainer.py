@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from . import _native, hub, notebook
+from . import _native, buckets, hub, notebook
 from .arrays import Arrays, Integers, Rows
 from .arrays import batch as arrays
 from .callbacks import Callback, OnStep
+from .errors import ConfigError
 from .log_readers import LogReaders
 from .machine import site_packages
 from .metrics import EvaluationMetrics, StepMetrics
@@ -40,6 +41,8 @@ class Trainer:
 
     def __init__(self, config: str | os.PathLike[str] | Mapping[str, Any], task: str = "sft") -> None:
         loaded = load_config(config, task)
+        if buckets.is_address(loaded.output_dir):
+            raise ConfigError(f"`output_dir: {loaded.output_dir}`: a Trainer writes to a local folder alone (surogate {task} uploads)")
         folder, ir = open_source(loaded)
         loaded = hub.with_data(with_teacher(loaded))
         self._folder, self._padding = folder, _padding(hub.model_config(folder))

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..buckets import is_address
 from ..terminal import warn
 
 #: Variables that tell a process its place among others: those of whoever started the cluster do not count.
@@ -94,8 +95,8 @@ class Node:
             return int(free.getsockname()[1])
 
     def sees(self, folder: str, path: str) -> bool:
-        """Whether a path is there, which may be relative to a folder."""
-        return Path(folder, path).exists()
+        """Whether a path is there, which may be relative to a folder. A bucket is seen from everywhere."""
+        return is_address(path) or Path(folder, path).exists()
 
     def start(self, of: Start) -> None:
         """Starts the process. Errors: a folder that is not there."""

@@ -1,0 +1,111 @@
+"""Where a run with `output_dir: s3://…` or `gs://…` writes on this machine, and what an earlier process of it left in the
+bucket.
+
+`uploads.py` sends what the run writes; the engine knows only the local folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from . import _native, buckets
+from .errors import ConfigError, RunError
+from .remote import Remote, step_of
+from .terminal import warn
+from .uploads import COMPLETE
+
+#: Files of a run by which a later process knows it.
+OF_RUN = ("manifest.json", "resolved.yaml", "trainer_state.json")
+
+
+def prepare(config: _native.Config) -> tuple[_native.Config, dict[str, Any] | None]:
+    """The configuration with a local folder in place of an address, and the description of the reader that uploads from it;
+    none for a local `output_dir`. The newest checkpoint in the bucket is fetched, if the run resumes and it is newer than
+    what is here.
+
+    Raises ConfigError where the options do not go together or the bucket holds another run, RunError where it cannot be
+    written.
+    """
+    address = config.output_dir
+    if not buckets.is_address(address):
+        return config, None
+    if config.checkpoint_dir is not None:
+        hint = f"remove it: checkpoints go to {address} with everything else"
+        raise ConfigError(f"`checkpoint_dir: {config.checkpoint_dir}` does not go with an `output_dir` in a bucket ({hint})")
+    remote = Remote(address)
+    place = folder_of(address)
+    place.mkdir(parents=True, exist_ok=True)
+    with _locked(place):
+        remote.check_writable()
+        _take_up(remote, place, config.resumes_newest)
+        (place / COMPLETE).unlink(missing_ok=True)
+    spec = {"reader": "upload", "address": address, "limit": config.save_total_limit}
+    return config.with_output_dir(str(place)), spec
+
+
+def local(config: _native.Config) -> Path:
+    """The folder of this machine that a run with these options writes to."""
+    return folder_of(config.output_dir) if buckets.is_address(config.output_dir) else Path(config.output_dir)
+
+
+def folder_of(address: str) -> Path:
+    """The local folder of a run at an address: in SUROGATE_RUNS, else in `surogate/runs` in the user's folder for caches."""
+    own = os.environ.get("SUROGATE_RUNS")
+    root = Path(own).expanduser() if own else _native.cache_folder("runs")
+    address = address.rstrip("/")
+    server = buckets.origin(address.partition("://")[0])
+    name = hashlib.sha256(f"{server} {address}".encode()).hexdigest()[:16]
+    return root / f"{address.rpartition('/')[2][:40]}-{name}"
+
+
+def _take_up(remote: Remote, place: Path, resumes: bool) -> None:
+    import obstore
+
+    try:
+        names = remote.names()
+        if "manifest.json" not in names:
+            return
+        if not resumes:
+            hint = "set `resume_from_checkpoint: true` to go on with it, choose another `output_dir`, or remove it"
+            raise ConfigError(f"`output_dir: {remote.address}` holds another run ({hint})")
+        there = json.loads(remote.read("manifest.json"))
+        here = json.loads((place / "manifest.json").read_text()) if (place / "manifest.json").is_file() else None
+        if here is not None and here.get("run_id") != there.get("run_id"):
+            hint = f"remove {place} to go on with the one in the bucket"
+            raise ConfigError(f"{place} has another run than {remote.address} ({hint})")
+        steps = {step: name for name in remote.marks(names) if (step := step_of(name)) is not None}
+        newest = max(steps, default=0)
+        local = max((step_of(path.name) or 0 for path in place.iterdir() if path.is_dir()), default=0)
+        if newest > local:
+            _fetch(remote, place, names, steps[newest], there)
+    except (obstore.exceptions.BaseError, OSError, ValueError, KeyError) as error:
+        raise RunError(f"`output_dir: {remote.address}`: the run there cannot be read: {remote.why(error)}") from error
+
+
+def _fetch(remote: Remote, place: Path, names: dict[str, int], name: str, manifest: dict[str, Any]) -> None:
+    """Brings a checkpoint, the log and what makes the folder this run's."""
+    warn(f"surogate: fetching {name} from {remote.address}")
+    remote.get_folder(name, remote.marks({of: size for of, size in names.items() if of.startswith(f"{name}/")})[name], place / name)
+    log = Path(str(manifest.get("log", ""))).name
+    for file in (*OF_RUN, log):
+        if file in names:
+            part = place / f".{file}.{os.getpid()}.tmp"
+            remote.get(file, part)
+            os.replace(part, place / file)
+
+
+@contextmanager
+def _locked(place: Path) -> Iterator[None]:
+    """One process at a time, of those of this machine: the nodes of a run may share it."""
+    with (place.parent / f".{place.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+

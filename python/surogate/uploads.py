@@ -1,0 +1,155 @@
+"""The reader that uploads what a run writes to its `output_dir` in a bucket.
+
+Compares the local folder with the bucket again and again, so that what failed once is sent later, by this process or the
+next one. Knows files and their names, not what is in them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .remote import GROWING, MARK, WHOLE, Remote, digest, regular_files, step_of
+from .stream import Event
+
+#: Seconds between comparisons.
+INTERVAL = 2.0
+
+#: Seconds between uploads of files that grow, such as the log.
+GROWING_INTERVAL = 15.0
+
+#: Seconds before a failed upload is tried again, and for how long after the end of the run.
+AGAIN, AFTERWARDS = 5.0, 300.0
+
+#: The file in the local folder that says that the bucket has everything.
+COMPLETE = ".uploaded"
+
+#: Names of files that are being written.
+UNFINISHED = re.compile(r"\..*|.*\.tmp")
+
+
+class Uploads:
+    """Sends complete folders at once, files that grow from time to time, and everything at the end."""
+
+    interval = INTERVAL
+    wants_all = False
+
+    def __init__(self, spec: dict[str, Any], output: Path) -> None:
+        self._remote, self._limit = Remote(spec["address"]), int(spec["limit"])
+        self._say: Callable[[str], None] = spec["say"]
+        self._output = output
+        #: Complete folders in the bucket, with their digests; none before the bucket was listed.
+        self._there: dict[str, str] | None = None
+        #: Files as they were sent last: size and time.
+        self._sent: dict[str, tuple[int, int]] = {}
+        self._due = 0.0
+        self._has_failed = False
+        #: Folders as they were when they were compared last.
+        self._compared: dict[str, tuple[int, int]] = {}
+
+    def take(self, events: list[Event]) -> None:
+        if events:
+            self._attempt(is_end=False)
+
+    def close(self, end: Event | None) -> None:
+        """Raises OSError where something is left that could not be sent."""
+        until = time.monotonic() + AFTERWARDS
+        while not self._attempt(is_end=True):
+            if time.monotonic() > until:
+                raise OSError(f"not everything is in {self._remote.address}; all of it is in {self._output}")
+            time.sleep(AGAIN)
+        (self._output / COMPLETE).write_text(self._remote.address + "\n", encoding="utf-8")
+
+    def _attempt(self, is_end: bool) -> bool:
+        """Whether everything was sent that is to be sent now."""
+        import obstore
+
+        now = time.monotonic()
+        if self._has_failed and not is_end and now < self._due:
+            return False
+        try:
+            if self._there is None:
+                marks = self._remote.marks(self._remote.names())
+                self._there = {name: mark["digest"] for name, mark in marks.items()}
+            for folder in sorted(self._output.iterdir(), key=lambda path: step_of(path.name) or 0):
+                if WHOLE.fullmatch(folder.name) and folder.is_dir():
+                    self._send_folder(folder)
+            if is_end or self._has_failed or now >= self._due:
+                self._send_files()
+                self._due = now + GROWING_INTERVAL
+            self._remove_old()
+        except (obstore.exceptions.BaseError, OSError) as error:
+            if not self._has_failed:
+                self._say(f"the upload to {self._remote.address} failed: {self._remote.why(error)}; it is tried again")
+            self._has_failed, self._due = True, time.monotonic() + AGAIN
+            return False
+        if self._has_failed:
+            self._say(f"the upload to {self._remote.address} goes on")
+        self._has_failed = False
+        return True
+
+    def _send_folder(self, folder: Path) -> None:
+        """Sends a folder that the bucket does not have. A snapshot of hard links: the run may remove the folder meanwhile."""
+        assert self._there is not None
+        status = folder.stat()
+        seen = (status.st_ino, status.st_mtime_ns)
+        if self._compared.get(folder.name) == seen:
+            return
+        snapshot = self._output.parent / f".{self._output.name}.{os.getpid()}.upload"
+        try:
+            try:
+                shutil.copytree(folder, snapshot, copy_function=os.link)
+            except (shutil.Error, FileNotFoundError):
+                return  # It was removed, or replaced: the next comparison finds what is there then.
+            known = digest(snapshot)
+            if self._there.get(folder.name) != known:
+                # The manifest names the folder already; a checkpoint that it does not name would not be the run's.
+                self._remote.put("manifest.json", self._output / "manifest.json")
+                self._there.pop(folder.name, None)
+                before = [name for name in self._remote.names() if name.startswith(f"{folder.name}/")]
+                self._remote.put_folder(snapshot, folder.name, known, before)
+                self._there[folder.name] = known
+        finally:
+            shutil.rmtree(snapshot, ignore_errors=True)
+        self._compared[folder.name] = seen
+
+    def _send_files(self) -> None:
+        """Sends the files that changed: those of the run itself, and of trackers."""
+        own = [path for path in sorted(self._output.iterdir()) if path.is_file() and not path.is_symlink()]
+        for name in GROWING:
+            own += regular_files(self._output / name)
+        for path in own:
+            name = str(path.relative_to(self._output))
+            if UNFINISHED.fullmatch(path.name) or path.name == COMPLETE:
+                continue
+            try:
+                status = path.stat()
+                seen = (status.st_size, status.st_mtime_ns)
+                if self._sent.get(name) != seen:
+                    self._remote.put(name, path)
+                    self._sent[name] = seen
+            except FileNotFoundError:
+                continue  # It was replaced by a newer one, which comes next.
+
+    def _remove_old(self) -> None:
+        """Removes checkpoints that neither the run keeps nor `save_total_limit` allows."""
+        assert self._there is not None
+        steps = sorted((step, name) for name in self._there if (step := step_of(name)) is not None)
+        old = [name for _, name in steps[: -self._limit] if not (self._output / name).is_dir()]
+        for name in old:
+            there = [of for of in self._remote.names() if of.startswith(f"{name}/")]
+            self._remote.remove([of for of in there if of == f"{name}/{MARK}"])
+            self._remote.remove([of for of in there if of != f"{name}/{MARK}"])
+            del self._there[name]
+
+
+def left_behind(output: Path) -> str | None:
+    """What to tell where the bucket does not have everything; none if it has."""
+    if (output / COMPLETE).is_file():
+        return None
+    return f"not everything was uploaded; all of it is in {output}, and the same command with resume_from_checkpoint=true uploads it"

@@ -1,0 +1,297 @@
+"""Runs that write to a bucket: what is there while they go, how they go on elsewhere, and what a failure leaves.
+
+Needs `moto` and `obstore`, no network; the server stands in for Google's as in test_data_buckets.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+from surogate.remote import MARK, Remote, digest
+from surogate.uploads import Uploads
+from test_data_buckets import keys, put
+from test_trackers import options
+
+pytest.importorskip("obstore")
+moto = pytest.importorskip("moto.server")
+pytestmark = pytest.mark.xdist_group("buckets")
+
+
+class Faulty(BaseHTTPRequestHandler):
+    """A proxy of the server that can fail."""
+
+    protocol_version = "HTTP/1.1"
+    upstream = ""
+    #: `cut`: the connection ends within a request that writes; `full`: no room; `refused`: unknown keys.
+    fault: str | None = None
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def handle_one(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        is_write = self.command in ("PUT", "POST") and not self.path.endswith("?delete")
+        if is_write and type(self).fault == "cut":
+            self.close_connection = True
+            return
+        if is_write and type(self).fault == "full":
+            return self.answer(403, b"<Error><Code>QuotaExceeded</Code><Message>the bucket is full</Message></Error>", {})
+        if type(self).fault == "refused":
+            return self.answer(403, b"<Error><Code>InvalidAccessKeyId</Code></Error>", {})
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "content-length")}
+        headers.setdefault("Content-Type", "application/octet-stream")
+        request = urllib.request.Request(type(self).upstream + self.path, body or None, headers, method=self.command)
+        try:
+            found = urllib.request.urlopen(request)
+        except urllib.error.HTTPError as error:
+            found = error
+        self.answer(found.status, found.read(), dict(found.headers))
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = handle_one
+
+    def answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            if name.lower() not in ("connection", "transfer-encoding", "date", "server", "content-length"):
+                self.send_header(name, value)
+        length = headers.get("Content-Length", str(len(body))) if self.command == "HEAD" else str(len(body))
+        self.send_header("Content-Length", length)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+@pytest.fixture(scope="module")
+def s3():
+    running = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    _, port = running.get_host_and_port()
+    address = f"http://127.0.0.1:{port}"
+    put(address, "/runs", b"")
+    yield address
+    running.stop()
+
+
+@pytest.fixture
+def proxy(s3):
+    front = ThreadingHTTPServer(("127.0.0.1", 0), Faulty)
+    Faulty.upstream, Faulty.fault = s3, None
+    threading.Thread(target=front.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{front.server_address[1]}"
+    front.shutdown()
+    front.server_close()
+
+
+@pytest.fixture
+def bucket(s3, monkeypatch):
+    """Opens an address as this process, with the server's keys."""
+    for name, value in keys(s3).items():
+        monkeypatch.setenv(name, value)
+    return Remote
+
+
+def environment(machine: Path, **variables: str) -> dict[str, str]:
+    """The variables of a process on a machine of its own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "GOOGLE_"))}
+    return {**kept, "SUROGATE_RUNS": str(machine), **variables}
+
+
+def start(folder: Path, address: str, machine: Path, variables: dict[str, str], **changes: object) -> subprocess.Popen[str]:
+    words = options(folder, **{"output-dir": address, **changes})
+    return subprocess.Popen(
+        [sys.executable, "-m", "surogate", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(machine, **variables),
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    out, error = process.communicate(timeout=180)
+    return process.returncode, out + error
+
+
+def losses_of(text: bytes) -> list[float]:
+    events = [json.loads(line) for line in text.decode().splitlines()]
+    return list({event["step"]: event["loss"] for event in events if event["event"] == "step"}.values())
+
+
+def log_of(remote: Remote) -> bytes:
+    (name,) = [name for name in remote.names() if name.startswith("log-")]
+    return remote.read(name)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_a_run_is_in_the_bucket_and_goes_on_where_there_is_no_copy(s3, bucket, tmp_path, scheme):
+    address = f"{scheme}://runs/{tmp_path.name}"
+    variables = keys(s3) if scheme == "s3" else {"GOOGLE_BASE_URL": s3, "GOOGLE_BEARER_TOKEN": "token"}
+    code, text = ended(start(tmp_path, address, tmp_path / "one", variables))
+    assert code == 0 and f"Uploaded: {address}" in text, text
+    remote = bucket(address.replace("gs://", "s3://"))
+    names = remote.names()
+    assert {"manifest.json", "resolved.yaml", "report.html", "trainer_state.json"} <= set(names)
+    assert set(remote.marks(names)) == {"checkpoint-2", "checkpoint-4", "adapter"}
+    (local,) = (path for path in (tmp_path / "one").iterdir() if path.is_dir())
+    for folder in remote.marks(names):
+        for file in (local / folder).iterdir():
+            assert remote.read(f"{folder}/{file.name}") == file.read_bytes()
+    more = {"max-steps": 6, "resume-from-checkpoint": "true"}
+    code, text = ended(start(tmp_path, address, tmp_path / "two", variables, **more))
+    assert code == 0 and "fetching checkpoint-4" in text, text
+    assert set(remote.marks(remote.names())) == {"checkpoint-2", "checkpoint-4", "checkpoint-6", "adapter"}
+    code, text = ended(start(tmp_path, str(tmp_path / "whole"), tmp_path, {}, **{"max-steps": 4}))
+    assert code == 0, text
+    (log,) = (tmp_path / "whole").glob("log-*.json")
+    found = losses_of(log_of(remote))
+    assert found[:4] == losses_of(log.read_bytes()) and len(found) == 6
+    code, text = ended(start(tmp_path, address, tmp_path / "three", variables))
+    assert code == 2 and "holds another run" in text, text
+
+
+def test_a_signal_leaves_a_checkpoint_in_the_bucket(s3, bucket, tmp_path):
+    address = f"s3://runs/{tmp_path.name}"
+    run = start(tmp_path, address, tmp_path / "one", keys(s3), **{"max-steps": 100_000, "save-steps": 100_000})
+    assert run.stdout
+    for line in run.stdout:
+        if line.startswith("Step 2/"):
+            break
+    run.send_signal(signal.SIGTERM)
+    code, text = ended(run)
+    assert code == 143, text
+    remote = bucket(address)
+    (name,) = remote.marks(remote.names())
+    step = int(name.removeprefix("checkpoint-"))
+    more = {"max-steps": step + 2, "save-steps": 100_000, "resume-from-checkpoint": "true"}
+    code, text = ended(start(tmp_path, address, tmp_path / "two", keys(s3), **more))
+    assert code == 0 and f"fetching {name}" in text and f"Step {step + 1}/{step + 2}" in text, text
+
+
+def test_old_checkpoints_leave_the_bucket_as_they_leave_the_run(s3, bucket, tmp_path):
+    address = f"s3://runs/{tmp_path.name}"
+    more = {"save-steps": 1, "max-steps": 5, "save-total-limit": 2}
+    code, text = ended(start(tmp_path, address, tmp_path / "one", keys(s3), **more))
+    assert code == 0, text
+    names = bucket(address).names()
+    assert {name.partition("/")[0] for name in names if "/" in name} == {"checkpoint-4", "checkpoint-5", "adapter"}
+
+
+def test_wrong_credentials_and_no_bucket_are_reported_before_anything_is_loaded(s3, proxy, tmp_path):
+    Faulty.fault = "refused"
+    for address, variables, words in [
+        ("s3://absent/run", keys(s3), "nothing can be written there: there is no such bucket"),
+        ("s3://runs/run", keys(proxy), "access is refused"),
+        ("s3://runs", keys(s3), "expected `s3://bucket/path`"),
+    ]:
+        code, text = ended(start(tmp_path, address, tmp_path / "one", variables))
+        assert code in (1, 2) and words in text and address in text and "Compiling" not in text, text
+
+
+@pytest.mark.parametrize("fault", ["cut", "full"])
+def test_a_failing_bucket_is_reported_and_gets_everything_later(proxy, bucket, tmp_path, monkeypatch, fault):
+    """A folder as a run writes it, and its uploads: the bucket fails, then works again."""
+    from surogate import uploads
+
+    monkeypatch.setattr(uploads, "AGAIN", 0.1)
+    for name, value in keys(proxy).items():
+        monkeypatch.setenv(name, value)
+    output, said = tmp_path / "output", []
+    (output / "checkpoint-1").mkdir(parents=True)
+    (output / "checkpoint-1" / "state.json").write_text("{}")
+    (output / "manifest.json").write_text("{}")
+    address = f"s3://runs/{tmp_path.name}"
+    sender = Uploads({"address": address, "limit": 5, "say": said.append}, output)
+    Faulty.fault = fault
+    sender.take([{"event": "checkpoint"}])
+    assert len(said) == 1 and "failed" in said[0] and "tried again" in said[0]
+    assert fault != "full" or "full" in said[0] or "403" in said[0], said
+    assert bucket(address).marks(bucket(address).names()) == {}, "nothing unfinished looks complete"
+    Faulty.fault = None
+    sender.close(None)
+    remote = bucket(address)
+    assert remote.marks(remote.names())["checkpoint-1"]["digest"] == digest(output / "checkpoint-1")
+    assert "goes on" in said[1] and uploads.left_behind(output) is None
+
+
+def test_a_bucket_that_stays_away_ends_in_an_error_that_says_where_everything_is(proxy, tmp_path, monkeypatch):
+    from surogate import uploads
+
+    monkeypatch.setattr(uploads, "AGAIN", 0.05)
+    monkeypatch.setattr(uploads, "AFTERWARDS", 0.2)
+    for name, value in keys(proxy).items():
+        monkeypatch.setenv(name, value)
+    output = tmp_path / "output"
+    output.mkdir()
+    (output / "manifest.json").write_text("{}")
+    Faulty.fault = "full"
+    sender = Uploads({"address": f"s3://runs/{tmp_path.name}", "limit": 5, "say": lambda text: None}, output)
+    with pytest.raises(OSError, match="not everything is in s3://runs/.*all of it is in"):
+        sender.close(None)
+    assert str(output) in (uploads.left_behind(output) or "")
+
+
+def test_an_unfinished_folder_is_not_resumed_from(s3, bucket, tmp_path):
+    address = f"s3://runs/{tmp_path.name}"
+    remote = bucket(address)
+    folder = tmp_path / "checkpoint-3"
+    folder.mkdir()
+    for name in ("state.json", "adapter.bin"):
+        (folder / name).write_text(name)
+    remote.put_folder(folder, "checkpoint-3", digest(folder), [])
+    assert set(remote.marks(remote.names())) == {"checkpoint-3"}
+    remote.remove(["checkpoint-3/adapter.bin"])
+    assert remote.marks(remote.names()) == {}, "a file that the mark names is not there"
+    remote.put_text("checkpoint-4/state.json", "{}")
+    assert MARK not in remote.names() and remote.marks(remote.names()) == {}
+
+
+def test_names_that_lead_out_of_the_folder_are_refused(s3, bucket, tmp_path):
+    from surogate.errors import RunError
+
+    remote = bucket(f"s3://runs/{tmp_path.name}")
+    with pytest.raises(RunError, match="expected a file of the folder"):
+        remote.get_folder("checkpoint-1", {"files": {"../../x": 1}}, tmp_path / "here" / "checkpoint-1")
+
+
+def test_a_trainer_and_a_checkpoint_dir_are_refused(s3, tmp_path):
+    import surogate
+    from surogate.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="writes to a local folder alone"):
+        surogate.Trainer({"model": str(REPOSITORY / "examples/stories/model"), "output_dir": "s3://runs/x"})
+    run = start(tmp_path, "s3://runs/x", tmp_path / "one", keys(s3), **{"checkpoint-dir": str(tmp_path / "c")})
+    code, text = ended(run)
+    assert code == 2 and "`checkpoint_dir: " in text and "does not go with" in text
+
+
+def test_uploads_do_not_miss_a_checkpoint_that_the_run_removes(s3, bucket, tmp_path, monkeypatch):
+    """The snapshot of a folder is sent whole though the folder is gone."""
+    output = tmp_path / "output"
+    (output / "checkpoint-1").mkdir(parents=True)
+    (output / "checkpoint-1" / "state.json").write_text("{}")
+    (output / "manifest.json").write_text("{}")
+    address = f"s3://runs/{tmp_path.name}"
+    sender = Uploads({"address": address, "limit": 5, "say": lambda text: None}, output)
+    send = Remote.put_folder
+
+    def removed_meanwhile(self, folder, *more):
+        (output / "checkpoint-1" / "state.json").unlink()
+        time.sleep(0)
+        send(self, folder, *more)
+
+    monkeypatch.setattr(Remote, "put_folder", removed_meanwhile)
+    sender.take([{"event": "checkpoint"}])
+    assert bucket(address).read("checkpoint-1/state.json") == b"{}"
+    assert list(output.parent.glob(".*.upload")) == []

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import _native
+from . import _native, kubeflow
 from .import_path import trusted
 from .terminal import waiting, warn
 
@@ -113,6 +113,8 @@ class LogReaders:
                 warn(f"surogate:   hint: pip install 'surogate[{name}]', or pip install {name}")
             else:
                 self._start(name, {**spec, "reader": name})
+        if kubeflow.is_requested():
+            self._start("kubeflow", {"reader": "kubeflow"})
         if upload:
             self._start("upload", upload)
         if report:

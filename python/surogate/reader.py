@@ -88,6 +88,10 @@ def make(spec: dict[str, Any], output: Path) -> Reader:
         from .prometheus import Metrics
 
         return Metrics(spec["address"], spec["say"])
+    if spec["reader"] == "kubeflow":
+        from .kubeflow import Progress
+
+        return Progress(spec["say"])
     if spec["reader"] == "upload":
         from .uploads import Uploads
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shlex
 import shutil
 import signal
 import socket
@@ -20,7 +19,6 @@ from pathlib import Path
 
 import node_faults
 import pytest
-from surogate import _native
 
 pytestmark = pytest.mark.xdist_group("wall-clock")
 
@@ -291,32 +289,6 @@ def test_a_signal_to_any_node_saves_and_ends_all(tmp_path: Path) -> None:
     (leader, text), (follower, _) = ended(processes, 60)
     assert (leader, follower) == (143, 143), text
     assert "saving a checkpoint" in text and list(output.glob("checkpoint-*")), text
-
-
-def test_files_for_clusters_start_the_nodes_that_they_say() -> None:
-    folder = ROOT / "examples" / "nodes"
-    script = (folder / "train.slurm").read_text()
-    subprocess.run(["bash", "-n", str(folder / "train.slurm")], check=True)
-    assert "--ntasks-per-node=1" in script and "distributed.num_nodes=$SLURM_NNODES" in script
-    yaml = pytest.importorskip("yaml")
-    service, job = yaml.safe_load_all((folder / "job.yaml").read_text())
-    (container,) = job["spec"]["template"]["spec"]["containers"]
-    count = job["spec"]["completions"]
-    assert job["spec"]["completionMode"] == "Indexed" and job["spec"]["parallelism"] == count
-    name, subdomain = job["metadata"]["name"], job["spec"]["template"]["spec"]["subdomain"]
-    assert service["metadata"]["name"] == subdomain and service["spec"]["selector"] == {"job-name": name}
-    flags = [argument.removeprefix("--set=").split("=") for argument in container["args"] if "--set=" in argument]
-    given = [(option, value) for option, value in flags]
-    assert ("distributed.num_nodes", str(count)) in given
-    assert ("distributed.rendezvous", f"{name}-0.{subdomain}:29400") in given
-    model = str(ROOT / "examples" / "stories" / "model")
-    _native.Config.from_json(json.dumps({"model": model}), "sft", given)
-    of_ray = yaml.safe_load((folder / "ray.yaml").read_text())["spec"]
-    (workers,) = of_ray["rayClusterSpec"]["workerGroupSpecs"]
-    words = shlex.split(shlex.split(of_ray["entrypoint"])[2])
-    given = [tuple(word.removeprefix("--set=").split("=")) for word in words if word.startswith("--set=")]
-    assert ("distributed.num_nodes", str(workers["replicas"])) in given
-    assert '"on_ray":true' in _native.Config.from_json(json.dumps({"model": model}), "sft", given).nodes
 
 
 @pytest.mark.parametrize("stopped", [0, 1])

@@ -73,6 +73,10 @@ COMMAND_FLAGS = {
         "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1,
     },
     "quantize": {"--scheme": 1, "--method": 1, "--group-size": 1, "--asymmetric": 0, "--base": 1, "--output": 1},
+    "serve": {
+        "--address": 1, "--adapters": 1, "--token-file": 1, "--max-sequences": 1, "--max-waiting": 1, "--max-tokens": 1,
+        "--max-body": 1, "--timeout": 1, "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1,
+    },
     "export": {"--format": 1, "--encoding": 1, "--model": 1, "--output": 1},
 }
 
@@ -254,6 +258,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--tools", metavar="FILE", help=of_tools)
         _place_flags(command)
         _generation_flags(command)
+    _serve_flags(_command(commands, "serve", "serve a model over HTTP, with OpenAI's endpoints", reads_run=False))
     score = _command(commands, "score", "score answers with a reward model", reads_run=False)
     score.add_argument("model", metavar="MODEL", type=_path, help=OF_MODEL)
     of_rows = "JSONL file: texts, conversations, or objects with messages, or with prompt and completion"
@@ -348,6 +353,26 @@ def _evaluate_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
     command.add_argument("--output", metavar="FILE", type=_path, help="write everything that the harness reports to a new JSON file")
     command.add_argument("--samples", action="store_true", help="with --output: also every question with its answer")
+    _place_flags(command)
+
+
+def _serve_flags(command: argparse.ArgumentParser) -> None:
+    """Models, address and limits of a server."""
+    command.add_argument("model", metavar="MODEL", type=_path, help=OF_MODEL)
+    of_address = "address to serve at; a port alone is one of 127.0.0.1 (default: 127.0.0.1:8000)"
+    command.add_argument("--address", metavar="HOST:PORT", default="127.0.0.1:8000", help=of_address)
+    of_adapters = "further adapter of the same model, which requests name as their model; may be repeated"
+    command.add_argument("--adapters", metavar="NAME=DIR", action="append", default=[], help=of_adapters)
+    of_token = "file (mode 0600) with a token that requests must have (default: the variable SUROGATE_SERVE_TOKEN)"
+    command.add_argument("--token-file", metavar="FILE", type=_path, help=of_token)
+    for flag, metavar, default, text in (
+        ("--max-sequences", "N", 16, "answers at a time, and of one request"),
+        ("--max-waiting", "N", 64, "requests that wait; further ones are refused"),
+        ("--max-tokens", "N", 1024, "tokens of an answer, also where a request does not say"),
+        ("--max-body", "BYTES", 1 << 20, "size of a request"),
+        ("--timeout", "SECONDS", 600, "time from a request to the end of its answer"),
+    ):
+        command.add_argument(flag, metavar=metavar, type=_count(1), default=default, help=f"maximum {text} (default: {default})")
     _place_flags(command)
 
 

@@ -322,6 +322,13 @@ def _chat(options: Namespace, overrides: Overrides) -> int:
     return chat.run(options)
 
 
+def _serve(options: Namespace, overrides: Overrides) -> int:
+    _refuse(overrides)
+    from . import serve
+
+    return serve.run(options)
+
+
 def _push(options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
     return push.run(options)
@@ -360,6 +367,7 @@ COMMANDS: dict[str, Callable[[Namespace, Overrides], int]] = {
     "quantize": _quantize,
     "generate": _generate,
     "chat": _chat,
+    "serve": _serve,
     "score": _score,
     "evaluate": _evaluate,
     "merge": _merge,

@@ -88,6 +88,12 @@ class Model:
                 self._native.unload()
         return self._whole or self._native
 
+    def unload(self) -> None:
+        """Frees the memory of the device; the next call reads the weights again. Nothing for the model of a
+        :class:`Trainer`."""
+        for native in {self._native, self._whole} - {None}:
+            native.unload()
+
     @property
     def parameter_names(self) -> list[str]:
         """Names of the parameters for which :meth:`loss_and_gradients` returns gradients."""

@@ -1,0 +1,98 @@
+"""`surogate serve`: the endpoints of OpenAI's API for chat and completions, for trying and judging models.
+
+`protocol.py` knows requests and answers as JSON, `engine.py` models and batches, `server.py` HTTP.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import signal
+from argparse import Namespace
+from pathlib import Path
+
+from ..arguments import UsageError
+from ..errors import ConfigError, RunError
+from ..prometheus import parse
+from ..terminal import show
+from .engine import Engine
+from .server import Limits, Server
+
+#: The variable that holds the token, for containers.
+TOKEN = "SUROGATE_SERVE_TOKEN"
+
+#: Characters of a token, at least: what is shorter can be guessed.
+SHORTEST = 16
+
+
+def run(options: Namespace) -> int:
+    """Serves until a signal. Raises UsageError and ConfigError before a model is loaded."""
+    host, port = _address(options.address)
+    token = _token(options.token_file)
+    if token is None and not _is_loopback(host):
+        hint = f"set {TOKEN}, or --token-file FILE, or serve on 127.0.0.1"
+        raise UsageError(f"--address {options.address} is reachable from other machines, and there is no token ({hint})")
+    engine = Engine(options, _adapters(options.adapters), options.max_sequences, options.max_waiting)
+    limits = Limits(options.max_body, options.timeout, options.max_tokens, options.max_sequences)
+    try:
+        server = Server((host, port), engine, limits, token)
+    except OSError as error:
+        raise RunError(f"--address {options.address}: {error.strerror}") from error
+    engine.load_first()
+    shown = f"[{host}]" if ":" in host else host
+    show(f"Serving {', '.join(engine.names())} at http://{shown}:{server.server_address[1]}/v1 (a chat page is at /)")
+    # In order, so that answers in progress get an end.
+    signal.signal(signal.SIGTERM, lambda *_: server.end())
+    try:
+        server.serve_forever(poll_interval=0.1)
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        engine.close()
+        server.server_close()
+    return 0
+
+
+def _address(text: str) -> tuple[str, int]:
+    try:
+        host, port = parse(text)
+        if not 0 <= port < 1 << 16:
+            raise ValueError
+    except ValueError:
+        raise UsageError(f"--address {text}: expected HOST:PORT or PORT") from None
+    return host, port
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _token(file: str | None) -> str | None:
+    """The token of the file or of the variable; none without both."""
+    text = os.environ.get(TOKEN)
+    if file is not None:
+        path = Path(file)
+        try:
+            if path.stat().st_mode & 0o077:
+                raise ConfigError(f"{path}: is open to other users, expected mode 0600 (chmod 600 {path})")
+            text = path.read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: the token cannot be read: {error}") from None
+    text = text.strip() if text else None
+    if text is not None and len(text) < SHORTEST:
+        raise ConfigError(f"the token has {len(text)} characters, expected at least {SHORTEST} (openssl rand -hex 32 prints one)")
+    return text
+
+
+def _adapters(words: list[str]) -> dict[str, str]:
+    """Names of adapters with their folders."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, place = word.partition("=")
+        if not equals or not name or not place or name in found:
+            raise UsageError(f"--adapters {word}: expected NAME=DIR, each name once")
+        found[name] = place
+    return found

@@ -1,0 +1,250 @@
+"""HTTP of `surogate serve`: limits, the token, whole answers and streams.
+
+Knows no model.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import queue
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from . import protocol
+from .engine import Done, Engine, Job
+from .protocol import BadRequest
+
+#: Connections at a time, and seconds that a client may take to send its request or to take a piece of the answer.
+CONNECTIONS, PATIENCE = 256, 30.0
+
+#: Seconds between looks at a client that waits.
+LOOK = 0.5
+
+PAGE = Path(__file__).with_name("chat.html").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a request may take."""
+
+    #: Bytes of a request.
+    body: int
+    #: Seconds from a request to the end of its answer.
+    seconds: int
+    #: Tokens of an answer.
+    tokens: int
+    #: Answers of a request, which is also the size of a batch.
+    sequences: int
+
+
+class Server(ThreadingHTTPServer):
+    """The endpoints over one engine."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], engine: Engine, limits: Limits, token: str | None) -> None:
+        self.engine, self.limits, self.token, self.host = engine, limits, token, address[0]
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._room = threading.BoundedSemaphore(CONNECTIONS)
+        super().__init__(address, Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that has gone is no error of the server."""
+
+    def end(self) -> None:
+        """Ends `serve_forever`, from any thread."""
+        threading.Thread(target=self.shutdown, daemon=True).start()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    server: Server
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "surogate", ""
+    timeout = PATIENCE
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._guarded(self._get)
+
+    def do_POST(self) -> None:
+        self._guarded(self._post)
+
+    def _guarded(self, call: Any) -> None:
+        try:
+            self._check_host()
+            call()
+        except BadRequest as error:
+            # What is left of the body would be read as the next request.
+            self.close_connection = True
+            self._send(error.status, error.body())
+
+    def _check_host(self) -> None:
+        """A page of another site whose name leads to this machine sends its own name."""
+        host = re.sub(r":\d+$", "", self.headers.get("Host", "")).strip("[]").lower()
+        if self.server.token is None and host not in ("localhost", "127.0.0.1", "::1", self.server.host):
+            raise BadRequest(f"the request is for the host `{host}`, expected {self.server.host}", status=403)
+
+    def _check_token(self) -> None:
+        expected, given = self.server.token, self.headers.get("Authorization", "")
+        if expected is not None and not hmac.compare_digest(given.encode(), f"Bearer {expected}".encode()):
+            raise BadRequest("the token is missing or wrong", status=401, code="invalid_api_key")
+
+    def _get(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/health":
+            return self._send(200, {"status": "ok"})
+        if path == "/":
+            return self._send_page()
+        if path != "/v1/models":
+            raise BadRequest(f"there is no {path}", status=404)
+        self._check_token()
+        engine = self.server.engine
+        self._send(200, protocol.models(engine.names(), engine.started))
+
+    def _post(self) -> None:
+        kinds = {"/v1/chat/completions": True, "/v1/completions": False}
+        path = self.path.partition("?")[0]
+        if path not in kinds:
+            raise BadRequest(f"there is no {path}", status=404)
+        self._check_token()
+        limits = self.server.limits
+        request = protocol.read(self._body(limits.body), kinds[path], limits.tokens, limits.sequences)
+        job = self.server.engine.submit(request)
+        try:
+            events = self._events(job)
+            # A prompt that cannot be answered has the status of an error, in a stream too.
+            first = next(events)
+            if request.streams:
+                self._stream(job, first, events)
+            else:
+                self._whole(job, first, events)
+        finally:
+            job.is_cancelled.set()
+
+    def _body(self, most: int) -> bytes:
+        if self.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
+            raise BadRequest("`Content-Type` is not application/json", status=415)
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal():
+            raise BadRequest("`Content-Length` is missing", status=411)
+        if int(length) > most:
+            raise BadRequest(f"the body has {length} bytes, expected at most {most}", status=413)
+        body = self.rfile.read(int(length))
+        if len(body) < int(length):
+            raise BadRequest("the body ends early")
+        return body
+
+    def _events(self, job: Job) -> Iterator[Any]:
+        """What comes of a request, to its end. Raises BadRequest, also where the time is over or the client has gone."""
+        until = time.monotonic() + self.server.limits.seconds
+        while True:
+            try:
+                event = job.events.get(timeout=LOOK)
+            except queue.Empty:
+                if time.monotonic() > until:
+                    raise BadRequest(f"the answer took longer than {self.server.limits.seconds} s", status=504) from None
+                if self._has_gone():
+                    raise ConnectionAbortedError from None
+                continue
+            if isinstance(event, BadRequest):
+                raise event
+            yield event
+            if isinstance(event, Done):
+                return
+
+    def _has_gone(self) -> bool:
+        """Whether the client has closed the connection."""
+        try:
+            return self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def _whole(self, job: Job, first: Any, events: Iterator[Any]) -> None:
+        count = len(job.request.prompts)
+        texts, ends, event = [""] * count, [""] * count, first
+        while not isinstance(event, Done):
+            index, text, end = event
+            texts[index] += text
+            ends[index] = end or ends[index]
+            event = next(events)
+        tokens = protocol.usage(event.prompt_tokens, event.answer_tokens)
+        self._send(200, protocol.answer(job.request, texts, ends, tokens))
+
+    def _stream(self, job: Job, first: Any, events: Iterator[Any]) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        make, event = protocol.pieces(job.request), first
+        try:
+            while not isinstance(event, Done):
+                for chunk in make(*event):
+                    self._send_chunk(chunk)
+                event = next(events)
+            if job.request.reports_usage:
+                tokens = protocol.usage(event.prompt_tokens, event.answer_tokens)
+                self._send_chunk(protocol.usage_chunk(job.request, tokens))
+            self._write(b"data: [DONE]\n\n")
+        except BadRequest as error:
+            # The status is sent already: clients read an error in the stream.
+            self.close_connection = True
+            self._send_chunk(error.body())
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _send_chunk(self, value: dict[str, Any]) -> None:
+        self._write(b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n")
+
+    def _write(self, data: bytes) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+    def _send(self, status: int, value: dict[str, Any]) -> None:
+        self._send_bytes(status, "application/json; charset=utf-8", json.dumps(value, ensure_ascii=False).encode(), {})
+
+    def _send_page(self) -> None:
+        """The chat page, which may load nothing from elsewhere and send nothing there."""
+        rules = ["default-src 'none'", "connect-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"]
+        for tag, name in (("script", "script-src"), ("style", "style-src")):
+            (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", PAGE, re.DOTALL)
+            rules.append(f"{name} 'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'")
+        headers = {"Content-Security-Policy": "; ".join(rules), "Referrer-Policy": "no-referrer"}
+        self._send_bytes(200, "text/html; charset=utf-8", PAGE.encode(), headers)
+
+    def _send_bytes(self, status: int, kind: str, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("X-Content-Type-Options", "nosniff")
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)

@@ -1,0 +1,252 @@
+"""`surogate serve`: OpenAI's own client gets the texts that `generate` makes, limits hold, and a browser page is served."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import surogate
+from conftest import REPOSITORY
+from test_generate import TEMPLATE
+
+openai = pytest.importorskip("openai")
+
+STORIES = REPOSITORY / "examples/stories/model"
+TOKEN = "a-token-of-some-length"
+HELLO = [{"role": "user", "content": "Once upon a time"}]
+
+
+def start(*words: object, **variables: str) -> tuple[subprocess.Popen[str], str]:
+    """A server on a free port, and its address when it answers."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "surogate", "serve", *map(str, words), "--address", "0", "--device", "cpu", "--dtype", "float32"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **variables},
+    )
+    assert process.stdout and process.stderr
+    line = process.stdout.readline()
+    found = re.search(r"http://\S+/v1", line)
+    assert found, line + process.stderr.read()
+    return process, found[0]
+
+
+def end(process: subprocess.Popen[str]) -> int:
+    process.send_signal(signal.SIGTERM)
+    return process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The stories with a chat template, and an adapter for them."""
+    place = tmp_path_factory.mktemp("serve")
+    shutil.copytree(STORIES, place / "talkative")
+    (place / "talkative/chat_template.jinja").write_text(TEMPLATE)
+    options = {"datasets": [{"path": str(REPOSITORY / "examples/stories/data/shakespeare.txt"), "type": "text"}]}
+    options |= {"model": str(place / "talkative"), "output_dir": str(place / "run"), "max_steps": 4, "save_steps": 2}
+    options |= {"device": "cpu", "sequence_len": 64, "learning_rate": 0.05, "gradient_accumulation_steps": 1}
+    (place / "run.yaml").write_text(json.dumps(options))
+    words = [sys.executable, "-m", "surogate", "sft", str(place / "run.yaml"), "--quiet"]
+    subprocess.run(words, check=True)
+    return place
+
+
+@pytest.fixture(scope="module")
+def address(folder) -> Iterator[str]:
+    words = [folder / "talkative", "--adapters", f"shakespeare={folder / 'run'}", "--max-sequences", 4, "--max-body", 20_000]
+    process, found = start(*words, "--max-tokens", 60)
+    yield found
+    assert end(process) == 0
+
+
+@pytest.fixture
+def client(address):
+    return openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return surogate.load(folder / "talkative")
+
+
+def test_a_conversation_is_answered_whole_and_in_pieces(client, model):
+    expected = model.generate(HELLO, max_new_tokens=12)
+    options = {"model": "talkative", "messages": HELLO, "max_tokens": 12}
+    whole = client.chat.completions.create(**options)
+    assert whole.choices[0].message.content == expected and whole.choices[0].finish_reason == "length"
+    assert whole.usage.completion_tokens == 12 and whole.usage.prompt_tokens == model.start([HELLO]).prompt_tokens(0)
+    chunks = list(client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(pieces) == expected and len(pieces) > 5
+    assert chunks[0].choices[0].delta.role == "assistant" and chunks[-1].usage == whole.usage
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
+
+
+def test_texts_are_continued_with_the_options_of_the_request(client, model):
+    prompts = ["The king", "A little dog"]
+    answer = client.completions.create(model="talkative", prompt=prompts, max_tokens=9)
+    assert [choice.text for choice in answer.choices] == model.generate(prompts, max_new_tokens=9)
+    drawn = {"temperature": 0.9, "seed": 5, "max_tokens": 9, "extra_body": {"top_k": 7, "min_p": 0.01}}
+    one = client.completions.create(model="talkative", prompt="The king", **drawn).choices[0].text
+    options = {"temperature": 0.9, "seed": 5, "top_k": 7, "min_p": 0.01, "max_new_tokens": 9}
+    assert one == model.generate("The king", **options)
+    stopped = client.completions.create(model="talkative", prompt="Once", max_tokens=40, stop=[" time"]).choices[0]
+    assert stopped.finish_reason == "stop" and " time" not in stopped.text
+    ids = surogate.Tokenizer(STORIES).encode("The king")
+    of_ids = client.completions.create(model="talkative", prompt=ids, max_tokens=9).choices[0].text
+    assert of_ids.strip() == answer.choices[0].text.strip()
+    streamed = client.completions.create(model="talkative", prompt="The king", max_tokens=9, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == answer.choices[0].text
+    several = client.completions.create(model="talkative", prompt="The king", max_tokens=5, n=3, temperature=1.0)
+    assert [choice.index for choice in several.choices] == [0, 1, 2]
+
+
+def test_requests_that_wait_together_get_the_answers_that_each_gets_alone(client, model):
+    prompts = [f"The {animal}" for animal in ("dog", "cat", "king", "girl", "boy", "bird", "tree", "house")]
+    ask = lambda text: client.completions.create(model="talkative", prompt=text, max_tokens=16).choices[0].text  # noqa: E731
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = list(pool.map(ask, prompts))
+    assert answers == [model.generate(prompt, max_new_tokens=16) for prompt in prompts]
+
+
+def test_adapters_are_models_by_name(client, folder, model):
+    assert [of.id for of in client.models.list()] == ["talkative", "shakespeare"]
+    adapted = surogate.load(folder / "talkative", folder / "run/adapter").generate("The king", max_new_tokens=12)
+    plain = model.generate("The king", max_new_tokens=12)
+    ask = {"prompt": "The king", "max_tokens": 12}
+    answers = [client.completions.create(model=name, **ask).choices[0].text for name in ("shakespeare", "talkative")]
+    assert answers == [adapted, plain] and adapted != plain
+
+
+def test_checkpoints_of_a_run_are_models_too(folder):
+    process, address = start(folder / "run")
+    try:
+        client = openai.OpenAI(base_url=address, api_key="none", max_retries=0)
+        assert [of.id for of in client.models.list()] == ["run", "checkpoint-2", "checkpoint-4"]
+        ask = {"prompt": "The king", "max_tokens": 12}
+        answers = {name: client.completions.create(model=name, **ask).choices[0].text for name in ("run", "checkpoint-2", "checkpoint-4")}
+    finally:
+        assert end(process) == 0
+    expected = surogate.load(folder / "talkative", folder / "run/checkpoint-2").generate("The king", max_new_tokens=12)
+    assert answers["checkpoint-2"] == expected and answers["checkpoint-4"] == answers["run"]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        ({"model": "other"}, 404, "there are: talkative, shakespeare"),
+        ({"logprobs": True}, 400, "`logprobs` is not supported"),
+        ({"frequency_penalty": 0.5}, 400, "`frequency_penalty` is not supported"),
+        ({"max_tokens": 61}, 400, "from 1 to 60"),
+        ({"n": 5}, 400, "more than 4 sequences"),
+        ({"extra_body": {"colour": 1}}, 400, "`colour` is not known"),
+        ({"temperature": -1}, 400, "temperature"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "/etc/passwd"}}]}]}, 400, "no text"),
+        ({"messages": [{"role": "user", "content": "x" * 15_000}]}, 400, "allows sequences of 512"),
+        ({"messages": [{"role": "user", "content": "x" * 30_000}]}, 413, "expected at most 20000"),
+    ],
+)
+def test_what_cannot_be_answered_is_an_error_that_names_it(client, change, status, words):
+    with pytest.raises(openai.APIStatusError) as raised:
+        client.chat.completions.create(**{"model": "talkative", "messages": HELLO, "max_tokens": 5, **change})
+    assert raised.value.status_code == status and words in raised.value.message, raised.value.message
+
+
+def connection(address: str) -> http.client.HTTPConnection:
+    host, port = re.findall(r"//([^:]+):(\d+)", address)[0]
+    return http.client.HTTPConnection(host, int(port), timeout=60)
+
+
+def ask(address: str, body: object = None, **headers: str) -> tuple[int, str]:
+    of = connection(address)
+    data = json.dumps(body or {"prompt": "a", "max_tokens": 1}) if not isinstance(body, bytes) else body
+    of.request("POST", "/v1/completions", data, {"Content-Type": "application/json", **headers})
+    answer = of.getresponse()
+    return answer.status, answer.read().decode()
+
+
+def test_other_pages_of_a_browser_cannot_ask(address):
+    assert ask(address)[0] == 200
+    assert ask(address, Host="evil.example")[0] == 403
+    assert ask(address, **{"Content-Type": "text/plain"})[0] == 415
+    assert ask(address, b"{")[0] == ask(address, b"[" * 9000)[0] == ask(address, b"[]")[0] == 400
+
+
+def test_an_answer_ends_when_its_client_goes_and_the_next_one_is_answered(address, client):
+    of = connection(address)
+    body = json.dumps({"prompt": "Once", "max_tokens": 60, "stream": True})
+    of.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    assert of.getresponse().read(10)
+    of.sock.shutdown(socket.SHUT_RDWR)
+    of.close()
+    begun = time.monotonic()
+    assert client.completions.create(model="talkative", prompt="The", max_tokens=2).choices[0].text
+    assert time.monotonic() - begun < 20
+
+
+def test_a_token_is_asked_for_and_never_accepted_in_part(folder, tmp_path):
+    file = tmp_path / "token"
+    file.write_text(TOKEN + "\n")
+    file.chmod(0o600)
+    process, address = start(folder / "talkative", "--token-file", file, "--max-waiting", 1, "--max-sequences", 1)
+    try:
+        assert [ask(address, Authorization=of)[0] for of in ("", "Bearer wrong", f"Bearer {TOKEN[:-1]}")] == [401] * 3
+        assert ask(address, Authorization=f"Bearer {TOKEN}", Host="name.of.cluster")[0] == 200
+        client = openai.OpenAI(base_url=address, api_key=TOKEN, max_retries=0)
+        codes: list[int] = []
+
+        def slow() -> None:
+            try:
+                client.completions.create(model="talkative", prompt="Once", max_tokens=200)
+                codes.append(200)
+            except openai.APIStatusError as error:
+                codes.append(error.status_code)
+
+        threads = [threading.Thread(target=slow) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert 429 in codes and 200 in codes and set(codes) == {200, 429}, codes
+    finally:
+        end(process)
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "expected"),
+    [
+        (["--address", "0.0.0.0:0"], {}, "there is no token"),
+        (["--address", "here"], {}, "expected HOST:PORT or PORT"),
+        ([], {"SUROGATE_SERVE_TOKEN": "short"}, "expected at least 16"),
+        (["--adapters", "x"], {}, "expected NAME=DIR"),
+    ],
+)
+def test_wrong_words_are_reported_before_a_model_is_loaded(words, variables, expected):
+    line = [sys.executable, "-m", "surogate", "serve", str(STORIES), *words]
+    done = subprocess.run(line, capture_output=True, text=True, env={**os.environ, **variables}, timeout=60)
+    assert done.returncode == 2 and expected in done.stderr, done.stderr
+
+
+def test_the_page_loads_nothing_from_elsewhere(address):
+    of = connection(address)
+    of.request("GET", "/")
+    answer = of.getresponse()
+    page, rules = answer.read().decode(), answer.headers["Content-Security-Policy"]
+    assert answer.status == 200 and "default-src 'none'" in rules and rules.count("'sha256-") == 2 and "unsafe" not in rules
+    assert not re.search(r"https?://|\bsrc=|\bhref=|innerHTML|\bon\w+=", page)
+    of.request("GET", "/health")
+    assert json.loads(of.getresponse().read()) == {"status": "ok"}

@@ -256,6 +256,7 @@ class Model:
         goes_on: bool = False,
         *,
         folder: str | os.PathLike[str] | None = None,
+        room: int | None = None,
         **options: Any,
     ) -> _native.Generation:
         """Starts to answer prompts; the options are those of :meth:`generate`, as values or as YAML text.
@@ -263,12 +264,13 @@ class Model:
         A prompt may also be an object with `prompt`, `messages` or `text`, and with `tools`, `chat_template_kwargs`,
         `images`, `max_new_tokens` or `temperature` of its own. With `goes_on`, one that cannot be answered ends at once, with
         `error` or `context`, and its `refusal` says why. Relative paths of images begin in `folder`, the working directory by
-        default.
+        default. With `room`, tokens of a sequence, there is room for `batch_size` such sequences, and :meth:`add` adds prompts
+        while others are answered.
         """
         self._check("generate")
-        settings = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in options.items()]
         native, prompts = self._answering(list(prompts)), as_json(prompts)
-        generation = native.start(json.dumps(prompts), settings, goes_on, None if folder is None else Path(folder))
+        place = None if folder is None else Path(folder)
+        generation = native.start(json.dumps(prompts), _settings(options), goes_on, place, room)
         if not self._told:
             self._told = True
             if unused := native.unused_defaults():
@@ -277,6 +279,23 @@ class Model:
             if note := native.rounded():
                 warnings.warn(note, stacklevel=2)
         return generation
+
+    def add(
+        self,
+        generation: _native.Generation,
+        prompts: Sequence[Any],
+        goes_on: bool = False,
+        *,
+        folder: str | os.PathLike[str] = ".",
+        **options: Any,
+    ) -> int | None:
+        """Adds prompts to a generation of this model that goes on, with options of their own but `batch_size`.
+
+        Returns the number of the first of them. None where the caches have no room for one of them: it can be answered by a
+        generation of its own, when this one is done.
+        """
+        self._check("generate")
+        return generation.add(json.dumps(as_json(list(prompts))), _settings(options), goes_on, Path(folder))
 
     @overload
     def generate(self, prompt: str | Conversation, **options: Unpack[GenerationOptions]) -> str: ...
@@ -308,6 +327,11 @@ class Model:
         generation = self.start([prompt], **options)
         while not generation.done:
             yield from (text for _, text, _ in generation.step() if text)
+
+
+def _settings(options: dict[str, Any]) -> list[tuple[str, str]]:
+    """Options of generation as YAML texts."""
+    return [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in options.items()]
 
 
 def load(

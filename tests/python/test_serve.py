@@ -123,6 +123,29 @@ def test_requests_that_wait_together_get_the_answers_that_each_gets_alone(client
     assert answers == [model.generate(prompt, max_new_tokens=16) for prompt in prompts]
 
 
+def test_a_request_that_comes_during_another_changes_neither(client, model):
+    texts: list[str] = []
+    for chunk in client.completions.create(model="talkative", prompt="The king", max_tokens=60, stream=True, stop=["#"]):
+        texts.append(chunk.choices[0].text)
+        if len(texts) == 3:
+            short = client.completions.create(model="talkative", prompt="Lily", max_tokens=4, temperature=0.8, seed=3)
+    assert "".join(texts) == model.generate("The king", max_new_tokens=60)
+    assert short.choices[0].text == model.generate("Lily", max_new_tokens=4, temperature=0.8, seed=3)
+
+
+def test_a_request_longer_than_the_room_waits_for_its_turn(client, model):
+    long = "The king went to the park with his dog. " * 40
+    ids = surogate.Tokenizer(STORIES).encode(long)[:300]
+    with ThreadPoolExecutor(3) as pool:
+        ask = lambda prompt: client.completions.create(model="talkative", prompt=prompt, max_tokens=20).choices[0].text  # noqa: E731
+        found = [of.result() for of in [pool.submit(ask, prompt) for prompt in ("Lily", ids, "Tom")]]
+    assert [found[0], found[2]] == model.generate(["Lily", "Tom"], max_new_tokens=20)
+    generation = model.start([ids], max_new_tokens=20)
+    while not generation.done:
+        generation.step()
+    assert found[1].strip() and generation.prompt_tokens(0) == 300
+
+
 def test_adapters_are_models_by_name(client, folder, model):
     assert [of.id for of in client.models.list()] == ["talkative", "shakespeare"]
     adapted = surogate.load(folder / "talkative", folder / "run/adapter").generate("The king", max_new_tokens=12)

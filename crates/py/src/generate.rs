@@ -1,7 +1,7 @@
 //! Generation of text, for `Model.generate` and the command line: steps are the caller's, so that text is shown as it comes
 //! and a signal ends it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
@@ -31,13 +31,13 @@ impl Generation {
         prompts: &str,
         options: &[(String, String)],
         (goes_on, folder): (bool, &Path),
+        room: Option<usize>,
     ) -> PyResult<Self> {
-        let prompts: Vec<Value> = serde_json::from_str(prompts)
-            .map_err(|e| train_error(py, TrainError::Usage(format!("prompts: expected a list as JSON: {e}"))))?;
+        let prompts = listed(py, prompts)?;
         let started = model.get().with_generator(py, |generator| {
             let options = GenerationOptions::read(options)?;
             let requests = prompts.iter().map(Request::from_json).collect();
-            train::Generation::begin(generator, requests, &options, (goes_on, folder))
+            train::Generation::begin_with_room(generator, requests, &options, (goes_on, folder), room)
         })?;
         Ok(Generation { model: model.clone().unbind(), generation: Mutex::new(started) })
     }
@@ -54,6 +54,28 @@ impl Generation {
         let step = |generator: &mut train::Generator| self.with(|generation| generation.step(generator));
         let pieces = self.model.get().with_generator(py, step)?;
         Ok(pieces.into_iter().map(|piece| (piece.prompt, piece.text, piece.finish.map(train::Finish::name))).collect())
+    }
+
+    /// Adds prompts, as those that it began with. Returns the number of the first; none where the caches have no room.
+    fn add(
+        &self,
+        py: Python<'_>,
+        prompts: &str,
+        options: Vec<(String, String)>,
+        goes_on: bool,
+        folder: PathBuf,
+    ) -> PyResult<Option<usize>> {
+        let prompts = listed(py, prompts)?;
+        self.model.get().with_generator(py, |generator| {
+            let options = GenerationOptions::read(&options)?;
+            let requests = prompts.iter().map(Request::from_json).collect();
+            self.with(|generation| generation.add(generator, requests, &options, (goes_on, &folder)))
+        })
+    }
+
+    /// Ends an answer, if it has not, and forgets its tokens.
+    fn forget(&self, prompt: usize) {
+        self.with(|generation| generation.forget(prompt));
     }
 
     /// Whether every answer has ended.
@@ -76,6 +98,12 @@ impl Generation {
     fn prompt_tokens(&self, prompt: usize) -> usize {
         self.with(|generation| generation.prompt_tokens(prompt))
     }
+}
+
+/// The items of a list as JSON.
+fn listed(py: Python<'_>, prompts: &str) -> PyResult<Vec<Value>> {
+    serde_json::from_str(prompts)
+        .map_err(|e| train_error(py, TrainError::Usage(format!("prompts: expected a list as JSON: {e}"))))
 }
 
 /// Fields of a line of prompts that are read: those that hold the prompt, those that are options of its own.

@@ -116,8 +116,9 @@ impl Model {
 #[pymethods]
 impl Model {
     /// Begins to answer prompts, a list as JSON, with options as in YAML. `goes_on`: one that cannot be answered does not end
-    /// the others. `folder`: where relative paths of images begin.
-    #[pyo3(signature = (prompts, options, goes_on = false, folder = None))]
+    /// the others. `folder`: where relative paths of images begin. `room`: tokens of a sequence for which there is room when
+    /// prompts are added later.
+    #[pyo3(signature = (prompts, options, goes_on = false, folder = None, room = None))]
     fn start(
         slf: &Bound<'_, Self>,
         py: Python<'_>,
@@ -125,9 +126,10 @@ impl Model {
         options: Vec<(String, String)>,
         goes_on: bool,
         folder: Option<PathBuf>,
+        room: Option<usize>,
     ) -> PyResult<Generation> {
         let folder = folder.unwrap_or_else(|| PathBuf::from("."));
-        Generation::start(py, slf, prompts, &options, (goes_on, &folder))
+        Generation::start(py, slf, prompts, &options, (goes_on, &folder), room)
     }
 
     /// Frees the memory of the device; the next call reads the weights again. Nothing where a trainer has them.

@@ -32,7 +32,7 @@ def run(options: Namespace) -> int:
     if token is None and not _is_loopback(host):
         hint = f"set {TOKEN}, or --token-file FILE, or serve on 127.0.0.1"
         raise UsageError(f"--address {options.address} is reachable from other machines, and there is no token ({hint})")
-    engine = Engine(options, _adapters(options.adapters), options.max_sequences, options.max_waiting)
+    engine = Engine(options, _adapters(options.adapters), options.max_sequences, options.max_waiting, options.max_tokens)
     limits = Limits(options.max_body, options.timeout, options.max_tokens, options.max_sequences)
     try:
         server = Server((host, port), engine, limits, token)

@@ -1,6 +1,5 @@
-"""Models and batches of `surogate serve`: one thread that answers requests, those that wait together in one batch.
-
-A generation that has begun takes no others: what comes meanwhile is in the next batch. One model is on the device at a time.
+"""Models and answers of `surogate serve`: one thread that steps through the answers of all requests for a model together. A
+request begins as soon as there is room for its sequences. One model is on the device at a time.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import export, generate
+from .._native import Generation
 from ..arguments import UsageError
 from ..errors import SurogateError
 from ..model import Model, load
@@ -23,6 +23,10 @@ from .protocol import BadRequest, Request
 
 #: Checkpoints of a run, which are models of their own.
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+
+
+#: Tokens of a prompt for which there is room next to the answer; longer ones wait for a generation of their own.
+PROMPT = 1024
 
 
 @dataclass
@@ -45,10 +49,10 @@ class Done:
 
 
 class Engine:
-    """Answers requests in the order in which they came, batch by batch."""
+    """Answers requests, which begin in the order in which they came."""
 
-    def __init__(self, options: Namespace, adapters: dict[str, str], most: int, waiting: int) -> None:
-        self._options, self._most, self._room = options, most, waiting
+    def __init__(self, options: Namespace, adapters: dict[str, str], most: int, waiting: int, tokens: int) -> None:
+        self._options, self._most, self._room, self._tokens = options, most, waiting, tokens
         self._run = Path(options.model).expanduser()
         base, adapter = generate.places(options.model, options.adapter, options.base)
         self._base = base
@@ -105,30 +109,29 @@ class Engine:
             job.events.put(BadRequest("the server is ending", status=503))
 
     def _work(self) -> None:
-        while jobs := self._next():
+        while job := self._next(wait=True):
+            answers = _Answers(self._most)
             try:
-                self._answer(jobs)
+                self._answer(job, answers)
             except BaseException as error:  # noqa: BLE001
-                # A failure is of this batch alone: the next one may be answered.
+                # A failure is of those that run: the next one may be answered.
                 is_known = isinstance(error, SurogateError)
                 failure = BadRequest(f"{error}" if is_known else f"{type(error).__name__}: {error}", status=400 if is_known else 500)
-                for job in jobs:
-                    job.events.put(failure)
+                for failed in answers.jobs() or [job]:
+                    failed.events.put(failure)
 
-    def _next(self) -> list[Job]:
-        """The first request that waits, with all that can be answered together with it; none at the end."""
+    def _next(self, wait: bool = False, model: str | None = None, room: int | None = None) -> Job | None:
+        """The request that has waited for longest: for this model, and of so many prompts at most, where these are given. None
+        if it is another or there is none, and at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_over)
-            if self._is_over:
-                return []
-            first = self._waiting.popleft()
-            jobs, room = [first], self._most - len(first.request.prompts)
-            for job in list(self._waiting):
-                if job.request.group == first.request.group and len(job.request.prompts) <= room:
-                    self._waiting.remove(job)
-                    jobs.append(job)
-                    room -= len(job.request.prompts)
-            return jobs
+            if wait:
+                self._changed.wait_for(lambda: self._waiting or self._is_over)
+            if self._is_over or not self._waiting:
+                return None
+            first = self._waiting[0]
+            if model is not None and first.request.model != model or room is not None and len(first.request.prompts) > room:
+                return None
+            return self._waiting.popleft()
 
     def _model(self, name: str) -> Model:
         if self._loaded is None or self._loaded[0] != name:
@@ -142,28 +145,93 @@ class Engine:
             self._loaded = name, load(model, adapter, device=self._options.device, dtype=self._options.dtype)
         return self._loaded[1]
 
-    def _answer(self, jobs: list[Job]) -> None:
-        jobs = [job for job in jobs if not job.is_cancelled.is_set()]
-        if not jobs:
+    def _answer(self, job: Job, answers: _Answers) -> None:
+        """Answers a request, and those for the same model that come meanwhile: each begins as soon as there is room."""
+        if job.is_cancelled.is_set():
             return
-        model = self._model(jobs[0].request.model)
-        owners = [(job, index) for job in jobs for index in range(len(job.request.prompts))]
-        prompts = [prompt for job in jobs for prompt in job.request.prompts]
-        generation = model.start(prompts, True, batch_size=self._most, **jobs[0].request.options)
-        left = {id(job): len(job.request.prompts) for job in jobs}
-        starts = {id(job): number for number, (job, index) in enumerate(owners) if index == 0}
-        while not generation.done and not self._is_over and not all(job.is_cancelled.is_set() for job in jobs):
-            for number, text, end in generation.step():
-                job, index = owners[number]
-                if end == "error" or end == "context" and generation.refusal(number):
-                    job.events.put(BadRequest(generation.refusal(number) or "the prompt cannot be answered", "messages"))
+        request = job.request
+        model = self._model(request.model)
+        room = self._tokens + PROMPT
+        generation = model.start(request.prompts, True, batch_size=self._most, room=room, **request.options)
+        answers.begin(job, 0)
+        late: Job | None = None
+        while not self._is_over and (answers.running or not generation.done):
+            while late is None and (more := self._next(model=request.model, room=answers.room)):
+                try:
+                    first = model.add(generation, more.request.prompts, True, batch_size=self._most, **more.request.options)
+                except SurogateError as error:
+                    more.events.put(BadRequest(f"{error}"))
                     continue
-                job.events.put((index, text, end))
-                left[id(job)] -= end is not None
-                if left[id(job)] == 0 and end is not None:
-                    numbers = range(starts[id(job)], starts[id(job)] + len(job.request.prompts))
-                    tokens = sum(generation.prompt_tokens(of) for of in numbers)
-                    job.events.put(Done(tokens, sum(len(generation.answer(of)) for of in numbers)))
+                if first is None:
+                    # It is longer than the caches: it comes when those that run are answered.
+                    late = more
+                else:
+                    answers.begin(more, first)
+            for number, text, end in generation.step():
+                answers.take(generation, number, text, end)
+            answers.end_cancelled(generation)
         if self._is_over:
-            for job in jobs:
+            for job in [*answers.jobs(), *([late] if late else [])]:
                 job.events.put(BadRequest("the server is ending", status=503))
+        elif late:
+            with self._changed:
+                self._waiting.appendleft(late)
+
+
+class _Answers:
+    """The requests that a generation answers, by the numbers of their prompts in it."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        #: By number of a prompt: its request, and its place there.
+        self._owners: dict[int, tuple[Job, int]] = {}
+        #: By request: the numbers of its prompts, and how many of them are not answered.
+        self._left: dict[int, tuple[Job, range, int]] = {}
+
+    @property
+    def running(self) -> int:
+        return len(self._owners)
+
+    @property
+    def room(self) -> int:
+        return self._most - self.running
+
+    def jobs(self) -> list[Job]:
+        return [job for job, _, _ in self._left.values()]
+
+    def begin(self, job: Job, first: int) -> None:
+        numbers = range(first, first + len(job.request.prompts))
+        self._left[id(job)] = job, numbers, len(numbers)
+        self._owners |= {number: (job, index) for index, number in enumerate(numbers)}
+
+    def take(self, generation: Generation, number: int, text: str, end: str | None) -> None:
+        """Hands what a step added to an answer to its request."""
+        if number not in self._owners:
+            return
+        job, index = self._owners[number]
+        if end == "error" or end == "context" and generation.refusal(number):
+            job.events.put(BadRequest(generation.refusal(number) or "the prompt cannot be answered", "messages"))
+            self._drop(generation, job)
+            return
+        job.events.put((index, text, end))
+        if end is None:
+            return
+        del self._owners[number]
+        _, numbers, left = self._left[id(job)]
+        self._left[id(job)] = job, numbers, left - 1
+        if left == 1:
+            tokens = sum(generation.prompt_tokens(of) for of in numbers)
+            job.events.put(Done(tokens, sum(len(generation.answer(of)) for of in numbers)))
+            self._drop(generation, job)
+
+    def end_cancelled(self, generation: Generation) -> None:
+        """Ends the answers of requests whose clients have gone."""
+        for job in self.jobs():
+            if job.is_cancelled.is_set():
+                self._drop(generation, job)
+
+    def _drop(self, generation: Generation, job: Job) -> None:
+        _, numbers, _ = self._left.pop(id(job))
+        for number in numbers:
+            generation.forget(number)
+            self._owners.pop(number, None)

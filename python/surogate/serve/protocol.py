@@ -75,11 +75,6 @@ class Request:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
-    @property
-    def group(self) -> tuple[Any, ...]:
-        """Requests that are equal in this can be answered in one batch."""
-        return (self.model, tuple(sorted(self.options.items())))
-
 
 def read(body: bytes, is_chat: bool, most_tokens: int, most_sequences: int) -> Request:
     """Understands the body of a request. Raises BadRequest."""

@@ -228,12 +228,29 @@ impl Generation {
         generator: &mut Generator,
         requests: Vec<Result<Request>>,
         options: &GenerationOptions,
+        place: (bool, &Path),
+    ) -> Result<Generation> {
+        Generation::begin_with_room(generator, requests, options, place, None)
+    }
+
+    /// The same with room for prompts that are added later: `room` is the tokens of a sequence, the answer included, of which
+    /// `batch_size` run at a time.
+    pub fn begin_with_room(
+        generator: &mut Generator,
+        requests: Vec<Result<Request>>,
+        options: &GenerationOptions,
         (goes_on, folder): (bool, &Path),
+        room: Option<usize>,
     ) -> Result<Generation> {
         let of = (generator.encoder(), generator.defaults());
         let asked = Asked::new(generator.source(), of, requests, options, (goes_on, folder))?;
         generator.started += 1;
-        let needs = asked.needs();
+        let mut needs = asked.needs();
+        if let Some(room) = room {
+            let tokens = generator.longest().map_or(room, |longest| room.min(longest)).max(1);
+            let later = options.batch_size as usize - needs.len().min(options.batch_size as usize);
+            needs.extend(std::iter::repeat_n(Need { prompt: tokens, tokens }, later));
+        }
         if needs.is_empty() {
             // One token, so that there is something that reads.
             generator.make_room(&[Need { prompt: 1, tokens: 1 }], 1)?;
@@ -242,6 +259,47 @@ impl Generation {
         }
         let number = generator.started;
         Ok(asked.begin(&generator.reader(), number))
+    }
+
+    /// Adds prompts to those that are being answered, with options of their own but `batch_size`. Returns the number of the
+    /// first; none where the caches have no room for one of them, even alone.
+    pub fn add(
+        &mut self,
+        generator: &mut Generator,
+        requests: Vec<Result<Request>>,
+        options: &GenerationOptions,
+        place: (bool, &Path),
+    ) -> Result<Option<usize>> {
+        self.check_is_current(generator)?;
+        let of = (generator.encoder(), generator.defaults());
+        let asked = Asked::new(generator.source(), of, requests, options, place)?;
+        let cache = generator.reader().capacity.cache;
+        let most = cache.pages.min(cache.pages_per_sequence);
+        let has_images = asked.sequences.iter().any(|sequence| sequence.images.is_some());
+        if asked.needs().iter().any(|need| need.pages() > most) || has_images && self.places.len() > 1 {
+            return Ok(None);
+        }
+        let first = self.sequences.len();
+        for (index, sequence) in (first..).zip(asked.sequences) {
+            match sequence.refused {
+                Some(_) => self.refused.push(index),
+                None => self.waiting.push_back(index),
+            }
+            self.sequences.push(sequence);
+        }
+        Ok(Some(first))
+    }
+
+    /// Ends an answer, if it has not, and forgets its tokens.
+    pub fn forget(&mut self, prompt: usize) {
+        self.waiting.retain(|index| *index != prompt);
+        self.refused.retain(|index| *index != prompt);
+        if self.places.iter().any(|place| place.running.contains(&prompt)) {
+            self.retire(prompt);
+        }
+        let sequence = &mut self.sequences[prompt];
+        (sequence.ids, sequence.logps, sequence.images) = (Vec::new(), Vec::new(), None);
+        (sequence.prompt, sequence.text) = (0, Text::new(&[], &[]));
     }
 
     /// Why a prompt is not answered.
@@ -271,11 +329,16 @@ impl Generation {
 
     /// One step. Nothing happens when all is done.
     pub fn step(&mut self, generator: &mut Generator) -> Result<Vec<Piece>> {
+        self.check_is_current(generator)?;
+        self.advance(&mut generator.reader())
+    }
+
+    fn check_is_current(&self, generator: &Generator) -> Result<()> {
         if generator.started != self.number {
             let text = "another generation or batch was run on this model: this one is over";
             return Err(TrainError::Usage(text.into()));
         }
-        self.advance(&mut generator.reader())
+        Ok(())
     }
 
     /// One step of a generation that nothing else comes between.
@@ -319,7 +382,7 @@ impl Generation {
             logps.extend(following.logps.get(*place).filter(|_| settings.keeps_logps));
         }
         let tokens =
-            self.add(&ended.into_iter().map(|(place, index)| (index, following.ids[place])).collect::<Vec<_>>());
+            self.take(&ended.into_iter().map(|(place, index)| (index, following.ids[place])).collect::<Vec<_>>());
         following.logits.into_iter().for_each(|logits| reader.engine.give_back(logits));
         tokens
     }
@@ -342,7 +405,7 @@ impl Generation {
     }
 
     /// Takes the next tokens of sequences.
-    fn add(&mut self, tokens: &[(usize, u32)]) -> Result<Vec<Piece>> {
+    fn take(&mut self, tokens: &[(usize, u32)]) -> Result<Vec<Piece>> {
         let mut next = vec![None; self.sequences.len()];
         tokens.iter().for_each(|(index, id)| next[*index] = Some(*id));
         let (tokenizer, turning) = (self.tokenizer.as_deref(), self.turning);

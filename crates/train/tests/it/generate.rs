@@ -126,6 +126,41 @@ fn prompts_that_begin_alike_are_read_once_and_answered_as_alone() {
 }
 
 #[test]
+fn prompts_are_added_while_others_are_answered() {
+    let mut generator = generator("llama");
+    let (long, short, other) = (prompt(20, 1), prompt(40, 2), prompt(9, 3));
+    let given = |tokens| [("max_new_tokens", tokens), ("ignore_end_tokens", "true"), ("batch_size", "2")];
+    let few = [&given("4")[..], &[("temperature", "1.0"), ("seed", "8")]].concat();
+    let alone = [(&long, &given("30")[..]), (&short, &few), (&other, &given("4"))]
+        .map(|(ids, given)| answers(&mut generator, std::slice::from_ref(ids), given).remove(0));
+    let asked = |ids: &[i32]| vec![Ok(Prompt::Ids(ids.to_vec()).into())];
+    let here = (false, Path::new("."));
+    let mut of =
+        Generation::begin_with_room(&mut generator, asked(&long), &options(&given("30")), here, Some(64)).unwrap();
+    (0..5).for_each(|_| drop(of.step(&mut generator).unwrap()));
+    assert_eq!(of.add(&mut generator, asked(&short), &options(&few), here).unwrap(), Some(1));
+    assert_eq!(of.add(&mut generator, asked(&other), &options(&given("4")), here).unwrap(), Some(2));
+    // More tokens than any sequence has room for.
+    assert_eq!(of.add(&mut generator, asked(&long), &options(&given("60")), here).unwrap(), None);
+    let mut ended = Vec::new();
+    while !of.is_done() {
+        ended.extend(of.step(&mut generator).unwrap().iter().filter(|of| of.finish.is_some()).map(|of| of.prompt));
+    }
+    assert_eq!(ended, [1, 2, 0]);
+    assert_eq!([0, 1, 2].map(|prompt| of.answer(prompt).to_vec()), alone);
+    // What is forgotten ends, and its pages serve the next.
+    assert_eq!(of.add(&mut generator, asked(&long), &options(&given("30")), here).unwrap(), Some(3));
+    of.step(&mut generator).unwrap();
+    of.forget(3);
+    assert!(of.is_done() && of.answer(3).is_empty());
+    assert_eq!(of.add(&mut generator, asked(&other), &options(&given("4")), here).unwrap(), Some(4));
+    while !of.is_done() {
+        of.step(&mut generator).unwrap();
+    }
+    assert_eq!(of.answer(4), alone[2]);
+}
+
+#[test]
 fn answers_end_where_they_should() {
     let mut generator = generator("llama");
     let ids = prompt(9, 1);

@@ -67,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         rest, overrides = split_overrides(sys.argv[1:] if arguments is None else arguments)
         options = parser().parse_args(rest)
-        if arguments is None and options.command in UNDONE:
+        # The first process of a container gets no signal for which it has no handler.
+        if arguments is None and (options.command in UNDONE or os.getpid() == 1):
             signal.signal(signal.SIGTERM, _terminate)
         return COMMANDS[options.command](options, overrides)
     except UsageError as error:

@@ -29,7 +29,7 @@ from .log_readers import LogReaders
 from .machine import site_packages
 from .models import gguf
 from .run import load_config, open_source, run_names, with_teacher
-from .terminal import show, show_coloured, waiting, warn
+from .terminal import collecting, show, show_coloured, state, waiting, warn
 from .uploads import left_behind
 
 Overrides = list[tuple[str, str]]
@@ -48,6 +48,10 @@ EXIT_CODES: list[tuple[type[Exception], int]] = [
 #: Commands that write, and whose engine asks for signals: what is unfinished is removed at SIGTERM. The others, but
 #: runs, which have a way of their own, end at once.
 UNDONE = {"tokenize", "extend", "merge", "export", "quantize"}
+
+
+#: Commands whose words are one JSON object with `--json`.
+SAYING = {"tokenize", "init", "extend", "merge", "export", "push", "quantize", "report"}
 
 
 class _Terminated(BaseException):
@@ -70,11 +74,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The first process of a container gets no signal for which it has no handler.
         if arguments is None and (options.command in UNDONE or os.getpid() == 1):
             signal.signal(signal.SIGTERM, _terminate)
+        if options.command in SAYING and options.json:
+            return _say_json(options, overrides)
         return COMMANDS[options.command](options, overrides)
     except UsageError as error:
         return _fail(str(error), 2)
     except errors.SurogateError as error:
-        return _fail(str(error), next(code for kind, code in EXIT_CODES if isinstance(error, kind)))
+        return _fail(str(error), _code(error))
     except KeyboardInterrupt:
         return 130
     except _Terminated:
@@ -82,6 +88,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+
+
+def _code(error: errors.SurogateError) -> int:
+    return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
+
+
+def _say_json(options: Namespace, overrides: Overrides) -> int:
+    """Runs a command that says what it did, and prints that as one JSON object, an error too."""
+    said: dict[str, object] = {"command": options.command}
+    with collecting() as collected:
+        try:
+            code = COMMANDS[options.command](options, overrides)
+        except UsageError as error:
+            code, said["error"] = 2, {"kind": "UsageError", "message": str(error)}
+        except errors.SurogateError as error:
+            code, said["error"] = _code(error), {"kind": type(error).__name__, "message": str(error)}
+    show(json.dumps({**said, "exit_code": code, **collected.facts, "lines": collected.lines}, ensure_ascii=False))
+    return code
 
 
 def _fail(message: str, code: int) -> int:
@@ -190,7 +214,9 @@ def _tokenize(options: Namespace, overrides: Overrides) -> int:
     config = hub.with_data(config)
     if options.debug:
         return _show_rows(config, folder, ir)
-    show(_native.check_data(config, folder, ir)[0], end="")
+    table, counts = _native.check_data(config, folder, ir)
+    state(data=json.loads(counts))
+    show(table, end="")
     return 0
 
 
@@ -207,6 +233,7 @@ def _show_rows(config: _native.Config, folder: Path, ir: str) -> int:
         return _fail(f"{place}: the page cannot be written: {error}", 1)
     show(table)
     show_coloured(rows)
+    state(output=str(place))
     show(f"The first rows as a page: {place}")
     return 0
 
@@ -349,11 +376,22 @@ def _completion(options: Namespace, overrides: Overrides) -> int:
     return 0
 
 
+def _status(options: Namespace, overrides: Overrides) -> int:
+    _refuse(overrides)
+    from . import status
+
+    found = status.of(Path(options.run))
+    show(json.dumps(found, ensure_ascii=False) if options.json else status.text(found))
+    return 0
+
+
 def _report(options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
     from . import report
 
-    show(str(report.write([Path(run) for run in options.run], Path(options.output) if options.output else None)))
+    page = report.write([Path(run) for run in options.run], Path(options.output) if options.output else None)
+    state(output=str(page))
+    show(str(page))
     return 0
 
 
@@ -374,6 +412,7 @@ COMMANDS: dict[str, Callable[[Namespace, Overrides], int]] = {
     "merge": _merge,
     "push": _push,
     "report": _report,
+    "status": _status,
     "completion": _completion,
     "schema": _schema,
     "doctor": _doctor,

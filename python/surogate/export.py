@@ -17,7 +17,7 @@ from .errors import ConfigError
 from .models import gguf
 from .report.words import bytes_text
 from .rewards import is_reward_model
-from .terminal import show
+from .terminal import show, state
 
 #: What a checkpoint holds besides the model or adapter.
 OF_CHECKPOINTS = ("optimizer.safetensors", "state.json")
@@ -35,6 +35,7 @@ def run(options: Namespace) -> int:
             raise ConfigError(f"{source} is a model; only an adapter can be exported as `peft`")
         output = Path(options.output or place / "peft")
         _copy(source, output)
+        state(output=str(output))
         show(str(output))
     elif options.format == "hf":
         output = Path(options.output or place / "hf")
@@ -42,6 +43,7 @@ def run(options: Namespace) -> int:
             _merge(_base(source, options.model), source, output)
         else:
             _copy(source, output)
+        state(output=str(output))
         show(str(output))
     elif is_adapter:
         base = _base(source, options.model)
@@ -114,6 +116,7 @@ def _gguf(model: Path, encoding: str, output: Path, name: str) -> None:
     words = vocabulary.read(model, gguf.vocabulary_size(fields))
     description = gguf.describe(fields, words, name)
     tensors, size, otherwise, rounded = _native.write_gguf(model, description, encoding, output)
+    state(output=str(output), tensors=tensors, bytes=size)
     show(f"{output}: {tensors} tensors, {bytes_text(size)} (read back and compared with the weights)")
     for kind in sorted({kind for _, kind in otherwise}):
         names = [name for name, of in otherwise if of == kind]

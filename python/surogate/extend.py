@@ -14,7 +14,7 @@ from pathlib import Path
 
 from . import _native, files, hub
 from .errors import RunError
-from .terminal import show, warn
+from .terminal import show, state, warn
 
 #: Tables grow to a multiple of this number of rows.
 MULTIPLE = 64
@@ -30,6 +30,7 @@ def run(options: Namespace) -> int:
     first, before, rows, tables = _native.extend(folder, options.tokens, options.multiple, output)
     ids = f"{first}" if len(options.tokens) == 1 else f"{first} to {first + len(options.tokens) - 1}"
     grown = f"{before} rows, as before" if rows == before else f"{rows} rows instead of {before}"
+    state(output=str(output), first=first, rows=rows, tables=tables)
     show(f"{output}: {len(options.tokens)} new tokens with ids {ids}; {', '.join(tables)}: {grown}")
     modules = ", ".join(name.removesuffix(".weight").rsplit(".", 1)[-1] for name in tables if name.endswith(".weight"))
     show(f"To train them alongside an adapter: model: {output}, modules_to_save: [{modules}]")

@@ -19,7 +19,7 @@ from .arguments import UsageError
 from .errors import ConfigError, MemoryPlanError, RunError
 from .machine import site_packages
 from .run import load_config, open_source, with_teacher
-from .terminal import show, waiting
+from .terminal import show, state, waiting
 
 #: Rows per step by default.
 ROWS = 8
@@ -78,6 +78,7 @@ def run(options: Namespace, overrides: list[Override]) -> int:
         raise taken from None
     for line in told:
         show(line)
+    state(output=str(path), task=task)
     show(f"{path}: review it, then run: surogate {task} {path}")
     return 0
 

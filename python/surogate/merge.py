@@ -14,7 +14,7 @@ from .arguments import UsageError
 from .dsl.model import find
 from .errors import ConfigError, ModelConfigError
 from .report.words import bytes_text
-from .terminal import show
+from .terminal import show, state
 
 
 def adapter_folder(place: Path) -> Path:
@@ -40,6 +40,7 @@ def run(options: Namespace) -> int:
     adapted, tensors, size, quantised, notes = _native.merge(
         folder, adapter, output, names(folder), as_is=bool(options.base)
     )
+    state(output=str(output), adapted=adapted, tensors=tensors, bytes=size)
     show(f"{output}: {adapted} of {tensors} tensors adapted, {bytes_text(size)}")
     for note in notes:
         show(f"Note: {note}")

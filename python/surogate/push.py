@@ -20,7 +20,7 @@ from . import _native, hub, json_file
 from .errors import ConfigError
 from .export import result
 from .report.words import bytes_text
-from .terminal import show
+from .terminal import show, state
 
 #: Fields that say from where something was loaded: of a folder of this machine only the name is published.
 SOURCES = ("base_model_name_or_path", "_name_or_path", "name_or_path")
@@ -48,7 +48,9 @@ def run(options: Namespace) -> int:
         show("Nothing was uploaded (--dry-run)")
         return 0
     prepare(options.name, not options.public)
-    show(f"Uploaded {source}: {upload(source, options.name, not options.public)}")
+    address = upload(source, options.name, not options.public)
+    state(output=address)
+    show(f"Uploaded {source}: {address}")
     return 0
 
 
@@ -65,6 +67,7 @@ def describe(folder: Path, name: str) -> list[Path]:
     if not files:
         raise ConfigError(f"{folder}: there are no files of a model or an adapter")
     show(f"Uploading to {name}:")
+    state(files=[str(file) for file in files])
     for file in files:
         show(f"  {file} ({bytes_text((folder / file).stat().st_size)})")
     others = sorted(set(os.listdir(folder)) - {file.parts[0] for file in files})

@@ -12,7 +12,7 @@ from pathlib import Path
 from . import _native, extend, files, generate, hub, merge, models
 from .errors import ConfigError
 from .report.words import bytes_text
-from .terminal import show, waiting
+from .terminal import show, state, waiting
 
 
 def run(options: Namespace) -> int:
@@ -48,6 +48,7 @@ def _quantize(folder: Path, name: str, options: Namespace, output: Path) -> None
         )
     groups = f" in groups of {group}" if group else ""
     size = f"{bytes_text(after)} instead of {bytes_text(before)}"
+    state(output=str(output), matrices=matrices, bytes=after, bytes_before=before)
     show(f"{output}: {matrices} matrices as {options.scheme}{groups}, {size} (read back and compared)")
     for note in notes:
         show(f"Note: {note}")

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
+from typing import Any
 
 from . import _native
 
@@ -21,8 +22,39 @@ DIM = ("\x1b[2m", "\x1b[0m")
 PATIENCE = (2.0, 10.0)
 
 
+class Collected:
+    """What a command says, as one JSON object instead of lines."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, Any] = {}
+        self.lines: list[str] = []
+
+
+_collected: Collected | None = None
+
+
+@contextmanager
+def collecting() -> Iterator[Collected]:
+    """Collects what is shown until the end of the block, instead of printing it."""
+    global _collected
+    _collected = Collected()
+    try:
+        yield _collected
+    finally:
+        _collected = None
+
+
+def state(**facts: Any) -> None:
+    """Fields of the JSON object of a command, for programs. Nothing without `--json`."""
+    if _collected is not None:
+        _collected.facts |= facts
+
+
 def show(text: str, end: str = "\n") -> None:
     """To standard output."""
+    if _collected is not None:
+        _collected.lines += text.splitlines()
+        return
     print(_native.visible(text), end=end)
 
 

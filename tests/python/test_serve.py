@@ -273,3 +273,44 @@ def test_the_page_loads_nothing_from_elsewhere(address):
     assert not re.search(r"https?://|\bsrc=|\bhref=|innerHTML|\bon\w+=", page)
     of.request("GET", "/health")
     assert json.loads(of.getresponse().read()) == {"status": "ok"}
+
+
+#: The parts of a browser that the script of the page uses.
+BROWSER = """
+const boxes = {};
+const make = () => ({
+  value: "", textContent: "", className: "", listeners: {}, children: [],
+  addEventListener(kind, call) { this.listeners[kind] = call; }, append(of) { this.children.push(of); },
+  replaceChildren(...of) { this.children = of; if (of.length) this.value = of[0].value; }, scrollIntoView() {}, remove() { this.gone = true; },
+});
+globalThis.document = { getElementById: (id) => (boxes[id] ??= make()), createElement: make };
+globalThis.Option = class { constructor(text, value) { this.value = value; } };
+const plain = globalThis.fetch;
+globalThis.fetch = (place, options) => plain(process.argv[2] + place, options);
+"""
+
+CONVERSATION = """
+const until = async (is) => { while (!is()) await new Promise((done) => setTimeout(done, 20)); };
+(async () => {
+  await until(() => boxes.model?.value);
+  for (const text of JSON.parse(process.argv[3])) {
+    boxes.text.value = text;
+    boxes.form.listeners.submit({ preventDefault() {} });
+    await until(() => boxes.send.textContent === "Send");
+  }
+  console.log(JSON.stringify(boxes.messages.children.filter((of) => !of.gone).map((of) => [of.className, of.textContent])));
+})();
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_the_script_of_the_page_shows_answers_as_they_come_and_errors(address, model, tmp_path):
+    page = (Path(surogate.__file__).parent / "serve/chat.html").read_text()
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    (tmp_path / "page.js").write_text(BROWSER + script.replace('"use strict";', "") + CONVERSATION)
+    texts = ["Once upon a time", "x" * 15_000]
+    words = ["node", str(tmp_path / "page.js"), address.removesuffix("v1"), json.dumps(texts)]
+    shown = json.loads(subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout)
+    assert shown[0] == ["message user", texts[0]]
+    assert shown[1] == ["message assistant", model.generate([{"role": "user", "content": texts[0]}], max_new_tokens=60)]
+    assert shown[-1][0] == "message error" and "allows sequences of 512" in shown[-1][1]

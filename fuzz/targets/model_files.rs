@@ -159,7 +159,7 @@ pub fn safetensors_seeds() -> Vec<Vec<u8>> {
 }
 
 /// Forms of quantised weights, one for each first byte.
-const SCHEMES: [Scheme; 8] = [
+const SCHEMES: [Scheme; 12] = [
     Scheme::BitsAndBytes,
     Scheme::Fp8 { block: Some([2, 3]) },
     Scheme::Fp8 { block: None },
@@ -168,6 +168,10 @@ const SCHEMES: [Scheme; 8] = [
     Scheme::ModelOptFp8,
     Scheme::ModelOptNvfp4,
     Scheme::Mxfp4,
+    Scheme::CompressedMxfp4,
+    Scheme::CompressedInt8,
+    Scheme::CompressedPacked { bits: 4, zeros: true },
+    Scheme::CompressedPacked { bits: 8, zeros: false },
 ];
 
 /// A form by a byte, then a `.safetensors` file with weights of it.
@@ -259,6 +263,31 @@ pub fn quantised_seeds() -> Vec<Vec<u8>> {
             vec![
                 ("a_blocks", "U8", vec![2, 3, 1, 16], vec![0x5a; 96]),
                 ("a_scales", "U8", vec![2, 3, 1], vec![127; 6]),
+            ],
+        ),
+        file(
+            8,
+            vec![
+                ("a.weight_packed", "U8", vec![3, 16], vec![0x5a; 48]),
+                ("a.weight_scale", "U8", vec![3, 1], vec![127; 3]),
+            ],
+        ),
+        file(9, vec![("a.weight", "I8", vec![3, 5], vec![0x9a; 15]), ("a.weight_scale", "F32", vec![3, 1], floats(3))]),
+        file(
+            10,
+            vec![
+                ("a.weight_packed", "I32", vec![9, 2], vec![0x5a; 72]),
+                ("a.weight_scale", "F32", vec![9, 2], floats(18)),
+                ("a.weight_shape", "I64", vec![2], [9i64, 10].iter().flat_map(|n| n.to_le_bytes()).collect()),
+                ("a.weight_zero_point", "I32", vec![2, 2], vec![0x77; 16]),
+            ],
+        ),
+        file(
+            11,
+            vec![
+                ("a.weight_packed", "I32", vec![3, 2], vec![0x5a; 24]),
+                ("a.weight_scale", "BF16", vec![3, 1], vec![0x3f; 6]),
+                ("a.weight_shape", "I64", vec![2], [3i64, 5].iter().flat_map(|n| n.to_le_bytes()).collect()),
             ],
         ),
     ]

@@ -1,4 +1,4 @@
-//! Where whole numbers of compressed-tensors are: one to a byte, or packed into words of 32 bits.
+//! Whole numbers of compressed-tensors in files: one to a byte, or packed into words of 32 bits.
 
 use tensor::storage::Block;
 
@@ -40,7 +40,7 @@ pub(super) fn words(mut of: Weight<'_, '_>, bits: u32, has_zeros: bool) -> Parse
     let (module, name) = (module.to_owned(), of.name.to_owned());
     let each = 32 / bits as usize;
     let [rows, words] = packed[..] else { return Err(format!("`{name}` has the shape {packed:?}, expected a matrix")) };
-    if rows * words == 0 || product(&packed).and_then(|n| n.checked_mul(4)) != Some(at.length) {
+    if at.length == 0 || product(&packed).and_then(|n| n.checked_mul(4)) != Some(at.length) {
         return Err(format!("`{name}` of shape {packed:?} has {} bytes, expected words of 32 bits", at.length));
     }
     if of.raw(&format!("{module}weight_g_idx")).is_some() {

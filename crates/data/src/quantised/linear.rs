@@ -132,7 +132,7 @@ pub(crate) struct Linear {
 pub(crate) struct Zeros {
     pub at: Part,
     pub bits: u32,
-    /// Blocks of a row.
+    /// The number of blocks of a row.
     pub across: usize,
 }
 

@@ -23,7 +23,7 @@ pub struct RawTensor {
 }
 
 impl RawTensor {
-    /// Bytes of an element; of an empty tensor 1.
+    /// Returns the bytes of an element; those of an empty tensor count as 1.
     fn size(&self) -> usize {
         self.bytes / self.shape.iter().product::<usize>().max(1)
     }
@@ -36,7 +36,6 @@ pub struct PlacedWriter {
     files: Vec<Shard>,
     /// The file of each tensor, its first byte there, and its length.
     places: BTreeMap<String, (usize, u64, usize)>,
-    /// Bytes of all tensors.
     total: usize,
 }
 
@@ -88,7 +87,7 @@ impl PlacedWriter {
         PlacedWriter { folder: folder.to_owned(), files, places, total }
     }
 
-    /// Bytes of all tensors.
+    /// Returns the bytes of all tensors together.
     pub fn total(&self) -> usize {
         self.total
     }

@@ -83,7 +83,7 @@ pub struct Form {
     pub extent: Extent,
 }
 
-/// A number rounded to a floating-point type.
+/// Returns a number rounded to a floating-point type.
 pub fn round_to(dtype: DType, x: f32) -> f32 {
     match dtype {
         DType::BF16 => bf16_to_f32(f32_to_bf16(x)),
@@ -95,7 +95,7 @@ pub fn round_to(dtype: DType, x: f32) -> f32 {
 /// The scales of a matrix or of rows of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scales {
-    /// What the values of codes are multiplied with, a row of blocks after the other.
+    /// The factors of the values of codes, a row of blocks after the other.
     pub factors: Vec<f32>,
     /// Zero points of the same blocks; empty where the form has none.
     pub zeros: Vec<i8>,

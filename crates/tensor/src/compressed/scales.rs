@@ -16,26 +16,26 @@ impl Range {
         x.iter().fold(Range::default(), |range, x| Range { least: range.least.min(*x), most: range.most.max(*x) })
     }
 
-    /// The range of both.
+    /// Returns the range of the numbers of both together.
     #[must_use]
     pub fn with(self, other: Range) -> Range {
         Range { least: self.least.min(other.least), most: self.most.max(other.most) }
     }
 
-    /// The largest magnitude.
+    /// Returns the largest magnitude of the numbers.
     pub fn magnitude(self) -> f32 {
         self.most.max(-self.least)
     }
 }
 
-/// What a block's codes are multiplied with, and what of it is stored besides.
+/// The factor of a block's codes, with the parts of it that are stored by themselves.
 pub(super) struct Scale {
     pub factor: f32,
     pub zero: Option<i8>,
     pub code: Option<u8>,
 }
 
-/// What an E4M3 scale of 0 becomes.
+/// The scale of NVFP4 in the place of one that is rounded to 0.
 const LEAST_OF_NVFP4: f32 = 0.125;
 
 /// The product of the largest values of E4M3 and E2M1.
@@ -51,7 +51,7 @@ pub fn global_scale(magnitude: f32, dtype: DType) -> f32 {
     if scale.is_finite() { scale } else { f32::MAX }
 }
 
-/// What a scale of 0 becomes: the distance of 1 to the next number of the type.
+/// Returns the scale in the place of 0: the distance of 1 to the next number of the type.
 fn least(dtype: DType) -> f32 {
     match dtype {
         DType::BF16 => 2f32.powi(-7),

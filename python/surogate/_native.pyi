@@ -135,10 +135,18 @@ def compress(
     name: str,
     scheme: str,
     output: Path,
+    *,
+    method: str = "rtn",
     group_size: int | None = None,
     asymmetric: bool = False,
+    calibration: Config | None = None,
+    samples: int = 256,
+    device: str = "cpu",
+    site_packages: list[Path] = [],
     progress: Callable[[int, int], object] | None = None,
-) -> tuple[int, tuple[int, int], int, list[str]]: ...
+) -> tuple[
+    int, tuple[int, int], int, int, list[str], tuple[int, float, float, float, bool, bool] | None
+]: ...
 def write_gguf(
     model: Path, description: str, encoding: str, output: Path
 ) -> tuple[int, int, list[tuple[str, str]], str | None]: ...

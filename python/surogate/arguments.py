@@ -72,7 +72,10 @@ COMMAND_FLAGS = {
         "--batch-size": 1, "--batch-tokens": 1, "--output": 1, "--samples": 0,
         "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1,
     },
-    "quantize": {"--scheme": 1, "--method": 1, "--group-size": 1, "--asymmetric": 0, "--base": 1, "--output": 1},
+    "quantize": {
+        "--scheme": 1, "--method": 1, "--group-size": 1, "--asymmetric": 0, "--calibration": 1, "--samples": 1,
+        "--base": 1, "--device": 1, "--output": 1,
+    },
     "serve": {
         "--address": 1, "--adapters": 1, "--token-file": 1, "--max-sequences": 1, "--max-waiting": 1, "--max-tokens": 1,
         "--max-body": 1, "--timeout": 1, "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1,
@@ -331,11 +334,16 @@ def _extend_flags(extend: argparse.ArgumentParser) -> None:
 def _quantize_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", metavar="MODEL", type=_path, help=OF_MODEL)
     command.add_argument("--scheme", choices=SCHEMES, required=True, help="number format of the weights")
-    command.add_argument("--method", choices=["rtn"], default="rtn", help="choice of the codes; rtn: the nearest, without data")
+    of_method = "choice of the codes: the nearest (rtn, the default), or by what matrices are multiplied with (gptq)"
+    command.add_argument("--method", choices=["rtn", "gptq"], default="rtn", help=of_method)
     of_groups = "elements that share a scale, -1 for a whole row (default: the largest of 128, 64, … 8 that divides all rows)"
     command.add_argument("--group-size", metavar="N", type=int, help=of_groups)
     command.add_argument("--asymmetric", action="store_true", help="with a zero point for each group, of w4a16 and w8a16")
+    of_data = "run whose rows activations are measured on; the result is compared with the model on its validation data"
+    command.add_argument("--calibration", metavar="run.yaml", type=_path, help=of_data)
+    command.add_argument("--samples", metavar="N", type=_count(1), default=256, help="rows to measure activations on (default: 256)")
     command.add_argument("--base", metavar="MODEL", type=_path, help="model of an adapter (default: the one that the adapter names)")
+    command.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device of measurements (default: auto)")
     command.add_argument("--output", metavar="DIR", type=_path, required=True, help="folder to write")
 
 

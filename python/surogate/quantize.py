@@ -5,13 +5,16 @@ Knows the places of model, adapter and result; formats and arithmetic are the en
 
 from __future__ import annotations
 
+import math
 import os
 from argparse import Namespace
 from pathlib import Path
 
 from . import _native, extend, files, generate, hub, merge, models
 from .errors import ConfigError
+from .machine import site_packages
 from .report.words import bytes_text
+from .run import load_config
 from .terminal import show, state, waiting
 
 
@@ -43,12 +46,52 @@ def _quantize(folder: Path, name: str, options: Namespace, output: Path) -> None
         percent = 100 * done // max(whole, 1)
 
     with waiting(lambda: f"quantizing, {percent} %"):
-        matrices, (before, after), group, notes = _native.compress(
-            folder, ir, name, options.scheme, output, options.group_size, options.asymmetric, progress
+        matrices, (before, after), group, measured, notes, compared = _native.compress(
+            folder,
+            ir,
+            name,
+            options.scheme,
+            output,
+            method=options.method,
+            group_size=options.group_size,
+            asymmetric=options.asymmetric,
+            calibration=_calibration(folder, options.calibration),
+            samples=options.samples,
+            device=options.device,
+            site_packages=site_packages(),
+            progress=progress,
         )
     groups = f" in groups of {group}" if group else ""
     size = f"{bytes_text(after)} instead of {bytes_text(before)}"
     state(output=str(output), matrices=matrices, bytes=after, bytes_before=before)
     show(f"{output}: {matrices} matrices as {options.scheme}{groups}, {size} (read back and compared)")
+    if measured:
+        show(f"Activations were measured on {measured:,} tokens")
     for note in notes:
         show(f"Note: {note}")
+    if compared is None:
+        show("Note: what it lost was not measured: --calibration run.yaml compares it with the model on the data of a run")
+        return
+    tokens, of_model, of_result, divergence, are_held_out, is_much = compared
+    rows = "the validation data" if are_held_out else "further rows of the data"
+    perplexities = f"perplexity {math.exp(of_result):.4f} instead of {math.exp(of_model):.4f}"
+    show(f"{tokens:,} tokens of {rows}: {perplexities}, KL divergence {divergence:.5f}")
+    if is_much:
+        show(f"Note: the perplexity rose by more than 5 %: {_advice(options)}")
+
+
+def _calibration(folder: Path, run: str | None) -> _native.Config | None:
+    """The run whose rows are read, with the model that is quantized, on whose tokenizer they depend."""
+    if run is None:
+        return None
+    return hub.with_data(load_config(Path(run), "sft", [("model", str(folder))]))
+
+
+def _advice(options: Namespace) -> str:
+    """What may lose less."""
+    if options.scheme not in ("w4a16", "nvfp4a16", "mxfp4a16", "nvfp4"):
+        return "try --scheme w8a16, and see whether the model is damaged"
+    if options.method != "gptq":
+        return "try --method gptq, or a scheme of 8 bits such as fp8-dynamic"
+    finer = "a smaller --group-size, --asymmetric, " if options.scheme == "w4a16" else "--scheme w4a16, "
+    return f"try {finer}more --samples, or a scheme of 8 bits such as fp8-dynamic"

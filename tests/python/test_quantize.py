@@ -144,7 +144,7 @@ def test_what_cannot_be_done_is_refused_and_leaves_nothing(capsys, tmp_path, mak
         (["--scheme", "w4a16", "--group-size", "96"], "--group-size 96: `model.layers.0.mlp.down_proj` has rows of 256"),
         (["--scheme", "nvfp4a16", "--group-size", "32"], "`nvfp4a16` has groups of a fixed size"),
         (["--scheme", "int8-w8a8", "--asymmetric"], "`int8-w8a8` has no zero points"),
-        (["--scheme", "fp8-static"], "fp8-dynamic has the same size"),
+        (["--scheme", "fp8-static"], "or take fp8-dynamic"),
     ]:
         code, _, err = quantize(capsys, model, output, *options)
         assert code == 2 and what in err, err
@@ -158,3 +158,98 @@ def test_what_cannot_be_done_is_refused_and_leaves_nothing(capsys, tmp_path, mak
     (output / "thesis.tex").write_text("mine")
     code, _, err = quantize(capsys, model, output, "--scheme", "w4a16")
     assert code == 2 and "nothing is overwritten" in err and (output / "thesis.tex").read_text() == "mine"
+
+
+def calibration(tmp_path: Path, model: Path, ids: np.ndarray, **options: object) -> Path:
+    """A run whose rows are these token ids."""
+    rows = "".join(json.dumps({"input_ids": row, "labels": row}) + "\n" for row in ids.tolist())
+    (tmp_path / "rows.jsonl").write_text(rows)
+    run = {"model": str(model), "datasets": [{"path": str(tmp_path / "rows.jsonl"), "type": "tokens"}], "device": "cpu"}
+    run |= {"sequence_len": ids.shape[1], "sample_packing": False, "output_dir": str(tmp_path / "unused"), **options}
+    (tmp_path / "run.yaml").write_text(json.dumps(run))
+    return tmp_path / "run.yaml"
+
+
+@pytest.fixture
+def recorded(shared, tmp_path):
+    """The recorded Llama, and a run of the rows that the package measured; further rows follow them."""
+    folder = shared / "golden" / "compress" / "models" / "llama"
+    ids = load_file(folder / "inputs.safetensors")["calibration_ids"]
+    rows = np.concatenate([ids, ids[:4]])
+    return folder, calibration(tmp_path, shared / "golden" / "llama", rows, shuffle=False, validation_split_ratio=0, per_device_train_batch_size=4)
+
+
+def test_codes_of_gptq_are_those_of_the_package(capsys, tmp_path, shared, recorded):
+    folder, run = recorded
+    options = ["--scheme", "w4a16", "--method", "gptq", "--calibration", run, "--samples", "16", "--device", "cpu"]
+    code, out, err = quantize(capsys, shared / "golden" / "llama", tmp_path / "out", *options)
+    assert code == 0, err
+    assert "Activations were measured on 384 tokens" in out
+    found, expected = raw(tmp_path / "out"), raw(folder / "gptq_w4a16_g32")
+    assert found.keys() == expected.keys()
+    packed = [name for name in found if name.endswith("weight_packed")]
+    assert [name for name in found if name not in packed and found[name] != expected[name]] == []
+    halves = lambda of: np.concatenate([np.frombuffer(of[name][2], np.uint8) for name in packed])  # noqa: E731
+    theirs, own = halves(expected), halves(found)
+    same = np.mean([(own & 15) == (theirs & 15), (own >> 4) == (theirs >> 4)])
+    assert same >= 0.99, same
+    assert config(tmp_path / "out") == config(folder / "gptq_w4a16_g32")
+    nearest = raw(shared / "golden" / "compress" / "models" / "llama" / "w4a16_g32")
+    assert np.mean(own != halves(nearest)) > 0.1
+
+
+@pytest.mark.parametrize(("scheme", "form"), [("fp8-static", "fp8_static"), ("nvfp4", "nvfp4")])
+def test_scales_of_activations_are_those_of_the_package(capsys, tmp_path, shared, recorded, scheme, form):
+    folder, run = recorded
+    options = ["--scheme", scheme, "--calibration", run, "--samples", "16", "--device", "cpu"]
+    code, out, err = quantize(capsys, shared / "golden" / "llama", tmp_path / "out", *options)
+    assert code == 0, err
+    found, expected = raw(tmp_path / "out"), raw(folder / form)
+    assert found.keys() == expected.keys()
+    measured = [name for name in found if ".input_" in name]
+    assert [name for name in found if name not in measured and found[name] != expected[name]] == []
+    for name in measured:
+        own, theirs = (np.frombuffer(of[name][2], np.float32)[0] for of in (found, expected))
+        assert abs(own / theirs - 1) < (0.02 if scheme == "nvfp4" else 1e-5), (name, own, theirs)
+
+
+def test_the_loss_is_measured_printed_and_in_the_card(capsys, tmp_path, make_model):
+    model = make_model(wide(initializer_range=0.1))
+    ids = np.random.default_rng(0).integers(1, 96, (24, 16))
+    run = calibration(tmp_path, model, ids, validation_split_ratio=0.25)
+    results = {}
+    for name, options in {"w8": ["--scheme", "w8a16"], "w4": ["--scheme", "w4a16", "--group-size", "-1"]}.items():
+        code, out, err = quantize(capsys, model, tmp_path / name, *options, "--calibration", run, "--device", "cpu")
+        assert code == 0, err
+        line = next(line for line in out.splitlines() if "KL divergence" in line)
+        assert line.startswith("90 tokens of the validation data: perplexity "), line
+        results[name] = float(line.rsplit(" ", 1)[1])
+        assert f"| KL divergence from the model before, nats | | {results[name]:.5f} |" in (tmp_path / name / "README.md").read_text()
+    assert 0 < results["w8"] < 0.1 * results["w4"]
+
+
+def test_gptq_loses_less_than_the_nearest_codes(capsys, tmp_path, make_model):
+    model = make_model(wide(initializer_range=0.1))
+    ids = np.random.default_rng(0).integers(1, 96, (80, 16))
+    run = calibration(tmp_path, model, ids, validation_split_ratio=0.25)
+    lost = []
+    for method in ("rtn", "gptq"):
+        options = ["--scheme", "w4a16", "--method", method, "--calibration", run, "--device", "cpu"]
+        code, out, err = quantize(capsys, model, tmp_path / method, *options)
+        assert code == 0, err
+        lost.append(float(next(line for line in out.splitlines() if "KL divergence" in line).rsplit(" ", 1)[1]))
+    assert lost[1] < 0.8 * lost[0], lost
+
+
+def test_data_that_a_method_needs_are_asked_for(capsys, tmp_path, make_model):
+    model = make_model(wide())
+    for options, what in [
+        (["--scheme", "w4a16", "--method", "gptq"], "--method gptq: it needs data"),
+        (["--scheme", "nvfp4"], "or take nvfp4a16"),
+        (["--scheme", "w4a16", "--calibration", str(tmp_path / "none.yaml")], "none.yaml"),
+    ]:
+        code, _, err = quantize(capsys, model, tmp_path / "out", *options)
+        assert code == 2 and what in err, err
+    run = calibration(tmp_path, model, np.ones((1, 16), dtype=int))
+    code, _, err = quantize(capsys, model, tmp_path / "out", "--scheme", "w4a16", "--calibration", run)
+    assert code != 0 and not (tmp_path / "out").exists(), err

@@ -2,21 +2,29 @@
 
 use std::cell::Cell;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use train::{CompressRequest, ModelSource};
+use train::{Calibration, CompressRequest, Device, DeviceRequest, ModelSource};
 
+use crate::config::Config;
+use crate::model::device_setting;
 use crate::signals::Signals;
 
 /// Between two calls of what is told of the progress.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Writes a model with its matrices in a number format of compressed-tensors: (matrices in codes, (bytes of weights before,
-/// now), elements of a group, what should be known of it). `name`: the model as the user calls it; `progress` is called with
-/// the bytes that were read, and all.
+/// Matrices in codes, (bytes of weights before, now), elements of a group, tokens that activations were measured on, what should
+/// be known; and of a comparison (targets, cross entropy before, after, KL divergence, of validation data, is much).
+type Done = (usize, (usize, usize), usize, usize, Vec<String>, Option<(usize, f64, f64, f64, bool, bool)>);
+
+/// Writes a model with its matrices in a number format of compressed-tensors. `name`: the model as the user calls it;
+/// `calibration`: a run, of whose rows up to `samples` are what activations are measured on; `progress` is called with the bytes
+/// that were read, and all.
 #[pyfunction]
-#[pyo3(signature = (folder, ir, name, scheme, output, group_size = None, asymmetric = false, progress = None))]
+#[pyo3(signature = (folder, ir, name, scheme, output, *, method = "rtn", group_size = None, asymmetric = false,
+    calibration = None, samples = 256, device = "cpu", site_packages = Vec::new(), progress = None))]
 #[allow(clippy::too_many_arguments)] // keywords of a Python function
 pub fn compress(
     py: Python<'_>,
@@ -25,12 +33,19 @@ pub fn compress(
     name: &str,
     scheme: String,
     output: PathBuf,
+    method: &str,
     group_size: Option<i64>,
     asymmetric: bool,
+    calibration: Option<&Config>,
+    samples: usize,
+    device: &str,
+    site_packages: Vec<PathBuf>,
     progress: Option<Py<PyAny>>,
-) -> PyResult<(usize, (usize, usize), usize, Vec<String>)> {
+) -> PyResult<Done> {
     let signals = Signals::default();
-    let request = CompressRequest { scheme, group_size, asymmetric };
+    let request = CompressRequest { scheme, group_size, asymmetric, gptq: method == "gptq" };
+    let device = DeviceRequest { device: device_setting(device)?, site_packages, ..DeviceRequest::default() };
+    let config = calibration.map(|config| &config.config);
     let done = py.detach(|| {
         let told = Cell::new(None::<Instant>);
         let tell = |done: usize, all: usize| {
@@ -42,8 +57,14 @@ pub fn compress(
             let _ = Python::attach(|py| progress.call1(py, (done, all)));
         };
         let source = ModelSource::open(&folder, ir)?;
-        train::compress(&source, name, &request, &output, &tell, &|| signals.raised())
+        let data = match config {
+            Some(config) => Some(Calibration { config, rows: samples, device: Arc::new(Device::open(&device)?) }),
+            None => None,
+        };
+        train::compress(&source, name, &request, data.as_ref(), &output, &tell, &|| signals.raised())
     });
     let done = signals.outcome(py, done)?;
-    Ok((done.matrices, done.bytes, done.group_size, done.notes))
+    let compared =
+        done.compared.map(|of| (of.tokens, of.before, of.after, of.divergence, of.are_held_out, of.is_much()));
+    Ok((done.matrices, done.bytes, done.group_size, done.measured, done.notes, compared))
 }

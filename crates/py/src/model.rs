@@ -39,7 +39,7 @@ enum Of {
     Trained(Py<Trainer>),
 }
 
-fn device_setting(name: &str) -> PyResult<Setting<DeviceKind>> {
+pub fn device_setting(name: &str) -> PyResult<Setting<DeviceKind>> {
     match name {
         "auto" => Ok(Setting::Auto),
         "cpu" => Ok(Setting::Value(DeviceKind::Cpu)),

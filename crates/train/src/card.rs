@@ -9,7 +9,7 @@ use std::path::Path;
 use options::{Reader, Tree};
 use serde_json::Value;
 
-use crate::compress::Compressed;
+use crate::compress::{CompressRequest, Compressed};
 use crate::config::{Task, rows};
 use crate::error::{Result, TrainError};
 use crate::model_folder::leads_out;
@@ -157,7 +157,14 @@ pub fn write(trainer: &Trainer, form: Form, folder: &Path) -> Result<()> {
 
 /// Writes the card of a model in a number format into its folder. `name`: the model that it was made from, as the user calls
 /// it, in `from`.
-pub fn write_compressed(from: &Path, name: &str, scheme: &str, of: &Compressed, folder: &Path) -> Result<()> {
+pub fn write_compressed(
+    from: &Path,
+    name: &str,
+    request: &CompressRequest,
+    of: &Compressed,
+    folder: &Path,
+) -> Result<()> {
+    let scheme = &request.scheme;
     let mut text = String::from("---\n");
     if let Some(name) = hub_name(name) {
         let _ = writeln!(text, "base_model: {name}\nbase_model_relation: quantized");
@@ -172,6 +179,21 @@ pub fn write_compressed(from: &Path, name: &str, scheme: &str, of: &Compressed, 
         let _ = writeln!(text, "| elements of a group | {} |", of.group_size);
     }
     let _ = writeln!(text, "| bytes of weights, before | {} |\n| bytes of weights | {} |", of.bytes.0, of.bytes.1);
+    let method = if request.gptq { "gptq" } else { "rtn" };
+    let _ = writeln!(text, "| method | `{method}` |");
+    if of.measured > 0 {
+        let _ = writeln!(text, "| tokens that activations were measured on | {} |", of.measured);
+    }
+    if let Some(of) = of.compared {
+        let rows = if of.are_held_out { "the validation data" } else { "further rows of the data" };
+        let _ = writeln!(
+            text,
+            "\n## Loss\n\n| {} of {rows} | before | after |\n|---|--:|--:|",
+            count(of.tokens as u64, "token")
+        );
+        let _ = writeln!(text, "| perplexity | {:.4} | {:.4} |", of.before.exp(), of.after.exp());
+        let _ = writeln!(text, "| KL divergence from the model before, nats | | {:.5} |", of.divergence);
+    }
     for note in &of.notes {
         let _ = writeln!(text, "\nNote: {note}.");
     }

@@ -1,5 +1,5 @@
-//! Which tensors of a model's files become codes, and which stay as they are. What a weight is follows from the model's graph:
-//! embeddings, LM head, routers and the matrices of towers stay.
+//! The choice of the tensors of a model's files that become codes. The use of a weight follows from the model's graph:
+//! embeddings, LM head, routers and the matrices of towers stay as they are.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use crate::source::ModelSource;
 pub struct Matrix {
     /// The name of the parameter.
     pub parameter: String,
-    /// The module in files.
+    /// The name of its module in files.
     pub module: String,
     /// [outputs, inputs].
     pub shape: [usize; 2],
@@ -24,17 +24,17 @@ pub struct Matrix {
     pub transposed: bool,
 }
 
-/// A tensor that stays.
+/// A tensor that is written as it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
     /// Its name among the model's tensors.
     pub tensor: String,
-    /// The name in files.
+    /// The name that it has in files.
     pub name: String,
     pub shape: Vec<usize>,
 }
 
-/// What a model's files consist of, in the order of their names.
+/// The tensors of a model's files, in the order of their names.
 #[derive(Debug, Default)]
 pub struct Chosen {
     pub matrices: Vec<Matrix>,
@@ -65,7 +65,7 @@ pub fn choose(source: &ModelSource, own: &Weights) -> Result<Chosen> {
             (None, [_, _, _]) if linears.contains_key(tensor) => found.stacked.push(tensor.to_owned()),
             _ => {}
         }
-        // A part of a stack stays inside of it.
+        // A part of a stack stays inside of the whole tensor.
         let (whole, _) = own.whole_of(tensor).unwrap_or((tensor, 0));
         if !wholes.insert(whole.to_owned()) {
             continue;
@@ -102,9 +102,16 @@ fn name_in_files(own: &Weights, tensor: &str) -> String {
     format!("{}{}", &there[..outside], &tensor[inside..])
 }
 
-/// The matrices of the layers' products by name.
+/// Returns the matrices of the layers' products by name.
 fn linears(source: &ModelSource) -> Result<BTreeMap<String, Parameter>> {
-    let options = CompileOptions {
+    let options = CompileOptions { entries: vec![EntryOptions::forward()], ..plain_options() };
+    let found = compiler::layer_matrices(&source.model, &options)?;
+    Ok(found.into_iter().map(|of| (of.name.clone(), of)).collect())
+}
+
+/// Options of a forward pass in f32, without entries.
+pub fn plain_options() -> CompileOptions {
+    CompileOptions {
         variants: Vec::new(),
         weights: DType::F32,
         quantised: None,
@@ -113,11 +120,9 @@ fn linears(source: &ModelSource) -> Result<BTreeMap<String, Parameter>> {
         recipe: Recipe::Uniform,
         training: None,
         adapter: None,
-        entries: vec![EntryOptions::forward()],
+        entries: Vec::new(),
         seed: 0,
         plan: PlanOptions::default(),
         sharding: Sharding::default(),
-    };
-    let found = compiler::layer_matrices(&source.model, &options)?;
-    Ok(found.into_iter().map(|of| (of.name.clone(), of)).collect())
+    }
 }

@@ -5,6 +5,8 @@ use rayon::prelude::*;
 use tensor::compressed::{Codes, Extent, Range, Scales, global_scale};
 use tensor::small::Small;
 
+use super::gptq::{self, Moments};
+
 /// Elements that one thread works on at a time, about.
 const BAND: usize = 1 << 17;
 
@@ -21,8 +23,9 @@ pub fn range(x: &[f32]) -> Range {
     x.par_chunks(BAND).map(Range::of).reduce(Range::default, Range::with)
 }
 
-/// Encodes a matrix [outputs, inputs]; `whole` is the range of all that shares its scale.
-pub fn encode(layout: Layout, x: &[f32], shape: [usize; 2], whole: Range) -> Encoded {
+/// Encodes a matrix [outputs, inputs]; `whole` is the range of all that shares its scale. With moments of what it is multiplied
+/// with, GPTQ chooses the codes.
+pub fn encode(layout: Layout, x: &[f32], shape: [usize; 2], whole: Range, moments: Option<&Moments>) -> Encoded {
     let (form, columns) = (layout.form, shape[1]);
     let rows = form.extent.block(shape)[0];
     let global = global_scale(whole.magnitude(), layout.dtype);
@@ -52,6 +55,13 @@ pub fn encode(layout: Layout, x: &[f32], shape: [usize; 2], whole: Range) -> Enc
         scales.factors.extend(of.factors);
         scales.zeros.extend(of.zeros);
         scales.codes.extend(of.codes);
+    }
+    if let Some(moments) = moments {
+        codes = gptq::codes(&form, x, &scales, moments);
+        values = match form.codes {
+            Codes::Nvfp4 => values_of_nvfp4(&codes, columns, &scales, global),
+            _ => form.decode(&codes, columns, &scales),
+        };
     }
     Encoded { parts: layout.bytes(shape, &codes, &scales, global), values }
 }

@@ -3,8 +3,8 @@
 //! Knows the words of compressed-tensors; not models.
 
 use serde_json::{Value, json};
-use tensor::DType;
-use tensor::compressed::{Codes, Extent, Form};
+use tensor::compressed::{Codes, Extent, Form, Range, global_scale, round_to};
+use tensor::{DType, HostTensor};
 
 use crate::error::{Result, TrainError};
 
@@ -17,18 +17,20 @@ const GROUPS: [usize; 5] = [128, 64, 32, 16, 8];
 /// Rows and columns of the tiles of `fp8-block`, and elements of its groups of activations.
 const TILE: usize = 128;
 
-/// A scheme, and what of it is given.
+/// A scheme with the options that are given for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompressRequest {
     /// Its name, such as `w4a16`.
     pub scheme: String,
     /// Elements of a row that share a scale; -1: a whole row.
     pub group_size: Option<i64>,
-    /// With zero points.
+    /// True if groups have zero points.
     pub asymmetric: bool,
+    /// Codes are chosen by GPTQ, else the nearest are taken.
+    pub gptq: bool,
 }
 
-/// A scheme by its name.
+/// A scheme by the name that users give it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Name {
     Fp8Dynamic,
@@ -40,6 +42,12 @@ pub enum Name {
     Nvfp4,
     Nvfp4A16,
     Mxfp4A16,
+}
+
+impl Name {
+    const fn measures_activations(self) -> bool {
+        matches!(self, Name::Fp8Static | Name::Nvfp4)
+    }
 }
 
 /// All schemes, as users name them.
@@ -60,13 +68,30 @@ const SCHEMES: [(&str, Name); 9] = [
 pub struct Scheme {
     pub name: Name,
     pub form: Form,
-    /// Whole numbers share words.
+    /// True if whole numbers share words of 32 bits.
     pub packed: bool,
 }
 
 impl CompressRequest {
+    /// Errors: an unknown name, options that the scheme does not have, and data that are missing.
+    pub fn check(&self, has_data: bool) -> Result<()> {
+        let name = self.name()?;
+        let hint = "give a run whose rows activations are measured on, --calibration run.yaml";
+        if self.gptq && !has_data {
+            return Err(TrainError::Usage(format!("--method gptq: it needs data\n  hint: {hint}")));
+        }
+        if name.measures_activations() && !has_data {
+            let other = if name == Name::Nvfp4 { "nvfp4a16" } else { "fp8-dynamic" };
+            return Err(TrainError::Usage(format!(
+                "--scheme {}: it stores scales of activations, which are measured on data\n  hint: {hint}, or take {other}",
+                self.scheme
+            )));
+        }
+        Ok(())
+    }
+
     /// The scheme that is named. Errors: an unknown name, and options that it does not have.
-    pub fn name(&self) -> Result<Name> {
+    fn name(&self) -> Result<Name> {
         let found = SCHEMES.iter().find(|(name, _)| *name == self.scheme);
         let Some((_, name)) = found else {
             let known = SCHEMES.map(|(name, _)| name).join(", ");
@@ -151,10 +176,30 @@ impl Scheme {
 
     /// True if files hold scales of activations, which are measured.
     pub const fn measures_activations(&self) -> bool {
-        matches!(self.name, Name::Fp8Static | Name::Nvfp4)
+        self.name.measures_activations()
     }
 
-    /// Why a matrix [outputs, inputs] stays as it is; none where it becomes codes.
+    /// The ending and the type of the tensor with the scale of a matrix's activations, where there is one.
+    pub const fn tensor_of_activations(&self, dtype: DType) -> Option<(&'static str, DType)> {
+        match self.name {
+            Name::Fp8Static => Some(("input_scale", dtype)),
+            Name::Nvfp4 => Some(("input_global_scale", DType::F32)),
+            _ => None,
+        }
+    }
+
+    /// The bytes of that tensor, for activations of this range in this type.
+    pub fn scale_of_activations(&self, range: Range, dtype: DType) -> Vec<u8> {
+        let magnitude = round_to(dtype, range.magnitude());
+        if self.name == Name::Nvfp4 {
+            return global_scale(magnitude, dtype).to_le_bytes().to_vec();
+        }
+        let tensor = Form { codes: Codes::Fp8, extent: Extent::Tensor };
+        let range = Range { least: -magnitude, most: magnitude };
+        HostTensor::from_f32([1], &tensor.scales(&[], 1, dtype, range).factors).cast(dtype).bytes
+    }
+
+    /// Returns the reason for which a matrix [outputs, inputs] stays as it is; none where it becomes codes.
     pub fn refuses(&self, [_, columns]: [usize; 2]) -> Option<String> {
         let divisor = match (self.form.codes, self.form.extent) {
             (_, Extent::Group(size)) => size,
@@ -184,8 +229,9 @@ impl Scheme {
         }
     }
 
-    /// `quantization_config` of a model; `ignored`: modules that stay as they are.
-    pub fn config(&self, ignored: &[String], transposed: bool) -> Value {
+    /// `quantization_config` of a model; `ignored`: modules that stay as they are. `gptq`: columns went in the order of their
+    /// activations.
+    pub fn config(&self, ignored: &[String], transposed: bool, gptq: bool) -> Value {
         let format = self.format();
         let group = json!({
             "format": format,
@@ -206,6 +252,9 @@ impl Scheme {
             "transform_config": {},
             "version": VERSION,
         });
+        if gptq {
+            config["config_groups"]["group_0"]["weights"]["actorder"] = "static".into();
+        }
         if transposed {
             config["transposed"] = true.into();
         }
@@ -243,7 +292,7 @@ impl Scheme {
         }
     }
 
-    /// How engines quantise what the matrices are multiplied with.
+    /// Returns the description of how engines quantise activations; null where they do not.
     fn activations(&self) -> Value {
         let mut of = match (self.name, self.form.extent) {
             (Name::Fp8Dynamic, _) => arguments(8, "float", true, "token", Value::Null),
@@ -282,7 +331,7 @@ mod tests {
     use super::*;
 
     fn request(scheme: &str) -> CompressRequest {
-        CompressRequest { scheme: scheme.into(), group_size: None, asymmetric: false }
+        CompressRequest { scheme: scheme.into(), group_size: None, asymmetric: false, gptq: false }
     }
 
     #[test]

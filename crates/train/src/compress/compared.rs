@@ -1,0 +1,79 @@
+//! A result against the model that it was made from, on the same rows: perplexity of both, and the divergence of their
+//! distributions of tokens.
+
+use std::sync::Arc;
+
+use data::{Batch, IGNORE};
+use options::Setting;
+use rayon::prelude::*;
+
+use crate::device::Device;
+use crate::error::{Result, go_on};
+use crate::model::Model;
+use crate::source::ModelSource;
+
+/// Means over targets, nats.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Compared {
+    pub tokens: usize,
+    /// Cross entropy of the model that was quantised.
+    pub before: f64,
+    /// Cross entropy of the result.
+    pub after: f64,
+    /// KL divergence of the result's distributions from the model's.
+    pub divergence: f64,
+    /// The rows are of the validation data; else others of the run's.
+    pub are_held_out: bool,
+}
+
+/// The rise of the perplexity that a result is said to have lost much at.
+const MUCH: f64 = 1.05;
+
+impl Compared {
+    /// How much larger the perplexity is.
+    pub fn factor(&self) -> f64 {
+        (self.after - self.before).exp()
+    }
+
+    pub fn is_much(&self) -> bool {
+        self.factor() > MUCH || self.factor().is_nan()
+    }
+}
+
+/// Compares both on every target of the rows.
+pub fn compare(
+    device: &Arc<Device>,
+    [before, after]: [&ModelSource; 2],
+    batches: &[Batch],
+    are_held_out: bool,
+    stop: &dyn Fn() -> bool,
+) -> Result<Compared> {
+    let open = |source: &ModelSource| Model::load(device.clone(), Arc::new(source.clone()), None, Setting::Auto);
+    let (mut before, mut after) = (open(before)?, open(after)?);
+    let mut sums = [0.0f64; 4];
+    for batch in batches {
+        go_on(stop)?;
+        let logits = [before.forward(batch, false)?.logits.to_f32(), after.forward(batch, false)?.logits.to_f32()];
+        let vocabulary = logits[0].len() / batch.targets.len();
+        let places: Vec<usize> = (0..batch.targets.len()).filter(|place| batch.targets[*place] != IGNORE).collect();
+        let of = |place: &usize| {
+            let row = |logits: &[f32]| distribution(&logits[place * vocabulary..(place + 1) * vocabulary]);
+            let (p, q) = (row(&logits[0]), row(&logits[1]));
+            let target = batch.targets[*place] as usize;
+            let divergence = p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>();
+            [1.0, -p[target], -q[target], divergence]
+        };
+        let found: Vec<[f64; 4]> = places.par_iter().map(of).collect();
+        found.iter().for_each(|of| sums.iter_mut().zip(of).for_each(|(sum, x)| *sum += x));
+    }
+    let mean = |index: usize| sums[index] / sums[0];
+    Ok(Compared { tokens: sums[0] as usize, before: mean(1), after: mean(2), divergence: mean(3), are_held_out })
+}
+
+/// Log-probabilities.
+fn distribution(logits: &[f32]) -> Vec<f64> {
+    let most = logits.iter().fold(f32::NEG_INFINITY, |most, x| most.max(*x));
+    let sum: f64 = logits.iter().map(|x| f64::from(x - most).exp()).sum();
+    let whole = f64::from(most) + sum.ln();
+    logits.iter().map(|x| f64::from(*x) - whole).collect()
+}

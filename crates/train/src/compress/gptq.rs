@@ -1,0 +1,230 @@
+//! GPTQ (Frantar et al. 2022, 2210.17323): codes column by column, each column's error made up for by the columns after it, by
+//! the second moments of what the matrix is multiplied with. Columns go in the order of these moments, the largest first;
+//! scales are those of the original numbers, so groups stay as they lie. All in f64.
+
+use rayon::prelude::*;
+use tensor::compressed::{Form, Scales};
+
+/// The share of the mean moment that is added to each.
+const DAMPING: f64 = 0.01;
+
+/// Rows that go through the columns together: a row of the factor is read once for them.
+const BAND: usize = 16;
+
+/// Rows of activations that are summed in f32 before they are added in f64.
+const PIECE: usize = 256;
+
+/// Σ xᵀx over rows of activations.
+#[derive(Clone, Debug)]
+pub struct Moments {
+    size: usize,
+    sums: Vec<f64>,
+    /// Rows that were added.
+    pub rows: usize,
+}
+
+impl Moments {
+    pub fn new(size: usize) -> Moments {
+        Moments { size, sums: vec![0.0; size * size], rows: 0 }
+    }
+
+    /// Adds whole rows.
+    pub fn add(&mut self, x: &[f32]) {
+        let size = self.size;
+        self.rows += x.len() / size;
+        for piece in x.chunks(PIECE * size) {
+            self.sums.par_chunks_mut(size).enumerate().for_each_init(
+                || vec![0.0f32; size],
+                |sums, (column, to)| {
+                    // The lower triangle is enough.
+                    let sums = &mut sums[..=column];
+                    sums.fill(0.0);
+                    for row in piece.chunks(size) {
+                        let factor = row[column];
+                        if factor != 0.0 {
+                            sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += factor * x);
+                        }
+                    }
+                    to.iter_mut().zip(sums.iter()).for_each(|(to, sum)| *to += f64::from(*sum));
+                },
+            );
+        }
+    }
+
+    fn at(&self, row: usize, column: usize) -> f64 {
+        self.sums[row.max(column) * self.size + row.min(column)]
+    }
+}
+
+/// The codes of a matrix [outputs, inputs] with these scales.
+pub fn codes(form: &Form, x: &[f32], scales: &Scales, moments: &Moments) -> Vec<u8> {
+    let columns = moments.size;
+    let shape = [x.len() / columns, columns];
+    let mut order: Vec<usize> = (0..columns).collect();
+    order.sort_by(|a, b| moments.at(*b, *b).total_cmp(&moments.at(*a, *a)));
+    let factor = factor(moments, &order);
+    let [block_rows, block_columns] = form.extent.block(shape);
+    let across = form.extent.scales(shape)[1];
+    let mut made = vec![0u8; x.len()];
+    let bands = made.par_chunks_mut(BAND * columns).zip(x.par_chunks(BAND * columns)).enumerate();
+    bands.for_each(|(band, (made, x))| {
+        let of_row = |row: &[f32]| -> Vec<f64> {
+            let value =
+                |column: &usize| if moments.at(*column, *column) == 0.0 { 0.0 } else { f64::from(row[*column]) };
+            order.iter().map(value).collect()
+        };
+        let mut rows: Vec<Vec<f64>> = x.chunks(columns).map(of_row).collect();
+        for (place, column) in order.iter().enumerate() {
+            let factor = &factor[place];
+            for (index, row) in rows.iter_mut().enumerate() {
+                let block = (band * BAND + index) / block_rows * across + column / block_columns;
+                let (scale, zero) = (scales.factors[block], scales.zeros.get(block).copied().unwrap_or(0));
+                let code = form.code(row[place] as f32, scale, zero);
+                made[index * columns + column] = code;
+                let error = (row[place] - f64::from(form.value(code, scale, zero))) / factor[0];
+                row[place..].iter_mut().zip(factor).for_each(|(x, factor)| *x -= error * factor);
+            }
+        }
+    });
+    made
+}
+
+/// The upper Cholesky factor U of the inverse of the damped moments H in this order, UᵀU = H⁻¹: row i from its diagonal on.
+fn factor(moments: &Moments, order: &[usize]) -> Vec<Vec<f64>> {
+    let size = order.len();
+    let diagonal = |index: usize| match moments.at(order[index], order[index]) {
+        0.0 => 1.0,
+        moment => moment,
+    };
+    let damping = DAMPING * (0..size).map(diagonal).sum::<f64>() / size as f64;
+    // H = RRᵀ with an upper R is the usual factorization from the last row and column on; U is the inverse of R.
+    let mut rows: Vec<Vec<f64>> = (0..size)
+        .into_par_iter()
+        .map(|row| {
+            let of = |column: usize| match row == column {
+                true => diagonal(size - 1 - row) + damping,
+                false => moments.at(order[size - 1 - row], order[size - 1 - column]),
+            };
+            (0..=row).map(of).collect()
+        })
+        .collect();
+    for pivot in 0..size {
+        let (before, after) = rows.split_at_mut(pivot + 1);
+        let own = &mut before[pivot];
+        let square: f64 = own[..pivot].iter().map(|x| x * x).sum();
+        own[pivot] = (own[pivot] - square).sqrt();
+        let own = &before[pivot];
+        after.par_iter_mut().with_min_len(32).for_each(|row| {
+            let sum: f64 = row[..pivot].iter().zip(own).map(|(a, b)| a * b).sum();
+            row[pivot] = (row[pivot] - sum) / own[pivot];
+        });
+    }
+    // Columns of the inverse of the lower factor, from their diagonals on.
+    let inverse: Vec<Vec<f64>> = (0..size)
+        .into_par_iter()
+        .map(|column| {
+            let mut of = Vec::with_capacity(size - column);
+            for (row, values) in rows.iter().enumerate().skip(column) {
+                let sum: f64 = values[column..row].iter().zip(&of).map(|(a, b)| a * b).sum();
+                of.push((f64::from(u8::from(row == column)) - sum) / values[row]);
+            }
+            of
+        })
+        .collect();
+    let reversed = |row: usize| {
+        let last = size - 1 - row;
+        (0..=last).map(|step| inverse[last - step][step]).collect()
+    };
+    (0..size).into_par_iter().map(reversed).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use data::safetensors::SafeTensors;
+    use tensor::DType;
+    use tensor::compressed::{Codes, Extent, Range};
+
+    use super::*;
+
+    fn moments_of(x: &[f32], size: usize) -> Moments {
+        let mut moments = Moments::new(size);
+        moments.add(x);
+        moments
+    }
+
+    /// Activations whose columns depend on each other and differ in size.
+    fn correlated(rows: usize, size: usize) -> Vec<f32> {
+        let noise = |i: usize| ((i * 7919 + 13) % 10_007) as f32 / 5e3 - 1.0;
+        let of = |i: usize| {
+            let (row, column) = (i / size, i % size);
+            (noise(row * 31 + column / 8) + 0.3 * noise(i)) * (1.0 + (column % 5) as f32)
+        };
+        (0..rows * size).map(of).collect()
+    }
+
+    #[test]
+    fn the_factor_is_that_of_the_inverse() {
+        let size = 24;
+        let moments = moments_of(&correlated(100, size), size);
+        let order: Vec<usize> = (0..size).rev().collect();
+        let upper = factor(&moments, &order);
+        let damping = DAMPING * (0..size).map(|i| moments.at(i, i)).sum::<f64>() / size as f64;
+        // UᵀU·H is the identity.
+        let inverse = |a: usize, b: usize| (0..=a.min(b)).map(|k| upper[k][a - k] * upper[k][b - k]).sum::<f64>();
+        for a in 0..size {
+            for b in 0..size {
+                let of = |k: usize| moments.at(order[k], order[b]) + if k == b { damping } else { 0.0 };
+                let product: f64 = (0..size).map(|k| inverse(a, k) * of(k)).sum();
+                assert!((product - f64::from(u8::from(a == b))).abs() < 1e-8, "{a} {b}: {product}");
+            }
+        }
+    }
+
+    #[test]
+    fn outputs_are_nearer_than_those_of_the_nearest_codes() {
+        let (rows, size) = (8, 64);
+        let x = correlated(200, size);
+        let w: Vec<f32> = (0..rows * size).map(|i| ((i * 104_729 + 7) % 2_003) as f32 / 1e3 - 1.0).collect();
+        let form = Form { codes: Codes::Int { bits: 4, symmetric: false }, extent: Extent::Group(32) };
+        let scales = form.scales(&w, size, DType::F32, Range::default());
+        let error = |codes: &[u8]| {
+            let values = form.decode(codes, size, &scales);
+            let of_row = |x: &[f32], row: usize| -> f64 {
+                let range = row * size..(row + 1) * size;
+                let parts = w[range.clone()].iter().zip(&values[range]).zip(x);
+                parts.map(|((w, q), x)| f64::from((w - q) * x)).sum::<f64>().powi(2)
+            };
+            x.chunks(size).flat_map(|x| (0..rows).map(move |row| of_row(x, row))).sum::<f64>()
+        };
+        let nearest = error(&form.encode(&w, size, &scales));
+        let found = error(&codes(&form, &w, &scales, &moments_of(&x, size)));
+        assert!(found < 0.5 * nearest, "{found} against {nearest}");
+    }
+
+    #[test]
+    fn codes_are_the_recorded_ones() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
+        let files = SafeTensors::open(&root.join("tests/golden/compress/gptq.safetensors")).unwrap();
+        let read = |name: &str| files.get(name).unwrap().to_host().unwrap();
+        for (layer, case, bits, symmetric, extent) in [
+            ("even", "w4_channel_static", 4, true, Extent::Row),
+            ("even", "w4_g64_static", 4, true, Extent::Group(64)),
+            ("even", "w4_asym_g32_static", 4, false, Extent::Group(32)),
+            ("ragged", "w4_g64_static", 4, true, Extent::Group(64)),
+            ("ragged", "w4_asym_g32_static", 4, false, Extent::Group(32)),
+        ] {
+            let w = read(&format!("{layer}.W"));
+            let (size, x) = (w.shape[1], read(&format!("{layer}.X")).to_f32());
+            let form = Form { codes: Codes::Int { bits, symmetric }, extent };
+            let w = w.to_f32();
+            let scales = form.scales(&w, size, DType::F32, Range::of(&w));
+            assert_eq!(scales.factors, read(&format!("{layer}.{case}.scale")).to_f32(), "{layer} {case}");
+            let found = form.decode(&codes(&form, &w, &scales, &moments_of(&x, size)), size, &scales);
+            let wanted = read(&format!("{layer}.{case}.dequant")).to_f32();
+            let same = found.iter().zip(&wanted).filter(|(a, b)| a == b).count();
+            assert!(same * 100 >= found.len() * 99, "{layer} {case}: {same} of {}", found.len());
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! The tensors of a result, and how each is made and written.
+//!
+//! Knows layouts and places; not which method chose the codes, nor where activations were measured.
+
+use std::collections::BTreeMap;
+
+use data::Stop;
+use data::quantised::Layout;
+use data::safetensors::{PlacedWriter, RawTensor, Weights, header_name};
+use tensor::compressed::{Codes, Range};
+use tensor::{DType, HostTensor};
+
+use super::Progress;
+use super::chosen::{Chosen, Matrix};
+use super::encode::{Encoded, encode, range};
+use super::gptq::Moments;
+use super::scheme::Scheme;
+use crate::error::{Result, TrainError, go_on};
+
+/// Matrices of one module that engines compute as one, so that they share the scale of scales of NVFP4.
+const FUSED: [&[&str]; 3] = [&["q_proj", "k_proj", "v_proj"], &["gate_proj", "up_proj"], &["w1", "w3"]];
+
+/// Measurements of the activations that a matrix is multiplied with.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Measured<'a> {
+    pub moments: Option<&'a Moments>,
+    pub range: Option<Range>,
+}
+
+/// Digests of the values that were written, to be compared with those that are read.
+pub struct Digests<'a> {
+    pub progress: Progress<'a>,
+    pub done: usize,
+    pub all: usize,
+    /// Of the values of each tensor as readers have them.
+    pub of: BTreeMap<String, blake3::Hash>,
+}
+
+impl Digests<'_> {
+    fn add(&mut self, name: String, values: &[u8], read: usize) {
+        self.of.insert(name, blake3::hash(values));
+        self.done += read;
+        (self.progress)(self.done, self.all);
+    }
+}
+
+/// The tensors of a result and their formats.
+pub struct Plan<'a> {
+    pub own: &'a Weights,
+    pub scheme: Scheme,
+    /// The type of what the model's files have in codes.
+    pub saved: DType,
+    pub chosen: &'a Chosen,
+}
+
+impl Plan<'_> {
+    /// Returns the type that a tensor has in the result.
+    fn dtype_of(&self, tensor: &str) -> Result<DType> {
+        let view = self.own.get(tensor).map_err(TrainError::model_file)?;
+        Ok(match view.dtype {
+            _ if view.is_dequantised() => self.scheme.dtype(self.saved),
+            dtype @ (DType::F32 | DType::F16) if dtype == self.saved => self.scheme.dtype(dtype),
+            // Tables of another type than the model, such as biases of routers, keep theirs.
+            dtype => dtype,
+        })
+    }
+
+    /// The type of the scales of a matrix, which its numbers are rounded to first.
+    fn dtype_of_matrix(&self, of: &Matrix) -> Result<DType> {
+        Ok(self.scheme.dtype(self.dtype_of(&of.parameter)?))
+    }
+
+    /// The type that most of the model is in.
+    pub fn dtype(&self) -> Result<DType> {
+        let first = self.chosen.matrices.first().expect("there is a matrix");
+        self.dtype_of_matrix(first)
+    }
+
+    fn layout(&self, of: &Matrix) -> Result<Layout> {
+        Ok(Layout { form: self.scheme.form, packed: self.scheme.packed, dtype: self.dtype_of_matrix(of)? })
+    }
+
+    /// The tensors of the files; those of a matrix stand together.
+    pub fn groups(&self) -> Result<Vec<Vec<RawTensor>>> {
+        let mut groups = Vec::new();
+        for of in &self.chosen.kept {
+            let dtype = self.dtype_of(&of.tensor)?;
+            let bytes = of.shape.iter().product::<usize>() * dtype.size();
+            let (name, shape) = (of.name.clone(), of.shape.clone());
+            groups.push(vec![RawTensor { name, dtype: header_name(dtype), shape, bytes }]);
+        }
+        for of in &self.chosen.matrices {
+            groups.push(self.tensors(of)?);
+        }
+        groups.sort_by(|a, b| a[0].name.cmp(&b[0].name));
+        Ok(groups)
+    }
+
+    pub fn write_kept(&self, writer: &mut PlacedWriter, digests: &mut Digests<'_>, stop: Stop<'_>) -> Result<()> {
+        for of in &self.chosen.kept {
+            go_on(stop)?;
+            let tensor = self.read(&of.tensor)?;
+            let read = tensor.bytes.len();
+            let tensor = tensor.cast(self.dtype_of(&of.tensor)?);
+            writer.put(&of.name, &tensor.bytes).map_err(|e| TrainError::Failed(e.to_string()))?;
+            digests.add(of.name.clone(), &tensor.bytes, read);
+        }
+        Ok(())
+    }
+
+    /// Writes a matrix: with the codes of GPTQ where there are moments of what it is multiplied with, else with the nearest.
+    /// Gives its values as the model has them.
+    pub fn write_matrix(
+        &self,
+        of: &Matrix,
+        measured: &Measured<'_>,
+        writer: &mut PlacedWriter,
+        digests: &mut Digests<'_>,
+        ranges: &mut BTreeMap<String, Range>,
+    ) -> Result<HostTensor> {
+        let layout = self.layout(of)?;
+        let (x, read) = self.numbers(of, layout.dtype)?;
+        let own = range(&x);
+        if !(own.least.is_finite() && own.most.is_finite()) || x.iter().any(|x| x.is_nan()) {
+            return Err(not_finite(of, &x));
+        }
+        let whole = match layout.form.codes {
+            Codes::Nvfp4 => self.range_of_fused(of, own, ranges)?,
+            _ => own,
+        };
+        let Encoded { mut parts, values } = encode(layout, &x, of.shape, whole, measured.moments);
+        if self.scheme.measures_activations() {
+            let range = measured.range.expect("activations of every matrix are measured");
+            parts.push(self.scheme.scale_of_activations(range, layout.dtype));
+        }
+        for (tensor, bytes) in self.tensors(of)?.iter().zip(&parts) {
+            writer.put(&tensor.name, bytes).map_err(|e| TrainError::Failed(e.to_string()))?;
+        }
+        let values = if of.transposed { transpose(&values, of.shape[1]) } else { values };
+        let shape = if of.transposed { [of.shape[1], of.shape[0]] } else { of.shape };
+        let values = HostTensor::from_f32(shape, &values);
+        digests.add(format!("{}.weight", of.module), &values.bytes, read);
+        Ok(values)
+    }
+
+    /// Returns the tensors that a matrix is in the files.
+    fn tensors(&self, of: &Matrix) -> Result<Vec<RawTensor>> {
+        let layout = self.layout(of)?;
+        let mut tensors = layout.tensors(&of.module, of.shape);
+        if let Some((ending, dtype)) = self.scheme.tensor_of_activations(layout.dtype) {
+            let (name, dtype, bytes) = (format!("{}.{ending}", of.module), header_name(dtype), dtype.size());
+            tensors.push(RawTensor { name, dtype, shape: vec![1], bytes });
+        }
+        Ok(tensors)
+    }
+
+    /// The numbers of a matrix, [outputs, inputs], rounded to this type; and the bytes that were read.
+    fn numbers(&self, of: &Matrix, dtype: DType) -> Result<(Vec<f32>, usize)> {
+        let tensor = self.read(&of.parameter)?;
+        let read = tensor.bytes.len();
+        let x = tensor.cast(dtype).to_f32();
+        Ok((if of.transposed { transpose(&x, of.shape[0]) } else { x }, read))
+    }
+
+    /// The columns of the matrix of a parameter, if it becomes codes.
+    pub fn width(&self, parameter: &str) -> Option<usize> {
+        self.chosen.matrices.iter().find(|of| of.parameter == parameter).map(|of| of.shape[1])
+    }
+
+    fn read(&self, tensor: &str) -> Result<HostTensor> {
+        self.own.get(tensor).map_err(TrainError::model_file)?.to_host().map_err(TrainError::unreadable)
+    }
+
+    /// The range of a matrix and of those that it is computed with.
+    fn range_of_fused(&self, of: &Matrix, own: Range, known: &mut BTreeMap<String, Range>) -> Result<Range> {
+        let (parent, last) = of.module.rsplit_once('.').unwrap_or(("", &of.module));
+        let Some(together) = FUSED.into_iter().find(|names| names.contains(&last)) else { return Ok(own) };
+        let mut whole = own;
+        for name in together.iter().filter(|name| **name != last) {
+            let module = format!("{parent}.{name}");
+            let Some(other) = self.chosen.matrices.iter().find(|of| of.module == module) else { continue };
+            let range = match known.get(&module) {
+                Some(range) => *range,
+                None => range(&self.numbers(other, self.dtype_of_matrix(other)?)?.0),
+            };
+            known.insert(module, range);
+            whole = whole.with(range);
+        }
+        known.insert(of.module.clone(), own);
+        Ok(whole)
+    }
+}
+
+/// The first number of a matrix that is none, with its place.
+fn not_finite(of: &Matrix, x: &[f32]) -> TrainError {
+    let place = x.iter().position(|x| !x.is_finite()).unwrap_or(0);
+    let at = [place / of.shape[1], place % of.shape[1]];
+    TrainError::Usage(format!(
+        "`{}.weight` is {} at {at:?}, expected finite numbers\n  hint: the model is damaged, or diverged in training",
+        of.module, x[place]
+    ))
+}
+
+/// [rows, columns] → [columns, rows].
+fn transpose(values: &[f32], columns: usize) -> Vec<f32> {
+    let rows = values.len() / columns;
+    (0..values.len()).map(|i| values[i % rows * columns + i / rows]).collect()
+}

@@ -1,0 +1,87 @@
+//! The rows of a run's data that activations are measured on, and those that a result is compared on.
+
+use data::{Batch, Purpose, Stop};
+
+use crate::config::Config;
+use crate::encoded::Encoded;
+use crate::error::{Result, TrainError, go_on};
+use crate::feed::Feed;
+use crate::plan::Plan;
+use crate::source::ModelSource;
+
+/// Rows that a result is compared on.
+const COMPARED: usize = 32;
+
+/// Rows of a run.
+#[derive(Debug, Default)]
+pub struct Rows {
+    /// For measuring activations.
+    pub calibration: Vec<Batch>,
+    /// For comparing: of the validation data, or the rows behind the others.
+    pub compared: Vec<Batch>,
+    /// The latter are of the validation data.
+    pub are_held_out: bool,
+}
+
+impl Rows {
+    /// Reads rows as the run would train on them: `most` for measuring at most.
+    pub fn read(config: &Config, source: &ModelSource, most: usize, stop: Stop<'_>) -> Result<Rows> {
+        let problems = config.check_datasets();
+        if !problems.is_empty() {
+            return Err(TrainError::Config(problems));
+        }
+        if config.task.purpose() == Purpose::Prompts {
+            let text = "--calibration: the run has prompts without answers\n  hint: give a run of texts or conversations";
+            return Err(TrainError::Usage(text.to_owned()));
+        }
+        let plan = Plan::new(config, source)?;
+        let encoded = Encoded::read(config, source, &plan, None, stop)?;
+        let row = encoded.sequence_len;
+        let mut feed = Feed::new(config, encoded, row)?;
+        let mut rows = Rows::default();
+        let of = |batches: &[Batch]| batches.iter().map(|batch| batch.batch).sum::<usize>();
+        let mut is_over = false;
+        if let Some(validation) = feed.validation()? {
+            rows.are_held_out = true;
+            for batch in validation {
+                go_on(stop)?;
+                rows.compared.push(batch.map_err(TrainError::Data)?);
+                if of(&rows.compared) >= COMPARED {
+                    break;
+                }
+            }
+        }
+        // One pass: no row is measured twice, or compared after it was measured.
+        while let Some(batch) = feed.train.next().filter(|_| !is_over) {
+            go_on(stop)?;
+            let batch = batch.map_err(TrainError::Data)?;
+            is_over = feed.train.ends_epoch();
+            if !batch.images.is_empty() {
+                let text = "--calibration: rows with images are not measured, only texts";
+                return Err(TrainError::Usage(text.to_owned()));
+            }
+            match of(&rows.calibration) < most {
+                true => rows.calibration.push(batch),
+                false if of(&rows.compared) < COMPARED => rows.compared.push(batch),
+                false => break,
+            }
+        }
+        if rows.compared.is_empty() && rows.calibration.len() > 1 {
+            // Of few rows the last are left for comparing.
+            let kept = rows.calibration.len() - rows.calibration.len().div_ceil(8);
+            rows.compared = rows.calibration.split_off(kept);
+        }
+        if rows.calibration.is_empty() || rows.compared.is_empty() {
+            let text = "--calibration: the data are less than two batches\n  hint: give more rows, or a smaller \
+                        `per_device_train_batch_size`";
+            return Err(TrainError::Usage(text.to_owned()));
+        }
+        Ok(rows)
+    }
+
+    /// Tokens of the rows for measuring.
+    pub fn tokens(&self) -> usize {
+        let of = |batch: &Batch| batch.present.iter().filter(|present| **present != 0.0).count();
+        self.calibration.iter().map(of).sum()
+    }
+}

@@ -63,7 +63,7 @@ impl Scheme {
         }
     }
 
-    /// The form in words.
+    /// Returns the form in the words of an error.
     pub const fn name(&self) -> &'static str {
         match self {
             Scheme::BitsAndBytes => "bitsandbytes, 4 bits",

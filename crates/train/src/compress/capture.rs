@@ -104,6 +104,9 @@ fn rows_of_tokens(value: &HostTensor, batch: &Batch) -> Vec<f32> {
     rows.flat_map(|(row, _)| row.iter().copied()).collect()
 }
 
+/// The name of the operation of a linear layer.
+const LINEAR: &str = "linear";
+
 /// Makes what linear layers read outputs of the model; gives those of each layer.
 fn add_outputs(source: &mut ModelSource) -> Vec<Vec<Input>> {
     let mut layers = Vec::new();
@@ -112,7 +115,7 @@ fn add_outputs(source: &mut ModelSource) -> Vec<Vec<Input>> {
         let mut of_blocks = Vec::new();
         for block in &mut repeat.blocks {
             let mut inputs: Vec<(String, Vec<String>)> = Vec::new();
-            for node in block.nodes.iter().filter(|node| node.op == ops::id::LINEAR.name()) {
+            for node in block.nodes.iter().filter(|node| node.op == LINEAR) {
                 let [value, weight, ..] = node.inputs.as_slice() else { continue };
                 if !block.parameters.iter().any(|of| of.name == *weight) {
                     continue;

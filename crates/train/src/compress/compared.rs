@@ -12,7 +12,7 @@ use crate::error::{Result, go_on};
 use crate::model::Model;
 use crate::source::ModelSource;
 
-/// Means over targets, nats.
+/// Losses and divergence in nats, means over the targets of all rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Compared {
     pub tokens: usize,
@@ -70,7 +70,7 @@ pub fn compare(
     Ok(Compared { tokens: sums[0] as usize, before: mean(1), after: mean(2), divergence: mean(3), are_held_out })
 }
 
-/// Log-probabilities.
+/// Returns the log-probabilities of all tokens in f64.
 fn distribution(logits: &[f32]) -> Vec<f64> {
     let most = logits.iter().fold(f32::NEG_INFINITY, |most, x| most.max(*x));
     let sum: f64 = logits.iter().map(|x| f64::from(x - most).exp()).sum();

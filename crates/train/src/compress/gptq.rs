@@ -19,7 +19,7 @@ const PIECE: usize = 256;
 pub struct Moments {
     size: usize,
     sums: Vec<f64>,
-    /// Rows that were added.
+    /// Number of rows whose products are in the sum.
     pub rows: usize,
 }
 
@@ -28,7 +28,7 @@ impl Moments {
         Moments { size, sums: vec![0.0; size * size], rows: 0 }
     }
 
-    /// Adds whole rows.
+    /// Adds the products of the elements of each row of `size` numbers.
     pub fn add(&mut self, x: &[f32]) {
         let size = self.size;
         self.rows += x.len() / size;

@@ -12,10 +12,10 @@ use crate::source::ModelSource;
 /// Rows that a result is compared on.
 const COMPARED: usize = 32;
 
-/// Rows of a run.
+/// Rows of a run's data, laid out for the model that is quantized.
 #[derive(Debug, Default)]
 pub struct Rows {
-    /// For measuring activations.
+    /// Rows over which activations are measured.
     pub calibration: Vec<Batch>,
     /// For comparing: of the validation data, or the rows behind the others.
     pub compared: Vec<Batch>,

@@ -25,7 +25,7 @@ SCHEMAS = json.loads((REPOSITORY / "tests/crds/schemas.json").read_text())
 MODEL = str(REPOSITORY / "examples" / "stories" / "model")
 
 #: Files that are no resources of Kubernetes, or checked by a test of their own.
-OTHERS = {"job/run.yaml", "skypilot.yaml"}
+OTHERS = {"image/compose.yaml", "job/run.yaml", "skypilot.yaml"}
 
 #: Kinds of Kubernetes and kustomize, whose fields are few.
 PLAIN = {"v1 Service", "kustomize.config.k8s.io/v1beta1 Kustomization"}

@@ -31,7 +31,8 @@ impl Rows {
             return Err(TrainError::Config(problems));
         }
         if config.task.purpose() == Purpose::Prompts {
-            let text = "--calibration: the run has prompts without answers\n  hint: give a run of texts or conversations";
+            let text =
+                "--calibration: the run has prompts without answers\n  hint: give a run of texts or conversations";
             return Err(TrainError::Usage(text.to_owned()));
         }
         let plan = Plan::new(config, source)?;

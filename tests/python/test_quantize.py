@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import surogate
-from conftest import tiny_gpt2, tiny_llama, tiny_qwen3
+from conftest import REPOSITORY, tiny_gpt2, tiny_llama, tiny_qwen3
 from safetensors.numpy import load_file, save_file
 from surogate.cli import main
 
@@ -253,3 +253,27 @@ def test_data_that_a_method_needs_are_asked_for(capsys, tmp_path, make_model):
     run = calibration(tmp_path, model, np.ones((1, 16), dtype=int))
     code, _, err = quantize(capsys, model, tmp_path / "out", "--scheme", "w4a16", "--calibration", run)
     assert code != 0 and not (tmp_path / "out").exists(), err
+
+
+def test_what_a_killed_command_left_is_removed_by_the_next(capsys, tmp_path, make_model):
+    model = make_model(wide())
+    left = tmp_path / ".out.quantize.17.0.tmp"
+    left.mkdir()
+    (left / ".model.safetensors.17-0.tmp").write_text("half")
+    assert quantize(capsys, model, tmp_path / "out", "--scheme", "fp8-dynamic")[0] == 0
+    assert not left.exists() and (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_a_result_answers_and_is_quantized_again(capsys, tmp_path):
+    stories = REPOSITORY / "examples" / "stories" / "model"
+    code, _, err = quantize(capsys, stories, tmp_path / "out", "--scheme", "w8a16", "--group-size", "-1")
+    assert code == 0, err
+    assert {path.name for path in stories.glob("tokenizer*")} <= {path.name for path in (tmp_path / "out").iterdir()}
+    prompt = ["--prompt", "Once upon a time", "--max-new-tokens", "8", "--temperature", "0", "--device", "cpu"]
+    texts = []
+    for folder in (stories, tmp_path / "out"):
+        assert main(["generate", str(folder), *prompt]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != ""
+    code, out, err = quantize(capsys, tmp_path / "out", tmp_path / "again", "--scheme", "fp8-dynamic")
+    assert code == 0 and config(tmp_path / "again")["format"] == "float-quantized", err

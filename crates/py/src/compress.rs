@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::model::device_setting;
 use crate::signals::Signals;
 
-/// Between two calls of what is told of the progress.
+/// The least time between two reports of the progress.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Matrices in codes, (bytes of weights before, now), elements of a group, tokens that activations were measured on, what should
@@ -47,12 +47,13 @@ pub fn compress(
     let device = DeviceRequest { device: device_setting(device)?, site_packages, ..DeviceRequest::default() };
     let config = calibration.map(|config| &config.config);
     let done = py.detach(|| {
-        let told = Cell::new(None::<Instant>);
+        let reported = Cell::new(None::<Instant>);
         let tell = |done: usize, all: usize| {
-            let Some(progress) = progress.as_ref().filter(|_| told.get().is_none_or(|at| at.elapsed() >= PAUSE)) else {
+            let Some(progress) = progress.as_ref().filter(|_| reported.get().is_none_or(|at| at.elapsed() >= PAUSE))
+            else {
                 return;
             };
-            told.set(Some(Instant::now()));
+            reported.set(Some(Instant::now()));
             // What it raises does not end the work: it only tells.
             let _ = Python::attach(|py| progress.call1(py, (done, all)));
         };

@@ -29,6 +29,8 @@ class StepMetrics(TypedDict):
     applied: bool
     #: Passes over the data; None for batches of the caller.
     epoch: float | None
+    #: Seconds in which the process waited for batches since the step before; None without data.
+    data_wait_seconds: float | None
     #: Model FLOPs utilization; None if the peak of the device is not known.
     mfu: float | None
     #: Bytes in use; None if not known.

@@ -77,12 +77,18 @@ def _take_up(remote: Remote, place: Path, resumes: bool) -> None:
             raise ConfigError(f"`output_dir: {remote.address}` holds another run ({hint})")
         there = json.loads(remote.read("manifest.json"))
         here = json.loads((place / "manifest.json").read_text()) if (place / "manifest.json").is_file() else None
-        if here is not None and here.get("run_id") != there.get("run_id"):
-            hint = f"remove {place} to go on with the one in the bucket"
-            raise ConfigError(f"{place} has another run than {remote.address} ({hint})")
         steps = {step: name for name in remote.marks(names) if (step := step_of(name)) is not None}
         newest = max(steps, default=0)
         local = max((step_of(path.name) or 0 for path in place.iterdir() if path.is_dir()), default=0)
+        if here is not None and here.get("run_id") != there.get("run_id") and newest > 0:
+            if local > 0:
+                hint = f"remove {place} to go on with the one in the bucket"
+                raise ConfigError(f"{place} has another run than {remote.address} ({hint})")
+            # It ended before its first checkpoint: only its log is kept.
+            aside = place.with_name(f"{place.name}-{here.get('run_id')}")
+            place.rename(aside)
+            place.mkdir()
+            warn(f"surogate: {remote.address} has checkpoints of another process, so what was here is in {aside}")
         if newest > local:
             _fetch(remote, place, names, steps[newest], there)
     except (obstore.exceptions.BaseError, OSError, ValueError, KeyError) as error:

@@ -22,6 +22,7 @@ METRICS: dict[str, dict[str, tuple[str, str, str]]] = {
         "grad_norm": ("grad_norm", "gauge", "Gradient norm of the newest step, before clipping."),
         "learning_rate": ("learning_rate", "gauge", "Learning rate of the newest step."),
         "seconds": ("step_seconds", "gauge", "Duration of the newest step."),
+        "data_wait_seconds": ("data_wait_seconds", "gauge", "Time that the newest step waited for data."),
         "tokens_per_second": ("tokens_per_second", "gauge", "Trained tokens per second in the newest step."),
         "mfu": ("mfu_ratio", "gauge", "Model FLOPs utilization of the newest step."),
         "ceiling": ("ceiling_ratio", "gauge", "Share of the measured matrix-multiplication rate."),

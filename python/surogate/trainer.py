@@ -134,7 +134,7 @@ class Trainer:
         them. The metrics of the task are returned together with the others.
 
         Returns `step` (from 0), `loss` (before the update), `grad_norm` (before clipping),
-        `learning_rate`, `tokens`, `tokens_per_second`, `seconds`, `applied` (False if the norm was
+        `learning_rate`, `tokens`, `tokens_per_second`, `seconds`, `data_wait_seconds` (None without data), `applied` (False if the norm was
         not finite and the update was suppressed), `epoch` (None for batches that you pass), `mfu`
         (None if the device's peak is not known) and `memory` (bytes in use). For mixtures of experts also
         `expert_load` (the share of each expert in all choices), `busiest_expert` (the largest of these, as a

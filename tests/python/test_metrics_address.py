@@ -57,6 +57,7 @@ def test_a_run_is_scraped_while_it_goes(tmp_path):
     assert last["surogate_loss"] > 0 and last["surogate_tokens_per_second"] > 0 and last["surogate_tokens_total"] > 0
     assert last["surogate_failures_total"] == last["surogate_updates_suppressed_total"] == 0
     assert last["surogate_checkpoint_step"] % 20 == 0 and last["surogate_checkpoint_bytes"] > 0
+    assert 0 <= last["surogate_data_wait_seconds"] < 60
     assert 0 <= last["surogate_device_utilization_ratio"] <= 1
     steps = [of["surogate_steps_done"] for of in seen]
     assert steps == sorted(steps) and len(set(steps)) > 1, "the values are of the run as it is"

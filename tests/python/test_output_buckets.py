@@ -295,3 +295,21 @@ def test_uploads_do_not_miss_a_checkpoint_that_the_run_removes(s3, bucket, tmp_p
     sender.take([{"event": "checkpoint"}])
     assert bucket(address).read("checkpoint-1/state.json") == b"{}"
     assert list(output.parent.glob(".*.upload")) == []
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_does_not_stand_in_the_way(s3, bucket, tmp_path):
+    address = f"s3://runs/{tmp_path.name}"
+    for machine in ("one", "two"):
+        more = {"max-steps": 100_000, "save-steps": 100_000, "resume-from-checkpoint": "true"}
+        run = start(tmp_path, address, tmp_path / machine, keys(s3), **more)
+        assert run.stdout
+        next(line for line in run.stdout if line.startswith("Step 1/"))
+        time.sleep(1)
+        run.kill()
+        run.wait()
+    code, text = ended(start(tmp_path, address, tmp_path / "three", keys(s3), **{"resume-from-checkpoint": "true"}))
+    assert code == 0, text
+    code, text = ended(start(tmp_path, address, tmp_path / "two", keys(s3), **{"resume-from-checkpoint": "true", "max-steps": 6}))
+    assert code == 0 and "fetching checkpoint-4" in text and "what was here is in" in text, text
+    names = bucket(address).names()
+    assert {"checkpoint-4", "checkpoint-6"} <= set(bucket(address).marks(names))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -126,6 +127,7 @@ def test_a_run_ends_within_its_grace_and_keeps_its_last_checkpoint(tmp_path, slo
     lines += process.stdout.readlines()
     code, text, seconds = process.wait(60), "".join(lines), time.monotonic() - begun
     assert code == 143 and "`save_grace_seconds: 1` have passed since SIGTERM" in text, text
+    assert re.search(r"A checkpoint of 4\d\d\.\d\d MiB takes about \d+\.\d s at \d+\.\d\d GB/s of this disk", text), text
     assert "more than `save_grace_seconds: 1`" in text, "the note of a checkpoint that takes longer"
     assert seconds < 6, seconds
     assert list((tmp_path / "output").glob("checkpoint-*")), text

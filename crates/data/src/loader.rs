@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
@@ -308,6 +309,7 @@ pub struct Loader {
     source: Source,
     position: Position,
     ends_epoch: bool,
+    waited: Duration,
 }
 
 enum Source {
@@ -321,7 +323,12 @@ impl Loader {
         let cursor = Cursor::new(documents, spec, position.clone())?;
         let ahead = cursor.spec.prefetch;
         let source = if ahead == 0 { Source::Inline(Box::new(cursor)) } else { spawn(cursor, ahead) };
-        Ok(Loader { source, position, ends_epoch: false })
+        Ok(Loader { source, position, ends_epoch: false, waited: Duration::ZERO })
+    }
+
+    /// Returns the time that [`Loader::next`] has taken since the last call: that in which training waited for data.
+    pub fn take_waited(&mut self) -> Duration {
+        std::mem::take(&mut self.waited)
     }
 
     /// Says whether an epoch ends with the batch that was handed out last. No batch has rows of two epochs.
@@ -340,6 +347,7 @@ impl Iterator for Loader {
 
     /// The next micro-batch; `None` after the last epoch. Errors: a file of the documents has changed.
     fn next(&mut self) -> Option<Result<Batch, DataError>> {
+        let begun = Instant::now();
         let delivered = match &mut self.source {
             Source::Inline(cursor) => cursor.next_batch(),
             Source::Thread { batches, worker } => {
@@ -353,6 +361,7 @@ impl Iterator for Loader {
                 received
             }
         };
+        self.waited += begun.elapsed();
         let Delivered { batch, position, ends_epoch } = delivered?;
         (self.position, self.ends_epoch) = (position, ends_epoch);
         Some(batch)

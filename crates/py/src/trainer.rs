@@ -271,6 +271,7 @@ fn step_metrics<'py>(py: Python<'py>, metrics: &StepMetrics) -> PyResult<Bound<'
         dict.set_item("skipped", !metrics.applied)?;
     }
     dict.set_item("epoch", metrics.epoch)?;
+    dict.set_item("data_wait_seconds", metrics.data_wait)?;
     dict.set_item("mfu", metrics.mfu)?;
     dict.set_item("memory", metrics.memory)?;
     if let Some(clipped) = metrics.fp8_clipped {

@@ -2,8 +2,10 @@
 //!
 //! Knows sizes and folders; what is in them is the business of others.
 
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::Instant;
 
 use program::TensorRef;
 use rustix::fs::statvfs;
@@ -11,6 +13,7 @@ use rustix::fs::statvfs;
 use crate::error::{Result, TrainError};
 use crate::milestones::Milestones;
 use crate::run_folder::RunFolder;
+use crate::staged::{create_new, free_name};
 use crate::trainer::Trainer;
 use crate::weights::WeightSet;
 use crate::words::{count, size};
@@ -36,6 +39,23 @@ pub fn check(trainer: &mut Trainer, place: &RunFolder, when: &Milestones) -> Res
     let of_results = Needed { checkpoints: 0, ..needed };
     require(&place.checkpoints, checkpoints, free(&place.checkpoints), Needed { results: 0, ..needed })?;
     require(&place.output, needed.results, free(&place.output), of_results)
+}
+
+/// Bytes of the trial that [`checkpoint_seconds`] writes, at most.
+const TRIAL: usize = 64 << 20;
+
+/// Returns the bytes of a checkpoint's tensors, and the seconds that they take at the rate of a trial: a file in the folder of
+/// checkpoints that is written, synced, and has no name.
+pub fn checkpoint_seconds(trainer: &mut Trainer, place: &RunFolder) -> Result<(usize, f64)> {
+    let folder = &place.checkpoints;
+    let failed = |e| TrainError::io("write", folder, e);
+    let bytes: usize = trainer.outline()?.tensors().iter().map(TensorRef::bytes).sum();
+    let (trial, mut file) = free_name(folder, "trial".as_ref(), "", create_new)?;
+    std::fs::remove_file(&trial).map_err(failed)?;
+    let content = vec![0x5a_u8; bytes.clamp(1, TRIAL)];
+    let begun = Instant::now();
+    file.write_all(&content).and_then(|()| file.sync_all()).map_err(failed)?;
+    Ok((bytes, begun.elapsed().as_secs_f64() * bytes as f64 / content.len() as f64))
 }
 
 fn needed(trainer: &mut Trainer, place: &RunFolder, when: &Milestones) -> Result<Needed> {

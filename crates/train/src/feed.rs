@@ -251,6 +251,11 @@ impl Feed {
         loader.map(Some).map_err(TrainError::Data)
     }
 
+    /// Returns the seconds that batches were waited for since the last call.
+    pub fn take_waited(&mut self) -> f64 {
+        self.train.take_waited().as_secs_f64()
+    }
+
     /// The micro-batches of the next step, for each of `replicas` in turn: `accumulation` rounds of them, fewer where the
     /// epoch ends, so that no step has a row twice; none after the last epoch.
     pub(crate) fn next_step(&mut self, accumulation: usize, replicas: usize) -> Result<Vec<Batch>> {

@@ -20,6 +20,8 @@ pub struct StepMetrics {
     /// Tokens of documents in which something is trained.
     pub tokens: u64,
     pub seconds: f64,
+    /// Seconds in which the process waited for batches since the results of the step before; none without data.
+    pub data_wait: Option<f64>,
     /// False when the norm was not finite and the weights were left alone.
     pub applied: bool,
     /// What the loss was multiplied with for the backward pass; none where gradients are not stored in f16.
@@ -129,6 +131,7 @@ impl StepMetrics {
             "learning_rate": self.learning_rate,
             "tokens": self.tokens,
             "seconds": self.seconds,
+            "data_wait_seconds": self.data_wait,
             "tokens_per_second": self.tokens_per_second(),
             "mfu": self.mfu,
             "ceiling": self.ceiling,
@@ -209,6 +212,7 @@ mod tests {
             learning_rate: 1e-5,
             tokens: 523905,
             seconds: 2.34,
+            data_wait: None,
             applied: true,
             loss_scale: None,
             mfu: None,

@@ -254,6 +254,7 @@ impl Trainer {
         let loss = f64::from(sum) / f64::from(weight);
         let metrics_of_samples = self.metrics_of_samples();
         self.progress.loss = loss.is_finite().then_some(loss);
+        let data_wait = self.feed.as_mut().map(|feed| feed.take_waited());
         Ok(Some(StepMetrics {
             step,
             epoch: self.epochs(step + 1),
@@ -262,6 +263,7 @@ impl Trainer {
             learning_rate,
             tokens,
             seconds,
+            data_wait,
             applied,
             loss_scale,
             mfu,

@@ -50,6 +50,15 @@ impl Run {
             (trainer.config.clone(), trainer.total_steps().expect("a run with data knows its length"));
         let when = trainer.milestones_of(steps)?.expect("a run has data");
         disk::check(trainer, &place, &when)?;
+        if let Some(grace) = config.run.save_grace_seconds {
+            let (bytes, seconds) = disk::checkpoint_seconds(trainer, &place)?;
+            let rate = bytes as f64 / 1e9 / seconds.max(1e-9);
+            let (size, late) =
+                (words::size(bytes), if seconds > grace as f64 { ", more than `save_grace_seconds`" } else { "" });
+            observer.line(&format!(
+                "A checkpoint of {size} takes about {seconds:.1} s at {rate:.2} GB/s of this disk{late}"
+            ));
+        }
         let total = &manifest["parameters"];
         let memory = words::size(manifest["memory_bytes"].as_u64().unwrap_or(0) as usize);
         observer.line(&format!(

@@ -100,8 +100,14 @@ fn scales_zero_points_and_codes_are_those_of_the_package() {
                 // The package divides bf16 weights in bf16 on CPUs: its codes differ by a step where ours are of a division in f32.
                 let are_codes = tensor.name.ends_with("weight") || tensor.name.ends_with("weight_packed");
                 if is_half && are_codes {
-                    let same = bytes.iter().zip(expected).filter(|(a, b)| a == b).count();
-                    assert!(same * 100 >= bytes.len() * 90, "{scheme} {}: {same} of {}", tensor.name, bytes.len());
+                    let pairs = || bytes.iter().zip(expected);
+                    let same = pairs().filter(|(a, b)| a == b).count();
+                    // Codes of eight bits reach so far that every eighth may be a step away, and none is further.
+                    let (share, step) =
+                        if matches!(codes, Codes::Int { bits: 4, .. }) { (90, u8::MAX) } else { (85, 1) };
+                    let is_near = |a: u8, b: u8| a.wrapping_sub(b) <= step || b.wrapping_sub(a) <= step;
+                    assert!(same * 100 >= bytes.len() * share, "{scheme} {}: {same} of {}", tensor.name, bytes.len());
+                    assert!(pairs().all(|(a, b)| is_near(*a, *b)), "{scheme} {}", tensor.name);
                 } else {
                     assert!(
                         bytes == *expected || are_codes && signless(&bytes) == signless(expected),

@@ -71,8 +71,11 @@ pub(super) fn scale(codes: Codes, range: Range, dtype: DType, whole: Range) -> S
         Codes::Int { bits, symmetric: false } => {
             let (lowest, highest) = codes.range();
             let steps = 2f32.powi(bits as i32) - 1.0;
-            let factor = or_least(round(round(range.most - range.least) / steps));
+            let spread = round(round(range.most - range.least) / steps);
+            let factor = or_least(spread);
             let zero = round(lowest - round(range.least / factor)).clamp(lowest, highest).round_ties_even();
+            // A block of zeros has the zero point 0, as in the package.
+            let zero = if spread == 0.0 { 0.0 } else { zero };
             Scale { factor, zero: Some(zero as i8), code: None }
         }
         Codes::Fp8 => {

@@ -209,10 +209,7 @@ mod tests {
         let files = SafeTensors::open(&root.join("tests/golden/compress/gptq.safetensors")).unwrap();
         let read = |name: &str| files.get(name).unwrap().to_host().unwrap();
         for (layer, case, bits, symmetric, extent) in [
-            ("even", "w4_channel_static", 4, true, Extent::Row),
             ("even", "w4_g64_static", 4, true, Extent::Group(64)),
-            ("even", "w4_asym_g32_static", 4, false, Extent::Group(32)),
-            ("ragged", "w4_g64_static", 4, true, Extent::Group(64)),
             ("ragged", "w4_asym_g32_static", 4, false, Extent::Group(32)),
         ] {
             let w = read(&format!("{layer}.W"));

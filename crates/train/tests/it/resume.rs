@@ -92,7 +92,7 @@ fn trace(output: &Path, last: u64) -> (Vec<(PathBuf, Vec<u8>)>, Vec<Value>) {
         if kind != "step" && kind != "evaluation" {
             continue;
         }
-        for of_machine in ["seconds", "tokens_per_second", "memory", "time"] {
+        for of_machine in ["seconds", "tokens_per_second", "data_wait_seconds", "memory", "time"] {
             event.as_object_mut().unwrap().remove(of_machine);
         }
         logged.retain(|known| known["event"] != kind || known["step"] != event["step"]);

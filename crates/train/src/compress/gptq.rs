@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn codes_are_the_recorded_ones() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
-        let files = SafeTensors::open(&root.join("tests/golden/compress/gptq.safetensors")).unwrap();
+        let files = SafeTensors::open(&root.join("crates/train/tests/recorded/gptq.safetensors")).unwrap();
         let read = |name: &str| files.get(name).unwrap().to_host().unwrap();
         for (layer, case, bits, symmetric, extent) in [
             ("even", "w4_g64_static", 4, true, Extent::Group(64)),

@@ -165,6 +165,7 @@ def test_the_base_names_files_that_are_there_and_an_overlay_a_resource_of_it():
     assert queue["spec"]["clusterQueue"] == load("kueue.yaml", "ClusterQueue")["metadata"]["name"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("kustomize") is None, reason="kustomize is not installed")
 @pytest.mark.parametrize("name", ["job", "queued"])
 def test_kustomize_builds_valid_resources(name):

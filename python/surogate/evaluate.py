@@ -120,14 +120,18 @@ def _check_files(options: Namespace) -> None:
 
 
 def _tasks(options: Namespace, start: Path) -> tuple[list[Any], Any]:
-    """The tasks that are meant, by name or as the contents of their files, and what knows all of them. Folders are named
-    from where the user started.
+    """Returns the tasks that are meant, by name or as the contents of their files, and the harness's manager of tasks.
+    Folders are named from where the user started.
     """
+    import lm_eval.tasks
     from lm_eval.config.evaluate_config import EvaluatorConfig
-    from lm_eval.tasks import TaskManager
 
     names = [name for name in options.tasks.split(",") if name]
-    known = TaskManager(include_path=options.include_path)
+    if not names:
+        raise UsageError("--tasks names no task")
+    # The manager reads the files of all tasks of the harness, some seconds: only where a name may mean one of them.
+    by_name = options.include_path is not None or not all(_is_whole(name) for name in names)
+    known = lm_eval.tasks.TaskManager(include_path=options.include_path, include_defaults=by_name, metadata={})
     for index, name in enumerate(names):
         if away.is_file(name) or known.match_tasks([name]):
             continue
@@ -136,12 +140,25 @@ def _tasks(options: Namespace, start: Path) -> tuple[list[Any], Any]:
             near = difflib.get_close_matches(name, known.all_tasks, 3)
             meant = f" (did you mean {' or '.join(near)}?)" if near else " (`lm_eval ls tasks` prints all of them)"
             raise ConfigError(f"--tasks: {name} is neither a task nor the file of one{meant}")
-    if not names:
-        raise UsageError("--tasks names no task")
     config = EvaluatorConfig(tasks=names, include_path=options.include_path)
+    another, lm_eval.tasks.TaskManager = lm_eval.tasks.TaskManager, lambda **_: known
+    try:
+        with _reported("--tasks"):
+            config.process_tasks({})
+    finally:
+        lm_eval.tasks.TaskManager = another
+    return config.tasks, known
+
+
+def _is_whole(name: str) -> bool:
+    """True for the file of one task, which names no others as files of groups do."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    if not away.is_file(name) or "*" in name:
+        return False
     with _reported("--tasks"):
-        manager = config.process_tasks({})
-    return config.tasks, manager
+        fields = load_yaml(name, resolve_func=False)
+    return isinstance(fields.get("task"), str) and "group" not in fields
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import gzip
 import html
 import json
@@ -70,6 +71,10 @@ def cases():
                 yield pytest.param(family, row, id=f"{family}-{row['id']}")
 
 
+#: The tokenizer of a folder, which takes longer to read than the rows of a test.
+tokenizer = functools.cache(surogate.Tokenizer)
+
+
 def encoded(folder, row, monkeypatch):
     monkeypatch.chdir(VISION / "images")
     given = filled(row["row"])
@@ -77,7 +82,7 @@ def encoded(folder, row, monkeypatch):
     column = given.get("images", given.get("image"))
     column = column if isinstance(column, list) or column is None else [column]
     paths = [of["path"] if isinstance(of, dict) else of for of in column or []]
-    return surogate.Tokenizer(folder).labels(messages, tools=given.get("tools"), images=paths)
+    return tokenizer(folder).labels(messages, tools=given.get("tools"), images=paths)
 
 
 @pytest.mark.parametrize(("family", "row"), list(cases()))

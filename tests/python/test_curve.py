@@ -20,8 +20,14 @@ def curve(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=400)
 
 
-@pytest.mark.parametrize("recipe", ["bf16", "fp8_hybrid"])
-@pytest.mark.parametrize("work", ["full", "lora"])
+#: Where both devices are the CPU, one of the four is enough for the script itself.
+OTHERS = [pytest.mark.long] if DEVICE == "cpu" else []
+
+
+@pytest.mark.parametrize(
+    ("work", "recipe"),
+    [("lora", "bf16"), *(pytest.param(*of, marks=OTHERS) for of in [("lora", "fp8_hybrid"), ("full", "bf16"), ("full", "fp8_hybrid")])],
+)
 def test_the_device_has_the_curve_of_the_cpu(work, recipe):
     done = curve("--work", work, "--devices", f"cpu,{DEVICE}", "--steps", STEPS, "--recipe", recipe)
     print(done.stdout)

@@ -1,6 +1,7 @@
 """Distillation: what TRL computes, and an independent float64 form of it, on tiny models; runs with a teacher."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import surogate
+from conftest import REPOSITORY, tiny_llama
 from recorded_preferences import DEVICE, GOLDEN, MODELS, arrays, read, run_of
 from surogate.errors import ConfigError, SurogateError
 from test_preference_losses import weights
@@ -204,18 +206,14 @@ def test_wrong_batches_are_refused(changed, said, shared):
 
 
 @pytest.fixture
-def text_run(shared, make_model, tmp_path):
+def text_run(make_model, tmp_path):
     """A run on texts with a teacher that has learned them."""
-    from conftest import tiny_llama
-
-    vocabulary = json.loads((shared / "assets" / "configs" / "smollm2-135m" / "config.json").read_text())["vocab_size"]
-    folders = {}
+    stories, folders = REPOSITORY / "examples/stories/model", {}
     for name, width in (("student", 32), ("teacher", 64)):
-        fields = tiny_llama(vocab_size=vocabulary, max_position_embeddings=128, hidden_size=width, initializer_range=0.1)
+        fields = tiny_llama(vocab_size=512, max_position_embeddings=128, hidden_size=width, initializer_range=0.1)
         folders[name] = make_model(fields)
-        for file in (shared / "assets" / "tokenizers" / "smollm2").iterdir():
-            if not (folders[name] / file.name).exists():
-                (folders[name] / file.name).write_bytes(file.read_bytes())
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(stories / file, folders[name])
     data = tmp_path / "texts.jsonl"
     data.write_text("".join(json.dumps({"text": f"Question {i}: yes, {i}"}) + "\n" for i in range(24)))
     common = {
@@ -286,9 +284,9 @@ def test_the_command_says_how_the_teacher_reaches_the_loss(text_run, tmp_path):
     config.write_text(json.dumps({key: value for key, value in text_run.items() if key != "task"}))
     command = [sys.executable, "-m", "surogate"]
     planned = subprocess.run([*command, "plan", config, "--task", "distil"], capture_output=True, text=True, check=True)
-    assert "hands on its logits of all 49152 tokens" in planned.stdout
+    assert "hands on its logits of all 512 tokens" in planned.stdout
     done = subprocess.run([*command, "distil", config], capture_output=True, text=True, check=True)
-    assert "hands on its logits of all 49152 tokens" in done.stdout
+    assert "hands on its logits of all 512 tokens" in done.stdout
     log = next((tmp_path / "run").glob("log-*.json"))
     assert '"entropy":' in log.read_text()
     card = (tmp_path / "run" / "model" / "README.md").read_text()

@@ -28,7 +28,7 @@ ELSEWHERE = {
     r"(python|bash) bench/.*": "measures on a GPU",
     r"surogate sft examples/gsm8k\.yaml": "fetches a model",
     r"python -m surogate\.harness .*": "fetches the data of tasks; test_evaluate.py starts it with one of here",
-    r"surogate doctor --calibrate": "is in the next line, which also writes a file",
+    r"surogate doctor --calibrate.*|surogate plan .*my-gpu\.json.*": "takes half a minute; test_plan.py has both",
     r"surogate evaluate .*--chat": "needs a model with a chat template",
     r"surogate (generate|chat) .*--image.*": "needs a model that reads images; test_image_answers.py has one",
     r"export SUROGATE_TOKEN=.*": "is the user's",
@@ -38,7 +38,11 @@ ELSEWHERE = {
 
 # Tasks whose data would be fetched, and such as lie here.
 TASKS = REPOSITORY / "tests" / "python" / "tasks"
-OF_HERE = {"arc_easy,hellaswag": "stories_choices,stories_texts", "arc_easy": "stories_choices", "my_choices.yaml": "choices.yaml"}
+OF_HERE = {
+    "arc_easy,hellaswag": f"{TASKS}/choices.yaml,{TASKS}/texts.yaml",
+    "arc_easy": f"{TASKS}/choices.yaml",
+    "my_choices.yaml": "choices.yaml",
+}
 
 # Python examples that use names of the text around them.
 PREAMBLE = """
@@ -112,7 +116,7 @@ def test_commands_do_what_they_say(page, place, capfd):
         assert words[0] == "surogate", f"{line}: a command that is neither executed nor listed"
         words = words[: words.index(">")] if ">" in words else words
         if words[1] == "evaluate":
-            words = [OF_HERE.get(word, word) for word in words] + ["--include-path", str(TASKS)]
+            words = [OF_HERE.get(word, word) for word in words]
         if words[1] == "chat":
             words = ["path/to/talkative" if word == "path/to/model" else word for word in words]
         if words[1] in ("sft", "pt"):

@@ -335,7 +335,7 @@ def _evaluate(options: Namespace, overrides: Overrides) -> int:
 def _score(options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
     from .generate import open_model
-    from .rewards import read
+    from .rewards.scores import read
 
     rows = [row for _, row in read(Path(options.prompts))]
     for number, reward in enumerate(open_model(options).rewards(rows)):

@@ -16,7 +16,7 @@ from .arguments import UsageError
 from .errors import ConfigError
 from .models import gguf
 from .report.words import bytes_text
-from .rewards import is_reward_model
+from .rewards.scores import is_reward_model
 from .terminal import show, state
 
 #: What a checkpoint holds besides the model or adapter.

@@ -15,7 +15,7 @@ from .dsl import reads_images
 from .errors import SurogateError
 from .images import Image, as_json, given, have_images
 from .machine import site_packages
-from .rewards import batches, encoded, is_reward_model, refuse, with_score
+from .rewards.scores import batches, encoded, is_reward_model, refuse, with_score
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import yaml
 from safetensors.numpy import load_file
 from surogate.cli import main
 from surogate.errors import ConfigError
-from surogate.reward_functions import call, load
+from surogate.rewards.functions import call, load
 
 ROOT = Path(__file__).parents[2]
 STORIES = ROOT / "examples" / "stories"

@@ -15,7 +15,7 @@ use crate::config::RewardFunction;
 use crate::error::{Result, TrainError};
 
 /// The Python module that answers.
-const MODULE: &str = "surogate.reward_worker";
+const MODULE: &str = "surogate.rewards.worker";
 
 /// Rewards of answers: of each answer one for each function; none where the function does not judge it.
 pub(super) type Scores = Vec<Vec<Option<f64>>>;

@@ -12,8 +12,8 @@ import sys
 import traceback
 from typing import Any
 
-from .errors import ConfigError
-from .reward_functions import RewardFunction, call, load
+from ..errors import ConfigError
+from .functions import RewardFunction, call, load
 
 
 def main() -> None:

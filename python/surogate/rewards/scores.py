@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .errors import DataError, SurogateError
-from .tokenizer import Tokenizer
+from ..errors import DataError, SurogateError
+from ..tokenizer import Tokenizer
 
 #: Tokens of a batch, padding included.
 BATCH_TOKENS = 16384

@@ -25,7 +25,7 @@ from typing import NoReturn
 
 from . import _native, errors, export, extend, extras, files, hub, merge, outputs, push, quantize, watch
 from .arguments import TRAIN, UsageError, parser, split_overrides
-from .log_readers import LogReaders
+from .logs.processes import LogReaders
 from .machine import site_packages
 from .models import gguf
 from .run import load_config, open_source, run_names, with_teacher

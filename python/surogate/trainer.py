@@ -18,7 +18,7 @@ from .arrays import Arrays, Integers, Rows
 from .arrays import batch as arrays
 from .callbacks import Callback, OnStep
 from .errors import ConfigError
-from .log_readers import LogReaders
+from .logs.processes import LogReaders
 from .machine import site_packages
 from .metrics import EvaluationMetrics, StepMetrics
 from .model import Model

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .logs.stream import Event
 from .remote import GROWING, MARK, WHOLE, Remote, digest, regular_files, step_of
-from .stream import Event
 
 #: Seconds between comparisons.
 INTERVAL = 2.0

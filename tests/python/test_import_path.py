@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
-from surogate import import_path, log_readers
+from surogate import import_path
 from surogate.cli import main
+from surogate.logs import processes
 
 #: Modules that the command line, its readers or their services import.
 PLANTED = (
@@ -93,8 +94,8 @@ def test_a_folder_with_the_name_of_a_package_is_none(tmp_path, capfd, monkeypatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", str(tmp_path)])
     path = import_path.trusted()
-    assert str(tmp_path) not in path and Path(log_readers.__file__).parents[1] == Path(path[-1])
-    assert not log_readers.is_installed("wandb", [str(tmp_path)]) and log_readers.is_installed("aim", [str(tmp_path)])
+    assert str(tmp_path) not in path and Path(processes.__file__).parents[2] == Path(path[-1])
+    assert not processes.is_installed("wandb", [str(tmp_path)]) and processes.is_installed("aim", [str(tmp_path)])
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert str(tmp_path) in import_path.trusted()
 

@@ -13,7 +13,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from surogate import kubeflow
+from surogate.logs import kubeflow
 from test_trackers import options
 
 PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/default/trainjobs/stories/status"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
-from surogate.prometheus import METRICS, Metrics, parse
+from surogate.logs.prometheus import METRICS, Metrics, parse
 from test_trackers import options
 
 #: A line of Prometheus' text format.

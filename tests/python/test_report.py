@@ -11,12 +11,12 @@ from html.parser import HTMLParser
 import pytest
 from conftest import REPOSITORY
 from surogate.cli import main
+from surogate.logs.stream import History, Stream, history_of, log_of
+from surogate.logs.thinned import Thinned
 from surogate.report import page, state
 from surogate.report.charts import Chart, Line
 from surogate.report.series import Axis, short, smoothed, thinned
 from surogate.report.words import bytes_text, duration
-from surogate.stream import History, Stream, history_of, log_of
-from surogate.thinned import Thinned
 
 VOID = {"meta", "br", "wbr", "path", "link", "img", "input"}
 

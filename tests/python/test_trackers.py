@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import surogate
 from conftest import REPOSITORY
-from surogate import log_readers
 from surogate.cli import main
+from surogate.logs import processes
 
 #: A client that keeps what it is reported, with the calls of Aim's.
 AIM = """
@@ -303,7 +303,7 @@ def test_without_a_reader_a_trainer_writes_nothing(tmp_path):
 
 
 def test_a_package_that_is_missing_is_named_and_the_run_continues(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(log_readers, "is_installed", lambda package, path: False)
+    monkeypatch.setattr(processes, "is_installed", lambda package, path: False)
     assert main(options(tmp_path, **{"report_to": "[wandb, aim]"})) == 0
     err = capfd.readouterr().err
     assert "the package is not installed" in err and "pip install 'surogate[wandb]'" in err and "surogate[aim]" in err
@@ -322,7 +322,7 @@ def test_a_package_that_is_missing_is_named_and_the_run_continues(tmp_path, capf
 )
 def test_a_client_that_misbehaves_does_not_touch_the_run(tmp_path, capfd, monkeypatch, client, reported):
     module(tmp_path, "wandb", client, monkeypatch)
-    monkeypatch.setattr(log_readers, "PATIENCE", 3.0)
+    monkeypatch.setattr(processes, "PATIENCE", 3.0)
     begin = time.monotonic()
     assert main(options(tmp_path, **{"report_to": "[wandb]"})) == 0
     assert time.monotonic() - begin < 30

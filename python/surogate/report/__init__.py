@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .. import files
 from ..errors import RunError
-from ..stream import Event, History, history_of, is_running, log_of
+from ..logs.stream import Event, History, history_of, is_running, log_of
 from . import shape, state
 
 #: Seconds after which a browser reloads the page of a live run, and within which it is rewritten.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from ..stream import History
+from ..logs.stream import History
 from .charts import Chart, Line
 from .page import STATES, document, state, throughput
 from .series import finite, smoothed, tail

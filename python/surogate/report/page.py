@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
 
-from ..stream import History
+from ..logs.stream import History
 from . import sections
 from .charts import Chart, Line, course
 from .series import finite, median, smoothed, tail

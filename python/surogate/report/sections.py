@@ -9,7 +9,7 @@ import platform
 from html import escape
 from typing import Any
 
-from ..stream import Event, History
+from ..logs.stream import Event, History
 from .words import amount, bytes_text, count, pairs, percent, table, value_text
 
 #: Colours of the plan's classes by their names; others take what is left.

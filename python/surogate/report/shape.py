@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..stream import ENDS, OPENINGS, Event
+from ..logs.stream import ENDS, OPENINGS, Event
 
 #: Levels that a value may be nested in; those of the engine have six.
 DEEPEST = 32

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..stream import Event, History
+from ..logs.stream import Event, History
 
 NAME = "trainer_state.json"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..arguments import UsageError
 from ..errors import ConfigError, RunError
-from ..prometheus import parse
+from ..logs.prometheus import parse
 from ..terminal import show
 from .engine import Engine
 from .server import Limits, Server

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..stream import OPENINGS, Event
+from ..logs.stream import OPENINGS, Event
 
 _GIB = 1 << 30
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..stream import OPENINGS, Event
+from ..logs.stream import OPENINGS, Event
 from . import samples, scalars
 
 #: File in the run's folder that holds the name assigned by Aim.

@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..stream import OPENINGS, Event
+from ..logs.stream import OPENINGS, Event
 from . import samples, scalars
 
 

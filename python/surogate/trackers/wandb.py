@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..stream import OPENINGS, Event
+from ..logs.stream import OPENINGS, Event
 from . import samples, scalars
 
 

@@ -16,9 +16,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import _native, kubeflow
-from .import_path import trusted
-from .terminal import waiting, warn
+from .. import _native
+from ..import_path import trusted
+from ..terminal import waiting, warn
+from . import kubeflow
 
 #: Seconds that a process may take to finish after the run before it is terminated.
 PATIENCE = 60.0
@@ -39,7 +40,7 @@ class _Process:
         user_site = ["-s"] if sys.flags.no_user_site else []
         self._process = subprocess.Popen(
             # `-P`: what lies in the working directory is data, a `json.py` too.
-            [sys.executable, "-P", *user_site, "-m", "surogate.reader", json.dumps(spec)],
+            [sys.executable, "-P", *user_site, "-m", "surogate.logs.reader", json.dumps(spec)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -1,4 +1,4 @@
-"""A process that reads the log of a run: `python -m surogate.reader '{"reader": …}'`.
+"""A process that reads the log of a run: `python -m surogate.logs.reader '{"reader": …}'`.
 
 It receives the path of the log on standard input, which closes when the run's process exits, for whatever reason. What
 it writes to standard output are messages for the user. Nothing that happens here affects the run.
@@ -81,7 +81,7 @@ def follow(stream: Stream, reader: Reader, is_over: threading.Event) -> None:
 def make(spec: dict[str, Any], output: Path) -> Reader:
     """Creates the reader that a description names."""
     if spec["reader"] == "report":
-        from .report import LiveReport
+        from ..report import LiveReport
 
         return LiveReport(output, spec["say"])
     if spec["reader"] == "metrics":
@@ -93,10 +93,10 @@ def make(spec: dict[str, Any], output: Path) -> Reader:
 
         return Progress(spec["say"])
     if spec["reader"] == "upload":
-        from .uploads import Uploads
+        from ..uploads import Uploads
 
         return Uploads(spec, output)
-    from .trackers import tracker
+    from ..trackers import tracker
 
     return tracker(spec, output)
 

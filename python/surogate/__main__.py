@@ -6,7 +6,7 @@ Imports nothing before it does but what that takes.
 import sys
 
 if __name__ == "__main__":
-    from .import_path import trusted
+    from .environment.import_path import trusted
 
     # `-m` puts the working directory first: a `signal.py` that lies there is not ours.
     sys.path[:] = trusted()

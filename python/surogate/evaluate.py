@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import away, files, generate
+from . import files, generate
 from .arguments import UsageError
+from .environment import working_directory
 from .errors import ConfigError, RunError, SurogateError
 from .terminal import show, warn
 
@@ -36,10 +37,10 @@ def run(options: Namespace) -> int:
     model, adapter = generate.places(options.model, options.adapter, options.base)
     options.model, options.adapter, options.base = model, str(adapter) if adapter else None, None
     _check_files(options)
-    folders = away.make_absolute(options)
+    folders = working_directory.make_absolute(options)
     output = Path(options.output) if options.output else None
     # Metrics and data are loaded by name, and the libraries look into the working directory first.
-    with _quiet(), away.empty_directory():
+    with _quiet(), working_directory.empty_directory():
         from lm_eval.utils import handle_non_serializable, make_table
 
         results = _evaluated(options, folders)
@@ -76,7 +77,7 @@ def _evaluated(options: Namespace, folders: list[Path]) -> dict[str, Any]:
     download = ConfigurableTask.download
 
     def download_from_folders(task: Any, dataset_kwargs: dict[str, Any] | None = None, **more: Any) -> None:
-        download(task, away.with_files(dataset_kwargs, folders), **more)
+        download(task, working_directory.with_files(dataset_kwargs, folders), **more)
 
     ConfigurableTask.download = download_from_folders
     tasks, manager = _tasks(options, folders[-1])
@@ -115,7 +116,7 @@ def _check_files(options: Namespace) -> None:
     if options.include_path and not Path(options.include_path).is_dir():
         raise ConfigError(f"--include-path: {options.include_path} is not a folder")
     for name in options.tasks.split(","):
-        if away.is_file(name) and "*" not in name and not Path(name).is_file():
+        if working_directory.is_file(name) and "*" not in name and not Path(name).is_file():
             raise ConfigError(f"--tasks: there is no file {name}")
 
 
@@ -133,7 +134,7 @@ def _tasks(options: Namespace, start: Path) -> tuple[list[Any], Any]:
     by_name = options.include_path is not None or not all(_is_whole(name) for name in names)
     known = lm_eval.tasks.TaskManager(include_path=options.include_path, include_defaults=by_name, metadata={})
     for index, name in enumerate(names):
-        if away.is_file(name) or known.match_tasks([name]):
+        if working_directory.is_file(name) or known.match_tasks([name]):
             continue
         names[index] = str(start / name)
         if not (start / name).is_dir():
@@ -154,7 +155,7 @@ def _is_whole(name: str) -> bool:
     """True for the file of one task, which names no others as files of groups do."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    if not away.is_file(name) or "*" in name:
+    if not working_directory.is_file(name) or "*" in name:
         return False
     with _reported("--tasks"):
         fields = load_yaml(name, resolve_func=False)

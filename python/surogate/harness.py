@@ -10,7 +10,7 @@ from __future__ import annotations
 if __name__ == "__main__":
     import sys
 
-    from .import_path import trusted
+    from .environment.import_path import trusted
 
     # `-m` puts the working directory first: an `lm_eval.py` that lies there is not the harness.
     sys.path[:] = trusted()
@@ -28,7 +28,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 
-from . import away
+from .environment import working_directory
 from .generate import open_model, tokenizer_folder
 from .tokenizer import Tokenizer
 
@@ -220,7 +220,7 @@ def metrics_by_name() -> Iterator[None]:
     load = evaluate.load
 
     def load_by_name(path: str, *more: Any, **named: Any) -> Any:
-        with contextlib.nullcontext() if os.sep in path else away.empty_directory():
+        with contextlib.nullcontext() if os.sep in path else working_directory.empty_directory():
             return load(path, *more, **named)
 
     evaluate.load = load_by_name

@@ -16,8 +16,8 @@ from typing import Any
 
 from . import _native, files, foreign, hub, init_samples
 from .arguments import UsageError
+from .environment.cuda_libraries import site_packages
 from .errors import ConfigError, MemoryPlanError, RunError
-from .machine import site_packages
 from .run import load_config, open_source, with_teacher
 from .terminal import show, state, waiting
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 from . import _native, extend, hub, models
 from .arrays import Floats, Rows, batch
 from .dsl import reads_images
+from .environment.cuda_libraries import site_packages
 from .errors import SurogateError
 from .images import Image, as_json, given, have_images
-from .machine import site_packages
 from .rewards.scores import batches, encoded, is_reward_model, refuse, with_score
 from .tokenizer import Tokenizer
 

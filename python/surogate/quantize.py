@@ -11,8 +11,8 @@ from argparse import Namespace
 from pathlib import Path
 
 from . import _native, extend, files, generate, hub, merge, models
+from .environment.cuda_libraries import site_packages
 from .errors import ConfigError
-from .machine import site_packages
 from .report.words import bytes_text
 from .run import load_config
 from .terminal import show, state, waiting

@@ -17,9 +17,9 @@ from . import _native, buckets, hub, notebook
 from .arrays import Arrays, Integers, Rows
 from .arrays import batch as arrays
 from .callbacks import Callback, OnStep
+from .environment.cuda_libraries import site_packages
 from .errors import ConfigError
 from .logs.processes import LogReaders
-from .machine import site_packages
 from .metrics import EvaluationMetrics, StepMetrics
 from .model import Model
 from .run import load_config, open_source, with_teacher

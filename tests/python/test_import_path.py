@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
-from surogate import import_path
 from surogate.cli import main
+from surogate.environment import import_path
 from surogate.logs import processes
 
 #: Modules that the command line, its readers or their services import.

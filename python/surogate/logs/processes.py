@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import _native
-from ..import_path import trusted
+from ..environment.import_path import trusted
 from ..terminal import waiting, warn
 from . import kubeflow
 

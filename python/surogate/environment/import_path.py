@@ -18,7 +18,12 @@ def trusted() -> list[str]:
     named = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(entry)]
     started = {_working_directory(), _of_script()}
     kept = [entry for entry in sys.path if entry and (entry in named or os.path.realpath(entry) not in started)]
-    return list(dict.fromkeys([*map(os.path.abspath, kept), os.path.dirname(os.path.dirname(__file__))]))
+    return list(dict.fromkeys([*map(os.path.abspath, kept), _packages()]))
+
+
+def _packages() -> str:
+    """The folder that this package is installed in."""
+    return os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 
 
 def _working_directory() -> str | None:

@@ -23,15 +23,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from . import _native, errors, export, extend, files, hub, merge, outputs, push, quantize, watch
+from . import _native, errors, export, extend, merge, push, quantize, watch
 from .arguments import TRAIN, UsageError, parser, split_overrides
 from .environment import extras
 from .environment.cuda_libraries import site_packages
 from .logs.processes import LogReaders
 from .models import gguf
 from .run import load_config, open_source, run_names, with_teacher
+from .storage import files, hub, outputs
+from .storage.uploads import left_behind
 from .terminal import collecting, show, show_coloured, state, waiting, warn
-from .uploads import left_behind
 
 Overrides = list[tuple[str, str]]
 

@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import files, generate
+from . import generate
 from .arguments import UsageError
 from .environment import working_directory
 from .errors import ConfigError, RunError, SurogateError
+from .storage import files
 from .terminal import show, warn
 
 #: Where the harness looks for tasks that come with it, and where their data is.

@@ -11,12 +11,13 @@ import shutil
 from argparse import Namespace
 from pathlib import Path
 
-from . import _native, extend, files, hub, merge, vocabulary
+from . import _native, extend, merge, vocabulary
 from .arguments import UsageError
 from .errors import ConfigError
 from .models import gguf
 from .report.words import bytes_text
 from .rewards.scores import is_reward_model
+from .storage import files, hub
 from .terminal import show, state
 
 #: What a checkpoint holds besides the model or adapter.

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import _native, export, hub, json_file, merge
+from . import _native, export, merge
 from .arguments import UsageError, generation_options
 from .errors import ConfigError
+from .storage import hub, json_file
 from .terminal import show_piece, show_prompt, warn
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from . import _native, hub
+from . import _native
 from .errors import DataError
+from .storage import hub
 
 #: A path, the bytes of a file, or uint8 [H, W, 3].
 Image = str | os.PathLike[str] | bytes | npt.ArrayLike

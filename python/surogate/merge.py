@@ -9,11 +9,12 @@ import json
 from argparse import Namespace
 from pathlib import Path
 
-from . import _native, extend, hub, models  # noqa: F401  importing the architectures registers them
+from . import _native, extend, models  # noqa: F401  importing the architectures registers them
 from .arguments import UsageError
 from .dsl.model import find
 from .errors import ConfigError, ModelConfigError
 from .report.words import bytes_text
+from .storage import hub
 from .terminal import show, state
 
 

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
-from . import _native, extend, hub, models
+from . import _native, extend, models
 from .arrays import Floats, Rows, batch
 from .dsl import reads_images
 from .environment.cuda_libraries import site_packages
 from .errors import SurogateError
 from .images import Image, as_json, given, have_images
 from .rewards.scores import batches, encoded, is_reward_model, refuse, with_score
+from .storage import hub
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:

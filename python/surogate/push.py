@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import _native, hub, json_file
+from . import _native
 from .errors import ConfigError
 from .export import result
 from .report.words import bytes_text
+from .storage import hub, json_file
 from .terminal import show, state
 
 #: Fields that say from where something was loaded: of a folder of this machine only the name is published.

@@ -10,11 +10,12 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
-from . import _native, extend, files, generate, hub, merge, models
+from . import _native, extend, generate, merge, models
 from .environment.cuda_libraries import site_packages
 from .errors import ConfigError
 from .report.words import bytes_text
 from .run import load_config
+from .storage import files, hub
 from .terminal import show, state, waiting
 
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import _native, extend, hub, models
+from . import _native, extend, models
 from .dsl import reads_images
 from .errors import ConfigError
+from .storage import hub
 
 
 def load_config(

@@ -10,8 +10,9 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
-from . import _native, hub, models
+from . import _native, models
 from .images import Image, given
+from .storage import hub
 
 Messages = Sequence[Mapping[str, Any]]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _native, buckets, hub, notebook
+from . import _native, notebook
 from .arrays import Arrays, Integers, Rows
 from .arrays import batch as arrays
 from .callbacks import Callback, OnStep
@@ -23,6 +23,7 @@ from .logs.processes import LogReaders
 from .metrics import EvaluationMetrics, StepMetrics
 from .model import Model
 from .run import load_config, open_source, with_teacher
+from .storage import buckets, hub
 
 #: What a batch may hold.
 BATCH = ("input_ids", "labels", "position_ids", "weights")

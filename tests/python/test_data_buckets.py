@@ -34,7 +34,7 @@ OBJECTS = {
 
 PROGRAM = """
 import sys, json
-from surogate import buckets, hub
+from surogate.storage import buckets, hub
 from surogate.errors import SurogateError
 path, subset, split = json.loads(sys.argv[1])
 try:
@@ -195,8 +195,8 @@ def test_what_is_not_there_is_said(s3, tmp_path, path, subset, split, words):
 
 
 def test_without_the_extra_the_command_is_said(tmp_path, monkeypatch):
-    from surogate import buckets
     from surogate.errors import RunError
+    from surogate.storage import buckets
 
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(RunError, match=r"pip install 'surogate\[cloud\]'"):

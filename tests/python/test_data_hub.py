@@ -109,7 +109,7 @@ def hub(tmp_path):
     def fetch(path: str, subset: str | None = None, split: str = "train", **variables: str):
         """Files of a set as a process of its own sees them: huggingface_hub reads its variables when it is imported."""
         program = (
-            "import sys, json; from surogate import hub; from surogate.errors import SurogateError\n"
+            "import sys, json; from surogate.storage import hub; from surogate.errors import SurogateError\n"
             "path, subset, split = json.loads(sys.argv[1])\n"
             "try: print(json.dumps([str(f) for f in hub.data_files(path, subset, split)]))\n"
             "except SurogateError as error: print(json.dumps({type(error).__name__: str(error)}))"

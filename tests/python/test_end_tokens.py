@@ -128,7 +128,7 @@ def test_a_result_names_the_end_token_that_it_was_trained_with(family, base, tmp
     check(tmp_path / "theirs", end, text)
 
     pushed = {}
-    monkeypatch.setattr("surogate.hub.call_hub", lambda what, call, *doing: call())
+    monkeypatch.setattr("surogate.storage.hub.call_hub", lambda what, call, *doing: call())
 
     def take(_, **of):
         pushed.update((file.name, file.read_bytes()) for file in Path(of["folder_path"]).iterdir())

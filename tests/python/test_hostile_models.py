@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from conftest import tiny_llama
-from surogate import ConfigError, ModelConfigError, hub, json_file, models, vocabulary
+from surogate import ConfigError, ModelConfigError, models, vocabulary
 from surogate.dsl.config import LARGEST
+from surogate.storage import hub, json_file
 
 
 @pytest.mark.parametrize(

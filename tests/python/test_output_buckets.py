@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
-from surogate.remote import MARK, Remote, digest
-from surogate.uploads import Uploads
+from surogate.storage.remote import MARK, Remote, digest
+from surogate.storage.uploads import Uploads
 from test_data_buckets import keys, put
 from test_trackers import options
 
@@ -202,7 +202,7 @@ def test_wrong_credentials_and_no_bucket_are_reported_before_anything_is_loaded(
 @pytest.mark.parametrize("fault", ["cut", "full"])
 def test_a_failing_bucket_is_reported_and_gets_everything_later(proxy, bucket, tmp_path, monkeypatch, fault):
     """A folder as a run writes it, and its uploads: the bucket fails, then works again."""
-    from surogate import uploads
+    from surogate.storage import uploads
 
     monkeypatch.setattr(uploads, "AGAIN", 0.1)
     for name, value in keys(proxy).items():
@@ -226,7 +226,7 @@ def test_a_failing_bucket_is_reported_and_gets_everything_later(proxy, bucket, t
 
 
 def test_a_bucket_that_stays_away_ends_in_an_error_that_says_where_everything_is(proxy, tmp_path, monkeypatch):
-    from surogate import uploads
+    from surogate.storage import uploads
 
     monkeypatch.setattr(uploads, "AGAIN", 0.05)
     monkeypatch.setattr(uploads, "AFTERWARDS", 0.2)

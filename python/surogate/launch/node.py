@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..buckets import is_address
+from ..storage.buckets import is_address
 from ..terminal import warn
 
 #: Variables that tell a process its place among others: those of whoever started the cluster do not count.

@@ -93,7 +93,7 @@ def make(spec: dict[str, Any], output: Path) -> Reader:
 
         return Progress(spec["say"])
     if spec["reader"] == "upload":
-        from ..uploads import Uploads
+        from ..storage.uploads import Uploads
 
         return Uploads(spec, output)
     from ..trackers import tracker

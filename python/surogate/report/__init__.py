@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .. import files
 from ..errors import RunError
 from ..logs.stream import Event, History, history_of, is_running, log_of
+from ..storage import files
 from . import shape, state
 
 #: Seconds after which a browser reloads the page of a live run, and within which it is rewritten.

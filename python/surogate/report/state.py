@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .. import files
 from ..logs.stream import Event, History
+from ..storage import files
 
 NAME = "trainer_state.json"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .. import files
 from ..logs.stream import OPENINGS, Event
+from ..storage import files
 from . import samples, scalars
 
 #: File in the run's folder that holds the name assigned by Aim.

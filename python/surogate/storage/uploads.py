@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .logs.stream import Event
+from ..logs.stream import Event
 from .remote import GROWING, MARK, WHOLE, Remote, digest, regular_files, step_of
 
 #: Seconds between comparisons.

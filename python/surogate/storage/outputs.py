@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from . import _native, buckets
-from .errors import ConfigError, RunError
+from .. import _native
+from ..errors import ConfigError, RunError
+from ..terminal import warn
+from . import buckets
 from .remote import Remote, step_of
-from .terminal import warn
 from .uploads import COMPLETE
 
 #: Files of a run by which a later process knows it.

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from . import _native, files
-from .errors import DataError, RunError
+from .. import _native
+from ..errors import DataError, RunError
+from . import files
 
 #: Files that are fetched at once.
 AT_ONCE = 8

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..errors import ConfigError, RunError
 from . import buckets
-from .errors import ConfigError, RunError
 
 #: The object that makes a folder complete.
 MARK = "upload.json"

@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import _native, buckets, json_file
-from .errors import ConfigError, ModelConfigError, RunError
+from .. import _native
+from ..errors import ConfigError, ModelConfigError, RunError
+from . import buckets, json_file
 
 #: What is fetched from a repository: weights in safetensors, configuration, tokenizer, templates.
 #: The card and the licence go on to what is made of the model.
@@ -261,8 +262,8 @@ def model_config(path: Path) -> dict[str, Any]:
 
 def _ties(fields: dict[str, Any]) -> bool:
     """Whether a model's head is its embedding, as its configuration or the default of its architecture says."""
-    from . import models  # noqa: F401  importing the architectures registers them
-    from .dsl.model import find
+    from .. import models  # noqa: F401  importing the architectures registers them
+    from ..dsl.model import find
 
     try:
         found = find(fields)

@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from .errors import ConfigError
+from ..errors import ConfigError
 
 #: Objects and lists inside of each other, at most: the engine reads 128.
 DEPTH = 64

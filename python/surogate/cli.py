@@ -23,8 +23,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from . import _native, errors, export, extend, merge, push, quantize, watch
+from . import _native, errors, push, watch
 from .arguments import TRAIN, UsageError, parser, split_overrides
+from .convert import export, extend, merge, quantize
 from .environment import extras
 from .environment.cuda_libraries import site_packages
 from .logs.processes import LogReaders

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import _native, export, merge
+from . import _native
 from .arguments import UsageError, generation_options
+from .convert import export, merge
 from .errors import ConfigError
 from .storage import hub, json_file
 from .terminal import show_piece, show_prompt, warn

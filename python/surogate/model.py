@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
-from . import _native, extend, models
+from . import _native, models
 from .arrays import Floats, Rows, batch
+from .convert import extend
 from .dsl import reads_images
 from .environment.cuda_libraries import site_packages
 from .errors import SurogateError

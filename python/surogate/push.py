@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from . import _native
+from .convert.export import result
 from .errors import ConfigError
-from .export import result
 from .report.words import bytes_text
 from .storage import hub, json_file
 from .terminal import show, state

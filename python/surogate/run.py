@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import _native, extend, models
+from . import _native, models
+from .convert import extend
 from .dsl import reads_images
 from .errors import ConfigError
 from .storage import hub

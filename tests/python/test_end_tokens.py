@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import surogate
 from conftest import REPOSITORY, tiny_llama
-from surogate import _native, push, vocabulary
+from surogate import _native, push
 from surogate.cli import main
+from surogate.convert import vocabulary
 
 STORIES = REPOSITORY / "examples" / "stories" / "model"
 

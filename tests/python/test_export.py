@@ -28,8 +28,9 @@ from conftest import (
     tiny_smollm3,
 )
 from safetensors.numpy import load_file, save_file
-from surogate import ConfigError, ModelConfigError, vocabulary
+from surogate import ConfigError, ModelConfigError
 from surogate.cli import main
+from surogate.convert import vocabulary
 from surogate.models import gguf
 
 
@@ -84,7 +85,8 @@ def test_what_a_killed_export_left_is_removed_by_the_next(capsys, trained, form,
     words = ["export", str(folder), "--format", form, "--output", str(output)]
     killed = textwrap.dedent(f"""
         import os, pathlib, sys
-        from surogate import cli, export
+        from surogate import cli
+        from surogate.convert import export
         def die(*_, **__):
             for place in pathlib.Path({str(folder)!r}).glob(".result.*"):
                 (place / "part").write_text("half")

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import surogate
-import surogate.merge
 from conftest import TRIMMED
 from golden import (
     ADAPTED_EXPERTS,
@@ -29,6 +28,7 @@ from golden import (
 )
 from safetensors import deserialize
 from safetensors.numpy import load_file
+from surogate.convert import merge
 
 
 @pytest.fixture(params=[*FAMILIES, *MIXTURES])
@@ -193,7 +193,7 @@ def test_adapters_on_experts(name, golden_folder, tmp_path):
     assert abs(loss - reference["loss"][0]) <= LOSS
     assert_gradients_close(gradients, reference)
     options = argparse.Namespace(adapter=str(folder), model=str(golden.folder), base=None, output=str(tmp_path / "merged"))
-    assert surogate.merge.run(options) == 0
+    assert merge.run(options) == 0
     merged = surogate.load(tmp_path / "merged", device=DEVICE)
     assert_close(merged.forward(ids), reference["merged_logits"], LOGITS, "merged logits")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from conftest import tiny_llama
-from surogate import ConfigError, ModelConfigError, models, vocabulary
+from surogate import ConfigError, ModelConfigError, models
+from surogate.convert import vocabulary
 from surogate.dsl.config import LARGEST
 from surogate.storage import hub, json_file
 

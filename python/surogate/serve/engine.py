@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import export, generate
+from .. import generate
 from .._native import Generation
 from ..arguments import UsageError
+from ..convert import export
 from ..errors import SurogateError
 from ..model import Model, load
 from .protocol import BadRequest, Request

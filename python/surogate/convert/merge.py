@@ -9,13 +9,14 @@ import json
 from argparse import Namespace
 from pathlib import Path
 
-from . import _native, extend, models  # noqa: F401  importing the architectures registers them
-from .arguments import UsageError
-from .dsl.model import find
-from .errors import ConfigError, ModelConfigError
-from .report.words import bytes_text
-from .storage import hub
-from .terminal import show, state
+from .. import _native, models  # noqa: F401  importing the architectures registers them
+from ..arguments import UsageError
+from ..dsl.model import find
+from ..errors import ConfigError, ModelConfigError
+from ..report.words import bytes_text
+from ..storage import hub
+from ..terminal import show, state
+from . import extend
 
 
 def adapter_folder(place: Path) -> Path:

@@ -12,10 +12,10 @@ import shutil
 from argparse import Namespace
 from pathlib import Path
 
-from . import _native
-from .errors import RunError
-from .storage import files, hub
-from .terminal import show, state, warn
+from .. import _native
+from ..errors import RunError
+from ..storage import files, hub
+from ..terminal import show, state, warn
 
 #: Tables grow to a multiple of this number of rows.
 MULTIPLE = 64

@@ -10,13 +10,14 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
-from . import _native, extend, generate, merge, models
-from .environment.cuda_libraries import site_packages
-from .errors import ConfigError
-from .report.words import bytes_text
-from .run import load_config
-from .storage import files, hub
-from .terminal import show, state, waiting
+from .. import _native, generate, models
+from ..environment.cuda_libraries import site_packages
+from ..errors import ConfigError
+from ..report.words import bytes_text
+from ..run import load_config
+from ..storage import files, hub
+from ..terminal import show, state, waiting
+from . import extend, merge
 
 
 def run(options: Namespace) -> int:

@@ -10,10 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from . import _native
-from .dsl.config import LARGEST
-from .errors import ConfigError
-from .storage import json_file
+from .. import _native
+from ..dsl.config import LARGEST
+from ..errors import ConfigError
+from ..storage import json_file
 
 Metadata = list[tuple[str, str, Any]]
 

@@ -11,14 +11,15 @@ import shutil
 from argparse import Namespace
 from pathlib import Path
 
-from . import _native, extend, merge, vocabulary
-from .arguments import UsageError
-from .errors import ConfigError
-from .models import gguf
-from .report.words import bytes_text
-from .rewards.scores import is_reward_model
-from .storage import files, hub
-from .terminal import show, state
+from .. import _native
+from ..arguments import UsageError
+from ..errors import ConfigError
+from ..models import gguf
+from ..report.words import bytes_text
+from ..rewards.scores import is_reward_model
+from ..storage import files, hub
+from ..terminal import show, state
+from . import extend, merge, vocabulary
 
 #: What a checkpoint holds besides the model or adapter.
 OF_CHECKPOINTS = ("optimizer.safetensors", "state.json")

@@ -1,0 +1,1 @@
+"""Conversions from folder to folder: merging, exporting, quantizing, and adding tokens."""

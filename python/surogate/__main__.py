@@ -19,7 +19,7 @@ def start() -> int:
     """Runs the command line and gives its exit code."""
     # While modules are imported there is nothing to undo, and a traceback helps nobody.
     signal.signal(signal.SIGINT, _leave)
-    from .cli import main
+    from .cli.commands import main
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     return main()

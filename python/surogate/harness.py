@@ -28,8 +28,8 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 
+from .cli.generate import open_model, tokenizer_folder
 from .environment import working_directory
-from .generate import open_model, tokenizer_folder
 from .tokenizer import Tokenizer
 
 #: Settings of a request that are options of generation by the same name.

@@ -21,7 +21,7 @@ import numpy as np
 import surogate as engine
 import torch
 from compare_transformers import Report, relative
-from surogate.cli import main as surogate
+from surogate.cli.commands import main as surogate
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,

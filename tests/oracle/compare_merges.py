@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from compare_transformers import Report, adapt, draw_model, read_folder, relative
-from surogate.cli import main as surogate
+from surogate.cli.commands import main as surogate
 from transformers import AutoModelForCausalLM
 
 #: Relative L2 of a weight: the order of a sum in float32, and what a rounding makes of it where it was nearly a tie.

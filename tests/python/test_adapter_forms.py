@@ -12,7 +12,7 @@ import surogate
 from conftest import tiny_gemma3, tiny_llama
 from safetensors.numpy import load_file, save_file
 from surogate import ConfigError
-from surogate.cli import main
+from surogate.cli.commands import main
 from test_text_parts import IDS, whole_model
 
 WEIGHTS = "adapter_model.safetensors"

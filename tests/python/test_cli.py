@@ -17,8 +17,8 @@ import termios
 import time
 
 import pytest
-from surogate.arguments import UsageError, split_overrides
-from surogate.cli import main
+from surogate.cli.arguments import UsageError, split_overrides
+from surogate.cli.commands import main
 
 
 def run(capsys, *arguments: object) -> tuple[int, str, str]:

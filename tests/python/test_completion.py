@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 from surogate import _native
-from surogate.arguments import parser
-from surogate.cli import COMMANDS
-from surogate.completion import SHELLS, script
+from surogate.cli.arguments import parser
+from surogate.cli.commands import COMMANDS
+from surogate.cli.completion import SHELLS, script
 
 
 def completed(folder, *words: str) -> list[str]:

@@ -7,7 +7,7 @@ import json
 import pytest
 import surogate
 from conftest import REPOSITORY
-from surogate.cli import main
+from surogate.cli.commands import main
 
 STORIES = REPOSITORY / "examples" / "stories"
 

@@ -7,7 +7,7 @@ import re
 from html.parser import HTMLParser
 
 from conftest import REPOSITORY
-from surogate.cli import main
+from surogate.cli.commands import main
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}"
 

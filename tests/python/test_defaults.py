@@ -27,7 +27,7 @@ from conftest import (
     tiny_seed_oss,
     tiny_smollm3,
 )
-from surogate.cli import main
+from surogate.cli.commands import main
 from surogate.dsl.model import ARCHITECTURES
 from surogate.errors import ConfigError
 from test_hybrids import tiny_lfm2, tiny_lfm2_moe, tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 from conftest import REPOSITORY
-from surogate import _native, cli
+from surogate import _native
+from surogate.cli.commands import EXIT_CODES
 
 yaml = pytest.importorskip("yaml")
 jsonschema = pytest.importorskip("jsonschema")
@@ -134,8 +135,8 @@ def policies() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("spec", policies())
 def test_a_pod_failure_policy_gives_up_where_starting_again_cannot_help(spec):
     (fails,) = [rule for rule in spec["podFailurePolicy"]["rules"] if rule["action"] == "FailJob"]
-    lost = {code for kind, code in cli.EXIT_CODES if kind.__name__ in ("NodeLostError", "SurogateError")}
-    expected = {code for _, code in cli.EXIT_CODES} - lost
+    lost = {code for kind, code in EXIT_CODES if kind.__name__ in ("NodeLostError", "SurogateError")}
+    expected = {code for _, code in EXIT_CODES} - lost
     assert set(fails["onExitCodes"]["values"]) == expected == {2, 3, 4, 5}
     assert fails["onExitCodes"]["containerName"] == spec["template"]["spec"]["containers"][0]["name"]
     page = (REPOSITORY / "docs/errors.md").read_text()

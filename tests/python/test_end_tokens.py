@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import surogate
 from conftest import REPOSITORY, tiny_llama
-from surogate import _native, push
-from surogate.cli import main
+from surogate import _native
+from surogate.cli import push
+from surogate.cli.commands import main
 from surogate.convert import vocabulary
 
 STORIES = REPOSITORY / "examples" / "stories" / "model"

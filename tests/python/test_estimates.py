@@ -10,7 +10,7 @@ import random
 
 import pytest
 from conftest import REPOSITORY
-from surogate.cli import main
+from surogate.cli.commands import main
 
 BENCH = REPOSITORY / "bench"
 

@@ -14,7 +14,8 @@ import pytest
 import surogate
 from conftest import REPOSITORY
 from golden import DEVICE, FAMILIES, MIXTURES
-from surogate import SurogateError, cli
+from surogate import SurogateError
+from surogate.cli.commands import main
 from test_golden import of_family
 
 pytestmark = pytest.mark.xdist_group("evaluate")
@@ -117,7 +118,7 @@ def test_the_numbers_are_those_of_the_harness(capsys, tmp_path):
     os.chdir(TASKS)
     try:
         words = ["evaluate", str(STORIES), "--tasks", tasks, "--samples", "--output", str(output), "--device", DEVICE]
-        code = cli.main(words)
+        code = main(words)
     finally:
         os.chdir(place)
     out, err = capsys.readouterr()
@@ -187,7 +188,7 @@ def test_a_conversation_that_goes_on_ends_inside_its_last_message():
 )
 def test_mistakes(capsys, words, said):
     try:
-        code = cli.main(["evaluate", str(STORIES), *words])
+        code = main(["evaluate", str(STORIES), *words])
     except SystemExit as stop:
         code = stop.code
     assert code == 2
@@ -196,13 +197,13 @@ def test_mistakes(capsys, words, said):
 
 def test_a_result_is_not_overwritten(capsys, tmp_path):
     (tmp_path / "there.json").write_text("mine")
-    assert cli.main(["evaluate", str(STORIES), "--tasks", "arc_easy", "--output", str(tmp_path / "there.json")]) == 2
+    assert main(["evaluate", str(STORIES), "--tasks", "arc_easy", "--output", str(tmp_path / "there.json")]) == 2
     assert "nothing is overwritten" in capsys.readouterr().err
 
 
 def test_a_missing_extra_is_named(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert cli.main(["evaluate", str(STORIES), "--tasks", "arc_easy"]) == 2
+    assert main(["evaluate", str(STORIES), "--tasks", "arc_easy"]) == 2
     assert "pip install 'surogate[eval]'" in capsys.readouterr().err
 
 
@@ -253,6 +254,6 @@ def test_data_lie_beside_their_task(capsys, tmp_path, monkeypatch):
         (tmp_path / "tasks" / name).write_text((TASKS / name).read_text())
     monkeypatch.chdir(tmp_path)
     words = ["evaluate", str(STORIES), "--device", DEVICE, "--limit", "2", "--json"]
-    assert cli.main([*words, "--tasks", "tasks/choices.yaml"]) == 0, capsys.readouterr().err
-    assert cli.main([*words, "--tasks", "tasks", "--output", "there.json"]) == 0, capsys.readouterr().err
+    assert main([*words, "--tasks", "tasks/choices.yaml"]) == 0, capsys.readouterr().err
+    assert main([*words, "--tasks", "tasks", "--output", "there.json"]) == 0, capsys.readouterr().err
     assert (tmp_path / "there.json").is_file() and Path.cwd() == tmp_path

@@ -29,7 +29,7 @@ from conftest import (
 )
 from safetensors.numpy import load_file, save_file
 from surogate import ConfigError, ModelConfigError
-from surogate.cli import main
+from surogate.cli.commands import main
 from surogate.convert import vocabulary
 from surogate.models import gguf
 
@@ -85,14 +85,14 @@ def test_what_a_killed_export_left_is_removed_by_the_next(capsys, trained, form,
     words = ["export", str(folder), "--format", form, "--output", str(output)]
     killed = textwrap.dedent(f"""
         import os, pathlib, sys
-        from surogate import cli
+        from surogate.cli.commands import main
         from surogate.convert import export
         def die(*_, **__):
             for place in pathlib.Path({str(folder)!r}).glob(".result.*"):
                 (place / "part").write_text("half")
             os.kill(os.getpid(), 9)
         export.{stage} = die
-        cli.main({words!r})
+        main({words!r})
     """)
     assert subprocess.run([sys.executable, "-c", killed]).returncode == -9
     (left,) = folder.glob(".result.*")

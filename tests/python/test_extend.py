@@ -10,7 +10,7 @@ import pytest
 import surogate
 from conftest import REPOSITORY, tiny_gemma4, tiny_llama
 from safetensors.numpy import load_file, save_file
-from surogate.cli import main
+from surogate.cli.commands import main
 
 STORIES = REPOSITORY / "examples" / "stories"
 

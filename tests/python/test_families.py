@@ -26,7 +26,7 @@ from conftest import (
     tiny_seed_oss,
 )
 from surogate import models
-from surogate.cli import main
+from surogate.cli.commands import main
 from surogate.errors import ModelConfigError
 
 NEW = [tiny_gemma2, tiny_gemma3, tiny_gemma4, tiny_gemma4_mixture, tiny_phi3, tiny_granite, tiny_olmo2, tiny_olmo3, tiny_glm4]

@@ -11,7 +11,9 @@ import pytest
 import surogate
 from conftest import REPOSITORY
 from golden import DEVICE, FAMILIES, MIXTURES
-from surogate import chat, cli, terminal
+from surogate import terminal
+from surogate.cli import chat
+from surogate.cli.commands import main
 from surogate.errors import ConfigError
 from test_golden import of_family
 
@@ -142,7 +144,7 @@ def test_a_conversation_is_answered_by_the_template(talkative):
 
 
 def test_the_command_continues_a_text(capsys):
-    assert cli.main(["generate", str(STORIES), "--prompt", PROMPT, "--max-new-tokens", "30", "--device", DEVICE]) == 0
+    assert main(["generate", str(STORIES), "--prompt", PROMPT, "--max-new-tokens", "30", "--device", DEVICE]) == 0
     out = capsys.readouterr().out
     assert STORY.startswith(out.removesuffix("\n")) and len(out) > 60
 
@@ -152,12 +154,12 @@ def test_the_command_reads_files_of_prompts(tmp_path, capsys, talkative):
     lines = [PROMPT, {"prompt": "Lily"}, {"messages": [{"role": "user", "content": "Tom"}]}]
     file.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
     options = ["--max-new-tokens", "8", "--device", DEVICE, "--stop", "ball", "--stop", "dog"]
-    assert cli.main(["generate", str(talkative), "--prompts", str(file), *options]) == 0
+    assert main(["generate", str(talkative), "--prompts", str(file), *options]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["prompt"] for line in found] == [PROMPT, "Lily", lines[2]["messages"]]
     assert all(line["finish"] == "length" and line["tokens"] == 8 for line in found)
     (tmp_path / "bad.jsonl").write_text('"a"\n{"question": 1}\n')
-    assert cli.main(["generate", str(talkative), "--prompts", str(tmp_path / "bad.jsonl")]) == 2
+    assert main(["generate", str(talkative), "--prompts", str(tmp_path / "bad.jsonl")]) == 2
     assert "bad.jsonl:2" in capsys.readouterr().err
 
 
@@ -183,7 +185,7 @@ def test_rows_have_options_of_their_own_and_do_not_lose_each_other(tmp_path, cap
     file = tmp_path / "prompts.jsonl"
     lines = [json.dumps(row, ensure_ascii=False) for row in rows]
     file.write_bytes(b"\xef\xbb\xbf" + "\r\n".join([lines[0], "", *lines[1:]]).encode())
-    assert cli.main(["generate", str(talkative), "--prompts", str(file), "--max-new-tokens", "5", "--device", DEVICE]) == 0
+    assert main(["generate", str(talkative), "--prompts", str(file), "--max-new-tokens", "5", "--device", DEVICE]) == 0
     out, err = capsys.readouterr()
     found = [json.loads(line) for line in out.splitlines()]
     assert [line["finish"] for line in found] == [
@@ -210,10 +212,10 @@ def test_tools_of_a_file_reach_the_template(tmp_path, capsys, monkeypatch, talka
     given = ["--max-new-tokens", "6", "--device", DEVICE]
     answers = {}
     for name, more in {"without": [], "with": ["--tools", str(tmp_path / "tools.json")]}.items():
-        assert cli.main(["generate", str(talkative), "--chat", "--prompt", "Hello", *more, *given]) == 0
+        assert main(["generate", str(talkative), "--chat", "--prompt", "Hello", *more, *given]) == 0
         said = capsys.readouterr().out
         monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
-        assert cli.main(["chat", str(talkative), *more, *given]) == 0
+        assert main(["chat", str(talkative), *more, *given]) == 0
         assert said.strip() in capsys.readouterr().out
         answers[name] = said
     model = surogate.load(talkative, device=DEVICE)
@@ -224,11 +226,11 @@ def test_tools_of_a_file_reach_the_template(tmp_path, capsys, monkeypatch, talka
         text += "".join(piece for _, piece, _ in generation.step())
     assert answers["with"] == text + "\n"
     with_tools = ["generate", str(talkative), "--prompt", "a", "--tools"]
-    assert cli.main([*with_tools, str(tmp_path / "tools.json")]) == 2
+    assert main([*with_tools, str(tmp_path / "tools.json")]) == 2
     assert "give --chat" in capsys.readouterr().err
     (tmp_path / "one.json").write_text("{}")
     for file, said in (("one.json", "expected a list of function definitions"), ("none.json", "there is no such file")):
-        assert cli.main([*with_tools, str(tmp_path / file)]) == 2
+        assert main([*with_tools, str(tmp_path / file)]) == 2
         assert said in capsys.readouterr().err
 
 
@@ -281,7 +283,7 @@ def test_what_the_model_says_of_generation_is_done_or_named(tmp_path, capsys):
     stopped = with_fields(stop_strings=["Lily"])[1]
     assert text.startswith(stopped) and "Lily" not in stopped
     (folder / "generation_config.json").write_text(json.dumps({"typical_p": 0.9, "num_beams": 1, "use_cache": True}))
-    assert cli.main(["generate", str(folder), "--prompt", PROMPT, "--max-new-tokens", "3", "--device", DEVICE]) == 0
+    assert main(["generate", str(folder), "--prompt", PROMPT, "--max-new-tokens", "3", "--device", DEVICE]) == 0
     err = capsys.readouterr().err
     assert err.count("not applied of the model's generation_config.json: typical_p: 0.9") == 1 and "num_beams" not in err
 
@@ -297,13 +299,13 @@ def test_what_joins_characters_is_written_as_it_is(monkeypatch, capsys):
 
 def test_a_terminal_shows_the_prompt_in_front_of_what_continues_it(monkeypatch, capsys):
     command = ["generate", str(STORIES), "--prompt", PROMPT, "--max-new-tokens", "3", "--device", DEVICE]
-    assert cli.main(command) == 0
+    assert main(command) == 0
     alone = capsys.readouterr().out
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert cli.main(command) == 0
+    assert main(command) == 0
     assert capsys.readouterr().out == f"\x1b[2m{PROMPT}\x1b[0m{alone}"
     monkeypatch.setenv("NO_COLOR", "1")
-    assert cli.main(command) == 0
+    assert main(command) == 0
     assert capsys.readouterr().out == PROMPT + alone
 
 
@@ -316,26 +318,26 @@ def test_commands_say_what_they_miss(tmp_path, capsys):
         (["generate", str(STORIES), "--prompt", "a", "--base", "x"], "--base names the model of an adapter"),
         (["chat", str(STORIES), "--prompt", "a"], "prompt"),
     ]:
-        assert cli.main(arguments) == 2
+        assert main(arguments) == 2
         assert message in capsys.readouterr().err
 
 
 def test_a_run_is_used_by_its_folder(tmp_path, capsys):
     source = REPOSITORY / "examples" / "stories.yaml"
     overrides = ["--output-dir", str(tmp_path / "out"), "--max-steps", "2"]
-    assert cli.main(["sft", str(source), "--quiet", *overrides]) == 0
+    assert main(["sft", str(source), "--quiet", *overrides]) == 0
     capsys.readouterr()
-    assert cli.main(["generate", str(tmp_path / "out"), "--prompt", PROMPT, "--max-new-tokens", "5"]) == 0
+    assert main(["generate", str(tmp_path / "out"), "--prompt", PROMPT, "--max-new-tokens", "5"]) == 0
     of_run = capsys.readouterr().out
     given = ["--adapter", str(tmp_path / "out"), "--prompt", PROMPT, "--max-new-tokens", "5"]
-    assert cli.main(["generate", str(STORIES), *given]) == 0
+    assert main(["generate", str(STORIES), *given]) == 0
     assert capsys.readouterr().out == of_run != ""
 
 
 def test_a_conversation_on_the_terminal(talkative, monkeypatch, capsys):
     said = ["Once upon a time", "/what", "/reset", "Once upon a time", "and then", "/exit", "never read"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(said) + "\n"))
-    assert cli.main(["chat", str(talkative), "--max-new-tokens", "12", "--device", DEVICE]) == 0
+    assert main(["chat", str(talkative), "--max-new-tokens", "12", "--device", DEVICE]) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert lines[0] == chat.HELP and "/what is not known" in err
@@ -348,14 +350,14 @@ def test_a_message_may_have_several_lines_and_help_is_at_hand(talkative, monkeyp
     answer = chat._answer
     monkeypatch.setattr(chat, "_answer", lambda model, prompt, settings: asked.append(prompt["messages"][-1]["content"]) or answer(model, prompt, settings))
     monkeypatch.setattr("sys.stdin", io.StringIO("/help\nOnce\\\nupon a\\\ntime\nthe end\\"))
-    assert cli.main(["chat", str(talkative), "--max-new-tokens", "2", "--device", DEVICE]) == 0
+    assert main(["chat", str(talkative), "--max-new-tokens", "2", "--device", DEVICE]) == 0
     assert asked == ["Once\nupon a\ntime", "the end"]
     assert capsys.readouterr().out.splitlines()[:2] == [chat.HELP] * 2
 
 
 def test_a_model_that_cannot_be_talked_to_is_told_before_it_is_loaded(monkeypatch, capsys):
     monkeypatch.setattr(chat.generate, "open_model", lambda options: pytest.fail("it is loaded"))
-    assert cli.main(["chat", str(STORIES)]) == 2
+    assert main(["chat", str(STORIES)]) == 2
     err = capsys.readouterr().err
     assert "has no chat template" in err and f"surogate generate {STORIES} --prompt TEXT" in err
 

@@ -12,7 +12,7 @@ from conftest import REPOSITORY, tiny_llama
 from golden import LOGITS, assert_close
 from safetensors.numpy import load_file, save_file
 from surogate import models
-from surogate.cli import main
+from surogate.cli.commands import main
 from surogate.errors import ModelConfigError, SurogateError
 
 STORIES = REPOSITORY / "examples" / "stories"

@@ -99,7 +99,7 @@ def test_the_bill_of_materials_is_valid_and_has_every_crate_and_package(tmp_path
 
 def test_services_are_confined_and_run_the_commands_of_the_image():
     yaml = pytest.importorskip("yaml")
-    from surogate.arguments import parser
+    from surogate.cli.arguments import parser
 
     services = yaml.safe_load((IMAGE / "compose.yaml").read_text())["services"]
     for service in services.values():
@@ -131,8 +131,9 @@ def test_the_command_writes_to_cache_and_work_alone(tmp_path):
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
 def test_the_first_process_of_a_container_ends_at_sigterm(tmp_path):
     """The system sends no signal without a handler to the first process of a container: a handler is there from the start."""
-    program = "import os, signal, sys; from surogate import cli; sys.argv = ['surogate', 'schema']\n"
-    program += "cli.COMMANDS['schema'] = lambda *_: (os.kill(os.getpid(), signal.SIGTERM), signal.pause())\nsys.exit(cli.main())"
+    program = "import os, signal, sys; from surogate.cli import commands; sys.argv = ['surogate', 'schema']\n"
+    program += "commands.COMMANDS['schema'] = lambda *_: (os.kill(os.getpid(), signal.SIGTERM), signal.pause())\n"
+    program += "sys.exit(commands.main())"
     words = ["unshare", "--user", "--pid", "--fork", "--map-root-user", sys.executable, "-c", program]
     if subprocess.run([*words[:5], "true"], capture_output=True).returncode:
         pytest.skip("namespaces of processes cannot be made here")

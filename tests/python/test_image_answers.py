@@ -10,7 +10,8 @@ import pytest
 import surogate
 from golden import DEVICE, WITH_IMAGES
 from image_models import SPECIAL, png, with_tokenizer
-from surogate import chat, cli
+from surogate.cli import chat
+from surogate.cli.commands import main
 from surogate.errors import SurogateError
 
 TOKENS = 12
@@ -196,7 +197,7 @@ def test_commands_take_images(golden, tmp_path, monkeypatch, capsys):
     def expected(*parts):
         return model.generate([{"role": "user", "content": list(parts)}], max_new_tokens=4, ignore_end_tokens=True)
 
-    assert cli.main(["generate", str(folder), "--prompt", "w3", "--chat", "--image", path, "--image", other, *more]) == 0
+    assert main(["generate", str(folder), "--prompt", "w3", "--chat", "--image", path, "--image", other, *more]) == 0
     assert capsys.readouterr().out == expected(image(path), image(other), text("w3")) + "\n"
     rows = [
         {"messages": [{"role": "user", "content": [image("0.png"), text("w3")]}]},
@@ -204,19 +205,19 @@ def test_commands_take_images(golden, tmp_path, monkeypatch, capsys):
         "w3",
     ]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert cli.main(["generate", str(folder), "--prompts", str(tmp_path / "prompts.jsonl"), *more]) == 0
+    assert main(["generate", str(folder), "--prompts", str(tmp_path / "prompts.jsonl"), *more]) == 0
     out, err = capsys.readouterr()
     lines = [json.loads(line) for line in out.splitlines()]
     assert [line["finish"] for line in lines] == ["length", "error", "length"]
     assert lines[0]["text"] == expected(image(path), text("w3")) and "prompts.jsonl:2: " in err and "no.png" in err
-    assert cli.main(["generate", str(folder), "--prompt", "w3", "--image", path]) == 2
+    assert main(["generate", str(folder), "--prompt", "w3", "--image", path]) == 2
     assert "--image: images belong to a message" in capsys.readouterr().err
     said = ["w3", "/reset", f"/image {other}", "/image no.png", "w3", "/exit"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(said) + "\n"))
     shown = []
     answer = chat._answer
     monkeypatch.setattr(chat, "_answer", lambda *of: shown.append(of[1]["messages"][-1]) or answer(*of))
-    assert cli.main(["chat", str(folder), "--image", path, "--max-pixels", "4096", *more]) == 0
+    assert main(["chat", str(folder), "--image", path, "--max-pixels", "4096", *more]) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert lines[1] == expected(image(path), text("w3")) and lines[3] == expected(image(other), text("w3"))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import surogate
-from surogate.cli import main
+from surogate.cli.commands import main
 from surogate.errors import DataError, SurogateError
 
 SHARED = Path(__file__).parents[2].parent / "shared"

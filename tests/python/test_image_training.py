@@ -10,7 +10,7 @@ import pytest
 import surogate
 from conftest import REPOSITORY
 from image_models import png
-from surogate.cli import main
+from surogate.cli.commands import main
 from surogate.errors import ConfigError
 
 COLORS = {"red": (220, 30, 30), "green": (30, 180, 60), "blue": (30, 60, 220), "yellow": (230, 220, 40)}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
-from surogate.cli import main
+from surogate.cli.commands import main
 from surogate.environment import import_path
 from surogate.logs import processes
 
@@ -62,7 +62,8 @@ def user_site(folder: Path) -> tuple[list[str], dict[str, str]]:
 
 def from_text(folder: Path) -> tuple[list[str], dict[str, str]]:
     # `-c` puts the working directory first; who drives the command from Python has imported what it needs.
-    program = "import sys; there = sys.path.pop(0)\nfrom surogate.cli import main\nsys.path.insert(0, there)\nmain()"
+    program = "import sys; there = sys.path.pop(0)\nfrom surogate.cli.commands import main\n"
+    program += "sys.path.insert(0, there)\nmain()"
     return [sys.executable, "-c", program], {}
 
 

@@ -7,9 +7,10 @@ import re
 
 import pytest
 from conftest import REPOSITORY
-from surogate import _native, foreign
-from surogate.cli import main
-from surogate.init import draft
+from surogate import _native
+from surogate.cli import foreign
+from surogate.cli.commands import main
+from surogate.cli.init import draft
 
 MODEL = str(REPOSITORY / "examples/stories/model")
 DATA = str(REPOSITORY / "examples/stories/data/shakespeare.txt")

@@ -272,7 +272,7 @@ def test_handlers_of_signals_are_given_back(tmp_path):
     )
     program = f"""
 import os, pathlib, signal, threading, time
-from surogate import cli
+from surogate.cli.commands import main
 def terminate():
     # Before its first step the second run may not have taken over the handler.
     while not any('"step"' in log.read_text() for log in pathlib.Path({str(tmp_path / "second")!r}).glob("log-*.json")):
@@ -281,12 +281,12 @@ def terminate():
 mine = lambda *_: print("mine", flush=True)
 signal.signal(signal.SIGUSR1, mine)
 before = [signal.getsignal(of) for of in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
-assert cli.main(["sft", {str(run)!r}, "--quiet"]) == 0
+assert main(["sft", {str(run)!r}, "--quiet"]) == 0
 assert [signal.getsignal(of) for of in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
 os.kill(os.getpid(), signal.SIGUSR1)
 threading.Thread(target=terminate, daemon=True).start()
 words = ["--max-steps", "100000", "--output-dir", {str(tmp_path / "second")!r}, "--eval-strategy", "no"]
-assert cli.main(["sft", {str(run)!r}, "--quiet", *words]) == 143
+assert main(["sft", {str(run)!r}, "--quiet", *words]) == 143
 try:
     os.kill(os.getpid(), signal.SIGINT)
     # Another thread may have been given the signal: then nothing wakes this one.

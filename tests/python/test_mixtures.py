@@ -13,7 +13,7 @@ from conftest import tiny_gemma4_mixture, tiny_llama, tiny_mistral, tiny_qwen3
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from surogate import models
-from surogate.cli import main
+from surogate.cli.commands import main
 from surogate.errors import ConfigError, ModelConfigError
 
 IDS = np.random.default_rng(2).integers(1, 90, (2, 12))

@@ -68,7 +68,7 @@ def plan(options: Options, folder: Path) -> Any:
     from contextlib import redirect_stdout
     from io import StringIO
 
-    from surogate.cli import main
+    from surogate.cli.commands import main
 
     (folder / "run.yaml").write_text(json.dumps(options))
     out = StringIO()
@@ -79,7 +79,7 @@ def plan(options: Options, folder: Path) -> Any:
 
 def files(options: Options, folder: Path) -> Any:
     """What a run leaves behind: names of files, and the log without its times."""
-    from surogate.cli import main
+    from surogate.cli.commands import main
 
     options = {**options, "output_dir": str(folder / "output")}
     (folder / "run.yaml").write_text(json.dumps(options))
@@ -103,7 +103,7 @@ def lines(options: Options, folder: Path) -> Any:
 def uploads(options: Options, folder: Path) -> Any:
     """What is requested of the Hub, in its place."""
     from huggingface_hub import HfApi
-    from surogate.cli import main
+    from surogate.cli.commands import main
 
     asked: list[Any] = []
     (folder / "run.yaml").write_text(json.dumps({**options, "output_dir": str(folder / "output")}))

@@ -12,7 +12,7 @@ import shutil
 import pytest
 from conftest import REPOSITORY
 from surogate import _native
-from surogate.cli import main
+from surogate.cli.commands import main
 
 pytestmark = pytest.mark.xdist_group("pages")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import surogate
-from surogate.cli import main
+from surogate.cli.commands import main
 
 STEPS = 3
 

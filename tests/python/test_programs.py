@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
-from surogate import cli, status
-from surogate.arguments import parser
-from surogate.cli import main
+from surogate.cli import status
+from surogate.cli.arguments import parser
+from surogate.cli.commands import SAYING, main
 from test_trackers import options
 
 COLLECT = [sys.executable, str(REPOSITORY / "docs/collect.py")]
@@ -59,7 +59,7 @@ def test_every_command_with_a_result_has_json():
     commands = parser()._subparsers._group_actions[0].choices  # noqa: SLF001
     without = {name for name, of in commands.items() if "--json" not in of.format_help()}
     assert without == {"show", "chat", "serve", "completion", "schema"}
-    assert cli.SAYING < commands.keys()
+    assert SAYING < commands.keys()
 
 
 def test_the_state_of_a_run_is_that_of_its_log(finished, capsys):

@@ -11,7 +11,7 @@ import pytest
 import surogate
 from conftest import REPOSITORY, tiny_gpt2, tiny_llama, tiny_qwen3
 from safetensors.numpy import load_file, save_file
-from surogate.cli import main
+from surogate.cli.commands import main
 
 SCHEMES = ["fp8-dynamic", "fp8-block", "int8-w8a8", "w4a16", "w8a16", "nvfp4a16", "mxfp4a16"]
 

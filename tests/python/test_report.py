@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 from conftest import REPOSITORY
-from surogate.cli import main
+from surogate.cli.commands import main
 from surogate.logs.stream import History, Stream, history_of, log_of
 from surogate.logs.thinned import Thinned
 from surogate.report import page, state

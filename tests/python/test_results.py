@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import surogate
 from conftest import REPOSITORY
-from surogate import ConfigError, push
-from surogate.cli import main
+from surogate import ConfigError
+from surogate.cli import push
+from surogate.cli.commands import main
 
 pytestmark = pytest.mark.xdist_group("results")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY
 from surogate import _native
-from surogate.cli import main
+from surogate.cli.commands import main
 
 STORIES = REPOSITORY / "examples" / "stories"
 

@@ -13,7 +13,7 @@ import pytest
 import surogate
 import yaml
 from safetensors.numpy import load_file
-from surogate.cli import main
+from surogate.cli.commands import main
 from surogate.errors import ConfigError
 from surogate.rewards.functions import call, load
 

@@ -13,7 +13,7 @@ import pytest
 import surogate
 from conftest import REPOSITORY
 from surogate import _native
-from surogate.cli import main
+from surogate.cli.commands import main
 
 #: Clears the screen, sets the title, a control of eight bits, turns the direction.
 EVIL = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202e"
@@ -53,12 +53,12 @@ def test_only_one_file_prints():
 def test_what_nobody_caught_is_made_visible(tmp_path):
     script = f"""
 import sys
-from surogate import cli
+from surogate.cli import commands
 def fail(*_):
     raise ValueError({EVIL!r})
-cli.COMMANDS["schema"] = fail
+commands.COMMANDS["schema"] = fail
 sys.argv = ["surogate", "schema"]
-cli.main()
+commands.main()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 1 and "ValueError" in done.stderr and not steers(done.stderr), done.stderr

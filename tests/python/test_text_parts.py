@@ -11,7 +11,7 @@ import pytest
 import surogate
 from conftest import tiny_gemma3, tiny_mistral
 from safetensors.numpy import load_file, save_file
-from surogate.cli import main
+from surogate.cli.commands import main
 from surogate.errors import ModelConfigError
 from surogate.models import build
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import surogate
 from conftest import REPOSITORY
-from surogate.cli import main
+from surogate.cli.commands import main
 from surogate.logs import processes
 
 #: A client that keeps what it is reported, with the calls of Aim's.

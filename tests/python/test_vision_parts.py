@@ -128,7 +128,7 @@ def test_gradients_of_the_parts_are_those_of_transformers(family, shared, load_f
 
 
 def test_a_rate_of_its_own_and_resuming(shared, load_file, tmp_path):
-    from surogate.cli import main
+    from surogate.cli.commands import main
 
     def weights(**more):
         config = run(shared, load_file, "qwen3_vl", tmp_path, lora=False, optimizer="adamw", weight_decay=0.0, **more)

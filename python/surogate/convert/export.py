@@ -12,7 +12,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from .. import _native
-from ..arguments import UsageError
+from ..cli.arguments import UsageError
 from ..errors import ConfigError
 from ..models import gguf
 from ..report.words import bytes_text

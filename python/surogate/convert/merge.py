@@ -10,7 +10,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from .. import _native, models  # noqa: F401  importing the architectures registers them
-from ..arguments import UsageError
+from ..cli.arguments import UsageError
 from ..dsl.model import find
 from ..errors import ConfigError, ModelConfigError
 from ..report.words import bytes_text

@@ -10,7 +10,8 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
-from .. import _native, generate, models
+from .. import _native, models
+from ..cli import generate
 from ..environment.cuda_libraries import site_packages
 from ..errors import ConfigError
 from ..report.words import bytes_text

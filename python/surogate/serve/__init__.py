@@ -11,7 +11,7 @@ import signal
 from argparse import Namespace
 from pathlib import Path
 
-from ..arguments import UsageError
+from ..cli.arguments import UsageError
 from ..errors import ConfigError, RunError
 from ..logs.prometheus import parse
 from ..terminal import show

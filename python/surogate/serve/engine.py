@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import generate
 from .._native import Generation
-from ..arguments import UsageError
+from ..cli import generate
+from ..cli.arguments import UsageError
 from ..convert import export
 from ..errors import SurogateError
 from ..model import Model, load

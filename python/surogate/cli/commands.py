@@ -23,17 +23,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from . import _native, errors, push, watch
+from .. import _native, errors
+from ..convert import export, extend, merge, quantize
+from ..environment import extras
+from ..environment.cuda_libraries import site_packages
+from ..logs.processes import LogReaders
+from ..models import gguf
+from ..run import load_config, open_source, run_names, with_teacher
+from ..storage import files, hub, outputs
+from ..storage.uploads import left_behind
+from ..terminal import collecting, show, show_coloured, state, waiting, warn
+from . import push, watch
 from .arguments import TRAIN, UsageError, parser, split_overrides
-from .convert import export, extend, merge, quantize
-from .environment import extras
-from .environment.cuda_libraries import site_packages
-from .logs.processes import LogReaders
-from .models import gguf
-from .run import load_config, open_source, run_names, with_teacher
-from .storage import files, hub, outputs
-from .storage.uploads import left_behind
-from .terminal import collecting, show, show_coloured, state, waiting, warn
 
 Overrides = list[tuple[str, str]]
 
@@ -146,7 +147,7 @@ def _train_on_nodes(config: _native.Config, options: Namespace, overrides: Overr
     the others after one was lost."""
     nodes = json.loads(config.nodes)
     if nodes["on_ray"]:
-        from .launch import job
+        from ..launch import job
 
         return job.of(options, overrides, run, config).lead()
     restarts = 0
@@ -337,8 +338,8 @@ def _evaluate(options: Namespace, overrides: Overrides) -> int:
 
 def _score(options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
+    from ..rewards.scores import read
     from .generate import open_model
-    from .rewards.scores import read
 
     rows = [row for _, row in read(Path(options.prompts))]
     for number, reward in enumerate(open_model(options).rewards(rows)):
@@ -355,7 +356,7 @@ def _chat(options: Namespace, overrides: Overrides) -> int:
 
 def _serve(options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
-    from . import serve
+    from .. import serve
 
     return serve.run(options)
 
@@ -390,7 +391,7 @@ def _status(options: Namespace, overrides: Overrides) -> int:
 
 def _report(options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
-    from . import report
+    from .. import report
 
     page = report.write([Path(run) for run in options.run], Path(options.output) if options.output else None)
     state(output=str(page))

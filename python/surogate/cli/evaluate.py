@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..environment import working_directory
+from ..errors import ConfigError, RunError, SurogateError
+from ..storage import files
+from ..terminal import show, warn
 from . import generate
 from .arguments import UsageError
-from .environment import working_directory
-from .errors import ConfigError, RunError, SurogateError
-from .storage import files
-from .terminal import show, warn
 
 #: Where the harness looks for tasks that come with it, and where their data is.
 HINT = "the data of tasks is fetched from the Hub once, and kept; for tasks with files of your own see docs/evaluating.md"
@@ -82,7 +82,7 @@ def _evaluated(options: Namespace, folders: list[Path]) -> dict[str, Any]:
 
     ConfigurableTask.download = download_from_folders
     tasks, manager = _tasks(options, folders[-1])
-    from .harness import Surogate
+    from ..harness import Surogate
 
     model = Surogate(
         options.model,

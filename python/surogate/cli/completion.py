@@ -10,7 +10,7 @@ import json
 import shlex
 from dataclasses import dataclass, field
 
-from . import _native
+from .. import _native
 
 SHELLS = ["bash", "zsh", "fish"]
 

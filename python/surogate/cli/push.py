@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import _native
-from .convert.export import result
-from .errors import ConfigError
-from .report.words import bytes_text
-from .storage import hub, json_file
-from .terminal import show, state
+from .. import _native
+from ..convert.export import result
+from ..errors import ConfigError
+from ..report.words import bytes_text
+from ..storage import hub, json_file
+from ..terminal import show, state
 
 #: Fields that say from where something was loaded: of a folder of this machine only the name is published.
 SOURCES = ("base_model_name_or_path", "_name_or_path", "name_or_path")

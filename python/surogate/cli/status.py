@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .errors import RunError
-from .logs.stream import Event, History, history_of, is_running, log_of
+from ..errors import RunError
+from ..logs.stream import Event, History, history_of, is_running, log_of
 
 #: Fields of the newest step and of the newest evaluation.
 OF_STEP = ("loss", "grad_norm", "learning_rate", "tokens_per_second", "mfu", "memory", "epoch", "seconds")

@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import _native
+from .. import _native
+from ..convert import export, merge
+from ..errors import ConfigError
+from ..storage import hub, json_file
+from ..terminal import show_piece, show_prompt, warn
 from .arguments import UsageError, generation_options
-from .convert import export, merge
-from .errors import ConfigError
-from .storage import hub, json_file
-from .terminal import show_piece, show_prompt, warn
 
 if TYPE_CHECKING:
-    from .model import Model
+    from ..model import Model
 
 #: Fields of a line that hold its prompt, and those that are options of its own.
 PROMPTS, OWN = _native.prompt_fields()
@@ -27,7 +27,7 @@ PROMPTS, OWN = _native.prompt_fields()
 
 def open_model(options: Namespace) -> Model:
     """The model of the command line: a folder, a name on the hub, or what a run has made."""
-    from .model import load
+    from ..model import load
 
     model, adapter = places(options.model, options.adapter, options.base)
     return load(model, adapter, device=options.device, dtype=options.dtype)

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from . import _native
-from .terminal import warn
+from .. import _native
+from ..terminal import warn
 
 #: Signals after which a run saves and ends.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

@@ -10,15 +10,15 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import ConfigError
+from ..images import have_images
+from ..terminal import DIM, put, show, show_piece, warn
+from ..tokenizer import Tokenizer
 from . import generate
 from .arguments import generation_options
-from .errors import ConfigError
-from .images import have_images
-from .terminal import DIM, put, show, show_piece, warn
-from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from .model import Model
+    from ..model import Model
 
 HELP = (
     "/reset clears the conversation, /image FILE shows an image with the next message, /exit (or the end of the input) "

@@ -14,13 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import _native, foreign, init_samples
+from .. import _native
+from ..environment.cuda_libraries import site_packages
+from ..errors import ConfigError, MemoryPlanError, RunError
+from ..run import load_config, open_source, with_teacher
+from ..storage import files, hub
+from ..terminal import show, state, waiting
+from . import foreign, init_samples
 from .arguments import UsageError
-from .environment.cuda_libraries import site_packages
-from .errors import ConfigError, MemoryPlanError, RunError
-from .run import load_config, open_source, with_teacher
-from .storage import files, hub
-from .terminal import show, state, waiting
 
 #: Rows per step by default.
 ROWS = 8

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import _native
-from .errors import ConfigError
+from .. import _native
+from ..errors import ConfigError
 
 #: Flags of the commands themselves, with the number of words that follow.
 FLAGS = {

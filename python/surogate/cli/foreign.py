@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import _native
-from .errors import ConfigError
+from .. import _native
+from ..errors import ConfigError
 from .foreign_preferences import OF_LLAMA_FACTORY, of_axolotl, of_llama_factory, of_trl
 
 Fields = dict[str, Any]

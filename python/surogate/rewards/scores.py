@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError, SurogateError
-from ..tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ..tokenizer import Tokenizer
 
 #: Tokens of a batch, padding included.
 BATCH_TOKENS = 16384

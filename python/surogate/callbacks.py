@@ -34,4 +34,5 @@ class OnStep(Callback):
         self._function = function
 
     def on_step(self, trainer: Trainer, metrics: StepMetrics) -> bool | None:
+        """Calls the function; only its `False` ends the training."""
         return None if self._function(metrics) is not False else False

@@ -48,20 +48,24 @@ class Display(Callback):
         self._text = ""
 
     def on_start(self, trainer: Trainer) -> None:
+        """Shows the display in a new output cell."""
         self._first = trainer.steps_done
         self._cell = self._show(self._html(self._page(trainer)), display_id=True)
 
     def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
+        """Adds the loss to the curve; draws it at most once in `PAUSE` seconds."""
         self._losses.append((metrics["step"] + 1, metrics["loss"]))
         self._text = f"loss {metrics['loss']:.4f} · {metrics['tokens_per_second']:,.0f} tokens/s"
         if time.monotonic() - self._drawn >= PAUSE:
             self._draw(trainer)
 
     def on_evaluation(self, trainer: Trainer, metrics: EvaluationMetrics) -> None:
+        """Adds the evaluation loss to the curve and draws it."""
         self._evaluations.append((metrics["step"], metrics["loss"]))
         self._draw(trainer)
 
     def on_end(self, trainer: Trainer) -> None:
+        """Draws the curve with its last points."""
         self._draw(trainer)
 
     def _draw(self, trainer: Trainer) -> None:

@@ -464,6 +464,7 @@ class CommandParser(argparse.ArgumentParser):
     reads_run = False
 
     def format_help(self) -> str:
+        """The help of the command, with the usual options of a run if the command reads one."""
         text = super().format_help()
         return f"{text}\n{options_help(USUAL)}\n{MORE}\n" if self.reads_run else text
 

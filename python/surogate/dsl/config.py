@@ -96,6 +96,7 @@ class Reader:
         return self.fields.get(name)
 
     def problem(self, field: str, message: str) -> None:
+        """Collects a problem of a field: all of them are reported together."""
         self.problems.append(f"`{field}`: {message}")
 
     def finish(self) -> None:

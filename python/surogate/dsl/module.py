@@ -79,6 +79,7 @@ class Module:
         return made
 
     def forward(self, *inputs: Any) -> Any:
+        """Records the operations of the module on symbolic tensors; each kind of module defines it."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def __call__(self, *inputs: Any) -> Any:
@@ -130,12 +131,15 @@ class Layers(Module):
 
     @property
     def count(self) -> int:
+        """The number of layers, all kinds together."""
         return len(self.pattern)
 
     def forward(self, *inputs: Any) -> Any:
+        """Raises TypeError: layers are not called, `repeat` records them."""
         raise TypeError("layers are used with repeat(layers, x, …)")
 
     def name_parameters(self, path: str = "") -> list[Parameter]:
+        """Names the parameters of each kind of layer, with `{i}` for the number of the layer."""
         self.path = path
         inside = f"{path}.{{i}}" if path else "{i}"
         found = []

@@ -64,12 +64,14 @@ class Trace:
 
     @classmethod
     def current(cls) -> Trace:
+        """The recording in progress. Raises ModelError if there is none."""
         if cls._active is None:
             raise ModelError(here(), "operations can only be used inside the `forward` of a model that is being built")
         return cls._active
 
     @contextmanager
     def recording(self) -> Iterator[Trace]:
+        """Makes this the current recording inside a `with` block; recordings nest."""
         previous, Trace._active = Trace._active, self
         try:
             yield self

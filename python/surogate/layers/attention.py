@@ -68,6 +68,7 @@ class Attention(Module):
 
     @region("attention")
     def forward(self, x: Tensor, rotate: Callable[..., Tensor], batch: Batch) -> Tensor:
+        """Causal self-attention on x [B, T, hidden_size]; `rotate` applies the rotary embedding to queries and keys."""
         return self.attend(*self.heads(x, rotate, batch), batch)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:

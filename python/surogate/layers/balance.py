@@ -16,6 +16,7 @@ class Counted(Module):
         self.parts = (layer, [part for _, part in layer.members() if hasattr(part, "load")])
 
     def forward(self, x: Tensor, load: Tensor, *given: Any) -> tuple[Tensor, ...]:
+        """Applies the layer, and adds the loads of its mixtures to `load` [3, experts]."""
         layer, counted = self.parts
         layer.path = self.path
         result = layer(x, *given)

@@ -47,6 +47,7 @@ class DecoderConfig(HeadsConfig):
     share: ClassVar[float | None] = None
 
     def derive(self, reader: Reader) -> None:
+        """Reads the rotary settings, and sets the fields of mixtures to their values without experts."""
         super().derive(reader)
         #: The loss of uneven loads, where the config wants one.
         self.balance: Balance | None = None

@@ -27,6 +27,7 @@ class DecoderLayer(Module):
         self.mlp = mlp
 
     def forward(self, x: Tensor, *shared: Any) -> Tensor:
+        """Attention and MLP on x [B, T, hidden_size], each after its norm and added to its input."""
         x = x + self.self_attn(self.input_layernorm(x), *shared)
         x = x + self.mlp(self.post_attention_layernorm(x))
         output("hidden.layer.{i}", x)
@@ -83,6 +84,7 @@ class Decoder(Module):
         return (self.rotary_emb(batch.token_axes if has_axes else batch.position_ids),)
 
     def forward(self, batch: Batch) -> Tensor:
+        """The normed hidden states [B, T, hidden_size] of a batch, after all layers."""
         x = self.embed(batch)
         if self.place_images is not None:
             x = self.place_images(x, batch)
@@ -105,9 +107,11 @@ class TextPart(Module):
 
     @property
     def embed_tokens(self) -> Embedding:
+        """The token embedding of the language model inside, which a tied head reads."""
         return self.language_model.embed_tokens
 
     def forward(self, batch: Batch) -> Tensor:
+        """The hidden states [B, T, hidden_size] of the language model inside."""
         return self.language_model(batch)
 
 
@@ -125,4 +129,5 @@ class CausalLM(Module):
         return self.lm_head(x)
 
     def forward(self, batch: Batch) -> None:
+        """Outputs the logits [B, T, vocab_size] of a batch."""
         output("logits", self.head(self.model(batch)))

@@ -17,6 +17,7 @@ class ChannelConv(Module):
         self.weight = Parameter(channels, 1, width)
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
+        """Causal convolution of x [B, T, channels] over time, within each document."""
         return ops.causal_conv(x, self.weight, batch.document_start)
 
 
@@ -60,6 +61,7 @@ class GatedDeltaNet(Module):
 
     @region("attention")
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
+        """Linear attention with the gated delta rule on x [B, T, hidden_size], within each document."""
         qkv, z, b, a = self.project(x)
         qkv = ops.activation(self.conv1d(qkv, batch), function="silu")
         q, k, v = ops.split(qkv, sizes=self.sizes)

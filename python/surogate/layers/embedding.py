@@ -18,4 +18,5 @@ class Embedding(Module):
         self.padding = None if padding is None else padding % vocabulary
 
     def forward(self, ids: Tensor) -> Tensor:
+        """The rows [B, T, hidden_size] of token ids [B, T]."""
         return ops.embedding(ids, self.weight, padding_idx=self.padding)

@@ -39,6 +39,8 @@ class Experts(Module):
         return [getattr(expert, name).weight for expert in each for name in names]
 
     def forward(self, rows: Tensor, offsets: Tensor) -> Tensor:
+        """Applies expert e to its rows `offsets[e]..offsets[e + 1]` of rows [N, hidden_size]."""
+
         def product(x: Tensor, *names: str) -> Tensor:
             return ops.grouped_linear(x, ops.stack(*self.matrices(*names)), offsets, groups=self.count)
 
@@ -70,6 +72,7 @@ class Router(Module):
         return ops.route(logits, top_k=self.top_k, scores=self.scores, normalise=self.normalise)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights and numbers [B, T, top_k] of the experts of each token of x [B, T, hidden_size]."""
         given = () if self.bias is None else (self.bias,)
         logits = ops.linear(x, self.weight, *given, bias=True if given else None, f32=self.f32)
         weights, index = self.choose(logits)
@@ -98,6 +101,7 @@ class CorrectedRouter(Router):
         self.rule = dict(factor=factor, groups=groups, kept_groups=kept_groups)
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Chooses by scores with the correction bias added; the weights are scores without it."""
         settings = dict(top_k=self.top_k, scores=self.scores, normalise=self.normalise, **self.rule)
         return ops.route(logits, self.e_score_correction_bias, **settings)
 
@@ -114,6 +118,7 @@ class Mixture(Module):
 
     @property
     def routing(self) -> Router:
+        """The router, under the name that the model's files give it."""
         return getattr(self, self.name)
 
     def load(self, present: Tensor) -> Tensor:
@@ -124,6 +129,7 @@ class Mixture(Module):
 
     @region("mlp")
     def forward(self, x: Tensor) -> Tensor:
+        """The weighted sum of the chosen experts' outputs for each token of x [B, T, hidden_size]."""
         weights, index = self.routing(x)
         order, places, offsets = ops.group_rows(index, groups=self.count)
         rows = self.experts(ops.to_groups(x, order, places), offsets)

@@ -24,6 +24,7 @@ class Linear(Module):
         self.bias = Parameter(outputs, init="zeros") if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
+        """x · weightᵀ + bias: [B, T, in] becomes [B, T, out]."""
         if self.bias is None:
             return ops.linear(x, self.weight)
         return ops.linear(x, self.weight, self.bias, bias=True)
@@ -37,4 +38,5 @@ class Conv1D(Module):
         self.bias = Parameter(outputs, init="zeros")
 
     def forward(self, x: Tensor) -> Tensor:
+        """x · weight + bias: [B, T, in] becomes [B, T, out]; GPT-2 keeps its weights [in, out]."""
         return ops.linear(x, self.weight, self.bias, bias=True, transposed=True)

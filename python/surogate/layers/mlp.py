@@ -29,6 +29,7 @@ class GatedMLP(Module):
 
     @region("mlp")
     def forward(self, x: Tensor) -> Tensor:
+        """down(function(gate(x)) · up(x)) on x [B, T, hidden_size]."""
         gate, up = self.project(x)
         if SAME.get(self.function, self.function) == "silu":
             return self.down_proj(ops.swiglu(gate, up))
@@ -39,7 +40,9 @@ class FusedGatedMLP(GatedMLP):
     """`gate_up_proj`, whose rows are gate and up behind one another, and `down_proj`."""
 
     def declare(self, hidden_size: int, bias: bool) -> None:
+        """Declares one matrix of the gate's rows, then those of the up projection."""
         self.gate_up_proj = Linear(hidden_size, 2 * self.intermediate_size, bias=bias)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The halves of the fused projection, gate and up, each [B, T, intermediate_size]."""
         return ops.split(self.gate_up_proj(x), sizes=[self.intermediate_size] * 2)

@@ -14,6 +14,7 @@ class RMSNorm(Module):
         self.offset = offset or None
 
     def forward(self, x: Tensor) -> Tensor:
+        """x ÷ √(mean(x²) + eps) over the last axis, scaled by `weight` or `1 + weight`."""
         y, _ = ops.rmsnorm(x, self.weight, eps=self.eps, offset=self.offset)
         return y
 
@@ -27,5 +28,6 @@ class LayerNorm(Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        """(x − mean) ÷ √(variance + eps) · weight + bias, over the last axis."""
         y, _, _ = ops.layernorm(x, self.weight, self.bias, eps=self.eps)
         return y

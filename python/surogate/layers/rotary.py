@@ -73,6 +73,7 @@ class Rotation:
 
     @classmethod
     def read(cls, reader: Reader, _field: str) -> Self:
+        """Reads the settings of one rotary embedding for all layers, in any of their spellings."""
         parameters, scaling = reader.take("rope_parameters"), reader.take("rope_scaling")
         theta = reader.take("rope_theta")
         name = "rope_parameters" if parameters else "rope_scaling"
@@ -163,6 +164,7 @@ class ImageRotation(Rotation):
 
     @classmethod
     def read(cls, reader: Reader, field: str) -> Rotation:
+        """Reads the sections of the axes (time, row, column), then the settings as for text."""
         found: dict[str, Any] = {}
         for name in ("rope_parameters", "rope_scaling"):
             values = reader.fields.get(name)
@@ -198,6 +200,7 @@ class Rotations:
 
     @classmethod
     def read(cls, reader: Reader, _field: str) -> Self:
+        """Reads the settings for each kind of layer, full and sliding attention."""
         parameters = reader.fields.get("rope_parameters")
         if not isinstance(parameters, dict) or not all(isinstance(values, dict) for values in parameters.values()):
             full, local = Rotation.read(reader, _field), reader.take("rope_local_base_freq")
@@ -288,6 +291,7 @@ class RotaryEmbedding(Module):
         self.interleaved = interleaved or None
 
     def forward(self, positions: Tensor) -> Callable[..., Tensor]:
+        """A function that rotates queries or keys by positions [B, T]."""
         settings = dict(
             head_dim=self.columns, theta=self.rope.theta, scaling_type=self.rope.type, **self.rope.settings
         )
@@ -307,4 +311,5 @@ class RotaryByKind(Module):
         self.kinds = list(kinds)
 
     def forward(self, positions: Tensor) -> dict[str, Callable[..., Tensor]]:
+        """A rotating function for each kind of layer, by positions [B, T]."""
         return {kind: getattr(self, kind)(positions) for kind in self.kinds}

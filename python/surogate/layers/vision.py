@@ -32,6 +32,7 @@ class TowerConfig(ModelConfig):
 
     @classmethod
     def from_dict(cls, architecture: str, fields: dict[str, Any]) -> Any:
+        """Reads the tower's settings, and keeps those of the whole model with the id of the image token."""
         config = super().from_dict(architecture, fields)
         config.whole = fields
         name, default = cls.token
@@ -39,6 +40,7 @@ class TowerConfig(ModelConfig):
         return config
 
     def derive(self, reader: Reader) -> None:
+        """Accepts fields without a meaning for a tower; refuses dropout."""
         # Fields that say nothing of a tower.
         for name in ("tie_word_embeddings", "initializer_factor"):
             reader.take(name)
@@ -110,6 +112,7 @@ class TowerAttention(Module):
 
     @region("attention")
     def forward(self, x: Tensor, rotate: Callable[..., Tensor] | None, interval: Interval) -> Tensor:
+        """Attention on patches x [1, P, hidden_size], each over the patches of its `interval`."""
         q, k, v = (ops.split_heads(of(x), head_dim=self.head_dim) for of in (self.q_proj, self.k_proj, self.v_proj))
         if rotate is not None:
             q, k = rotate(q), rotate(k)
@@ -126,6 +129,7 @@ class PlainMLP(Module):
 
     @region("mlp")
     def forward(self, x: Tensor) -> Tensor:
+        """second(act(first(x))) on x [1, P, hidden_size]."""
         first, second = (getattr(self, name) for name in self.names)
         return second(activation(self.act, first(x)))
 
@@ -148,6 +152,7 @@ class AxialRotary(Module):
         return cls(head_dim, theta, [*range(0, head_dim // 2, 2), *range(1, head_dim // 2, 2)])
 
     def forward(self, batch: Batch) -> Callable[[Tensor], Tensor]:
+        """A function that rotates queries or keys by the row and column of each patch."""
         pairs = len(self.order)
         axes = [0] * (pairs // 2) + [1] * (pairs // 2)
         settings = dict(head_dim=self.columns, theta=self.theta, axes=axes, order=self.order)

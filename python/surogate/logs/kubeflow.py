@@ -53,6 +53,7 @@ class Progress:
         self._has_failed = False
 
     def take(self, events: list[Event]) -> None:
+        """Updates progress and metrics from events, and sends them when the interval has passed."""
         for event in events:
             kind = event["event"]
             if kind in OPENINGS:

@@ -73,11 +73,13 @@ class Metrics:
         say(f"metrics for Prometheus: http://{shown}:{self._server.server_address[1]}/metrics")
 
     def take(self, events: list[Event]) -> None:
+        """Updates the served metrics from events."""
         with self._lock:
             for event in events:
                 self._take(event)
 
     def close(self, end: Event | None) -> None:
+        """Stops the server and frees its port."""
         self._server.shutdown()
         self._server.server_close()
 

@@ -92,9 +92,11 @@ class Thinned:
             yield from ((at, kept[at]) for at in sorted(kept))
 
     def values(self) -> Iterator[Event]:
+        """The kept events in the order of their steps."""
         return (event for _, event in self.items())
 
     def keys(self) -> set[int]:
+        """The steps of the kept events."""
         return {at for at, _ in self.items()}
 
     def regular(self) -> Iterator[Event]:

@@ -37,6 +37,7 @@ class LiveReport:
         self._due = 0.0
 
     def take(self, events: list[Event]) -> None:
+        """Adds events to the history, keeps its state with checkpoints, and writes the page when it is due."""
         for event in events:
             self._history.take(event)
         for folder in state.places(events):
@@ -45,6 +46,7 @@ class LiveReport:
             self._write(is_running=True)
 
     def close(self, end: Event | None) -> None:
+        """Writes the page of the ended run."""
         if self._history.opening:
             self._write(is_running=False)
 

@@ -56,6 +56,7 @@ class BadRequest(Exception):
         self.param, self.status, self.code = param, status, code
 
     def body(self) -> dict[str, Any]:
+        """The error as the JSON object that OpenAI's clients read."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 

@@ -60,12 +60,14 @@ class Server(ThreadingHTTPServer):
         super().__init__(address, Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        """Starts a thread for the connection, or closes it if there are too many."""
         if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serves a connection, and makes room for another when it ends."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -88,12 +90,15 @@ class Handler(BaseHTTPRequestHandler):
     timeout = PATIENCE
 
     def log_message(self, *_: object) -> None:
+        """Logs nothing: requests may hold private text."""
         pass
 
     def do_GET(self) -> None:
+        """Answers a GET request; exceptions become error responses."""
         self._guarded(self._get)
 
     def do_POST(self) -> None:
+        """Answers a POST request; exceptions become error responses."""
         self._guarded(self._post)
 
     def _guarded(self, call: Any) -> None:

@@ -72,6 +72,7 @@ class Remote:
             raise RunError(f"`output_dir: {self.address}`: nothing can be written there: {why}") from error
 
     def read(self, name: str) -> bytes:
+        """The bytes of an object, by its name below the prefix."""
         import obstore
 
         return bytes(obstore.get(self._store, self._prefix + name).bytes())
@@ -84,11 +85,13 @@ class Remote:
         obstore.put(self._store, self._prefix + name, path, chunk_size=max(PART, -(-size // PARTS)), max_concurrency=AT_ONCE)
 
     def put_text(self, name: str, text: str) -> None:
+        """Writes an object of UTF-8 text; an object of that name is replaced."""
         import obstore
 
         obstore.put(self._store, self._prefix + name, text.encode())
 
     def remove(self, names: list[str]) -> None:
+        """Deletes objects by their names below the prefix."""
         import obstore
 
         obstore.delete(self._store, [self._prefix + name for name in names])

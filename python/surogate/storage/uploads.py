@@ -53,6 +53,7 @@ class Uploads:
         self._compared: dict[str, tuple[int, int]] = {}
 
     def take(self, events: list[Event]) -> None:
+        """Uploads what is new when there are events; after a failure, only when the pause is over."""
         if events:
             self._attempt(is_end=False)
 

@@ -6,18 +6,22 @@ from ..dsl import Batch, Tensor, ops
 
 
 def log_sigmoid(x: Tensor) -> Tensor:
+    """log σ(x) by elements, as −softplus(−x): finite for large |x|."""
     return -ops.activation(-x, function="softplus")
 
 
 def sigmoid(x: Tensor) -> Tensor:
+    """σ(x) by elements."""
     return ops.activation(x, function="sigmoid")
 
 
 def exp(x: Tensor) -> Tensor:
+    """e^x by elements."""
     return ops.activation(x, function="exp")
 
 
 def reciprocal(x: Tensor) -> Tensor:
+    """1 ÷ x by elements."""
     return ops.activation(x, function="reciprocal")
 
 
@@ -55,7 +59,9 @@ class Side:
         self.mask = self.tokens * batch.weights
 
     def sum(self, tokens: Tensor) -> Tensor:
+        """The sum over the tokens of this side's answer, for each pair."""
         return ops.document_sum(tokens, self.documents, every=2, at=self.at)
 
     def mean(self, value: Tensor) -> Tensor:
+        """A sum for each pair, divided by the number of the answer's tokens."""
         return value * reciprocal(self.length)

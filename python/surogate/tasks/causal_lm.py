@@ -19,6 +19,7 @@ class CausalLM(Module):
         self.routing = getattr(config, "routing", None)
 
     def forward(self, of: Results, batch: Batch) -> None:
+        """Outputs the cross entropy and the likeliest token at each position, and the sums for the loss."""
         token_loss, _ = ops.cross_entropy(of["logits"], batch.targets)
         output("token_loss", token_loss)
         output("likeliest", ops.likeliest(of["logits"]))

@@ -34,6 +34,7 @@ class CPO(Module):
         self.nll_weight, self.gamma, self.alpha = nll_weight, gamma, alpha
 
     def forward(self, of: Results, batch: Batch) -> None:
+        """Outputs the loss of each pair, the cross entropy of the chosen answers, and metrics."""
         token_loss, _ = ops.cross_entropy(of["logits"], batch.targets)
         _, mean_logit, _, _ = ops.token_statistics(of["logits"], batch.targets)
         tokens = -token_loss * batch.weights

@@ -24,6 +24,7 @@ class Distillation(CausalLM):
         self.metrics = ("entropy", *(("divergence", "cross_entropy") if cross_entropy_weight else ()))
 
     def forward(self, of: Results, batch: Batch) -> None:
+        """Outputs the divergence from the teacher at each token, with the cross entropy if it has a weight."""
         divergence, entropy = self.divergence(of["logits"], batch)
         values, token_loss = [entropy], divergence
         if self.cross_entropy_weight:
@@ -64,6 +65,7 @@ class Teacher(Module):
         self.count, self.temperature = count, temperature
 
     def forward(self, of: Results, batch: Batch) -> None:
+        """Outputs the `count` largest log probabilities of the teacher at each position, and their token ids."""
         logps, ids = ops.top_logps(of["logits"], batch.targets, count=self.count, temperature=self.temperature)
         output("teacher_logps", logps)
         output("teacher_ids", ids)

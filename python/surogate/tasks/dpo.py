@@ -53,6 +53,7 @@ class DPO(Module):
         self.entries = ("train", "evaluate") if reference_free else ("reference", "train", "evaluate")
 
     def forward(self, of: Results, batch: Batch) -> None:
+        """Outputs the loss of each pair, without reference model if `reference_free`, and metrics."""
         token_loss, _ = ops.cross_entropy(of["logits"], batch.targets)
         entropy, mean_logit, collision, hit = ops.token_statistics(of["logits"], batch.targets)
         logps = -token_loss

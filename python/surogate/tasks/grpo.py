@@ -64,6 +64,7 @@ class GRPO(Module):
                 self.metrics += [f"clip_ratio/{name}" for name in names]
 
     def forward(self, of: Results, batch: Batch) -> None:
+        """Outputs the clipped policy loss of the sampled answers, weighted by their advantages, and metrics."""
         logits = of["logits"] if self.temperature == 1.0 else of["logits"] * (1.0 / self.temperature)
         token_loss, _ = ops.cross_entropy(logits, batch.targets)
         entropy, _, _, _ = ops.token_statistics(logits, batch.targets)
@@ -220,6 +221,7 @@ class TemperedLM(Module):
         self.temperature = temperature
 
     def forward(self, of: Results, batch: Batch) -> None:
+        """Outputs the cross entropy at the sampling temperature, and its weighted sum."""
         token_loss, _ = ops.cross_entropy(of["logits"] * (1.0 / self.temperature), batch.targets)
         output("token_loss", token_loss)
         loss_sum, weight_sum = ops.weighted_sum(token_loss, batch.weights)
@@ -240,6 +242,7 @@ class Samples:
         self.per_token = reciprocal(length + none(length))
 
     def sum(self, tokens: Tensor) -> Tensor:
+        """The sum over the tokens of each answer."""
         return ops.document_sum(tokens, self.documents, every=1, at=0)
 
     def mean(self, tokens: Tensor) -> Tensor:
@@ -247,6 +250,7 @@ class Samples:
         return self.sum(tokens) * self.per_token
 
     def spread(self, values: Tensor) -> Tensor:
+        """The value of each answer at each of its tokens."""
         return ops.document_spread(values, self.documents, every=1, at=0)
 
 

@@ -29,6 +29,7 @@ class KTO(Module):
         self.loss, self.beta, self.weights = loss, beta, weights
 
     def forward(self, of: Results, batch: Batch) -> None:
+        """Outputs the loss of each answer, desirable or not, against the reference model, and metrics."""
         token_loss, _ = ops.cross_entropy(of["logits"], batch.targets)
         entropy, mean_logit, _, _ = ops.token_statistics(of["logits"], batch.targets)
         good = batch.desirable

@@ -47,6 +47,7 @@ class ORPO(Module):
         self.beta, self.nll = beta, nll
 
     def forward(self, of: Results, batch: Batch) -> None:
+        """Outputs the cross entropy with the log odds ratio of each pair, and metrics."""
         token_loss, _ = ops.cross_entropy(of["logits"], batch.next_tokens)
         _, mean_logit, _, _ = ops.token_statistics(of["logits"], batch.targets)
         logps = -token_loss

@@ -18,6 +18,7 @@ class Reward(Module):
         self.centering = centering
 
     def forward(self, of: Results, batch: Batch) -> None:
+        """Outputs the Bradley-Terry loss of the scores of each pair, and metrics."""
         # A score for each token, of which that of the last token of an answer counts.
         scores = ops.merge_heads(ops.cast(of["logits"], dtype="f32")) * batch.last
         chosen, rejected = (ops.document_sum(scores, batch.documents, every=2, at=at) for at in (0, 1))

@@ -78,6 +78,7 @@ class Sparse:
         self._every, self._total = 1, None
 
     def take(self, events: list[Event]) -> None:
+        """Passes on the events that are due by `logging_steps`."""
         for event in events:
             if event["event"] in OPENINGS:
                 self._every = (event.get("options") or {}).get("logging_steps") or 1
@@ -89,6 +90,7 @@ class Sparse:
         return event["event"] != "step" or done % self._every == 0 or done == self._total
 
     def close(self, end: Event | None) -> None:
+        """Closes the tracker."""
         self._receiver.close(end)
 
 

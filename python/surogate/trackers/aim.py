@@ -24,6 +24,7 @@ class Aim:
         self._run: Any = None
 
     def take(self, events: list[Event]) -> None:
+        """Tracks metrics and samples as values of the Aim run."""
         for event in events:
             if event["event"] in OPENINGS:
                 self._open(event)
@@ -54,6 +55,7 @@ class Aim:
         self._run["options"] = _plain(event["options"])
 
     def close(self, end: Event | None) -> None:
+        """Closes the Aim run if one was opened."""
         if self._run is not None:
             self._run.close()
 

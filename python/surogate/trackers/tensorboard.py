@@ -22,6 +22,7 @@ class TensorBoard:
         self._writer = EventFileWriter(str(output / "tensorboard"))
 
     def take(self, events: list[Event]) -> None:
+        """Writes metrics and samples as TensorBoard summaries."""
         from tensorboard.compat.proto.event_pb2 import Event as Entry
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -43,6 +44,7 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self, end: Event | None) -> None:
+        """Flushes and closes the event file."""
         self._writer.close()
 
 

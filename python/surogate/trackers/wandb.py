@@ -20,6 +20,7 @@ class Wandb:
         self._run: Any = None
 
     def take(self, events: list[Event]) -> None:
+        """Logs metrics and samples to the W&B run."""
         for event in events:
             if event["event"] in OPENINGS:
                 self._open(event)
@@ -53,5 +54,6 @@ class Wandb:
             self._spec["say"](f"wandb: {self._run.url}")
 
     def close(self, end: Event | None) -> None:
+        """Finishes the W&B run: exit code 0 if training finished, otherwise 1."""
         if self._run is not None:
             self._run.finish(exit_code=0 if end and end["event"] == "finished" else 1)

@@ -44,7 +44,7 @@ unsafe impl GlobalAlloc for Bounded {
 #[global_allocator]
 static MEMORY: Bounded = Bounded;
 
-/// What the last panic said.
+/// The message of the last panic.
 static LAST: Mutex<String> = Mutex::new(String::new());
 
 /// None: the seeds are written, and there is nothing to run.

@@ -1,4 +1,4 @@
-//! What a row says and what a model's template makes of it.
+//! Conversations: rows of datasets, and the template of a model applied to them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};

@@ -1,5 +1,4 @@
-//! What is fuzzed: for each kind of foreign bytes a function that reads them as the program does, and bytes to begin
-//! with.
+//! The fuzz targets: for each kind of untrusted bytes a function that reads them as the program does, and seeds.
 //!
 //! Used by the engine (`fuzz/engine.rs`) and by the test that replays what was found (`crates/train/tests/it/corpus.rs`).
 //! A target may reject its input; it may not panic, hang, or ask for memory out of proportion.
@@ -18,7 +17,7 @@ use train::config::{Config, Task, render_problems};
 /// One kind of foreign bytes.
 pub struct Target {
     pub name: &'static str,
-    /// Whether the bytes were taken.
+    /// Returns true if the bytes were accepted.
     pub read: fn(&[u8]) -> bool,
     /// Bytes of the right form, from the repository's own files.
     pub seeds: fn() -> Vec<Vec<u8>>,
@@ -28,7 +27,7 @@ const fn target(name: &'static str, read: fn(&[u8]) -> bool, seeds: fn() -> Vec<
     Target { name, read, seeds }
 }
 
-/// All of them.
+/// Every target, by its name.
 pub const TARGETS: &[Target] = &[
     target("yaml", yaml, yaml_seeds),
     target("card", row_files::card, row_files::card_seeds),
@@ -51,7 +50,7 @@ pub const TARGETS: &[Target] = &[
     target("checkpoint", checkpoint::resume, checkpoint::seeds),
 ];
 
-/// The repository.
+/// The root folder of the repository.
 fn root() -> PathBuf {
     let inside = Path::new(env!("CARGO_MANIFEST_DIR"));
     let has_examples = |folder: &&Path| folder.join("examples/stories").is_dir();

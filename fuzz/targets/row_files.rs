@@ -71,7 +71,7 @@ pub fn arrow_seeds() -> Vec<Vec<u8>> {
         .into()
 }
 
-/// Parquet.
+/// Reads the bytes as a Parquet file.
 pub fn parquet(bytes: &[u8]) -> bool {
     drain(written("parquet", "a.parquet", bytes))
 }

@@ -1,4 +1,4 @@
-//! Which parameters stay as they are, and which learn at rates of their own: patterns over names.
+//! Frozen parameters and learning rates of single parameters, chosen by patterns over their names.
 //!
 //! Knows names and patterns; the optimizer's rules take the factors.
 

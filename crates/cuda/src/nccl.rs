@@ -21,7 +21,7 @@ const IN_ORDER: Duration = Duration::from_secs(30);
 /// The time limit for ending all of them: after it the process ends without.
 const ENDING: Duration = Duration::from_secs(40);
 
-/// The opened NCCL library.
+/// The function table of the loaded NCCL library.
 pub struct Nccl {
     table: NcclTable,
 }

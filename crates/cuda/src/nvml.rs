@@ -10,7 +10,7 @@ use crate::sys::nvml::{self as sys, NvmlTable};
 use program::Gauges;
 use std::ffi::{CStr, c_char, c_uint};
 
-/// The opened NVML library.
+/// The function table of the loaded NVML library.
 pub struct Nvml {
     table: NvmlTable,
 }

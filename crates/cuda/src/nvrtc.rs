@@ -30,7 +30,7 @@ pub struct Compiled {
     pub log: String,
 }
 
-/// The runtime compiler NVRTC.
+/// The loaded NVRTC library, the runtime compiler of CUDA C++.
 pub struct Compiler {
     table: NvrtcTable,
     version: (u32, u32),

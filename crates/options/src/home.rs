@@ -8,7 +8,7 @@ use std::borrow::Cow;
 pub struct Unexpanded {
     /// The part that is not expanded, as a clause behind the value.
     pub message: String,
-    /// The spelling that works.
+    /// The spelling of the path that works.
     pub hint: String,
 }
 

@@ -205,7 +205,7 @@ pub enum StreamId {
     ToHost,
     /// Transfers from the host to the device.
     ToDevice,
-    /// Collectives of the ranks.
+    /// Collectives between the ranks of a run.
     Exchange,
 }
 

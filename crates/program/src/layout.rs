@@ -34,7 +34,7 @@ pub struct Scaling {
     pub counts: TensorRef,
 }
 
-/// One quantized tensor.
+/// A tensor that the recipe quantizes, with the range of its scaled magnitudes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantiser {
     pub name: String,

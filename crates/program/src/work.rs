@@ -17,13 +17,13 @@ pub use times::{Times, clock, expected_times};
 /// The reason why an instruction takes longer than at the ceilings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// The gaps between kernels.
+    /// Gaps between consecutive kernels, in seconds.
     Launches,
     /// Products: tiles that fill the device in part, small extents, the power limit.
     Products,
     /// Attention on matrix units: few keys for a query, small heads.
     Attention,
-    /// Attention on scalar units.
+    /// Attention on scalar units, without tensor cores.
     ScalarAttention,
     /// Passes that read and write memory.
     Memory,

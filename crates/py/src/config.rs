@@ -218,8 +218,9 @@ impl Config {
         self.config.run.push_to_hub.clone().map(|name| (name, self.config.run.hub_private_repo))
     }
 
-    /// What starts the nodes of the run, as JSON: `on_ray` and the options of `distributed`, with the ranks of a node, the
-    /// micro-batches that each accumulates, and as `divides_rows` if that number follows from `train_batch_size`.
+    /// Returns the settings for starting the nodes of a run, as JSON: `on_ray`, the options of `distributed`, the ranks
+    /// of a node, the micro-batches that each accumulates, and `divides_rows` if that number follows from
+    /// `train_batch_size`.
     #[getter]
     fn nodes(&self) -> String {
         let of = &self.config.multi_node.distributed;
@@ -237,7 +238,7 @@ impl Config {
         .to_string()
     }
 
-    /// Whether the adapter is also merged into its model.
+    /// True if the adapter is also merged into its model.
     #[getter]
     fn merge_adapter(&self) -> bool {
         self.config.lora.merge_adapter

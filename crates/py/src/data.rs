@@ -82,7 +82,7 @@ impl Tokenizer {
         self.tokenizer.encoder().encode(text, special).map_err(data_error)
     }
 
-    /// The text of ids.
+    /// Decodes token ids to text.
     fn decode(&self, ids: Vec<u32>, skip_special: bool) -> PyResult<String> {
         let encoder = self.tokenizer.encoder();
         if let Some(id) = ids.iter().find(|id| encoder.id_to_token(**id).is_none()) {

@@ -1,4 +1,4 @@
-//! What this machine provides and what is missing, for `surogate doctor`.
+//! The report of `surogate doctor`: the libraries and devices that this machine has, and those that are missing.
 
 use std::path::PathBuf;
 use std::time::Duration;

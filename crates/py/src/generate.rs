@@ -11,7 +11,7 @@ use train::{GenerationOptions, Request, TrainError};
 use crate::errors::train_error;
 use crate::model::Model;
 
-/// What a step added to an answer: number of the prompt, text, why the answer ended.
+/// The addition of one step to an answer: number of the prompt, text, and the finish reason once it has ended.
 type Piece = (usize, String, Option<&'static str>);
 
 /// Answers to some prompts, while they are made.
@@ -78,7 +78,7 @@ impl Generation {
         self.with(|generation| generation.forget(prompt));
     }
 
-    /// Whether every answer has ended.
+    /// True if every answer has ended.
     #[getter]
     fn done(&self) -> bool {
         self.with(|generation| generation.is_done())
@@ -89,12 +89,12 @@ impl Generation {
         self.with(|generation| generation.answer(prompt).to_vec())
     }
 
-    /// Why a prompt is not answered; none where it is.
+    /// The reason that a prompt is rejected, or None.
     fn refusal(&self, prompt: usize) -> Option<String> {
         self.with(|generation| generation.refusal(prompt).map(str::to_owned))
     }
 
-    /// Tokens of a prompt.
+    /// The number of tokens of a prompt.
     fn prompt_tokens(&self, prompt: usize) -> usize {
         self.with(|generation| generation.prompt_tokens(prompt))
     }

@@ -14,7 +14,7 @@ pub fn adapter_base(py: Python<'_>, adapter: PathBuf) -> PyResult<Option<String>
     train::adapter_base(&adapter).map_err(|error| train_error(py, error))
 }
 
-/// Whether a file of a model's folder is a link that leads out of it.
+/// True if a file of a model's folder is a link to a place outside of the folder.
 #[pyfunction]
 pub fn leads_out(folder: PathBuf, file: PathBuf) -> bool {
     train::leads_out(&folder, &file)

@@ -21,7 +21,7 @@ use crate::trainer::Trainer;
 
 type Array<'py> = Bound<'py, PyArrayDyn<f32>>;
 
-/// Weights on a device.
+/// A model with its weights on a device.
 #[pyclass(frozen, module = "surogate._native")]
 pub struct Model(Of);
 
@@ -191,7 +191,7 @@ impl Model {
             .map_err(|error| train_error(py, error))
     }
 
-    /// The model in words.
+    /// Describes the model: architecture, size, device.
     fn summary(&self, py: Python<'_>) -> PyResult<String> {
         match &self.0 {
             Of::Loaded(_) => self.with(py, |model| Ok(model.summary())),

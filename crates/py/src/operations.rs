@@ -39,7 +39,7 @@ pub fn op_schemas() -> String {
     serde_json::to_string(&schemas).expect("schemas are always representable as JSON")
 }
 
-/// What a batch brings, as a JSON list of `{name, dtype, shape, doc}`.
+/// Returns the inputs that a batch can have, as a JSON list of `{name, dtype, shape, doc}`.
 #[pyfunction]
 pub fn batch_inputs() -> String {
     let row = |of: &data::inputs::Input| {

@@ -93,7 +93,7 @@ pub fn cache_folder(py: Python<'_>, name: &str) -> PyResult<PathBuf> {
     made.map_err(|why| train_error(py, TrainError::Usage(format!("there is no cache of {name}: {why}"))))
 }
 
-/// What was said and not shown by a run.
+/// Takes the messages of a run that were reported but not shown.
 #[pyfunction]
 pub fn unsaid() -> Vec<String> {
     console::unsaid()

@@ -53,7 +53,7 @@ impl Scoring {
         Ok(scores.into_iter().map(|score| (score.request, score.log_likelihood, score.greedy)).collect())
     }
 
-    /// Whether every request was answered.
+    /// True if every request has an answer.
     #[getter]
     fn done(&self) -> bool {
         self.scoring.lock().unwrap_or_else(PoisonError::into_inner).is_done()

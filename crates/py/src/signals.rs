@@ -13,7 +13,7 @@ use crate::errors::train_error;
 /// Between two looks: Python is needed, and others may have it.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What a handler raised.
+/// Keeps the exception that a signal handler of Python raised.
 #[derive(Default)]
 pub struct Signals {
     seen: Mutex<Seen>,
@@ -26,7 +26,7 @@ struct Seen {
 }
 
 impl Signals {
-    /// Whether a handler has raised something. To be asked by the thread that Python called.
+    /// Runs pending signal handlers and returns true if one has raised. Only for the thread that Python called.
     pub fn raised(&self) -> bool {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if seen.raised.is_none() && seen.looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
@@ -36,7 +36,7 @@ impl Signals {
         seen.raised.is_some()
     }
 
-    /// What was raised, else what came of the work.
+    /// Returns the exception of a handler if there is one, else the result of the work.
     pub fn outcome<T>(self, py: Python<'_>, result: Result<T>) -> PyResult<T> {
         match self.seen.into_inner().unwrap_or_else(PoisonError::into_inner).raised {
             Some(raised) => Err(raised),

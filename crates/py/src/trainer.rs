@@ -144,7 +144,7 @@ impl Trainer {
         metrics.map(|metrics| evaluation_metrics(py, &metrics)).transpose()
     }
 
-    /// Writes a checkpoint.
+    /// Writes a checkpoint to a folder.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         self.with_log(py, |driven| {
             driven.trainer.save(&path)?;
@@ -168,7 +168,7 @@ impl Trainer {
         })
     }
 
-    /// Where the time of a micro-step goes, a row for each instruction, as JSON.
+    /// Returns the time of a micro-step by instruction, as a JSON list of rows.
     fn time_breakdown(&self, py: Python<'_>) -> PyResult<String> {
         self.with(py, |trainer| Ok(trainer.time_breakdown()?.to_string()))
     }
@@ -179,7 +179,7 @@ impl Trainer {
         self.with(py, |trainer| Ok(trainer.total_steps()))
     }
 
-    /// Steps that are done.
+    /// The number of completed optimizer steps.
     #[getter]
     fn steps_done(&self, py: Python<'_>) -> PyResult<u64> {
         self.with(py, |trainer| Ok(trainer.steps_done()))
@@ -190,12 +190,12 @@ impl Trainer {
         self.with(py, train::Trainer::is_evaluation_due)
     }
 
-    /// Why the options want the training to end after the steps that are done; None where they do not.
+    /// The reason that the options end the training after the completed steps, or None.
     fn stalled(&self, py: Python<'_>) -> PyResult<Option<String>> {
         self.with(py, |trainer| Ok(trainer.stalled()))
     }
 
-    /// The trainer in words.
+    /// Describes the trainer: model, program, memory.
     pub fn summary(&self, py: Python<'_>) -> PyResult<String> {
         self.with(py, |trainer| Ok(trainer.summary()))
     }

@@ -12,7 +12,7 @@ fn machine() -> Machine {
     Machine::cpu(1 << 30, 2)
 }
 
-/// As many tokens in a row as a hidden state has numbers.
+/// A batch whose rows have `HIDDEN` tokens: two axes of the hidden state have the same extent.
 const SQUARE: Variant = Variant { seq_len: HIDDEN, ..VARIANT };
 
 fn steps(program: &Program) -> Vec<(String, &'static str)> {

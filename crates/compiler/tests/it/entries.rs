@@ -9,7 +9,7 @@ fn machine() -> Machine {
     Machine::cpu(1 << 30, 2)
 }
 
-/// As a preference loss needs it: the trained model and the one that it began as, in one program.
+/// A preference loss needs the trained model and the model that training began with in one program.
 #[test]
 fn an_entry_without_adapters_is_the_base_model() {
     let forward = || EntryOptions::forward().keeping(["logits"]);

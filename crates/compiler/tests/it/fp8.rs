@@ -159,7 +159,7 @@ fn every_expert_has_a_scale() {
     assert!(scales.windows(2).any(|pair| pair[0] != pair[1]), "{scales:?}");
 }
 
-/// What a program reads in eight bits, as a GPU takes it.
+/// The products of a program whose factors are FP8, in the form that a GPU takes.
 fn products(program: &Program) -> Vec<&program::Gemm> {
     let steps = program.entries.iter().flat_map(|entry| &entry.steps);
     let gemms = steps.filter_map(|step| match &step.instruction {
@@ -189,7 +189,7 @@ fn a_gpu_multiplies_along_the_sum_in_whole_sixteens() {
     }
 }
 
-/// What launches of the first micro-step are made of, by phase, without those of other operations.
+/// Names and details of the quantizing launches of the first micro-step, by phase.
 fn quantising(program: &Program) -> Vec<(String, &'static str)> {
     let entry = &program.entries[program.entry(EntryKind::FirstMicroStep, Some(VARIANT)).unwrap()];
     let launches = entry.steps.iter().filter(|step| matches!(step.instruction, Instruction::Launch(_)));
@@ -224,7 +224,7 @@ fn codes_ride_in_the_kernels_of_their_tensors() {
     }
 }
 
-/// What a recipe leaves in a mixture has a name.
+/// A recipe names the products of a mixture that it leaves unquantized.
 #[test]
 fn products_that_are_not_quantised_are_named() {
     let model = mixture();

@@ -12,7 +12,7 @@ fn model() -> Model {
     graph::from_json(include_str!("../fixtures/llama.json")).expect("the fixture is valid IR")
 }
 
-/// Of three layers two with a gated delta net.
+/// A model of three layers, two of which use a gated delta net.
 fn hybrid() -> Model {
     graph::from_json(include_str!("../fixtures/hybrid.json")).expect("the fixture is valid IR")
 }
@@ -36,7 +36,7 @@ fn compiled(shapes: &[(usize, usize)]) -> Program {
     compile(&model(), &asked(shapes), &Machine::cpu(1 << 30, 2)).unwrap()
 }
 
-/// Operations of an entry.
+/// The names of the operations that an entry launches.
 fn operations(program: &Program, entry: usize) -> Vec<&str> {
     let launched = |step: &'_ program::Step| matches!(step.instruction, Instruction::Launch(_));
     let steps = program.entries[entry].steps.iter().filter(|step| launched(step));

@@ -84,7 +84,7 @@ fn between(program: &Program, kind: EntryKind) -> usize {
     all.sum()
 }
 
-/// Of every kind.
+/// One value of every kind of gradient compression.
 const COMPRESSIONS: [Compression; 5] = [
     Compression::None,
     Compression::Bf16,
@@ -185,7 +185,7 @@ fn step(session: &mut dyn Session, program: &Program, number: usize, weight: f32
     session.run(program.update(number > 0).unwrap()).unwrap();
 }
 
-/// What a checkpoint holds.
+/// The tensors that a checkpoint of the program saves.
 fn states(program: &Program) -> Vec<TensorRef> {
     let of = program.layout.parameters.iter();
     let of = of.flat_map(|slot| std::iter::once(&slot.weight).chain(slot.states.iter().map(|state| &state.at)));

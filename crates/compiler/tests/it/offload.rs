@@ -1,6 +1,5 @@
-//! What is in host memory: the same bits as without, whichever way it comes and goes. The backend of these tests
-//! puts transfers off until something waits for them; that the events also allow them early is checked when the
-//! program is made.
+//! Offloading to host memory changes no bit, whichever way tensors move. The backend of these tests delays transfers
+//! until a step waits for them; that the events also allow them early is checked when the program is made.
 
 use crate::support::training::{assert_same, bits, cases, model};
 use crate::support::{in_turn, options};
@@ -98,7 +97,7 @@ fn gradients_on_the_host_change_no_bit() {
     }
 }
 
-/// What enters the layers waits on the host for the backward pass, alone and with everything else recomputed.
+/// Layer inputs offloaded for the backward pass, alone and with everything else recomputed, change no bit.
 #[test]
 fn the_residual_stream_on_the_host_changes_no_bit() {
     let block = RecomputeOptions { block: Some(true), ..Default::default() };

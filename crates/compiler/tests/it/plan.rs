@@ -266,8 +266,8 @@ fn rewrites(model: &graph::Model, options: &CompileOptions) -> Vec<(Pass, bool, 
     seen
 }
 
-/// What carries out a decision is run, verified and shown as every other rewrite is, and can be left out from the end:
-/// the rest of the program computes the same.
+/// Rewrites that carry out the memory plan run, are verified and are listed as passes, and can be left out from the
+/// end: the rest of the program computes the same.
 #[test]
 fn rewrites_of_the_plan_are_passes() {
     let recompute = RecomputeOptions { block: Some(true), ..Default::default() };

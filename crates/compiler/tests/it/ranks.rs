@@ -14,7 +14,7 @@ use tensor::DType;
 
 const RANKS: [usize; 3] = [2, 3, 8];
 
-/// Whether gradients and weights are cut over the ranks: levels 1, 2, 3, and weights alone.
+/// Pairs of (gradients sharded, weights sharded): ZeRO levels 1, 2, 3, and weights alone.
 const CUTS: [(bool, bool); 4] = [(false, false), (true, false), (true, true), (false, true)];
 
 /// Small buckets, so that every run has several.

@@ -282,7 +282,7 @@ fn the_forward_pass_has_no_codes_of_transposes() {
     assert!(entry.steps.iter().any(|step| step.instruction.stream() == StreamId::Exchange));
 }
 
-/// Where the level is open, a recipe takes the third if nothing else fits.
+/// With a recipe and an open ZeRO level, level 3 is chosen if nothing else fits.
 #[test]
 fn the_level_is_open_with_a_recipe() {
     let mut options = with(Recipe::Fp8Hybrid(FP8), false, Some(true));

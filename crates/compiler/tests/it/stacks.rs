@@ -68,7 +68,7 @@ fn a_pattern_of_equal_kinds_is_the_same_program() {
     }
 }
 
-/// What is computed is the same; layers are distinguished by their stacks.
+/// Two stacks compute the same bits as one, and their layers keep the name of their stack.
 #[test]
 fn two_stacks_are_planned_apart() {
     let plain = serde_json::to_value(model()).unwrap();

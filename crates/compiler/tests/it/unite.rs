@@ -104,7 +104,7 @@ fn entries_of_shapes_that_stay_are_known() {
     }
 }
 
-/// What lay in the place of a constant is not taken for it.
+/// An entry is compiled again if the contents of its constants differ at the same place.
 #[test]
 fn entries_whose_constants_changed_are_not_known() {
     let program = compiled(&Machine::cpu(1 << 30, 2), true, &[VARIANT]);

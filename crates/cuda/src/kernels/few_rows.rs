@@ -39,7 +39,7 @@ pub struct FewRows {
 /// Low-rank addends, alike in all but their sizes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Addends {
-    /// Types of both factors.
+    /// Element types of the left and the right factor.
     pub types: [DType; 2],
     /// The second factors are [rank, count].
     pub across: bool,

@@ -38,7 +38,7 @@ fn attention([batch, length, query_heads, kv_heads, head_dim]: [i64; 5], merged:
     Sdpa { batch, length, query_heads, kv_heads, head_dim, scale: 0.1, q, k, v, o: q }
 }
 
-/// What the attention operation plans for the library's forward pass.
+/// Workspace bytes that the attention operation reserves for cuDNN's forward pass.
 const PLANNED: usize = 8 << 10;
 
 #[test]

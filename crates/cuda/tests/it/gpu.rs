@@ -423,7 +423,7 @@ fn a_replayed_graph_gives_the_bits_of_the_eager_run() {
     assert!(results[0] != results[1], "the batch matters");
 }
 
-/// What the process prints that saw the message of the failing kernel.
+/// Line printed by the process that received the message of the failing kernel.
 const NAMED: &str = "the failing kernel was named";
 
 #[test]

@@ -1,5 +1,5 @@
-//! What every operation declares besides its arithmetic: a name of its own, text for the reference
-//! page, documented attributes, examples that its own rules admit.
+//! Declarations that every operation makes besides its arithmetic: a unique name, text for the reference page,
+//! documented attributes, and examples that its own rules admit.
 
 use std::collections::HashSet;
 

@@ -376,7 +376,7 @@ fn a_sum_need_not_be_an_addition() {
     }
 }
 
-/// What is computed in front of the sum and what behind it are apart, and neither reads what only the other needs.
+/// Operations before and after the sum stay separate kernels, and neither reads the other's inputs.
 #[test]
 fn a_sum_between_two_norms_parts_them() {
     for dtype in [DType::F32, DType::BF16, DType::F16] {

@@ -19,8 +19,8 @@ const TOLERANCE: f64 = 1e-6;
 
 type Values = HashMap<ValueId, Array<f64>>;
 
-/// Which results carry a gradient: the first, and others of activation type. Further f32 results are
-/// statistics that the gradient rules read and nothing else does.
+/// Flags the results that carry a gradient: the first, and others of activation type. Further f32 results are
+/// statistics that only gradient rules read.
 fn differentiated(op: &dyn Op, example: &Example) -> Vec<bool> {
     let types: Vec<_> = example.inputs.iter().map(type_of).collect();
     let results = ops::infer(op.id(), &types, &example.attrs).expect("examples pass the shape rule");

@@ -93,7 +93,7 @@ fn nf4_is_the_recorded_one() {
     }
 }
 
-/// As checkpoints are read: low nibble first, one power of two for 32 elements of a row; recorded transposed.
+/// MXFP4 of recorded checkpoints: low nibble first, one power of two for 32 elements of a row, recorded transposed.
 #[test]
 fn mxfp4_is_read_as_recorded() {
     let golden = Golden::open("quant/fp4.safetensors");

@@ -1,3 +1,3 @@
-//! Option tables.
+//! Tests of the option tables: reading, messages and pages.
 
 mod reading;

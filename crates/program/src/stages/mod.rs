@@ -193,7 +193,7 @@ impl Entry {
 }
 
 impl EntryKind {
-    /// True for a micro-step.
+    /// Returns true for the entries that run a micro-step.
     pub const fn trains(self) -> bool {
         matches!(self, EntryKind::FirstMicroStep | EntryKind::NextMicroStep)
     }

@@ -75,7 +75,7 @@ impl<D: Stages> PipelineSession<D> {
         &mut self.stages
     }
 
-    /// Runs the queued micro-steps.
+    /// Runs the queued micro-steps through all stages.
     fn flush(&mut self) -> Result<(), BackendError> {
         match std::mem::take(&mut self.queued) {
             queued if queued.is_empty() => Ok(()),

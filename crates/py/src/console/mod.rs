@@ -23,7 +23,7 @@ use train::Observer;
 /// Draws of the panel in a second, at most.
 const DRAWS: u8 = 10;
 
-/// What goes to standard output.
+/// The kind of output that a run writes to standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Show {
     /// Lines for people; on a terminal a panel as well.
@@ -41,7 +41,7 @@ pub fn say(text: String) {
     SAID.lock().unwrap_or_else(PoisonError::into_inner).push(text);
 }
 
-/// What was said and not shown.
+/// Takes the messages that were reported but not shown.
 pub fn unsaid() -> Vec<String> {
     std::mem::take(&mut SAID.lock().unwrap_or_else(PoisonError::into_inner))
 }
@@ -189,7 +189,7 @@ impl Drop for Console {
     }
 }
 
-/// Columns of the terminal.
+/// Width of the terminal in columns.
 fn width() -> usize {
     usize::from(Term::stdout().size().1)
 }

@@ -9,12 +9,12 @@ use serde_json::Value;
 /// Parts of the course that are remembered: two become one when there are more.
 const COURSE: usize = 128;
 
-/// Columns of the picture.
+/// Smallest and largest width of the loss curve, in columns.
 const PICTURE: (usize, usize) = (8, 32);
 
 const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// What is known of a run from its events.
+/// The state of a run as its events report it, drawn as a panel.
 #[derive(Default)]
 pub struct Panel {
     loss: Option<f64>,

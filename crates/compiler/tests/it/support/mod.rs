@@ -1,4 +1,4 @@
-//! What the compiler's tests share: a small model in IR form, options, and contents for its values.
+//! Fixtures of the compiler's tests: a small model as IR, compile options, and contents for its values.
 
 pub mod quantised;
 pub mod training;

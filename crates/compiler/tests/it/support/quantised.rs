@@ -46,7 +46,7 @@ pub fn relative(found: &[f32], expected: &[f32]) -> f64 {
     difference / norm(&mut expected.iter().map(|x| f64::from(*x))).max(1e-9)
 }
 
-/// A model with experts.
+/// The recorded OLMoE graph, a mixture of experts.
 pub fn mixture() -> Model {
     graph::from_json(include_str!("../../../../train/tests/ir/olmoe.json")).unwrap()
 }
@@ -57,7 +57,7 @@ pub fn of_experts(model: &Model) -> AdapterOptions {
     AdapterOptions { targets: vec!["q_proj".into()], parameters, form: model.adapters.clone(), ..adapter() }
 }
 
-/// What the first micro-step launches, by operation and phase.
+/// The launches of `op` in one phase of the first micro-step.
 pub fn launches(program: &Program, op: &str, phase: Phase) -> Vec<Launch> {
     let entry = &program.entries[program.entry(EntryKind::FirstMicroStep, Some(VARIANT)).unwrap()];
     let of = |step: &program::Step| match &step.instruction {
@@ -69,7 +69,7 @@ pub fn launches(program: &Program, op: &str, phase: Phase) -> Vec<Launch> {
     entry.steps.iter().filter_map(of).collect()
 }
 
-/// How far the gradients of experts are from those without the recipe, for half of the matrices at most.
+/// The relative error of the experts' gradients against the run without a recipe: the median over the matrices.
 pub fn error_of_experts(options: &CompileOptions) -> f64 {
     let (model, machine) = (mixture(), Machine::cpu(1 << 30, 2));
     let mut sessions = [Recipe::Uniform, options.recipe].map(|recipe| {

@@ -127,7 +127,7 @@ pub struct AttentionTensors {
     pub v: TensorRef,
     pub o: TensorRef,
     pub lse: TensorRef,
-    /// The buffer behind v.
+    /// The merged result, in the buffer after `v`.
     pub merged: TensorRef,
 }
 

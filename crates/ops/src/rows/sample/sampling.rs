@@ -115,7 +115,7 @@ fn draw(candidates: &[Candidate], number: f32) -> Option<u32> {
     pick(candidates.iter().copied(), f64::from(number) * total)
 }
 
-/// What rounding leaves over belongs to the last token that has a weight.
+/// Draws a token by its weight; the remainder that rounding leaves belongs to the last token with a weight.
 fn pick(candidates: impl Iterator<Item = Candidate>, mut rest: f64) -> Option<u32> {
     let mut last = None;
     for (weight, id) in candidates.filter(|(weight, _)| *weight > 0.0) {
@@ -205,7 +205,8 @@ mod tests {
         near(&shares(&logits, Draw { temperature: 0.0, ..ALL }), &[0.0, 1.0, 0.0, 0.0]);
     }
 
-    /// As a sort of everything gives it, for a vocabulary of which the sum takes more than the first part.
+    /// Sampling from a vocabulary whose probability mass needs more than the first block picks the tokens that a full
+    /// sort would.
     #[test]
     fn a_sum_of_many_tokens_takes_the_likeliest() {
         let weights: Vec<f64> = (0..5000).map(|i| (f64::from(i * 37 % 5000) * 1e-4).exp()).collect();

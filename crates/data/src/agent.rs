@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::spans::Message;
 use crate::template::json_dumps;
 
-/// How tools and calls are written.
+/// The notation of tools and tool calls in the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AgentForm {
     /// JSON between `<tool_call>` tags, with the prompt of the Hermes models.
@@ -17,7 +17,7 @@ pub enum AgentForm {
 }
 
 impl AgentForm {
-    /// Names of the forms.
+    /// Names of all agent forms.
     pub const NAMES: [&'static str; 2] = ["hermes", "react"];
 
     /// The form of that name.

@@ -13,9 +13,9 @@ pub const IGNORE: i32 = -100;
 /// One micro-batch; every vector is [B, T] row-major.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
-    /// B.
+    /// Number of rows, the B of shapes.
     pub batch: usize,
-    /// T.
+    /// Tokens of a row, the T of shapes.
     pub seq_len: usize,
     pub input_ids: Vec<i32>,
     pub position_ids: Vec<i32>,
@@ -255,7 +255,7 @@ impl Batch {
         self.padded_from(&lengths)
     }
 
-    /// Tokens that are trained.
+    /// The number of tokens that are trained.
     pub fn trained_tokens(&self) -> usize {
         self.targets.iter().filter(|&&target| target != IGNORE).count()
     }

@@ -22,7 +22,7 @@ pub struct Corpus {
     digests: Vec<String>,
     /// The row of its set that each document is from; empty where that is its number.
     rows: Arc<[u32]>,
-    /// Who has which, where several nodes have them: then documents are counted over all.
+    /// The distribution of documents over the nodes, if several hold parts: then documents are counted over all.
     spread: Option<Arc<Spread>>,
 }
 
@@ -89,7 +89,7 @@ impl Corpus {
         self.rows.get(i as usize).copied().unwrap_or(i) as usize % parts
     }
 
-    /// Number of documents.
+    /// Number of documents, over all nodes.
     pub fn len(&self) -> usize {
         match &self.spread {
             Some(spread) => spread.lengths.len(),
@@ -101,7 +101,7 @@ impl Corpus {
         self.len() == 0
     }
 
-    /// Number of tokens.
+    /// Number of tokens, over all nodes.
     pub fn tokens(&self) -> usize {
         (0..self.len()).map(|i| self.length(i)).sum()
     }
@@ -174,7 +174,7 @@ impl Corpus {
     }
 }
 
-/// Of the words of a segment, as they are in a file.
+/// The digest of a segment's words, as the bytes that files hold.
 pub(crate) fn digest_of(words: &[i32]) -> String {
     let mut hasher = blake3::Hasher::new();
     for block in words.chunks(1 << 14) {
@@ -202,7 +202,7 @@ impl DocumentSet {
         self.members.iter().map(|&member| self.corpus.length(member as usize)).max().unwrap_or(0)
     }
 
-    /// Every document.
+    /// Selects every document of the corpus.
     pub fn all(corpus: Arc<Corpus>) -> Self {
         let members = (0..corpus.len() as u32).collect();
         DocumentSet { corpus, members }

@@ -1,5 +1,5 @@
-//! Which documents make up the rows of the data, one after another, and where that has come to. Where the data are in parts,
-//! each has an order and rows of its own, and an epoch takes as long as the part with the most rows. Knows lengths; neither
+//! The order of documents in rows, one after another, and the position reached in it. Where the data are in parts, each
+//! has an order and rows of its own, and an epoch takes as long as the part with the most rows. Knows lengths; neither
 //! tokens nor batches.
 
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,7 @@ const APART: u64 = 0x9E37_79B9_7F4A_7C15;
 pub struct Place {
     /// Window of documents inside the epoch's order.
     pub window: u64,
-    /// Row inside the window.
+    /// The row's number inside the window.
     pub bin: u64,
 }
 
@@ -28,13 +28,13 @@ pub struct Place {
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Position {
     pub epoch: u64,
-    /// Of the first part, or the only one.
+    /// Position in the first part, or the only one.
     #[serde(flatten)]
     pub first: Place,
-    /// Of the other parts.
+    /// Positions in the other parts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<Place>,
-    /// How far the epoch had come before, when the data were in another number of parts: places of all parts.
+    /// Positions reached earlier in the epoch, when the data were in another number of parts: those of all parts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub before: Vec<Vec<Place>>,
 }
@@ -44,7 +44,7 @@ impl Position {
         [&[self.first], &self.others[..]].concat()
     }
 
-    /// Parts of the data.
+    /// The number of parts of the data.
     pub fn parts(&self) -> usize {
         1 + self.others.len()
     }
@@ -55,7 +55,7 @@ type Rows = Vec<Vec<u32>>;
 
 /// Rows that ranks take at once, all of one epoch.
 pub(crate) struct Round {
-    /// Rows of every part.
+    /// Rows of every part, by part.
     pub rows: Vec<Rows>,
     /// True if the epoch ends with them.
     pub is_last: bool,
@@ -226,7 +226,7 @@ impl Dealing {
         taken
     }
 
-    /// Rows of members.
+    /// Packs members into rows by the layout.
     fn pack(&self, members: &[u32]) -> Rows {
         let DocumentSet { corpus, members: documents } = &self.documents;
         match self.layout {

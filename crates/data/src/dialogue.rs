@@ -24,20 +24,20 @@ use crate::template::{ChatTemplate, Conversation, Rendered, clock_now, read_cloc
 use crate::tokenizer::{Encoded, Tokenizer};
 use crate::weights::{LossRule, around};
 
-/// Options for rendering conversations.
+/// Settings for rendering conversations to text.
 #[derive(Clone, Debug, Default)]
 pub struct DialogueOptions {
     /// Jinja text that replaces the model's own template.
     pub template: Option<String>,
     /// System prompt for conversations that bring none.
     pub system: Option<String>,
-    /// What `strftime_now` reads, as `2026-11-20` or `2026-11-20T12:00:00`; unset: the moment of loading.
+    /// The time that `strftime_now` reads, as `2026-11-20` or `2026-11-20T12:00:00`; unset: the moment of loading.
     pub clock: Option<String>,
     /// The turns of a conversation that are trained.
     pub loss: LossRule,
     /// Text between the generation prompt and an answer; not trained.
     pub response_prefix: Option<String>,
-    /// How tools and their calls are written where the template has no place for them.
+    /// The notation of tools and their calls for templates that have no place for them.
     pub agent: Option<AgentForm>,
     /// Find the end of the system prompt, which survives when a document loses its beginning.
     pub keeps_system: bool,
@@ -54,7 +54,7 @@ impl DialogueOptions {
         self.clock.as_deref().map_or_else(|| Ok(clock_now()), parse_clock)
     }
 
-    /// What a format reads off the clock; `None` where the clock or the format is wrong.
+    /// Formats the clock; `None` if the clock or the format is invalid.
     pub(crate) fn clock_reading(&self, format: &str) -> Option<String> {
         read_clock(format, self.clock().ok()?).ok()
     }
@@ -181,13 +181,13 @@ impl DialogueEncoder {
         ids.map(|id| id as i32).collect()
     }
 
-    /// What a document of a conversation should hold.
+    /// The tokens and marks that a conversation's document should hold.
     pub(crate) fn expected(&self) -> Expected {
         let bos = self.tokenizer.bos().map(|bos| bos.id as i32);
         Expected { ends: Some(self.end_of_turn_ids()), bos }
     }
 
-    /// What the templates have read off the clock so far.
+    /// Values that the templates have read from the clock so far, by format.
     pub(crate) fn clock_readings(&self) -> BTreeMap<String, String> {
         let templates = [Some(&self.template), self.tool_template.as_ref()];
         templates.into_iter().flatten().flat_map(ChatTemplate::clock_readings).collect()
@@ -419,7 +419,7 @@ pub(crate) struct Answered<'a> {
     pub tools: Option<&'a Value>,
     /// Further variables of the template, from this row.
     pub variables: Option<&'a Map<String, Value>>,
-    /// Whether the place of the answer in the rendering is needed; then each of its messages must be shown.
+    /// True if the location of the answer in the rendering is needed; then the template must show each of its messages.
     pub needs_spans: bool,
 }
 
@@ -458,7 +458,7 @@ fn parse_clock(text: &str) -> Result<DateTime, DataError> {
     })
 }
 
-/// What a template appends to open the assistant's turn; empty where it appends nothing.
+/// The text that a template appends to open the assistant's turn; may be empty.
 fn generation_prompt(template: &ChatTemplate, variables: Option<&Map<String, Value>>) -> String {
     let probe = [Message::new("user", "x").fields];
     let render = |prompt| template.render_with(Conversation { messages: &probe, tools: None }, prompt, variables);
@@ -468,7 +468,7 @@ fn generation_prompt(template: &ChatTemplate, variables: Option<&Map<String, Val
     }
 }
 
-/// What a template writes between a question and its answer, and after a last answer.
+/// The text that a template writes between a question and its answer, and after a last answer.
 fn answer_frame(template: &ChatTemplate) -> (String, String) {
     let (question, answer) = ("Question", "Answer");
     let probe = [Message::new("user", question).fields, Message::new("assistant", answer).fields];

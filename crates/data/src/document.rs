@@ -18,7 +18,7 @@ pub struct Document {
     pub positions: Option<Vec<i32>>,
     /// Tokens at the beginning that survive [`Truncation::Left`]: BOS and the system prompt.
     pub keep: usize,
-    /// What a preference says of it.
+    /// The document's role in a preference pair, if it has one.
     pub mark: Option<Mark>,
     /// Its images, in the order of their tokens.
     pub images: Vec<ImageRef>,
@@ -38,7 +38,7 @@ pub enum Mark {
     Sample { advantage: f32 },
 }
 
-/// What happens to a document that is longer than the limit.
+/// The handling of a document that is longer than the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Truncation {
     /// The row is left out, and counted.
@@ -119,8 +119,8 @@ impl Document {
         Ok(kept)
     }
 
-    /// What is kept of the beginning, and the end up to `limit` tokens. The first token after the gap is not trained:
-    /// what is before it now is not what it follows.
+    /// Keeps `keep` tokens of the beginning and the end, up to `limit` tokens together. The first token after the gap
+    /// is not trained, because it does not follow the token before the gap.
     fn without_beginning(&self, limit: usize) -> Result<Document, RowError> {
         if self.keep >= limit {
             let problem = format!("the system prompt alone has {} tokens, the limit is {limit}", self.keep);

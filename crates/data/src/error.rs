@@ -1,4 +1,4 @@
-//! What can go wrong between a file and a batch.
+//! Errors between a file and a batch.
 //!
 //! Two levels: [`DataError`] ends the work; [`RowError`] drops one row, which is counted by its reason. Knows no
 //! logging.
@@ -17,7 +17,7 @@ pub enum DataError {
     /// The user's file or setting is wrong.
     #[error("{}: {}{}", shown(place), shown(problem), hint_suffix(hint))]
     Invalid { place: String, problem: String, hint: String },
-    /// Somebody requested the end.
+    /// A user requested the end.
     #[error("stopped")]
     Stopped,
 }
@@ -53,7 +53,7 @@ impl DataError {
     }
 }
 
-/// Why one row is left out. Rows are counted by `reason`; `detail` is shown for the first of each reason.
+/// The reason why a row is left out. Rows are counted by `reason`; `detail` is shown for the first of each reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RowError {
     pub reason: RowReason,
@@ -82,7 +82,7 @@ pub enum RowReason {
 }
 
 impl RowReason {
-    /// What the table of the data check calls it.
+    /// The reason's name in the table of the data check.
     pub const fn name(self) -> &'static str {
         match self {
             RowReason::Unreadable => "unreadable",
@@ -115,7 +115,7 @@ impl RowReason {
         }
     }
 
-    /// Whether the row is broken, as opposed to left out by the user's own settings.
+    /// True if the row is broken, false if the user's own settings leave it out.
     pub const fn is_failure(self) -> bool {
         !matches!(self, RowReason::TooLong | RowReason::Empty)
     }

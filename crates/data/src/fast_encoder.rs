@@ -111,7 +111,7 @@ fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     guard::guarded(work).unwrap_or_else(|panic| Err(format!("the encoder gave up: {panic}")))
 }
 
-/// What the tokenizer puts before and behind texts of its own accord.
+/// The tokens that the tokenizer adds before and after texts by itself.
 fn around(reference: Reference<'_>) -> Option<[Encoded; 2]> {
     let mut found = None;
     for text in ["a", "b c"] {
@@ -171,7 +171,7 @@ fn alphabet() -> HashMap<char, u8> {
     (0..=255).map(sign).collect()
 }
 
-/// Probes of random text.
+/// Number of probes of random text.
 const PROBES: usize = 64;
 
 /// Words, signs and gaps between which encoders like to differ.

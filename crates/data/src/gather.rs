@@ -19,7 +19,7 @@ pub(crate) struct Gathering {
     open: SegmentBuilder,
     corpus: Corpus,
     writer: Option<EntryWriter>,
-    /// Why the rest is not written.
+    /// The error that stopped writing, after which segments stay in memory.
     failed: Option<io::Error>,
 }
 
@@ -69,7 +69,7 @@ mod tests {
 
     const LENGTH: usize = 1 << 20;
 
-    /// As many documents as fill two segments and begin a third.
+    /// Documents that fill two segments and begin a third.
     fn documents() -> impl Iterator<Item = Document> {
         let count = (2 * FULL / LENGTH + 2) as i32;
         (0..count).map(|i| Document::all_trained((i..i + LENGTH as i32).collect()))

@@ -11,7 +11,7 @@ thread_local! {
     static INSIDE: Cell<usize> = const { Cell::new(0) };
 }
 
-/// What the work gives, or the words of its panic, which no one prints.
+/// Runs the work and returns its result, or the message of its panic, which is not printed.
 pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     static QUIET: Once = Once::new();
     QUIET.call_once(|| {

@@ -9,10 +9,10 @@ use tensor::DType;
 use crate::batch::Batch;
 use crate::pairs;
 
-/// Where an input's numbers come from.
+/// The source of an input's numbers.
 #[derive(Clone, Copy, Debug)]
 pub enum Feed {
-    /// Numbers of the micro-batch.
+    /// Numbers of the micro-batch itself.
     I32(fn(&Batch) -> &[i32]),
     F32(fn(&Batch) -> &[f32]),
     /// Numbers that are made of the preferences of the micro-batch.
@@ -22,7 +22,7 @@ pub enum Feed {
     Scalar(DType),
 }
 
-/// One row.
+/// An input that the model language may read from a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Input {
     pub name: &'static str,

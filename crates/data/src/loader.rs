@@ -21,7 +21,7 @@ use crate::patches::{Patches, Picture};
 use crate::pictures::ImageReader;
 use crate::segment::DocumentView;
 
-/// How documents become rows.
+/// The way in which documents become rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// Several documents a row, best-fit inside windows of documents.
@@ -34,7 +34,7 @@ pub enum Layout {
     Joined(Vec<usize>),
 }
 
-/// Where a row is filled up.
+/// The side on which a row is padded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Padding {
     #[default]
@@ -42,14 +42,14 @@ pub enum Padding {
     Beginning,
 }
 
-/// Which rows of each round of micro-batches, one for every rank, are distributed here. All ranks walk through one
-/// packing, or those of a part of the data through that of the part; which rows a step has does not depend on how many ranks share
-/// a packing.
+/// The part of each round of micro-batches, one for every rank, that is distributed here. All ranks walk through one
+/// packing, or those of a part of the data through that of the part; the rows of a step do not depend on how many ranks
+/// share a packing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     /// The first rank that is served here, from 0.
     pub rank: usize,
-    /// How many ranks from it on are: their micro-batches of a round come one after another.
+    /// Number of ranks from it on that are served here: their micro-batches of a round come one after another.
     pub here: usize,
     pub ranks: usize,
 }
@@ -70,7 +70,7 @@ pub struct LoaderSpec {
     /// Rows of a micro-batch of one rank.
     pub batch_size: usize,
     pub share: Share,
-    /// Tokens of a row.
+    /// Tokens of a row, padding included.
     pub seq_len: usize,
     pub layout: Layout,
     pub padding: Padding,
@@ -304,7 +304,7 @@ fn append_by_token(batch: &mut Batch, view: DocumentView<'_>, begin: usize, row_
     }
 }
 
-/// A stream of micro-batches.
+/// A stream of micro-batches that can be resumed at a position.
 pub struct Loader {
     source: Source,
     position: Position,
@@ -419,16 +419,16 @@ impl Cursor {
     }
 }
 
-/// What `epochs` passes over the documents amount to.
+/// The extent of `epochs` passes over the documents.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Extent {
-    /// Rows of all epochs.
+    /// Rows of all epochs together.
     pub rows: u64,
-    /// Rows of each epoch.
+    /// Rows of each epoch, by epoch.
     pub by_epoch: Vec<u64>,
     /// Micro-batches of each rank up to the end of each epoch, whose last may hold empty rows, or nothing else.
     pub ends: Vec<u64>,
-    /// Micro-batches of each rank.
+    /// Micro-batches of each rank, in all epochs.
     pub micro_batches: u64,
     /// Share of the first epoch's row tokens that are not padding, in 0..=1; padding counts up to `seq_len`.
     pub fill: f64,

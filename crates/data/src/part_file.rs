@@ -20,7 +20,7 @@ static OPENED: AtomicUsize = AtomicUsize::new(0);
 #[derive(Debug)]
 pub(crate) struct PartFile {
     path: PathBuf,
-    /// Device and number.
+    /// Device and inode number of the file.
     identity: (u64, u64),
     length: usize,
     /// `None`: too many are open.
@@ -73,7 +73,7 @@ impl PartFile {
         })
     }
 
-    /// As it is with too many open files.
+    /// Closes the file and keeps its path, as happens when too many are open.
     #[cfg(test)]
     pub(crate) fn closed(mut self) -> Self {
         if self.file.take().is_some() {

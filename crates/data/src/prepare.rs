@@ -27,7 +27,7 @@ use crate::spread;
 use crate::summary::{DatasetSummary, Summary};
 use crate::tokenizer::Tokenizer;
 
-/// What holds for all datasets of a run.
+/// Options that hold for all datasets of a run.
 #[derive(Clone, Debug)]
 pub struct PrepareOptions {
     /// Tokens a document may have; at most the row length.
@@ -46,11 +46,11 @@ pub struct PrepareOptions {
 pub struct EncodedCorpus {
     pub corpus: Arc<Corpus>,
     pub summary: Summary,
-    /// What the user should know of the cache, a sentence each.
+    /// Notes on the cache for the user, a sentence each.
     pub notes: Vec<String>,
 }
 
-/// Where encoded rows are kept, and who hears that this takes another process's time.
+/// The row cache, and a callback for the time in which another process holds it.
 #[derive(Clone, Copy)]
 pub struct Keeping<'a> {
     pub cache: &'a RowCache,
@@ -121,8 +121,8 @@ pub fn prepare_cached(
     Ok(EncodedCorpus { corpus: Arc::new(corpus), summary, notes })
 }
 
-/// What the rows of the sets follow from, as one digest: files, tokenizer and options, whichever of the rows are read.
-/// Errors: a file cannot be read.
+/// The digest of everything that the rows of the sets follow from: files, tokenizer and options, whichever of the rows
+/// are read. Errors: a file cannot be read.
 pub fn origin(
     datasets: &[DatasetSpec],
     tokenizer: Option<&Arc<Tokenizer>>,
@@ -167,7 +167,7 @@ fn have_images(messages: &Value) -> bool {
     })
 }
 
-/// Where rows came from and went to.
+/// The source of encoded rows, and whether they are cached now.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Origin {
     Cache,
@@ -253,7 +253,7 @@ impl Set<'_> {
         Ok(encoded)
     }
 
-    /// By which a change of the files shows.
+    /// Stamps of the files, which show changes.
     fn stamps(&self) -> Vec<Option<Stamp>> {
         self.counted.files.iter().map(|file| Stamp::of(file).ok()).collect()
     }

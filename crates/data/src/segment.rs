@@ -78,7 +78,7 @@ impl<'a> DocumentView<'a> {
         }
     }
 
-    /// Of each label; 0 where it is -100.
+    /// The weight of each label; 0 where the label is -100.
     pub fn weights(&self) -> Vec<f32> {
         match self.trained {
             Trained::Whole { weights, .. } => weights.iter().map(|&bits| f32::from_bits(bits as u32)).collect(),
@@ -90,7 +90,7 @@ impl<'a> DocumentView<'a> {
         }
     }
 
-    /// Whether its runs ascend and are inside the document.
+    /// True if its runs ascend and are inside the document.
     fn holds(&self) -> bool {
         let Trained::Runs(words) = self.trained else { return true };
         let mut at = 0;
@@ -116,7 +116,7 @@ impl<'a> DocumentView<'a> {
         ImageRef::unpack(&bytes)
     }
 
-    /// Where the second sequence of the document begins, if it is a pair.
+    /// The first token of the document's second sequence, if it is a pair.
     pub(crate) fn split(&self) -> Option<usize> {
         match self.mark {
             Some(Mark::Pair { chosen, .. }) => Some(chosen),
@@ -157,7 +157,7 @@ fn runs_of(document: &Document) -> Option<Vec<i32>> {
     (runs.len() <= 2 * document.len()).then_some(runs)
 }
 
-/// A segment in progress.
+/// A segment that documents are still added to.
 #[derive(Debug, Default)]
 pub(crate) struct SegmentBuilder {
     lengths: Vec<i32>,
@@ -222,7 +222,7 @@ impl SegmentBuilder {
         self.lengths.is_empty()
     }
 
-    /// Whether the next document belongs into another segment.
+    /// True if the next document belongs into another segment.
     pub(crate) fn is_full(&self) -> bool {
         self.data.len() >= FULL
     }
@@ -236,14 +236,14 @@ impl SegmentBuilder {
     }
 }
 
-/// Where the words behind head and index are.
+/// The storage of the words after head and index.
 #[derive(Debug)]
 enum Words {
     Memory(Vec<i32>),
     File(WordFile),
 }
 
-/// A finished segment.
+/// A finished segment, which no longer changes.
 #[derive(Debug)]
 pub(crate) struct Segment {
     /// The columns of all documents: lengths, places of their data, kinds, tokens of their first parts, words of their
@@ -360,7 +360,7 @@ fn documents(head: &[i32; HEAD], words: usize) -> Option<usize> {
     (words == HEAD + INDEX * documents + data).then_some(documents)
 }
 
-/// Whether the documents of an index are one behind the other in so many words of data.
+/// True if the documents of an index follow one another and fill `data` words.
 fn is_whole(index: &[i32], data: usize) -> bool {
     let documents = index.len() / INDEX;
     let mut end = 0;
@@ -429,7 +429,7 @@ mod tests {
         assert_eq!([1, 2, 3, 6].map(runs), [Some(3), None, None, Some(4)]);
     }
 
-    /// What no digest would have to find: a wrong index never leads outside of the data.
+    /// A wrong index that a digest would not detect never leads outside of the data.
     #[test]
     fn no_change_of_head_or_index_is_read_as_a_segment_of_another_shape() {
         let good = words();
@@ -447,7 +447,7 @@ mod tests {
         assert!(Segment::of_words(Vec::new()).is_none());
     }
 
-    /// Whatever someone does to the file, there is a document or an error, and neither a fault nor a panic.
+    /// A file that changes while it is read gives a document or an error, and neither a fault nor a panic.
     #[test]
     fn a_file_that_changes_under_us_is_an_error() {
         let place = tempfile::tempdir().unwrap();

@@ -21,7 +21,7 @@ use crate::template::Rendered;
 /// One message and what is asked of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
-    /// What the template sees: `role`, `content`, …
+    /// The fields that the template reads: `role`, `content`, …
     pub fields: Map<String, Value>,
     /// Weight of its tokens in the loss; 0 = not trained; `None`: 1 for the assistant, 0 for everybody else.
     pub weight: Option<f32>,
@@ -59,16 +59,16 @@ pub struct TrainedSpan {
 /// Renders messages; given by the caller, so that the method can be tested with any renderer.
 pub type Render<'a> = &'a dyn Fn(&[Map<String, Value>]) -> Result<Rendered, RowError>;
 
-/// What the method must know of a template and its tokenizer.
+/// Texts and tokens by which the search recognizes turns in a template's output.
 #[derive(Clone, Copy)]
 pub struct Markers<'a> {
-    /// What opens the assistant's turn.
+    /// The text that opens the assistant's turn.
     pub generation_prompt: &'a str,
-    /// What is between a user's message and a plain answer; read where there is no generation prompt.
+    /// The text between a user's message and a plain answer; read if there is no generation prompt.
     pub answer_opening: &'a str,
     /// Special tokens that end a turn.
     pub end_of_turn: &'a [String],
-    /// All special tokens.
+    /// All special tokens of the tokenizer.
     pub special: &'a [String],
 }
 
@@ -102,11 +102,11 @@ pub struct Found {
 /// The place of a message, and its fields that the rendering does not show.
 type Place = (Option<Located>, Vec<String>);
 
-/// Where one message is: from the first to the last byte that depends on it.
+/// The location of one message: from the first to the last byte that depends on it.
 #[derive(Clone, Debug, PartialEq)]
 struct Located {
     range: Range<usize>,
-    /// Whether tool calls are the last that it shows.
+    /// True if tool calls are the last that it shows.
     calls_tools: bool,
 }
 
@@ -243,8 +243,8 @@ impl Turns<'_> {
     }
 }
 
-/// Where the part of a rendering ends that survives when its beginning is cut off: the system prompt, the template's
-/// own too, with the token that ends it. 0: there is none before the first other message.
+/// The end of the prefix of a rendering that truncation keeps: the system prompt, the template's own too, with the
+/// token that ends it. 0: there is none before the first other message.
 pub fn system_end(messages: &[Message], render: Render<'_>, markers: Markers<'_>) -> Result<usize, RowError> {
     let mut plain: Vec<Map<String, Value>> = messages.iter().map(|message| message.fields.clone()).collect();
     let base = render(&plain)?.text;
@@ -357,9 +357,9 @@ pub(crate) fn replaced(message: &Map<String, Value>, pointer: &str, replacement:
     changed
 }
 
-/// Where a message that calls tools parts from a plain answer in its place, given everything before it: what a template
-/// writes around the calls is the assistant's own text. `None`: the template rejects a plain answer there, or writes
-/// what comes before differently when the conversation ends with it.
+/// The byte at which a message that calls tools differs from a plain answer in its place, given everything before it:
+/// what a template writes around the calls is the assistant's own text. `None`: the template rejects a plain answer
+/// there, or writes what comes before differently when the conversation ends with it.
 fn plain_answer_start(
     base: &str,
     earlier: &[Map<String, Value>],
@@ -424,8 +424,8 @@ fn suffix_length(a: &str, b: &str) -> usize {
     n
 }
 
-/// Where the assistant begins to speak: after the generation prompt. `before` is the end of the previous message,
-/// `None` where that is not known; between it and `start` is only text of the template.
+/// The first byte of the assistant's own text: after the generation prompt. `before` is the end of the previous
+/// message, `None` if unknown; between it and `start` is only text of the template.
 fn turn_begin(base: &str, before: Option<usize>, start: usize, prompt: &str) -> usize {
     let header = &base[before.unwrap_or(0)..start];
     let offset = start - header.len();

@@ -10,28 +10,28 @@ use crate::corpus::Corpus;
 use crate::error::DataError;
 use crate::summary::{DatasetSummary, Summary};
 
-/// What a node tells the others of the documents that it holds.
+/// A node's message to the others on the documents that it holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     pub summary: Summary,
-    /// Of the contents.
+    /// Digest of the documents' contents.
     pub digest: String,
-    /// Tokens of each document.
+    /// Tokens of each document here.
     #[serde(skip)]
     pub lengths: Vec<u32>,
 }
 
-/// Who has which document of a corpus.
+/// The distribution of a corpus's documents over the nodes.
 #[derive(Clone, Debug)]
 pub(crate) struct Spread {
-    /// Of the parts, which one is here, and how many there are.
+    /// The number of the part that is here, and the number of parts.
     pub number: usize,
     pub of: usize,
-    /// Tokens of every document.
+    /// Tokens of every document, on all nodes.
     pub lengths: Vec<u32>,
-    /// Of every document its place among those that are here, from 1 on; 0 for one that is elsewhere.
+    /// For every document its place among those that are here, from 1 on; 0 for one on another node.
     pub here: Vec<u32>,
-    /// Of all contents.
+    /// Digest of the contents of all parts.
     pub digest: String,
 }
 
@@ -41,7 +41,7 @@ impl Held {
         Held { summary: summary.clone(), digest: corpus.digest(), lengths }
     }
 
-    /// As bytes for another node.
+    /// Serializes it for another node.
     pub fn to_bytes(&self) -> Vec<u8> {
         let head = serde_json::to_vec(self).expect("a summary is always representable as JSON");
         let mut bytes = (head.len() as u64).to_le_bytes().to_vec();

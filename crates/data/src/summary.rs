@@ -33,12 +33,12 @@ pub struct Dropped {
     pub detail: String,
 }
 
-/// What became of one dataset.
+/// Counts of one dataset: rows read and left out, tokens, lengths.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct DatasetSummary {
     #[serde(skip)]
     pub name: String,
-    /// What `type: auto` recognised.
+    /// The type that `type: auto` recognized.
     pub found: Option<String>,
     /// Columns that look like data and are not read.
     pub unused: Vec<String>,
@@ -57,7 +57,7 @@ pub struct DatasetSummary {
     /// More than `rows_kept` where rows were split.
     pub documents: usize,
     pub tokens: usize,
-    /// Tokens that are targets.
+    /// Tokens that are trained as targets.
     pub trained_tokens: usize,
     /// Tokens of the longest document.
     pub longest: usize,
@@ -79,7 +79,7 @@ pub struct DatasetSummary {
     pub preference: PreferenceCounts,
 }
 
-/// What the documents of a dataset should hold.
+/// The tokens and marks that the documents of a dataset should hold.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Expected {
     /// Tokens of which one ends each answer.
@@ -87,7 +87,7 @@ pub(crate) struct Expected {
     pub bos: Option<i32>,
 }
 
-/// What became of all datasets.
+/// Counts of all datasets of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Summary {
     pub datasets: Vec<DatasetSummary>,

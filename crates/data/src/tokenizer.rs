@@ -26,12 +26,13 @@ pub struct Encoded {
     pub offsets: Vec<(usize, usize)>,
 }
 
-/// What the data path needs of a tokenizer library.
+/// The part of a tokenizer library that the data path needs.
 pub trait Tokenize: Send + Sync {
     /// `special`: let the tokenizer add its own tokens (usually BOS). Special tokens inside the text are recognised.
     fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, RowError>;
     fn encode_with_offsets(&self, text: &str, special: bool) -> Result<Encoded, RowError>;
-    /// Why texts are encoded by the library of record and not by the faster encoder; `None`: they are not.
+    /// The reason why texts are encoded by the library of record and not by the faster encoder; `None`: the faster one
+    /// is used.
     fn slow_because(&self) -> Option<&str>;
     fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, RowError>;
     fn token_to_id(&self, token: &str) -> Option<u32>;

@@ -1,4 +1,4 @@
-//! How much the tokens of a conversation count in the loss: a rule for the run, with a word of the data's own.
+//! Weights of a conversation's tokens in the loss: a rule for the run, which fields of the data override.
 //!
 //! Knows roles and texts; where a message is in a rendering is found elsewhere.
 
@@ -12,7 +12,7 @@ use crate::spans::{Message, TrainedSpan};
 /// Names that are roles where weights are given by name; every other name is a pattern.
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
-/// What of a conversation is trained, for messages that do not say it themselves.
+/// The messages of a conversation that are trained, unless they have a weight themselves.
 #[derive(Clone, Debug, Default)]
 pub enum LossRule {
     /// Every answer of the assistant, with weight 1.

@@ -14,12 +14,12 @@ use super::{ENTRY, PARTIAL, VERIFIED};
 /// Entries that no run has used for so long are removed.
 const KEPT: Duration = Duration::from_secs(60 * 60 * 24 * 30);
 
-/// Whether a name is that of an entry: a digest as the cache writes it.
+/// True for the name of a cache entry: a digest in the cache's spelling.
 pub(super) fn is_entry_name(name: &str) -> bool {
     name.len() == 2 * blake3::OUT_LEN && name.bytes().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Whether a name is that of an entry in progress, of this key: `KEY.PROCESS-NUMBER.partial`.
+/// True for the name of an unfinished entry of this key: `KEY.PROCESS-NUMBER.partial`.
 fn is_partial_name(name: &str, key: &str) -> bool {
     let number = |text: &str| !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
     let inside = name.strip_prefix(key).and_then(|rest| rest.strip_prefix('.'));
@@ -27,7 +27,7 @@ fn is_partial_name(name: &str, key: &str) -> bool {
     inside.and_then(|rest| rest.split_once('-')).is_some_and(|(process, count)| number(process) && number(count))
 }
 
-/// Whether this is a folder, and no link to one.
+/// True for a folder that is not a link.
 pub(super) fn is_folder(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|of| of.is_dir())
 }
@@ -85,7 +85,7 @@ pub(super) fn clear_unused(folder: &Path) {
     }
 }
 
-/// Whether an entry of the cache is there that was not used for long.
+/// True for an entry of the cache that was last used too long ago.
 fn is_unused(place: &Path) -> bool {
     let list = place.join(ENTRY);
     let used = fs::symlink_metadata(&list).ok().filter(|of| is_folder(place) && of.is_file());

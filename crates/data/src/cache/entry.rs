@@ -11,16 +11,16 @@ use crate::summary::DatasetSummary;
 pub(super) struct SegmentFile {
     pub name: String,
     pub bytes: u64,
-    /// Of its content.
+    /// BLAKE3 digest of the file's content.
     pub digest: String,
 }
 
-/// What the file of segment `n` is called.
+/// The file name of segment `n`.
 pub(super) fn segment_name(n: usize) -> String {
     format!("{n}.rows")
 }
 
-/// Whether this is a name that segments have: a plain one, which leads nowhere else.
+/// True for the plain name of a segment, which cannot lead to another folder.
 pub(super) fn is_segment_name(name: &str) -> bool {
     let number = name.strip_suffix(".rows").and_then(|number| number.parse::<u32>().ok());
     number.is_some_and(|number| segment_name(number as usize) == name)
@@ -29,11 +29,11 @@ pub(super) fn is_segment_name(name: &str) -> bool {
 /// The content of an entry.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Entry {
-    /// What the rows depend on, as text.
+    /// Everything that the rows depend on, as text.
     pub key: String,
     pub summary: DatasetSummary,
     pub segments: Vec<SegmentFile>,
-    /// What templates read off the clock: format and reading.
+    /// Values that templates read from the clock: pairs of format and reading.
     pub clock: Vec<(String, String)>,
 }
 

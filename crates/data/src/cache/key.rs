@@ -15,7 +15,7 @@ use crate::rows;
 pub(crate) struct Key {
     /// Everything that matters, a line each.
     pub text: String,
-    /// Of the text: the entry's name.
+    /// Digest of the key's text: the name of the entry.
     pub digest: String,
 }
 
@@ -43,7 +43,7 @@ pub(super) fn key(
     Ok(Key { text, digest })
 }
 
-/// How a file is read: by its name.
+/// The format that a file is read in, chosen by its name.
 fn form(file: &Path) -> String {
     format!("{:?}", rows::format_of(file))
 }

@@ -52,7 +52,7 @@ pub struct RowCache {
     known: KnownFiles,
 }
 
-/// What a look for an entry came to.
+/// The result of a lookup in the cache.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 pub(crate) enum Lookup {
     Rows(Corpus, DatasetSummary),

@@ -36,7 +36,7 @@ impl Stamp {
     }
 }
 
-/// Whether a file's last change is so far back that a further one would show.
+/// True if a file's last change is old enough that a further change gets another time stamp.
 fn is_settled(path: &Path) -> bool {
     let changed = fs::metadata(path).map(|of| UNIX_EPOCH + Duration::from_secs(of.ctime().max(0) as u64));
     let age = changed.ok().and_then(|changed| SystemTime::now().duration_since(changed).ok());
@@ -97,7 +97,7 @@ impl KnownFiles {
 mod tests {
     use super::*;
 
-    /// As a file that was changed some time ago: a stamp is trusted only then.
+    /// Waits until the stamp of a file is trusted.
     fn age(path: &Path) {
         let start = SystemTime::now();
         while !is_settled(path) {

@@ -17,7 +17,7 @@ use crate::spans::{Message, TrainedSpan};
 use crate::summary::Expected;
 use crate::tokenizer::Tokenizer;
 
-/// Where the system prompt comes from.
+/// The source of the system prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum SystemPrompt {
     #[default]
@@ -44,7 +44,7 @@ pub struct InstructionColumns {
     pub prompt_format_no_input: Option<String>,
 }
 
-/// How the text of a row is made.
+/// The way in which the text of a row is made.
 pub(super) enum Form {
     /// A prompt format, and another for rows without input.
     Format(String, Option<String>),

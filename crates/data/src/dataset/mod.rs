@@ -57,14 +57,14 @@ pub struct DatasetSpec {
     pub files: Option<Vec<PathBuf>>,
     /// Part of a directory that holds several sets.
     pub subset: Option<String>,
-    /// Split of a directory.
+    /// The split of a directory that is read.
     pub split: String,
     pub kind: DatasetKind,
     /// Only the first rows, if set.
     pub samples: Option<usize>,
-    /// Which of these rows are read here.
+    /// The part of these rows that is read here.
     pub shard: RowShard,
-    /// What a row may take in memory.
+    /// Memory limit of a single row.
     pub row_limit: RowLimit,
 }
 
@@ -77,7 +77,7 @@ pub struct RowShard {
 }
 
 impl RowShard {
-    /// Every row.
+    /// The shard that holds every row.
     pub const ALL: RowShard = RowShard { number: 0, of: 1 };
 }
 
@@ -187,10 +187,10 @@ pub(crate) trait RowDocuments: Send + Sync {
         noticed: &mut Noticed,
     ) -> Result<Vec<Document>, RowError>;
 
-    /// What its documents should hold.
+    /// The tokens and marks that its documents should hold.
     fn expected(&self) -> Expected;
 
-    /// What its templates have read off the clock so far.
+    /// Values that its templates have read from the clock so far, by format.
     fn clock_readings(&self) -> BTreeMap<String, String>;
 }
 
@@ -224,12 +224,12 @@ pub(crate) trait EncodeRow: Send + Sync {
     /// Adds to `remarks` what of the row does not reach the document.
     fn encode(&self, row: &Map<String, Value>, form: RowForm, remarks: &mut Remarks) -> Result<Document, RowError>;
 
-    /// What its documents should hold.
+    /// The tokens and marks that its documents should hold: nothing in particular.
     fn expected(&self) -> Expected {
         Expected::default()
     }
 
-    /// What its templates have read off the clock so far.
+    /// Values that its templates have read from the clock so far, by format: none.
     fn clock_readings(&self) -> BTreeMap<String, String> {
         BTreeMap::new()
     }

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::{DatasetKind, SystemPrompt};
 
-/// Columns that are named.
+/// Largest number of columns that are named.
 const MOST: usize = 16;
 
 /// The columns of some rows that hold lists, objects or texts of several words, and that the type does not read.

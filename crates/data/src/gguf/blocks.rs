@@ -3,7 +3,7 @@
 
 use tensor::{f16_to_f32, f32_to_f16};
 
-/// Elements of a block.
+/// Elements of a quantized block.
 pub const ELEMENTS: usize = 32;
 
 pub const Q8_0_BYTES: usize = 2 + ELEMENTS;

@@ -81,7 +81,7 @@ impl Encoding {
         }
     }
 
-    /// Bytes of a block.
+    /// Bytes of an encoded block.
     const fn block_bytes(self) -> usize {
         match self {
             Encoding::F32 => 4,
@@ -109,7 +109,7 @@ impl Encoding {
         }
     }
 
-    /// Encodes whole blocks.
+    /// Encodes values, a multiple of the block's elements.
     pub fn encode(self, values: &[f32]) -> Vec<u8> {
         let mut out = vec![0; self.bytes(values.len())];
         if let Some(dtype) = self.dtype() {

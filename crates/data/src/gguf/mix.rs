@@ -1,12 +1,12 @@
-//! What matrices of a file are encoded as: one encoding for all, or a mixture that gives more bits to the tensors whose errors
-//! cost most, as llama.cpp mixes them. Knows the names that the format gives tensors.
+//! Encodings of a file's matrices: one for all, or a mixture that gives more bits to the tensors whose errors cost
+//! most, as llama.cpp mixes them. Knows the names that the format gives tensors.
 
 use super::Encoding;
 
-/// A kind of file.
+/// The rule that gives each matrix of a file its encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mix {
-    /// Every matrix alike.
+    /// The same encoding for every matrix.
     All(Encoding),
     /// `Q4_K`, and `Q6_K` for the head, half of the values and half of the projections out of the feed-forward part.
     Q4M,
@@ -58,7 +58,7 @@ impl Mix {
         }
     }
 
-    /// Whether codes stand for numbers.
+    /// True if matrices are quantized, false for floating-point encodings.
     pub const fn is_quantised(self) -> bool {
         !matches!(self, Mix::All(Encoding::F32 | Encoding::F16 | Encoding::BF16))
     }

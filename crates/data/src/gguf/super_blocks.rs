@@ -10,7 +10,7 @@
 
 use tensor::{f16_to_f32, f32_to_f16};
 
-/// Elements of a super-block.
+/// Elements of a super-block, in all k-quants.
 pub const ELEMENTS: usize = 256;
 /// Elements that share a scale: with an offset, without.
 const SUB: usize = 32;
@@ -116,7 +116,8 @@ fn offset_codes(x: &[f32], most: f32) -> ([f32; 2], [u8; 8], [u8; 8], [u8; ELEME
     ([d, m], scales, offsets, codes)
 }
 
-/// Of rounded scale and offset and their neighbours the pair with the least error, unless a value would be further off.
+/// Returns the pair with the least error among the rounded scale and offset and their neighbors, without moving a value
+/// further off.
 fn nearby(x: &[f32], [d, m]: [f32; 2], [scale, offset]: [u8; 2], most: f32) -> (u8, u8) {
     let (error, largest) = Fit::errors(x, d * f32::from(scale), m * f32::from(offset), most);
     let mut best = (error, (scale, offset));
@@ -252,7 +253,7 @@ pub fn encode_q6(x: &[f32], out: &mut [u8]) {
     }
 }
 
-/// Where the bits of an element lie: byte and shift of the lower four, byte and shift of the upper two.
+/// The position of an element's bits: byte and shift of the lower four, byte and shift of the upper two.
 fn six_bits(element: usize) -> (usize, u32, usize, u32) {
     let (part, within) = (element / 128, element % 128);
     let (quarter, l) = (within / 32, within % 32);

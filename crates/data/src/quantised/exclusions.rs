@@ -17,7 +17,7 @@ const EXPRESSION: &str = "re:";
 struct Entry {
     list: &'static str,
     text: String,
-    /// What names of modules begin with; none where the entry is a name, whole or a part of others.
+    /// A pattern for the beginning of module names; none if the entry is a name, whole or as a part of others.
     pattern: Option<Regex>,
 }
 
@@ -46,12 +46,12 @@ impl Entry {
     }
 }
 
-/// What a folder's weights should not be.
+/// The modules that a folder's quantization leaves in full precision.
 #[derive(Debug, Default)]
 pub struct Exclusions(Vec<Entry>);
 
 impl Exclusions {
-    /// Of a `config.json`, or of ModelOpt's own file.
+    /// Reads the exclusions of a `config.json`, or of ModelOpt's own file.
     pub fn of(config: &Value) -> Result<Exclusions, String> {
         let sections = KEYS.iter().chain(&["quantization"]).filter_map(|key| config.get(key));
         let lists = sections.flat_map(|section| LISTS.iter().filter_map(|list| Some((*list, section.get(list)?))));

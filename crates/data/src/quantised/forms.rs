@@ -1,5 +1,5 @@
-//! Where the codes and scales of each linear are, form by form, by names and shapes. Everything that a value is made of is
-//! checked here: what was found can be read without further questions.
+//! Locations of the codes and scales of each linear layer, format by format, by names and shapes. Everything that a
+//! value is made of is checked here: a weight that was found can be read without further checks.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -37,7 +37,7 @@ pub(crate) struct Tensors<'f> {
     pub place: &'f HashMap<String, (usize, String)>,
 }
 
-/// What the files hold.
+/// The quantized weights in the files.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     /// By the name of the weight.
@@ -46,7 +46,7 @@ pub(crate) struct Found {
     pub parts: BTreeSet<String>,
 }
 
-/// Finds all quantised weights.
+/// Finds all quantized weights and checks their parts.
 pub(crate) fn find(scheme: Scheme, tensors: &Tensors<'_>) -> Result<Found, DataError> {
     let mut found = Found::default();
     let mut names: Vec<&String> = tensors.place.keys().collect();

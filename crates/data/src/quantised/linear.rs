@@ -12,7 +12,7 @@ use crate::safetensors::SafeTensors;
 /// Elements whose values are made at a time.
 const PIECE: usize = 1 << 16;
 
-/// Bytes of a file.
+/// A range of bytes in a file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub file: usize,
@@ -30,10 +30,10 @@ impl Part {
     }
 }
 
-/// The values of codes.
+/// The layout of codes, with the value of each.
 #[derive(Debug)]
 pub(crate) enum Codes {
-    /// One to a byte.
+    /// One code to a byte.
     Bytes(Box<[f32; 256]>),
     /// Two to a byte, the first in the high half.
     HighFirst([f32; 16]),
@@ -85,7 +85,7 @@ impl Number {
     }
 }
 
-/// The scales of blocks.
+/// The layout and the encoding of the scales of blocks.
 #[derive(Debug)]
 pub(crate) enum Scales {
     Plain {
@@ -102,7 +102,7 @@ pub(crate) enum Scales {
     },
 }
 
-/// What a product of a code with its scale goes on to.
+/// The last factor of each value, after code times scale.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Whole {
     Nothing,
@@ -110,12 +110,12 @@ pub(crate) enum Whole {
     Over(f32),
 }
 
-/// A quantised weight.
+/// A quantized weight: where its parts are, and how they make values.
 #[derive(Debug)]
 pub(crate) struct Linear {
-    /// As the file has it. The axes before the last are rows.
+    /// Shape in the file. The axes before the last are rows.
     pub shape: Vec<usize>,
-    /// Of matrices that are read as their transposes.
+    /// The transposition of matrices that are read as their transposes.
     pub turned: Option<Turned>,
     pub at: Part,
     /// Elements of a stored row, where rows are filled up to whole words.
@@ -177,7 +177,7 @@ impl Linear {
         self.turned.as_ref().map_or(&self.shape, |turned| &turned.shape)
     }
 
-    /// Number of elements.
+    /// Number of elements of the weight.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }

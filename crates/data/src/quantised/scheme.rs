@@ -36,7 +36,7 @@ pub enum Scheme {
 }
 
 impl Scheme {
-    /// Of a `config.json`; `None` for plain weights. The error names what is not read.
+    /// Reads the quantization of a `config.json`; `None` for plain weights. The error names what is not supported.
     pub fn of(config: &Value) -> Result<Option<Scheme>, String> {
         let Some(of) = KEYS.iter().find_map(|key| config.get(key).filter(|value| !value.is_null())) else {
             return Ok(None);
@@ -55,7 +55,7 @@ impl Scheme {
         .map(Some)
     }
 
-    /// Of ModelOpt's own `hf_quant_config.json`.
+    /// Reads the quantization of ModelOpt's own `hf_quant_config.json`.
     pub fn of_modelopt(config: &Value) -> Result<Option<Scheme>, String> {
         match config.get("quantization").map(|of| text(of, "quant_algo")) {
             None | Some("") => Ok(None),

@@ -15,7 +15,7 @@ const SIZE: usize = 4;
 /// The last two axes change places.
 #[derive(Debug)]
 pub(crate) struct Turned {
-    /// As it is read.
+    /// The shape in which it is read.
     pub shape: Vec<usize>,
     last: Mutex<Option<Matrix>>,
 }
@@ -30,7 +30,7 @@ struct Matrix {
 }
 
 impl Turned {
-    /// Of a tensor that the file has in this shape, of two axes or more.
+    /// The transposition of a tensor that the file has in this shape, of two axes or more.
     pub fn of(stored: &[usize]) -> Turned {
         let mut shape = stored.to_vec();
         let axes = shape.len();

@@ -16,7 +16,7 @@ pub(super) struct Elements {
     ended: bool,
 }
 
-/// Where in an element the reader is.
+/// The state of the scan for the end of an element.
 #[derive(Default)]
 struct ScanState {
     depth: usize,

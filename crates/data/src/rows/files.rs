@@ -36,7 +36,7 @@ const NOT_DATA: [&str; 8] = [
     "package.json",
 ];
 
-/// What was chosen among the names of a folder.
+/// The files that were chosen among the names of a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chosen {
     /// In the order in which they are read.
@@ -45,7 +45,7 @@ pub struct Chosen {
     pub left_out: Vec<String>,
 }
 
-/// Why nothing could be chosen, and what helps.
+/// The reason why nothing could be chosen, with a hint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoChoice {
     pub problem: String,
@@ -97,7 +97,7 @@ fn choose_by(names: &[String], card: Option<&str>, subset: Option<&str>, split: 
     by_name(&names, split)
 }
 
-/// What the files of a dataset are called.
+/// True for the name of a file that may belong to a dataset.
 fn is_data(name: &str) -> bool {
     let hidden = name.split('/').any(|part| part.starts_with(['.', '_']));
     let own = name.rsplit('/').next().unwrap_or(name);
@@ -179,7 +179,7 @@ fn by_card(names: &[String], configs: &[Value], subset: Option<&str>, split: &st
     Ok(Chosen { names: chosen, left_out: Vec::new() })
 }
 
-/// By what the names themselves say.
+/// Chooses files of a split by the words in their names.
 fn by_name(names: &[String], split: &str) -> Result<Chosen, NoChoice> {
     let of: Vec<Option<String>> = names.iter().map(|name| split_of(name)).collect();
     let with = |wanted: Option<&str>| -> Vec<String> {
@@ -256,7 +256,7 @@ pub fn glob(pattern: &str) -> Regex {
         .unwrap_or_else(|_| Regex::new(&format!("^{}$", regex::escape(pattern))).expect("an escaped text is valid"))
 }
 
-/// What is between the brackets of a pattern, as an expression.
+/// The character class of a pattern, from the text between its brackets, as a regular expression.
 fn character_class(inside: &str) -> String {
     let (not, inside) = inside.strip_prefix('!').map_or(("", inside), |rest| ("^", rest));
     let escaped: String =
@@ -264,7 +264,7 @@ fn character_class(inside: &str) -> String {
     format!("[{not}{escaped}]")
 }
 
-/// Whether a path is a pattern rather than a name.
+/// True if a path is a pattern rather than the name of a file.
 pub fn is_pattern(path: &Path) -> bool {
     path.to_string_lossy().contains(['*', '?', '[', '{']) && !path.exists()
 }

@@ -45,13 +45,13 @@ impl RowLimit {
         Ok(false)
     }
 
-    /// What counts the values of one row.
+    /// Returns the counter for the values of one row.
     pub(crate) fn budget(self) -> Budget {
         Budget { left: self.0, limit: self }
     }
 }
 
-/// What is left of a row's bytes.
+/// The remainder of a row's byte limit.
 pub(crate) struct Budget {
     left: u64,
     limit: RowLimit,
@@ -85,12 +85,12 @@ impl<R> Bounded<R> {
         Bounded { inner, limit, left: limit.0 }
     }
 
-    /// The next row begins.
+    /// Starts a new row with the full limit.
     pub(crate) fn next_row(&mut self) {
         self.left = self.limit.0;
     }
 
-    /// Whether the row is larger than it may be.
+    /// True if the row is larger than its limit.
     pub(crate) fn is_exceeded(&self) -> bool {
         self.left == 0
     }

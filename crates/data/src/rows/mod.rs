@@ -26,7 +26,7 @@ pub use self::limit::RowLimit;
 pub(crate) use self::stream::Packing;
 use crate::error::{DataError, RowError, RowReason, shown};
 
-/// Where a row is: `row` counts from 1 (for JSON lines it is the line of the file).
+/// The location of a row: `row` counts from 1 (for JSON lines it is the line of the file).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowLocation {
     pub file: Arc<Path>,

@@ -12,7 +12,7 @@ use crate::error::DataError;
 /// Bytes that are read at once.
 const BLOCK: usize = 1 << 18;
 
-/// How a file is packed.
+/// The compression of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Packing {
     Gzip,

@@ -25,11 +25,11 @@ pub(super) fn decoded(mut content: Box<dyn BufRead + Send>) -> io::Result<Box<dy
 struct Decoder<R> {
     content: R,
     read: fn([u8; 2]) -> u16,
-    /// What was read and not decoded: less than a unit between two reads.
+    /// Bytes that were read and not decoded: less than a unit between two reads.
     bytes: Vec<u8>,
     /// The first half of a character whose second is still to come.
     high: Option<u16>,
-    /// What was decoded, of which the first bytes were handed on.
+    /// Decoded text, of which the first `at` bytes were handed on.
     text: Vec<u8>,
     at: usize,
 }

@@ -27,10 +27,10 @@ pub struct TensorView<'a> {
     length: usize,
 }
 
-/// Where the bytes of a tensor come from.
+/// The source of a tensor's bytes.
 #[derive(Clone, Copy, Debug)]
 enum Source<'a> {
-    /// As they are in a file, from this one on.
+    /// Bytes of a file as they are, from this one on.
     File(&'a PartFile, usize),
     /// The values of codes, in f32; of a part of them where it has a first element.
     Codes(&'a Linear, &'a [SafeTensors], Option<usize>),
@@ -48,7 +48,7 @@ impl<'a> TensorView<'a> {
         TensorView { shape, source, length, ..self }
     }
 
-    /// Bytes of all elements.
+    /// Bytes of all elements together.
     pub fn length(&self) -> usize {
         self.length
     }
@@ -70,7 +70,7 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// Whether the file holds codes and scales in place of the numbers.
+    /// True if the file holds codes and scales in place of the numbers.
     pub fn is_dequantised(&self) -> bool {
         matches!(self.source, Source::Codes(..))
     }
@@ -94,7 +94,7 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// All bytes.
+    /// Reads all bytes of the tensor.
     pub fn bytes(&self) -> Result<Vec<u8>, DataError> {
         let mut bytes = vec![0; self.length];
         self.read(0, &mut bytes)?;
@@ -106,7 +106,7 @@ impl<'a> TensorView<'a> {
         Ok(HostTensor::new(self.dtype, self.shape, self.bytes()?))
     }
 
-    /// Whether the bytes of another tensor are the same.
+    /// True if the bytes of another tensor are the same.
     pub fn has_bytes_of(&self, other: &TensorView<'_>) -> Result<bool, DataError> {
         if self.length != other.length {
             return Ok(false);
@@ -293,7 +293,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Those of a model without files.
+    /// The tensors of a model without files: none.
     pub fn none() -> Self {
         Self::of(PathBuf::new(), Vec::new(), HashMap::new())
     }
@@ -354,7 +354,7 @@ impl Weights {
         self.linears.keys().map(String::as_str)
     }
 
-    /// How many weights are quantised, and the bytes of their codes and scales.
+    /// The number of quantized weights, and the bytes of their codes and scales.
     pub fn quantised(&self) -> (usize, usize) {
         (self.linears.len(), self.linears.values().map(Linear::stored).sum())
     }
@@ -410,7 +410,7 @@ impl Weights {
         self
     }
 
-    /// Of a matrix of a stack that, by its name, and the matrix's first element in it.
+    /// The stack that a matrix is a part of, and the matrix's first element in it.
     pub fn whole_of(&self, name: &str) -> Option<(&str, usize)> {
         self.members.get(name).map(|member| (member.whole.as_str(), member.first))
     }

@@ -17,7 +17,7 @@ pub struct Stack<'a> {
 pub(super) struct Member {
     /// The tensor that it is a part of.
     pub whole: String,
-    /// Its first element there.
+    /// The matrix's first element in the stack.
     pub first: usize,
     pub shape: Vec<usize>,
 }

@@ -21,7 +21,7 @@ pub struct NamedTensor<'a> {
     pub name: String,
     pub dtype: DType,
     pub shape: Vec<usize>,
-    /// Row-major, little-endian.
+    /// The values, row-major and little-endian.
     pub bytes: Cow<'a, [u8]>,
 }
 
@@ -40,7 +40,7 @@ impl<'a> NamedTensor<'a> {
     }
 }
 
-/// What the header says of a tensor.
+/// A tensor's entry in the header of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorInfo {
     pub name: String,

@@ -12,7 +12,7 @@ use crate::tokenizer::Tokenizer;
 pub use page::page;
 pub use terminal::{Terminal, terminal};
 
-/// One token.
+/// One token of a shown row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShownToken {
     pub id: i32,
@@ -26,7 +26,7 @@ pub struct ShownToken {
 pub struct ShownRow {
     /// In their order, without padding.
     pub documents: Vec<Vec<ShownToken>>,
-    /// What a preference says of each document; empty where it says nothing.
+    /// The role of each document in a preference; empty for other data.
     pub verdicts: Vec<&'static str>,
     /// Tokens that fill the row up.
     pub padding: usize,
@@ -43,7 +43,7 @@ impl ShownRow {
     }
 }
 
-/// What a preference says of the document that begins at a token of a batch, with a blank before it.
+/// The role in a preference of the document that begins at a token of a batch, with a blank before it.
 fn verdict(batch: &Batch, at: usize) -> &'static str {
     let of = |placed: &Placed| match placed.mark {
         Mark::Pair { .. } if placed.begin == at => Some(" (chosen)"),
@@ -91,7 +91,7 @@ fn shown(batch: &Batch, range: std::ops::Range<usize>, tokenizer: Option<&Tokeni
     row
 }
 
-/// What each token adds to the text. A token that holds a part of a character is shown as the vocabulary writes it.
+/// The text that each token adds. A token that holds a part of a character is shown as the vocabulary writes it.
 fn texts(ids: &[i32], tokenizer: Option<&Tokenizer>) -> Vec<String> {
     let Some(encoder) = tokenizer.map(Tokenizer::encoder) else {
         return ids.iter().map(|id| format!("{id} ")).collect();

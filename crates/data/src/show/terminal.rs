@@ -4,11 +4,11 @@
 
 use super::{ShownRow, ShownToken, trained, visible};
 
-/// How rows are shown.
+/// Settings of the terminal that shows rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Terminal {
     pub color: bool,
-    /// Columns.
+    /// Width of the terminal in columns.
     pub width: usize,
     /// Tokens of a row that are shown.
     pub tokens: usize,
@@ -59,7 +59,7 @@ struct Lines<'a> {
     out: &'a mut String,
     column: usize,
     width: usize,
-    /// The code in force.
+    /// The escape code that is in force.
     code: String,
 }
 

@@ -19,7 +19,7 @@ const NODE: usize = 16;
 /// Bytes that an element of a list takes.
 const ELEMENT: usize = 64;
 
-/// Of one rendering, and of each byte of its conversation.
+/// Work of one rendering, and of each byte of its conversation.
 const WORK: (usize, usize) = (64 << 20, 256);
 const LONGEST: (usize, usize) = (16 << 20, 16);
 
@@ -32,7 +32,7 @@ const MOST_FUEL: u64 = 50_000_000;
 struct Left {
     /// Bytes that may still be written, compared or searched.
     work: usize,
-    /// Bytes of a text.
+    /// Bytes of the longest text.
     longest: usize,
 }
 
@@ -90,7 +90,7 @@ pub(super) fn check_text(bytes: usize) -> Result<(), Error> {
     charge(bytes)
 }
 
-/// What a value holds.
+/// The size of a value.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Size {
     pub(super) bytes: usize,
@@ -175,7 +175,7 @@ pub(super) fn part(value: Value) -> Result<Value, Error> {
     }
 }
 
-/// What is searched by `in`: a mapping finds a key without a look at its values, all else is compared.
+/// Charges for the values that `in` searches: a mapping finds a key without a look at its values, all else is compared.
 pub(super) fn searched(value: Value) -> Result<Value, Error> {
     match value.kind() {
         ValueKind::Map => charge(NODE)?,

@@ -30,7 +30,7 @@ enum Content {
     Empty,
 }
 
-/// Words of the probe.
+/// Words of the probe, which no template contains.
 const NAME: &str = "Qv7call";
 const KEY: &str = "Qv7key";
 

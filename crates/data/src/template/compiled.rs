@@ -29,7 +29,7 @@ const STACK: usize = 256 << 20;
 /// The name of the template in messages.
 const NAME: &str = "chat";
 
-/// A compiled template.
+/// A compiled template with its blocks.
 pub(super) struct Compiled {
     instructions: Instructions<'static>,
     blocks: BTreeMap<&'static str, Instructions<'static>>,

@@ -3,7 +3,7 @@
 //! A family's name means the model's own template if it has one, because generations of a family differ; a format's
 //! name always means the template below. Knows no tokenizer: the tokens that a template needs are listed with it.
 
-/// What a name stands for.
+/// A name of the option, and the template that it stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Named {
     pub name: &'static str,
@@ -178,7 +178,7 @@ const fn format(name: &'static str, text: &'static str, tokens: &'static [&'stat
     Named { name, family: &[], text: Some(text), tokens }
 }
 
-/// Every name, families first.
+/// Every known name, families first.
 pub const NAMES: &[Named] = &[
     family("qwen", &["qwen"], Some(CHATML), IM),
     family("llama", &["llama"], Some(LLAMA3), HEADERS),
@@ -200,18 +200,18 @@ pub const NAMES: &[Named] = &[
     format("alpaca", ALPACA, &[]),
 ];
 
-/// What a name stands for.
+/// Looks up a family or format by its name.
 pub fn named(name: &str) -> Option<&'static Named> {
     NAMES.iter().find(|known| known.name == name)
 }
 
 impl Named {
-    /// Whether a model belongs to the family; every model does to a format.
+    /// True if the model belongs to the family; every model does to a format.
     pub fn suits(&self, model_type: &str) -> bool {
         self.family.is_empty() || self.family.iter().any(|prefix| model_type.starts_with(prefix))
     }
 
-    /// Whether the model's own template is meant where it has one.
+    /// True if the model's own template is used where it has one.
     pub fn is_family(&self) -> bool {
         !self.family.is_empty()
     }

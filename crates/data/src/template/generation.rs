@@ -48,7 +48,7 @@ pub(super) fn mark(text: &str) -> String {
     format!("{OPEN}{text}{CLOSE}")
 }
 
-/// Whether a text holds a mark of its own.
+/// True if a text holds one of the marks itself.
 pub(super) fn contains_mark(text: &str) -> bool {
     text.contains([OPEN, CLOSE])
 }

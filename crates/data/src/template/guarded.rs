@@ -70,7 +70,7 @@ fn all_tests() -> Vec<(&'static str, Value)> {
     }
 }
 
-/// What is read without a look inside: the number of its elements, or its text.
+/// Charges for a value that is read without a look inside: the number of its elements, or its text.
 fn touch(value: &Value) -> Result<(), Error> {
     match value.as_str() {
         Some(text) => charge(text.len()),

@@ -36,16 +36,16 @@ use crate::image_texts::with_parts;
 const MOST_SAID: usize = 4096;
 const MOST_FORMATS: usize = 256;
 
-/// What is rendered.
+/// The conversation that a template renders.
 #[derive(Clone, Copy, Debug)]
 pub struct Conversation<'a> {
     /// Objects with `role`, `content` and whatever else the template reads.
     pub messages: &'a [Map<String, Json>],
-    /// Function definitions, or nothing.
+    /// Function definitions that the template may show.
     pub tools: Option<&'a Json>,
 }
 
-/// A rendered conversation.
+/// A rendered conversation with the assistant's parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rendered {
     pub text: String,
@@ -67,7 +67,7 @@ pub struct ChatTemplate {
     lists: OnceLock<bool>,
 }
 
-/// What was read off the clock: format and reading.
+/// Values read from the clock: each format with its reading.
 type Readings = Arc<Mutex<BTreeMap<String, String>>>;
 
 impl std::fmt::Debug for ChatTemplate {
@@ -98,12 +98,12 @@ impl ChatTemplate {
         })
     }
 
-    /// What renderings have read off the clock so far: each format with its reading.
+    /// Values that renderings have read from the clock so far: each format with its reading.
     pub fn clock_readings(&self) -> BTreeMap<String, String> {
         self.clock.lock().expect("nobody panics while it is held").clone()
     }
 
-    /// Whether the template marks the assistant's text itself.
+    /// True if the template marks the assistant's text itself.
     pub fn has_generation_marks(&self) -> bool {
         self.marks
     }
@@ -216,7 +216,7 @@ fn weight(value: &Json) -> usize {
     }
 }
 
-/// Whether a value is a namespace or holds it, in a list or in another namespace: it would never be freed.
+/// True if a value is a namespace or holds it, in a list or in another namespace: it would never be freed.
 fn holds(value: &Value, namespace: &Value) -> bool {
     let inside = |item: &Value| holds(item, namespace);
     if value.as_object().is_none() || minijinja::tests::is_sameas(value, namespace) {

@@ -13,13 +13,13 @@ use minijinja::machinery::ast::{
     UnaryOpKind, Var, WithBlock,
 };
 
-/// Looks through an operand.
+/// Function that charges for an operand.
 pub(super) const OPERAND: &str = "surogate_operand";
 /// Makes a list of a tuple, which would be repeated at once.
 pub(super) const FACTOR: &str = "surogate_factor";
 /// Looks through what is searched.
 pub(super) const SEARCHED: &str = "surogate_searched";
-/// Bounds a result.
+/// Function that bounds the size of a result.
 pub(super) const RESULT: &str = "surogate_result";
 /// Bounds a part of a value.
 pub(super) const PART: &str = "surogate_part";
@@ -134,7 +134,7 @@ fn macro_of<'a>(of: &Macro<'a>) -> Macro<'a> {
     Macro { name: of.name, args: of.args.iter().map(target).collect(), defaults, body: all(&of.body) }
 }
 
-/// What is assigned to: names stay as they are.
+/// Converts the target of an assignment: names stay as they are.
 fn target<'a>(of: &Expr<'a>) -> Expr<'a> {
     match of {
         Expr::List(list) => Expr::List(spanned(List { items: list.items.iter().map(target).collect() }, list.span())),

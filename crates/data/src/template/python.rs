@@ -9,7 +9,7 @@ use minijinja::{Error, ErrorKind, Value};
 
 use super::allowance::{DEEPEST, check_length, measure, refused};
 
-/// Signs of an indent.
+/// Largest number of characters of an indent.
 const MOST_INDENT: usize = 256;
 
 /// Python's `repr` of a float: `1.0`, `1e-07`, `1e+16`.
@@ -28,7 +28,7 @@ pub(super) fn float(x: f64) -> String {
     format!("{digits}e{sign}{:02}", exponent.abs())
 }
 
-/// What `{{ value }}` writes: strings as they are, undefined as nothing, the rest as `repr`.
+/// The text that `{{ value }}` writes: strings as they are, undefined as nothing, the rest as `repr`.
 pub(super) fn print(value: &Value) -> Result<Cow<'_, str>, Error> {
     if let Some(text) = value.as_str() {
         return Ok(Cow::Borrowed(text));

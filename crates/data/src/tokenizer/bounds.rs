@@ -1,5 +1,5 @@
-//! What a tokenizer that someone wrote may ask for: numbers of tokens that tables can have, and texts that do not grow
-//! without end before they are encoded or when tokens become text.
+//! Bounds on untrusted tokenizers: numbers of tokens that tables can have, and texts that do not grow without end
+//! before they are encoded or when tokens become text.
 //!
 //! Knows the parts of a tokenizer, not what they do to any text.
 

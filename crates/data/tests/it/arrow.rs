@@ -15,7 +15,7 @@ fn read(files: &[PathBuf]) -> Vec<Value> {
     rows.map(|row| Value::Object(row.fields.unwrap_or_else(|e| panic!("{}: {e}", row.place)))).collect()
 }
 
-/// What is in the rows 0, 1 and 2 of every file with all types; `image` holds bytes that are no text.
+/// The contents of rows 0, 1 and 2 of every file with all types; `image` holds bytes that are not UTF-8.
 fn expected(i: i64) -> Value {
     json!({
         "text": format!("row {i}"), "kind": if i == 0 { "x" } else { "y" }, "ids": [i, i + 1], "fixed": [0.5, 1.5],

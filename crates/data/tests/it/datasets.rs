@@ -385,7 +385,7 @@ fn a_split_and_a_pattern_choose_files() {
     assert!(firsts(one).unwrap_err().contains("a file has no split"));
 }
 
-/// What nodes read: each its own rows, together all of them, none twice; broken rows are counted where they are.
+/// Each node reads its own rows; together they read all, none twice; broken rows are counted where they are.
 #[test]
 fn parts_of_a_set_are_rows_in_turn() {
     let place = tempfile::tempdir().unwrap();

@@ -65,7 +65,7 @@ fn formats_are_written_as_they_are_known() {
     assert!(render("llama2", &tool, false, ["", ""]).unwrap_err().contains("no role tool"));
 }
 
-/// Where a golden rendering of a model's own template stays inside what the format has, it is the same.
+/// A format renders what a model's own template does, as long as the template keeps to the format.
 #[test]
 #[ignore = "reads ../shared/assets"]
 fn formats_equal_the_models_own_templates() {

@@ -30,7 +30,7 @@ impl Dice {
     }
 }
 
-/// How many draws a test makes, when a usual run makes `usual`.
+/// The number of draws of a test, which makes `usual` by default.
 fn rounds(usual: u64) -> u64 {
     usual * std::env::var("SUROGATE_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
 }
@@ -359,7 +359,8 @@ fn rows_of_any_form_are_counted() {
     assert!(kept > 100, "only {kept} rows were kept");
 }
 
-/// What a template of someone else may try: each is rejected or ends, soon and at little memory, and nothing overflows.
+/// Untrusted templates that try to take time or memory are rejected or end, soon and at little memory, and nothing
+/// overflows.
 #[test]
 fn hostile_templates_are_refused_or_end() {
     let messages = [Message::new("user", "q").fields, Message::new("assistant", &"a".repeat(1000)).fields];
@@ -464,7 +465,7 @@ fn hostile_templates_are_refused_or_end() {
     assert!(peak.parse::<usize>().unwrap() < 2 << 20, "{peak} kB");
 }
 
-/// What templates do with operators, lists and texts is the same with bounds around it.
+/// Operators, lists and texts of templates give the same results with bounds around them.
 #[test]
 fn bounds_change_nothing_that_templates_write() {
     let messages = [Message::new("user", "q").fields, Message::new("assistant", "a b").fields];

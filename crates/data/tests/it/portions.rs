@@ -110,7 +110,7 @@ fn deal(sets: &[DocumentSet], spec: &LoaderSpec, from: &Position, most: usize) -
     (rounds, loaders[0].position())
 }
 
-/// How often each row was dealt.
+/// Counts how often each row was distributed.
 fn times<'a>(rounds: impl IntoIterator<Item = &'a Vec<Vec<usize>>>) -> BTreeMap<usize, usize> {
     let mut times = BTreeMap::new();
     rounds.into_iter().flatten().flatten().for_each(|row| *times.entry(*row).or_default() += 1);

@@ -111,7 +111,7 @@ fn paired(split: Split) -> PreferenceOptions {
     for_purpose(Purpose::Pairs, split)
 }
 
-/// Whether a row is of the unpaired form.
+/// True for a row of the unpaired form.
 fn is_unpaired(row: &Value) -> bool {
     row.get("label").is_some()
 }
@@ -178,8 +178,8 @@ fn every_recorded_row_comes_to_its_ids_and_splits() {
     assert_eq!(count, 50);
 }
 
-/// What the older path of ORPO and CPO makes of a row in place of these ids: it puts BOS before plain text, EOS after every
-/// conversation whose template ends otherwise, and knows no tools.
+/// The token ids that the older path of ORPO and CPO makes of a row in place of these: BOS before plain text, EOS after
+/// every conversation whose template ends otherwise, and no tools.
 fn of_older_path(tokenizer: &Tokenizer, row: &Value, ids: &[i32]) -> Vec<i32> {
     let eos = tokenizer.eos().unwrap().id as i32;
     let bos = tokenizer.bos().map(|bos| bos.id as i32).filter(|bos| ids.first() != Some(bos));
@@ -279,7 +279,7 @@ fn stories() -> Arc<Tokenizer> {
 const CHAT: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}\
     {% if add_generation_prompt %}assistant: {% endif %}";
 
-/// What rows are read as, for a purpose, with [`CHAT`].
+/// Reads rows for a purpose, with [`CHAT`].
 fn read(rows: &[Value], kind: DatasetKind, preference: PreferenceOptions) -> Result<EncodedCorpus, String> {
     let place = tempfile::tempdir().unwrap();
     let mut options = options(preference, 512, 512);
@@ -299,7 +299,7 @@ fn shown(document: &Document) -> [String; 2] {
     [text(&trained).trim().to_owned(), text(&document.ids).trim().to_owned()]
 }
 
-/// What is trained of both sides of the only row, and the whole chosen side.
+/// The trained text of both sides of the only row, and the whole chosen side.
 fn sides(row: &Value) -> [String; 3] {
     let prepared =
         read(std::slice::from_ref(row), auto(), paired(Split::Spans)).unwrap_or_else(|e| panic!("{row}: {e}"));

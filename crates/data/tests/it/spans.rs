@@ -1,4 +1,4 @@
-//! What is trained of a conversation, with real templates and hostile messages, on the level of text.
+//! Trained spans of conversations, with real templates and hostile messages, on the level of text.
 
 use std::path::Path;
 
@@ -69,7 +69,7 @@ fn with(mut message: Message, name: &str, value: Value) -> Message {
 
 const FAMILIES: [&str; 4] = ["qwen3", "smollm2", "mistral-nemo", "gpt-oss"];
 
-/// What an answer looks like where it is trained: (in the middle, at the end).
+/// The expected text of a trained answer, in the middle or at the end of a conversation.
 fn expected(name: &str, text: &str, last: bool) -> String {
     match name {
         "qwen3" | "smollm2" => format!("{text}<|im_end|>"),

@@ -41,11 +41,11 @@ pub(super) struct Column {
     /// Offsets, then values, as far as the type has them; the texts of views follow.
     pub(super) buffers: Vec<Buffer>,
     pub(super) children: Vec<Column>,
-    /// What the values are indices into.
+    /// The column that the values are indices into.
     pub(super) dictionary: Option<Arc<Column>>,
 }
 
-/// Dictionaries by their numbers.
+/// Decoded dictionaries by their ids.
 pub(super) type Dictionaries = HashMap<i64, Arc<Column>>;
 
 /// Takes nodes and buffers in the order of the fields.
@@ -168,7 +168,7 @@ impl Dealer<'_> {
     }
 }
 
-/// Whether the buffers have room for the values that the column claims.
+/// True if the buffers have room for the values that the column claims.
 fn holds(kind: Kind, column: &Column) -> bool {
     let n = column.length;
     let room = |i: usize, bytes: usize| column.buffers[i].len() >= bytes;

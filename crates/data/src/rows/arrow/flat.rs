@@ -2,7 +2,7 @@
 //!
 //! Knows no Arrow.
 
-/// What a damaged header is called.
+/// The error of a damaged header.
 pub(super) const DAMAGED: &str = "damaged: a header points outside of itself";
 
 /// A table inside a buffer.
@@ -17,7 +17,7 @@ fn read<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], String> {
     Ok(slice.try_into().expect("the slice has N bytes"))
 }
 
-/// Where the offset at `at` points to.
+/// Follows the offset at `at` to the position that it points to.
 fn follow(bytes: &[u8], at: usize) -> Result<usize, String> {
     let offset = u32::from_le_bytes(read(bytes, at)?) as usize;
     at.checked_add(offset).filter(|&to| to < bytes.len()).ok_or_else(|| DAMAGED.to_owned())
@@ -35,7 +35,7 @@ impl<'a> Table<'a> {
         Ok(Table { bytes, at: follow(bytes, 0)? })
     }
 
-    /// Where field `n` is, if the table has it.
+    /// The position of field `n`, if the table has it.
     fn field(&self, n: usize) -> Result<Option<usize>, String> {
         let back = i64::from(i32::from_le_bytes(read(self.bytes, self.at)?));
         let listing = usize::try_from(self.at as i64 - back).map_err(|_| DAMAGED)?;

@@ -20,13 +20,13 @@ use self::schema::Field;
 use super::{Row, RowLimit, RowLocation, Rows, shared};
 use crate::error::{DataError, RowError, RowReason};
 
-/// What a file begins and ends with; a stream does not.
+/// The first and last bytes of a file; a stream has none.
 const MAGIC: &[u8; 6] = b"ARROW1";
 
 /// Stands before the length of a header.
 const CONTINUES: u32 = u32::MAX;
 
-/// What a message is, by the numbers of the format.
+/// Kinds of messages, by the numbers of the format.
 const SCHEMA: u8 = 1;
 const DICTIONARY: u8 = 2;
 const BATCH: u8 = 3;

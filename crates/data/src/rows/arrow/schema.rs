@@ -4,13 +4,13 @@
 
 use super::flat::Table;
 
-/// How deep values may nest.
+/// Largest depth of nested values.
 const DEEPEST: usize = 32;
 
 /// Columns that a file may have, nested ones counted.
 const MOST: usize = 1 << 16;
 
-/// A column.
+/// A column's name and type.
 #[derive(Clone, Debug)]
 pub(super) struct Field {
     pub(super) name: String,
@@ -52,7 +52,7 @@ pub(super) enum Kind {
     Decimal {
         scale: i32,
     },
-    /// Days, or milliseconds.
+    /// Days since 1970 (4 bytes), or milliseconds (8 bytes).
     Date {
         width: usize,
     },

@@ -110,7 +110,7 @@ fn integer(bytes: &[u8], signed: bool) -> i128 {
     i128::from_le_bytes(all)
 }
 
-/// What value `i` spans, by the offsets in buffer 0.
+/// The range of value `i` in its data, by the offsets in buffer 0.
 fn range(column: &Column, i: usize, width: usize) -> Result<std::ops::Range<usize>, String> {
     let offset = |i| Ok::<_, String>(usize::try_from(integer(fixed(column, i, width)?, true)).map_err(|_| OUTSIDE)?);
     let range = offset(i)?..offset(i + 1)?;

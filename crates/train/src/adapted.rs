@@ -16,7 +16,7 @@ pub(crate) struct Pair {
     b: HostTensor,
 }
 
-/// What is added to one matrix: A [rank, inputs] and B [outputs, rank].
+/// The low-rank addition to one matrix: A [rank, inputs] and B [outputs, rank].
 pub(crate) struct Factors {
     pub a: HostTensor,
     pub b: HostTensor,
@@ -49,12 +49,12 @@ impl Pair {
         Ok(Pair { a: read("lora_A")?.cast(DType::F32), b: read("lora_B")?.cast(DType::F32) })
     }
 
-    /// Why they do not fit a weight; none where they do.
+    /// The reason why the factors do not fit a weight; None if they do.
     pub fn fits(&self, of: &AdapterOf, shape: &[usize], transposed: bool) -> bool {
         fits([&self.a.shape, &self.b.shape], of, shape, transposed)
     }
 
-    /// What is added to the matrix of this number of a weight with this shape.
+    /// The factors for matrix `number` of a weight with this shape.
     ///
     /// # Panics
     /// If the shapes do not belong together.
@@ -85,7 +85,7 @@ impl Pair {
     }
 }
 
-/// Whether A and B of these shapes belong to a weight.
+/// True if A and B of these shapes belong to a weight.
 pub(crate) fn fits([a, b]: [&[usize]; 2], of: &AdapterOf, shape: &[usize], transposed: bool) -> bool {
     let ([ranks, inputs], [outputs, others]) = (a, b) else { return false };
     let sizes =
@@ -116,7 +116,7 @@ pub(crate) fn matrices(shape: &[usize]) -> (usize, [usize; 2]) {
     }
 }
 
-/// Whether the matrices of a weight are [inputs, outputs].
+/// True if the matrices of a weight are [inputs, outputs].
 pub(crate) fn is_transposed(of: &AdapterOf, transposed: bool) -> bool {
     of.stack.map_or(transposed, |stack| stack.transposed)
 }

@@ -1,5 +1,5 @@
-//! What would make a run fit that does not: changes of options, tried by planning again with each,
-//! cheap ones first. Nothing is changed in the run itself.
+//! Suggestions for a run that does not fit: changes of options, tried by planning again with each, cheap ones first.
+//! Nothing is changed in the run itself.
 
 use std::fmt;
 
@@ -42,7 +42,7 @@ pub fn with_advice(
     })
 }
 
-/// What planning again needs.
+/// The inputs that planning again needs.
 struct Known<'a> {
     source: &'a ModelSource,
     machine: &'a Machine,
@@ -89,7 +89,7 @@ impl fmt::Display for Need {
     }
 }
 
-/// What makes a run fit.
+/// Changes that make a run fit.
 enum Changes {
     None,
     /// Each by itself, with what the plan comes to.
@@ -119,7 +119,7 @@ fn changes(config: &Config, known: &Known<'_>) -> Changes {
     Changes::None
 }
 
-/// How far a change can be taken, from a little to all of it.
+/// The variants of a change, from a little to all of it, each with its description.
 fn steps(change: Change, config: &Config, known: &Known<'_>) -> Vec<(Config, String)> {
     let mut changed = config.clone();
     std::iter::from_fn(|| change(&mut changed, known).map(|text| (changed.clone(), text))).collect()
@@ -137,7 +137,7 @@ fn least(change: Change, config: &Config, known: &Known<'_>) -> Option<(String, 
 /// Takes one step of a change and says how far it has come; `None` when there is nothing more to take.
 type Change = fn(&mut Config, &Known<'_>) -> Option<String>;
 
-/// Those that keep the numbers of training come first.
+/// Changes in the order in which they are tried: those that keep the numbers of training come first.
 const CHANGES: &[Change] = &[
     planned,
     smaller_batch,

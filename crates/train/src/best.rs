@@ -11,18 +11,18 @@ use crate::trainer::Trainer;
 use crate::weights::WeightSet;
 use std::path::Path;
 
-/// What the evaluations of a run came to so far.
+/// The best and the last evaluation of a run so far, and the number of evaluations since the best.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Judged {
-    /// The lowest loss.
+    /// The evaluation with the lowest loss.
     pub best: Option<Best>,
     /// Evaluations since the last one that lowered the best loss by more than the threshold.
     pub stale: u64,
-    /// The last loss.
+    /// Loss of the last evaluation.
     pub last: Option<f64>,
 }
 
-/// An evaluation.
+/// The step and the loss of an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     /// Steps that were done before.
@@ -41,14 +41,14 @@ impl Judged {
         self.last = loss.is_finite().then_some(loss);
     }
 
-    /// Whether the evaluation after so many steps is the best so far.
+    /// True if the evaluation after `step` steps is the best so far.
     pub fn is_best(&self, step: u64) -> bool {
         self.best.is_some_and(|best| best.step == step)
     }
 }
 
 impl Trainer {
-    /// Why the run ends before its last step, if it does; a sentence.
+    /// The reason, as a sentence, why early stopping ends the run; None if it continues.
     pub fn stalled(&self) -> Option<String> {
         let patience = self.config.training.early_stopping_patience?;
         let Judged { best, stale, .. } = &self.progress.judged;

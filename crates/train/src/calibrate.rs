@@ -17,7 +17,7 @@ use crate::device::Device;
 use crate::error::Result;
 use fit::{Other, Sample};
 
-/// How long the parts of a calibration take.
+/// Durations of the parts of a calibration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Plan {
     /// Work before anything is timed that counts.
@@ -31,8 +31,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// What a machine needs: a GPU's clock falls for a minute under load, a CPU keeps its own. With compiling under
-    /// four minutes. `least`: a trial that measures little.
+    /// The durations for a machine: a GPU's clock falls for a minute under load, a CPU keeps its own. With compiling
+    /// under four minutes. `least`: a trial that measures little.
     pub fn of(machine: &Machine, least: bool) -> Plan {
         let seconds = |heat, measure, products| Plan {
             heat: Duration::from_secs(heat),
@@ -48,7 +48,7 @@ impl Plan {
     }
 }
 
-/// What was measured and made of it.
+/// The measurements, and the machine description that is fitted to them.
 pub struct Calibration {
     pub machine: Machine,
     /// Each probe's times compared with what the machine's rates give, for people.

@@ -110,7 +110,7 @@ const PUBLISHED: &[&str] = &[
 /// Characters of a model's licence, its name or its address.
 const MOST_OF_LICENCE: usize = 300;
 
-/// What a result is.
+/// The kind of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     Adapter,
@@ -343,7 +343,7 @@ fn data(trainer: &Trainer) -> String {
     text
 }
 
-/// What the user wrote, without what concerns only this machine.
+/// The options that the user wrote, without those that concern only this machine.
 fn given_options(trainer: &Trainer) -> String {
     let values = trainer.config.recorded_json();
     let given = rows().map(|row| row.name).filter(|name| trainer.config.is_written(name));

@@ -28,28 +28,29 @@ use crate::written::Written;
 pub const STATE: &str = digest::LIST;
 pub(crate) const OPTIMIZER: &str = "optimizer.safetensors";
 
-/// Version of the layout.
+/// Version of the checkpoint's layout.
 const VERSION: u32 = 2;
 
 /// Stands for the digest while the digest is computed.
 const NO_DIGEST: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
-/// Where a run is.
+/// The state of a run in a checkpoint's `state.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct State {
     pub version: u32,
-    /// Of this file, with zeros in place of this value.
+    /// Digest of this file, with zeros in place of this value.
     digest: String,
     /// The run that wrote it, and its name.
     pub run_id: String,
     pub run: String,
     /// Version of the program that wrote it.
     pub surogate: String,
-    /// What the bits of its arithmetic depend on besides the program: see [`crate::device::Device::arithmetic`].
+    /// The properties that the bits of its arithmetic depend on besides the program: see
+    /// [`crate::device::Device::arithmetic`].
     #[serde(default)]
     pub arithmetic: Option<String>,
     pub task: String,
-    /// What is done.
+    /// Counters of the work that is done.
     #[serde(flatten)]
     pub progress: Progress,
     /// Key of all random numbers.
@@ -59,7 +60,7 @@ pub struct State {
     /// The options as they were given, and with what was chosen for those that were left open.
     pub options: Value,
     pub resolved: Value,
-    /// Those of them that were chosen by `apply_recommended_values`.
+    /// The options among them that `apply_recommended_values` chose.
     #[serde(default)]
     pub recommended: Reasons,
     pub model: ModelDigest,
@@ -70,7 +71,7 @@ pub struct State {
     pub validation: Option<DataDigest>,
     /// Batch shapes that were compiled.
     pub shapes: Vec<ShapeRecord>,
-    /// What the backend chose by timing.
+    /// Choices that the backend made by timing.
     pub choices: Choices,
     /// Every other file of the folder.
     pub files: BTreeMap<String, FileRecord>,
@@ -80,7 +81,8 @@ pub struct State {
 const COUNTED: u64 = i32::MAX as u64;
 
 impl State {
-    /// Whether the numbers can be those of a run: a digest can be made for any. The error says which cannot.
+    /// Checks that the numbers can be those of a run, since a digest can be made for any. The error names those that
+    /// cannot.
     fn check(&self) -> std::result::Result<(), String> {
         let Progress { step, updates, frozen, micro_step, suppressed, evaluated, loss: _, ref judged, ref samples } =
             self.progress;
@@ -110,16 +112,16 @@ impl State {
     }
 }
 
-/// What identifies the model that a run started from.
+/// Digests of the model that a run started from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelDigest {
-    /// Of `config.json`.
+    /// Digest of `config.json`.
     pub config: String,
-    /// Of the weights' files; none when the weights were drawn.
+    /// Digest of the weights' files; None when the weights were drawn.
     pub weights: Option<String>,
 }
 
-/// What identifies the documents of a run.
+/// The identity of a run's documents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataDigest {
     pub documents: usize,
@@ -127,7 +129,7 @@ pub struct DataDigest {
     /// Parts of the data, of which every node had one: the digest is theirs.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub parts: usize,
-    /// Of the documents' rows and lengths alone: the same in any number of parts.
+    /// Digest of the documents' rows and lengths alone: the same in any number of parts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outline: Option<String>,
 }
@@ -150,7 +152,7 @@ impl DataDigest {
         }
     }
 
-    /// Whether both are of the same documents, as far as can be told where they were in other parts.
+    /// True if both are of the same documents, as far as it can be known if they were in another number of parts.
     pub(crate) fn is_of(&self, other: &DataDigest) -> bool {
         match self.parts == other.parts {
             true => (self.documents, &self.digest) == (other.documents, &other.digest),
@@ -159,7 +161,7 @@ impl DataDigest {
     }
 }
 
-/// What a file of a checkpoint must be.
+/// The size and the digest that a file of a checkpoint must have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRecord {
     pub bytes: u64,
@@ -176,7 +178,7 @@ pub struct ShapeRecord {
     /// Patches of images, where a batch has any.
     #[serde(default, skip_serializing_if = "is_zero")]
     patches: usize,
-    /// How earlier checkpoints say the same.
+    /// The former spelling in earlier checkpoints.
     #[serde(skip_serializing)]
     longest: Option<usize>,
 }

@@ -125,7 +125,7 @@ impl Task {
         }
     }
 
-    /// What its rows are for.
+    /// The purpose for which the task reads rows.
     pub const fn purpose(self) -> Purpose {
         match self {
             Task::Sft | Task::Pt | Task::Distil => Purpose::Documents,
@@ -169,7 +169,8 @@ macro_rules! union_of_tables {
             pub fetched: BTreeMap<String, Vec<PathBuf>>,
             /// The local folder of the teacher with its recorded graph, once it was fetched.
             pub fetched_teacher: Option<FetchedModel>,
-            /// What was chosen for options that were left out, once `apply_recommended_values` was carried out.
+            /// Values that `apply_recommended_values` chose for options that were left out, with reasons; None before
+            /// that.
             pub recommended: Option<Reasons>,
             /// Tokens of a row that the checkpoint recorded with which the run resumes, where they are left open.
             pub kept_sequence_len: Option<usize>,
@@ -195,7 +196,7 @@ macro_rules! union_of_tables {
         self.sharding.pipeline_parallel_size as usize
     }
 
-    /// Devices of this node.
+    /// Number of devices of this node.
     pub fn devices(&self) -> usize {
         match self.multi_node.distributed.gpus_per_node {
             0 => self.hardware.gpus.max(1) as usize,
@@ -228,7 +229,7 @@ macro_rules! union_of_tables {
         Err((message, "lower `per_device_train_batch_size`, or use another number of GPUs".to_owned()))
     }
 
-    /// Processes that train together.
+    /// Number of processes that train together.
     pub fn nodes(&self) -> usize {
         self.multi_node.distributed.num_nodes as usize
     }
@@ -295,15 +296,15 @@ macro_rules! union_of_tables {
 union_of_tables! {
     /// The run as a whole.
     run: Run;
-    /// The model.
+    /// Options of the model.
     model: Model;
-    /// The training loop.
+    /// Options of the training loop.
     training: Training;
     /// The optimizer and its schedule.
     optimizer: Optimizer;
-    /// The data.
+    /// Options of the data.
     data: Data;
-    /// Conversations as tokens.
+    /// Options of the chat template.
     template: ChatTemplate;
     /// Losses that compare answers, and their reference.
     preferences: Preferences;
@@ -311,25 +312,25 @@ union_of_tables! {
     reinforcement: Reinforcement;
     /// The teacher of distillation and the loss.
     distillation: Distillation;
-    /// Adapters.
+    /// Options of the adapters.
     lora: Lora;
-    /// Quantised weights below adapters.
+    /// Options of quantized weights under adapters.
     qlora: Qlora;
-    /// Number formats.
+    /// Options of number formats.
     precision: Precision;
-    /// Devices.
+    /// Options of the devices.
     hardware: Hardware;
-    /// Recomputed activations.
+    /// Options of recomputed activations.
     recompute: Recompute;
-    /// Tensors in host memory.
+    /// Options of tensors in host memory.
     offload: Offload;
     /// Large tensors cut into parts.
     memory: Memory;
-    /// Several GPUs.
+    /// Options of several GPUs.
     sharding: Sharding;
-    /// Several machines.
+    /// Options of several machines.
     multi_node: MultiNode;
-    /// Logs and reports.
+    /// Options of logs and reports.
     logging: Logging;
 }
 
@@ -353,7 +354,7 @@ impl Config {
         Config::load_looking(text, source_name, task, overrides, Look::Nowhere)
     }
 
-    /// As [`Config::load`], with problems of the local files that the options name.
+    /// Loads as [`Config::load`], and reports problems of the local files that the options name.
     ///
     /// # Errors
     /// Those of [`Config::load`], and what is not there.
@@ -367,7 +368,7 @@ impl Config {
         Config::load_run(text, source_name, task, overrides, look, None)
     }
 
-    /// As [`Config::load_looking`], one run of a text that lists several.
+    /// Loads as [`Config::load_looking`], one run of a text that lists several.
     ///
     /// # Errors
     /// Those of [`Config::load_looking`], and a name that no run has.
@@ -406,7 +407,7 @@ impl Config {
         Config::load_json_looking(text, task, overrides, Look::Nowhere)
     }
 
-    /// As [`Config::load_json`], with problems of the local files that the options name.
+    /// Loads as [`Config::load_json`], and reports problems of the local files that the options name.
     ///
     /// # Errors
     /// Those of [`Config::load_json`], and what is not there.

@@ -20,17 +20,17 @@ const F32_LIMIT: f64 = 2e-5;
 const BF16_LIMIT: f64 = 6e-3;
 /// The same for results stored in f16.
 const F16_LIMIT: f64 = 2e-3;
-/// Of products of codes of eight and four bits, whose units keep fewer bits of a sum than f32 has until it is promoted: 8e-5 with
-/// 64 terms on an H200.
+/// Limit for products of codes of eight and four bits, whose units keep fewer bits of a sum than f32 has until it is
+/// promoted: 8e-5 with 64 terms on an H200.
 const CODES_PRODUCT_LIMIT: f64 = 5e-4;
 /// The same where the sum may be the fastest one: 5.4e-4 with 1040 terms, 2.6e-3 with 12,288.
 const FAST_SUM_LIMIT: f64 = 5e-3;
-/// Of results in bf16, and in f32 next to them, of kernels that round in between: up to 5.2e-3 on an H200.
+/// Limit for results in bf16, and in f32 next to them, of kernels that round in between: up to 5.2e-3 on an H200.
 const ROUNDED_BETWEEN_LIMIT: f64 = 1e-2;
 /// By how much the f32 operands of a reference are disturbed, relatively, to find codes on the border between two: some
 /// roundings of f32.
 const DISTURBANCE: f64 = 1e-6;
-/// How often. A value on the border falls to either side in one of them but for one case in 2¹⁶.
+/// Number of disturbances. A value on the border falls to either side in one of them but for one case in 2¹⁶.
 const DISTURBANCES: u64 = 16;
 
 /// Time between two words on how far the examples are.
@@ -41,7 +41,7 @@ const TOLD: Duration = Duration::from_secs(5);
 pub struct Row {
     pub op: &'static str,
     pub example: usize,
-    /// What stands for the activation type.
+    /// The element type that stands for the activation type.
     pub dtype: DType,
     pub result: usize,
     /// Relative error; of codes, the share of those that the reference does not give for operands a rounding away.
@@ -50,13 +50,13 @@ pub struct Row {
 }
 
 impl Row {
-    /// NaN never passes.
+    /// True if the error is within the limit; false for NaN.
     pub fn passed(&self) -> bool {
         self.error <= self.limit
     }
 }
 
-/// Which examples are run; all of them by default.
+/// The selection of examples that are run; all of them by default.
 #[derive(Clone, Debug, Default)]
 pub struct Examples {
     /// Only those of which every instruction is a kernel of the operation's own, a copy or a fill: no library is called, so
@@ -75,7 +75,7 @@ pub struct Examples {
 /// An operation, and the attribute that its calls have if one is given.
 pub type Call = (OpId, Option<&'static str>);
 
-/// What became of them.
+/// The results of running examples.
 #[derive(Clone, Debug)]
 pub struct Checked {
     pub rows: Vec<Row>,
@@ -83,7 +83,7 @@ pub struct Checked {
     pub left_out: usize,
 }
 
-/// What stands for the activation type.
+/// Element types that stand for the activation type.
 const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
 /// Runs the examples in f32, bf16 and f16 on `backend`: each operation's first one, then each
@@ -140,7 +140,7 @@ pub fn check(backend: &dyn Backend, machine: &Machine, seed: u64, which: &Exampl
     Ok(checked)
 }
 
-/// How the rows of an attention's example divide: its document_start says so. Other operations know no documents.
+/// The division of an attention example's rows by its document_start. Other operations know no documents.
 fn documents_of(op: &dyn Op, instance: &Instance) -> Documents {
     let packed = |t: &HostTensor| t.dtype == DType::I32 && t.bytes.iter().any(|b| *b != 0);
     match op.class() == Class::Attention && instance.inputs.iter().any(packed) {
@@ -149,7 +149,7 @@ fn documents_of(op: &dyn Op, instance: &Instance) -> Documents {
     }
 }
 
-/// Whether the machine has units for every product.
+/// True if the machine has units for every product.
 fn is_taken(program: &Program) -> bool {
     let taken = |instruction: &Instruction| match instruction {
         Instruction::Gemm(gemm) if gemm.has_blocks() => {
@@ -164,7 +164,7 @@ fn is_taken(program: &Program) -> bool {
     program.entries.iter().flat_map(|entry| &entry.steps).all(|step| taken(&step.instruction))
 }
 
-/// Whether a product is of codes of eight or four bits.
+/// True if a step multiplies codes of eight or four bits.
 fn multiplies_codes(steps: &[Step]) -> bool {
     let of = |step: &Step| match &step.instruction {
         Instruction::Gemm(gemm) => gemm.has_blocks() || [&gemm.a, &gemm.b].iter().any(|at| at.dtype.small().is_some()),
@@ -204,8 +204,8 @@ fn run(
     Ok(results)
 }
 
-/// What an output holds beforehand: its state where the operation reads it, otherwise NaN, so that
-/// an element that is not written is found.
+/// The initial content of an output: its state if the operation reads it, otherwise NaN, so that an element that is not
+/// written is found.
 fn poisoned(op: &dyn Op, instance: &Instance, state: &HostTensor) -> HostTensor {
     let records = op.form(instance.inputs.len(), &instance.attrs).is_some_and(|form| form.records());
     let reads_state = records

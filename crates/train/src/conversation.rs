@@ -10,7 +10,7 @@ use crate::config::{Config, LossScale, Truncation, is_template_file};
 use crate::error::{Result, TrainError};
 use crate::source::ModelSource;
 
-/// How the run's conversations are written, and notes on the options that say it, a sentence each.
+/// The rendering options of the run's conversations, and notes on the options that lead to them, a sentence each.
 pub fn dialogue_options(
     config: &Config,
     source: &ModelSource,
@@ -45,7 +45,7 @@ pub fn dialogue_options(
     Ok((options, note.into_iter().chain(idle).collect()))
 }
 
-/// What of conversations is trained. Errors: the name of a weight, and what is wrong with it.
+/// The rule for the trained parts of conversations. Errors: the name of a weight, and what is wrong with it.
 pub fn loss_rule(of: &LossScale) -> std::result::Result<LossRule, (String, String)> {
     Ok(match of {
         LossScale::Default => LossRule::Answers,

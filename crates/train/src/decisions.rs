@@ -1,4 +1,4 @@
-//! What the plan decided, in words for people and as JSON for scripts, and the options that each decision answers.
+//! Decisions of the plan in words for people and as JSON for scripts, and the options that each decision answers.
 //!
 //! The only place that has words for decisions: the plan, the console, the manifest, the log with its pages and
 //! `resolved.yaml` take theirs from here. Knows no plan and decides nothing.
@@ -40,7 +40,7 @@ pub(crate) struct Answer {
     pub because: String,
 }
 
-/// What the plan answers to options, whether they were left open or not. An option of which it says nothing is absent.
+/// The plan's answers to options, whether they were left open or not. An option without a decision is absent.
 pub(crate) fn answers(plan: &[PlanDecision]) -> Vec<Answer> {
     let of_layers = RECOMPUTE.iter().filter_map(|(option, parts)| {
         let is_of = |of: &PlanDecision| matches!(of.subject, Subject::Layer(part) if parts.contains(&part));
@@ -63,14 +63,14 @@ pub(crate) fn answers(plan: &[PlanDecision]) -> Vec<Answer> {
     of_layers.chain(single).collect()
 }
 
-/// Whether a subject is decided one way for one shape of batches, and another way for the next.
+/// True if a subject is decided one way for one shape of batches, and another way for the next.
 fn differ(plan: &[PlanDecision], subject: Subject) -> bool {
     let mut of = plan.iter().filter(|of| is_of_step(of) && of.subject == subject);
     let first = of.next();
     of.any(|of| Some(of.choice) != first.map(|first| first.choice))
 }
 
-/// Of the entries that options are about.
+/// True for decisions on the entries that options concern.
 fn is_of_step(of: &PlanDecision) -> bool {
     matches!(of.entry, EntryKind::FirstMicroStep | EntryKind::Update)
 }
@@ -98,7 +98,8 @@ fn distinct(all: impl Iterator<Item = String>) -> Vec<String> {
     seen
 }
 
-/// What the plan moved to the host without being asked: a sentence each, with the option that keeps it on the device.
+/// Tensors that the plan moved to the host though no option requested it: a sentence each, with the option that keeps
+/// them on the device.
 pub(crate) fn moved_unasked(plan: &[PlanDecision]) -> Vec<String> {
     let unasked = |of: &&PlanDecision| of.choice == Choice::Offload(true) && of.reason != Reason::Requested;
     let reported = |of: &PlanDecision| {

@@ -21,10 +21,10 @@ const WITHOUT_PEERS: &str = "SUROGATE_PEER_ACCESS";
 /// With the value 1 all ranks or stages are on the first GPU, which they share: for tests where there is one only.
 const ONE_GPU: &str = "SUROGATE_ONE_GPU";
 
-/// What NCCL takes of a GPU's memory, bytes: 1.27 GiB between two H200, NCCL 2.28.3; 0.44 over sockets.
+/// Bytes of a GPU's memory that NCCL takes: 1.27 GiB between two H200, NCCL 2.28.3; 0.44 over sockets.
 const NCCL_BYTES: usize = 3 << 29;
 
-/// Which device is requested and where its libraries may be.
+/// The requested device, and folders in which its libraries may be.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceRequest {
     /// Left open: the GPU if one can be used, otherwise the CPU.
@@ -44,14 +44,14 @@ pub struct DeviceRequest {
     pub eager: bool,
     /// All GPUs that are visible train together.
     pub every_gpu: bool,
-    /// How bytes come from one GPU to another, where the options say so.
+    /// The transport of bytes from one GPU to another, if the options choose it.
     pub ways: cuda::Ways,
     /// The other processes that train with this one.
     pub nodes: Option<Arc<Nodes>>,
 }
 
 impl DeviceRequest {
-    /// What a run's options ask for.
+    /// The request that a run's options make.
     pub fn of(config: &config::Config, site_packages: Vec<PathBuf>) -> DeviceRequest {
         DeviceRequest {
             device: config.hardware.device,
@@ -69,13 +69,14 @@ impl DeviceRequest {
 pub struct Device {
     pub backend: Box<dyn Backend>,
     pub machine: Machine,
-    /// Why this one, when the choice was left open.
+    /// The reason for this device, when the choice was left open.
     pub because: String,
     /// GPUs that are visible; 0 on the CPU.
     pub gpus: usize,
-    /// What measured rates are kept by: the device's name, and its driver.
+    /// The key of measured rates: the device's name and the version of its driver.
     pub card: (String, String),
-    /// What the bits of results depend on besides the program: the processor's set of instructions, or the kind of GPU.
+    /// The properties that the bits of results depend on besides the program: the processor's set of instructions, or
+    /// the kind of GPU.
     pub arithmetic: String,
     /// The other processes that train with this one.
     pub nodes: Option<Arc<Nodes>>,
@@ -102,7 +103,7 @@ impl Device {
         }
     }
 
-    /// What nodes must have alike of their devices and libraries, by name, before they open any.
+    /// Facts of devices and libraries that must be equal on all nodes, by name, before any is opened.
     pub(crate) fn facts(request: &DeviceRequest) -> Vec<(String, String)> {
         let fact = |name: &str, value: String| (name.to_owned(), value);
         let cpu = || vec![fact("arithmetic", instructions_of_cpu())];
@@ -125,7 +126,7 @@ impl Device {
     }
 }
 
-/// What the options say of the way that bytes take.
+/// The transports between GPUs that the options choose.
 fn ways(config: &config::Config) -> cuda::Ways {
     let copies = |setting: Setting<bool>| match setting {
         Setting::Value(on) => Some(on),
@@ -139,7 +140,7 @@ fn ways(config: &config::Config) -> cuda::Ways {
     }
 }
 
-/// What NCCL leaves of a machine.
+/// The machine without the memory that NCCL takes.
 fn without_nccl(machine: Machine) -> Machine {
     Machine { memory: machine.memory.saturating_sub(NCCL_BYTES), ..machine }
 }
@@ -254,8 +255,8 @@ fn host_memory() -> usize {
     of_group.and_then(|text| text.trim().parse().ok()).map_or(own, |limit: usize| own.min(limit))
 }
 
-/// Of host memory, what a run may plan with: the system, the interpreter, the loader's batches and files that are
-/// mapped need some of it, too.
+/// The bytes of host memory that a run may plan with: the system, the interpreter, the loader's batches and files that
+/// are mapped need some of it, too.
 fn usable(memory: usize) -> usize {
     memory - (memory / 8).clamp(256 << 20, 8 << 30).min(memory)
 }

@@ -15,12 +15,12 @@ pub const LIST: &str = "state.json";
 /// Bytes that are read at once.
 const BLOCK: usize = 1 << 20;
 
-/// Of bytes in memory.
+/// The digest of bytes in memory.
 pub fn of_bytes(bytes: &[u8]) -> String {
     blake3::hash(bytes).to_hex().to_string()
 }
 
-/// Of a file's content.
+/// The digest of a file's content.
 pub fn of_file(path: &Path) -> io::Result<String> {
     let mut hasher = blake3::Hasher::new();
     let mut reader = BufReader::with_capacity(BLOCK, File::open(path)?);
@@ -33,7 +33,7 @@ pub fn of_file(path: &Path) -> io::Result<String> {
     }
 }
 
-/// Of the regular files of a folder that `wanted` lets through: (name, bytes, digest), by name.
+/// The digests of the regular files of a folder that `wanted` lets through: (name, bytes, digest), by name.
 pub fn of_files(folder: &Path, wanted: impl Fn(&str) -> bool) -> io::Result<Vec<(String, u64, String)>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -51,7 +51,7 @@ pub fn of_files(folder: &Path, wanted: impl Fn(&str) -> bool) -> io::Result<Vec<
     names.into_par_iter().map(digest).collect()
 }
 
-/// Of a folder as a whole: names and sizes of everything in it, and contents. Where a [`LIST`] is, its
+/// The digest of a folder as a whole: names and sizes of everything in it, and contents. If there is a [`LIST`], its
 /// content stands for all.
 pub fn of_folder(folder: &Path) -> io::Result<String> {
     let mut text = String::new();

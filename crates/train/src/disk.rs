@@ -1,4 +1,4 @@
-//! Whether what a run will write has room on its disks, before the first step.
+//! A check before the first step that the files of a run fit on its disks.
 //!
 //! Knows sizes and folders; what is in them is the business of others.
 
@@ -18,13 +18,13 @@ use crate::trainer::Trainer;
 use crate::weights::WeightSet;
 use crate::words::{count, size};
 
-/// What a run will have written at the most, beyond what is there.
+/// Largest amount that a run will have written, beyond what is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Needed {
     /// Bytes of one checkpoint, and how many will come to those that are there.
     checkpoint: usize,
     checkpoints: u64,
-    /// Bytes of the results.
+    /// Bytes of the final results.
     results: usize,
 }
 

@@ -36,11 +36,11 @@ pub struct Encoded {
     pub(crate) train: DocumentSet,
     pub(crate) held_out: DocumentSet,
     pub(crate) summary: Summary,
-    /// What the user should know, a sentence each.
+    /// Notes for the user, a sentence each.
     pub(crate) notes: Vec<String>,
-    /// Tokens of a row.
+    /// Tokens of a row, padding included.
     pub sequence_len: usize,
-    /// Why, where the length of rows followed from the documents.
+    /// The reason for the length of rows, if it followed from the documents.
     pub(crate) because: Option<String>,
     pub(crate) pad_id: i32,
     /// The chat template that conversations are written with, where it is not the model's own.
@@ -178,7 +178,7 @@ pub(crate) const CACHE_VARIABLE: &str = "SUROGATE_DATA_CACHE";
 /// The word that keeps no rows.
 const NO_CACHE: &str = "off";
 
-/// Where encoded rows are kept; a note where there is no such place although none was refused.
+/// The cache of encoded rows; a note if there is no folder for it although none was refused.
 fn row_cache(config: &Config, notes: &mut Vec<String>) -> Option<RowCache> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let written = match nodes::own_folder(config) {
@@ -290,7 +290,7 @@ fn conversation_columns(of: &Dataset) -> ConversationColumns {
     }
 }
 
-/// What the user says of a set whose type is left open. A column's default name says nothing.
+/// The user's options on the columns of a set whose type is left open. A column's default name says nothing.
 fn auto_columns(config: &Config, of: &Dataset, place: &str) -> AutoColumns {
     let named = |option: &str, name: &str| {
         if config.is_written(&format!("{place}.{option}")) { name.to_owned() } else { String::new() }

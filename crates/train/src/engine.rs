@@ -32,25 +32,25 @@ pub(crate) struct Compiled {
     program: Arc<Program>,
 }
 
-/// A model that runs.
+/// A compiled model in a session of a device.
 pub struct Engine {
     device: Arc<Device>,
     source: Arc<ModelSource>,
     /// With the shapes that are compiled, the one that was used last at the end.
     options: CompileOptions,
-    /// What the program is united from; the first has the update.
+    /// The programs that the program is united from; the first has the update.
     parts: Vec<Arc<Program>>,
     program: Arc<Program>,
     /// Absent only while it is replaced.
     session: Option<Box<dyn Session>>,
-    /// Where base weights came from: those of which codes are made may be in memory only while they are loaded. None
-    /// before, and without such.
+    /// The source of the base weights: weights that are quantized may be in memory only while they are loaded. None
+    /// before loading, and without such weights.
     origin: Option<Arc<WeightSource>>,
-    /// What ran while the clock was requested.
+    /// Times of the instructions that ran while timing was on.
     timed: Option<Vec<(usize, Vec<f64>)>>,
-    /// What making it consisted of, with seconds.
+    /// Phases of making the engine, with seconds.
     load_times: Vec<(&'static str, f64)>,
-    /// How far base weights were moved when they were loaded.
+    /// The largest changes of base weights by rounding when they were loaded.
     rounding: Rounding,
     /// Host memory of a result that was given back: pages of new memory cost more than the copy into them.
     spare: Vec<u8>,
@@ -95,7 +95,7 @@ impl Engine {
         })
     }
 
-    /// What making it consisted of, with seconds.
+    /// Phases of making the engine, with seconds.
     pub fn load_times(&self) -> &[(&'static str, f64)] {
         &self.load_times
     }
@@ -108,7 +108,7 @@ impl Engine {
         &self.options
     }
 
-    /// Whether the loss of a step is scaled: the update keeps the scale.
+    /// True if the loss of a step is scaled; the update keeps the scale.
     pub fn scales_loss(&self) -> bool {
         self.program.layout.extra.iter().any(|(name, _)| name == scalar::LOSS_SCALE)
     }
@@ -133,12 +133,12 @@ impl Engine {
         self.origin = self.options.recipe.quantises_weights().then(|| Arc::new(origin));
     }
 
-    /// Where base weights came from that are in memory no more.
+    /// The source of base weights that are no longer in memory.
     pub(crate) fn origin(&self) -> Arc<WeightSource> {
         self.origin.clone().expect("weights that do not stay were loaded before anybody asks for them")
     }
 
-    /// Devices that work together.
+    /// Number of devices that work together.
     pub fn ranks(&self) -> usize {
         self.program.cluster.ranks
     }
@@ -153,7 +153,7 @@ impl Engine {
         variant_of(round, one_per_row)
     }
 
-    /// Whether batches of the wanted shape run without compiling.
+    /// True if batches of the wanted shape run without compiling.
     pub fn has(&self, wanted: Variant) -> bool {
         self.options.variants.iter().any(|known| fits(known, &wanted))
     }
@@ -536,7 +536,7 @@ fn make_room(variants: &mut Vec<Variant>, wanted: &[Variant]) {
     }
 }
 
-/// Whether a program for `known` takes batches of `wanted`.
+/// True if a program for `known` takes batches of `wanted`.
 fn fits(known: &Variant, wanted: &Variant) -> bool {
     // Packed rows say where their documents start, one or many.
     let documents = known.documents != Documents::Rows || wanted.documents == Documents::Rows;

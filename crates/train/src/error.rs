@@ -1,4 +1,4 @@
-//! Why a run ends early, and with which exit code.
+//! The errors that end a run early, with their exit codes.
 
 use compiler::CompileError;
 use data::{DataError, Stop};
@@ -45,7 +45,7 @@ pub fn go_on(stop: Stop<'_>) -> Result<()> {
 }
 
 impl TrainError {
-    /// What the process ends with.
+    /// The exit code of the process.
     pub fn exit_code(&self) -> u8 {
         match self {
             TrainError::Failed(_) | TrainError::Stopped => 1,
@@ -97,7 +97,7 @@ impl TrainError {
         }
     }
 
-    /// What came of reading data.
+    /// Converts an error of reading data.
     pub fn data(error: DataError) -> TrainError {
         if matches!(error, DataError::Stopped) { TrainError::Stopped } else { TrainError::Data(error) }
     }

@@ -72,7 +72,7 @@ impl Trainer {
         staged.commit(&mut self.written)
     }
 
-    /// As [`Trainer::stage_export`], with the adapter added to the model.
+    /// Stages a result as [`Trainer::stage_export`] does, with the adapter added to the model.
     pub(crate) fn stage_merged(&mut self, folder: &Path, stop: Stop<'_>) -> Result<Staged> {
         let staged = Staged::begin(&self.written, folder)?;
         self.write_model(staged.path(), stop)?;
@@ -94,7 +94,7 @@ impl Trainer {
         card::write(self, Form::Adapter, folder)
     }
 
-    /// What the run trains, apart from the session that holds it.
+    /// The trained parameters, apart from the session that holds them.
     pub(crate) fn trained(&mut self) -> Result<Trained> {
         let adapter = self.plan.compile.adapter.clone();
         let base = card::base_name(&self.config.model.model);
@@ -134,7 +134,7 @@ impl Trainer {
         card::write(self, if self.plan.compile.adapter.is_some() { Form::Merged } else { Form::Model }, folder)
     }
 
-    /// How far the weights of a result are from the f32 copies that the optimizer changes, where it keeps such.
+    /// The largest distance of a result's weights from the optimizer's f32 master copies, if it keeps such.
     fn rounding_of_masters(&mut self) -> Result<Rounding> {
         let part = if self.plan.compile.adapter.is_some() { WeightSet::Adapter } else { WeightSet::Base };
         let engine = self.engine()?;
@@ -237,12 +237,12 @@ impl Trainer {
     }
 }
 
-/// What the files of a whole model hold: its parameters, and what is taken over of its own files.
+/// The contents of the files of a whole model: its parameters, and tensors taken over from its own files.
 struct Contents<'a> {
     infos: Vec<TensorInfo>,
     /// The parameters that lie behind one another in a tensor, by its name and their first elements.
     slots: HashMap<String, BTreeMap<usize, &'a ParameterSlot>>,
-    /// What is taken over, and its names by those in files.
+    /// Tensors that are taken over, and their names by those in files.
     own: Weights,
     carried: HashMap<String, String>,
 }

@@ -26,7 +26,7 @@ use crate::written::Written;
 /// Files next to [`TOKENIZER_FILE`] that list special tokens.
 const LISTS: [&str; 2] = [TOKENIZER, "special_tokens_map.json"];
 
-/// What [`extend`] did.
+/// The result of [`extend`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extended {
     /// The id of the first new token; the others follow it.
@@ -37,11 +37,11 @@ pub struct Extended {
     pub tensors: Vec<String>,
 }
 
-/// What of a model is written.
+/// The part of a model that is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extend {
     Whole,
-    /// For what reads no weights, or draws them.
+    /// Without weights, for readers that need none or draw them.
     WithoutWeights,
 }
 
@@ -237,7 +237,7 @@ fn known_tokens(tokenizer: &Value) -> std::result::Result<Vec<(String, usize)>, 
     Ok(known)
 }
 
-/// How `tokenizer.json` describes a special token.
+/// The entry of a special token in `tokenizer.json`.
 fn described(content: &str) -> Map<String, Value> {
     let mut entry = Map::new();
     entry.insert("content".into(), json!(content));

@@ -43,9 +43,9 @@ const LENGTH_UNIT: usize = 16;
 pub struct Feed {
     pub train: Loader,
     pub train_extent: Extent,
-    /// Of a whole pass over the data.
+    /// Rows of a whole pass over the data.
     rows_in_epoch: u64,
-    /// Passes over the data.
+    /// Number of passes over the data.
     epochs: f64,
     documents: DocumentSet,
     spec: LoaderSpec,
@@ -148,7 +148,7 @@ impl Feed {
         ))
     }
 
-    /// Whether every document is as long as a row: then packing leaves each alone, and kernels for full rows take them.
+    /// True if every document is as long as a row: then packing leaves each alone, and kernels for full rows take them.
     fn documents_fill_rows(&self) -> bool {
         let set = &self.documents;
         set.members.iter().all(|index| set.corpus.length(*index as usize) == self.spec.seq_len)
@@ -233,12 +233,12 @@ impl Feed {
         )
     }
 
-    /// What identifies the training data.
+    /// The identity of the training data.
     pub fn digest(&self) -> DataDigest {
         DataDigest::of(&self.documents)
     }
 
-    /// What identifies the documents that are held out; none without them.
+    /// The identity of the documents that are held out; None without them.
     pub fn validation_digest(&self) -> Option<DataDigest> {
         let (documents, _) = self.validation.as_ref()?;
         Some(DataDigest::of(documents))
@@ -351,7 +351,7 @@ fn layout(config: &Config, sets: &[&DocumentSet], sequence_len: usize) -> Layout
     Layout::Joined(lengths.into_iter().map(|length| length * rows).collect())
 }
 
-/// What the first batches look like.
+/// The shapes of the first batches.
 pub(crate) struct FirstShapes {
     /// Tokens of a row, padding included, by batches.
     pub lengths: Vec<usize>,
@@ -361,7 +361,7 @@ pub(crate) struct FirstShapes {
     pub seen: f64,
 }
 
-/// Of all pairs of a token and one up to it in its row, those in one document.
+/// Of all pairs of a token and one up to it in its row, the share of those in one document.
 fn seen_share(batch: &Batch) -> f64 {
     let places = batch.document_start.iter().enumerate().map(|(index, start)| (index % batch.seq_len, *start));
     let seen: f64 = places.map(|(at, start)| (at + 1) as f64 - f64::from(start)).sum();
@@ -387,7 +387,7 @@ fn row_length(layout: &Layout, sequence_len: usize, rows: usize) -> usize {
     }
 }
 
-/// What became of the data of a run.
+/// The result of preparing the data of a run.
 #[derive(Clone, Debug)]
 pub struct CheckedData {
     /// The notes and the table of the data check.

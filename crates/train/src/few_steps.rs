@@ -13,17 +13,17 @@ const ENOUGH: u64 = 20;
 pub(crate) struct Steps {
     /// Rows of a micro-batch of each rank.
     pub rows: u32,
-    /// Micro-batches of a step.
+    /// Micro-batches of an optimizer step.
     pub accumulation: u32,
     /// Micro-batches that are worked on at once.
     pub replicas: u64,
-    /// Rows of an epoch.
+    /// Rows of one pass over the data.
     pub in_epoch: u64,
-    /// Documents of an epoch.
+    /// Documents of one pass over the data.
     pub documents: u64,
-    /// Rows hold several documents.
+    /// True if rows hold several documents.
     pub is_packed: bool,
-    /// Passes over the data.
+    /// Number of passes over the data.
     pub epochs: f64,
 }
 

@@ -56,7 +56,7 @@ pub fn of_weights(program: &Program) -> Option<f64> {
     Some(read.flops(&program.layout.parameters))
 }
 
-/// What the products of the forward pass read.
+/// The parameters that the products of the forward pass read.
 #[derive(Default)]
 struct Multiplied {
     /// Parameters by their numbers in the layout: those that every token is multiplied with, and those of experts.

@@ -1,6 +1,6 @@
-//! How several nodes train as one. Node 0 runs the run: it decides what comes next, reads and writes the run's files, and
-//! tells the others. They do the same parts by themselves, each with the data and weights that it read itself, and
-//! meanwhile wait, and read or write their ranks' memory when node 0 needs it for a checkpoint or a result.
+//! Training on several nodes as one run. Node 0 runs the run: it decides what comes next, reads and writes the run's
+//! files, and sends commands. The others carry out the same commands, each with the data and weights that it read
+//! itself, and meanwhile wait, and read or write their ranks' memory when node 0 needs it for a checkpoint or a result.
 //!
 //! Knows the parts; what they consist of is in `trainer.rs` and `step.rs`.
 
@@ -22,7 +22,7 @@ use crate::run::{Observer, Outcome};
 use crate::source::ModelSource;
 use crate::trainer::Trainer;
 
-/// What all nodes do at once.
+/// A command that all nodes carry out at once.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Part {
@@ -30,7 +30,7 @@ pub(crate) enum Part {
     Begin { from: Option<Box<State>> },
     /// Compile for these shapes, and load what does not come from a checkpoint.
     Load { shapes: Vec<ShapeRecord>, choices: Choices, resumed: bool },
-    /// Say what was read.
+    /// Compares the facts that nodes have read.
     Compare,
     /// A step on the next rows.
     Step,
@@ -66,7 +66,7 @@ pub(crate) fn failed(failure: Failure) -> TrainError {
     TrainError::Node { text: format!("the run was ended by {failure}"), code: failure.code }
 }
 
-/// What ended the run, not what came of it here.
+/// The error that ended the run on any node, rather than its consequence here.
 pub(crate) fn root(nodes: Option<&Nodes>, error: TrainError) -> TrainError {
     // Others may have given up this one, which was stopped for long.
     let is_root = |nodes: &Nodes, failure: &Failure| failure.node != nodes.node || failure.code == LOST;
@@ -133,7 +133,7 @@ impl Device {
 }
 
 impl Trainer {
-    /// What every node must have read alike.
+    /// Facts of model and data that must be equal on every node.
     fn facts(&mut self) -> Result<Facts> {
         let model = self.model_digest()?.clone();
         let digest = |of: Option<crate::checkpoint::DataDigest>| of.map_or("none".to_owned(), |of| of.digest);
@@ -185,7 +185,7 @@ struct Follower {
 }
 
 impl Follower {
-    /// What node 0 wants next.
+    /// Waits for the next command of node 0.
     fn next(&mut self, observer: &mut dyn Observer) -> Result<Vec<u8>> {
         let Follower { nodes, wished, .. } = self;
         let mut idle = || {

@@ -34,7 +34,7 @@ fn word(dtype: DType) -> Dtype {
     }
 }
 
-/// How the weights are kept in training. What was saved in f16 becomes bf16, and a note says so.
+/// The element type of weights in training. Weights saved in f16 become bf16, with a note.
 pub fn weights(config: &Config, source: &ModelSource, reasons: &mut Reasons, notes: &mut Vec<String>) -> Result<DType> {
     if let Setting::Value(dtype) = config.model.torch_dtype {
         return Ok(dtype_of(dtype));
@@ -95,8 +95,8 @@ fn stored(source: &ModelSource) -> Result<DType> {
     plain.next().map_or(Ok(DType::BF16), |view| view.map(|view| view.dtype)).map_err(TrainError::model_file)
 }
 
-/// Whether f32 copies of what is trained are kept next to it. Where f16 is involved they always are: its gradients may
-/// be skipped and its updates would vanish.
+/// True if f32 copies of trained parameters are kept next to them. With f16 they always are: its gradients may be
+/// skipped and its updates would vanish.
 pub fn keeps_master(
     config: &Config,
     weights: DType,
@@ -158,7 +158,7 @@ fn forced_master(config: &Config, reasons: &mut Reasons, problems: &mut Vec<Prob
     true
 }
 
-/// What is to be said of training in f16.
+/// A note on training in f16; None for other types.
 pub fn note_on_loss_scale(weights: DType, master: bool) -> Option<String> {
     let masters = if master { "master weights are kept in float32, and " } else { "" };
     let text = format!(
@@ -169,7 +169,7 @@ pub fn note_on_loss_scale(weights: DType, master: bool) -> Option<String> {
     (weights == DType::F16).then_some(text)
 }
 
-/// How matrices are multiplied.
+/// The recipe of matrix products.
 pub fn recipe(config: &Config) -> Recipe {
     let of = &config.precision;
     match of.recipe {
@@ -193,7 +193,7 @@ pub fn recipe(config: &Config) -> Recipe {
     }
 }
 
-/// What is to be said of a recipe on a machine: units that it lacks, and layers that are better left alone.
+/// Notes on a recipe and a machine: units that it lacks, and layers that are better left alone.
 pub fn notes_on_recipe(config: &Config, machine: &Machine) -> Vec<String> {
     let of = &config.precision;
     let mut notes = Vec::new();
@@ -227,7 +227,7 @@ fn note_on_four_bits(backend: config::Fp4Backend, machine: &Machine) -> String {
     }
 }
 
-/// Which products of the layers a recipe leaves as they are.
+/// A note on the products of the layers that a recipe leaves unquantized.
 pub fn note_on_products(config: &Config, source: &ModelSource, options: &CompileOptions) -> Result<Option<String>> {
     let names = compiler::unquantised(&source.model, options)?;
     let listed: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
@@ -240,7 +240,7 @@ pub fn note_on_products(config: &Config, source: &ModelSource, options: &Compile
     Ok((!names.is_empty()).then_some(text))
 }
 
-/// What units of four bits do not multiply, though the options ask for them.
+/// A note on products that units of four bits do not multiply, though the options ask for them.
 pub fn note_on_experts(config: &Config, source: &ModelSource, options: &CompileOptions) -> Result<Option<String>> {
     let (of, backend) = (&config.precision, config.precision.fp4_backend);
     if of.recipe != config::Recipe::Nvfp4 || backend == config::Fp4Backend::Emulate {
@@ -265,7 +265,7 @@ pub fn check_gradients(config: &Config, weights: DType, problems: &mut Vec<Probl
     }
 }
 
-/// What is to be said of the permission to give other bits in every run: nothing makes use of it.
+/// A note on the permission to give other bits in every run: nothing makes use of it.
 pub fn note_on_determinism(config: &Config) -> Option<String> {
     let text = "`deterministic: false` changes nothing: every kernel in use gives the same bits each time, and none that \
                 does not is there to be faster";

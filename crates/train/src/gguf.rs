@@ -19,7 +19,7 @@ use crate::prequantised;
 use crate::rounding::Rounding;
 use crate::weights::is_computed;
 
-/// What a file consists of.
+/// The metadata and tensors of a GGUF file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Description {
@@ -68,7 +68,7 @@ struct Frequencies {
     original_max_position_embeddings: f64,
 }
 
-/// What [`write_gguf`] did.
+/// The result of [`write_gguf`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GgufDone {
     pub tensors: usize,

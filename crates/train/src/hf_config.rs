@@ -11,17 +11,17 @@ use crate::error::{Result, TrainError};
 /// The name of the file.
 pub const FILE: &str = "config.json";
 
-/// Where models of several parts keep the fields of their language model.
+/// The field in which models of several parts keep the fields of their language model.
 const TEXT: &str = "text_config";
 
 const POSITIONS: &str = "max_position_embeddings";
 const ORIGINAL_POSITIONS: &str = "original_max_position_embeddings";
 const THETA: &str = "rope_theta";
 
-/// Where transformers 4 and 5 keep the scaling of rotary positions.
+/// The fields of rotary scaling in transformers 4 and 5.
 const SCALING: [&str; 2] = ["rope_scaling", "rope_parameters"];
 
-/// Where transformers 5 and 4 keep the element type.
+/// The fields of the element type in transformers 5 and 4.
 const DTYPE: [&str; 2] = ["dtype", "torch_dtype"];
 
 /// The tokens that end answers: one or a list.
@@ -33,7 +33,7 @@ const TIE: &str = "tie_word_embeddings";
 /// The end of the names of architectures that give scores in the place of logits.
 const CLASSIFIER: &str = "ForSequenceClassification";
 
-/// What says that weights are quantised.
+/// The fields that describe quantized weights.
 const QUANTISED: [&str; 2] = ["quantization_config", "compression_config"];
 
 /// The content of `config.json`.
@@ -41,7 +41,7 @@ const QUANTISED: [&str; 2] = ["quantization_config", "compression_config"];
 pub struct HfConfig(pub Value);
 
 impl HfConfig {
-    /// Of a model's folder.
+    /// Reads the configuration of a model's folder.
     pub fn read(folder: &Path) -> Result<HfConfig> {
         let path = folder.join(FILE);
         let text = data::small_file::read_text(&path).map_err(|e| TrainError::io("read", &path, e))?;
@@ -227,7 +227,7 @@ impl HfConfig {
         changed
     }
 
-    /// Whether layers of several kinds have a rotation each.
+    /// True if layers of several kinds have a rotation each.
     pub fn rotates_by_kind(&self) -> bool {
         let parameters = SCALING.iter().filter_map(|key| self.text().get(key)?.as_object());
         parameters.into_iter().any(|of| of.values().any(Value::is_object))

@@ -15,11 +15,11 @@ use crate::step::resident;
 /// Ticks of the process's clock in a second, as Linux counts them for programs.
 const TICKS: f64 = 100.0;
 
-/// When to look, and what was seen last.
+/// Intervals of looking at the devices, and the last readings.
 pub struct Instruments {
     /// Steps from one look to the next; 0 never looks.
     every: u64,
-    /// When it was looked last, and the seconds that the process's threads had run by then.
+    /// The time of the last look, and the seconds that the process's threads had run by then.
     last: Option<(Instant, f64)>,
 }
 

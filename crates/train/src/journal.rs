@@ -17,7 +17,7 @@ use crate::record::manifest;
 use crate::run_folder::RunFolder;
 use crate::trainer::Trainer;
 
-/// A log in progress.
+/// The log of a trainer that Python drives.
 pub struct Journal {
     place: RunFolder,
     log: Log,
@@ -38,7 +38,7 @@ impl Journal {
         Ok(Some(Journal { place, log, instruments, is_open: false }))
     }
 
-    /// The file.
+    /// Path of the log file.
     pub fn path(&self) -> &Path {
         &self.place.log
     }
@@ -64,7 +64,7 @@ impl Journal {
         })
     }
 
-    /// Reports an evaluation.
+    /// Writes an evaluation to the log.
     pub fn evaluation(&mut self, trainer: &mut Trainer, metrics: &EvaluationMetrics) -> Result<()> {
         self.open(trainer, metrics.step)?;
         self.log.write(metrics.to_json()).map(drop)
@@ -100,7 +100,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Whether the log says by now what run it is of.
+    /// True if the log's opening, which names its run, is written.
     pub fn is_open(&self) -> bool {
         self.is_open
     }

@@ -17,7 +17,7 @@ use crate::trainer::Trainer;
 
 /// A model over the weights in training.
 pub(crate) struct Live {
-    /// Of the programs of both, without their entries.
+    /// Compile options of both programs, without their entries.
     options: CompileOptions,
     model: Model,
     /// Made when text is first requested.

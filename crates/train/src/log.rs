@@ -14,7 +14,7 @@ use crate::error::{Result, TrainError};
 /// Bytes of a log's first line, at most: it holds options, manifest and plan.
 const LONGEST_OPENING: u64 = 64 << 20;
 
-/// An open log.
+/// A log file that is open for writing.
 pub struct Log {
     path: PathBuf,
     file: File,
@@ -64,7 +64,7 @@ impl Log {
     }
 }
 
-/// Whether a log may be written to a path: nothing is there, or nothing is in it, or it is a log. A sentence where not.
+/// Checks that a log may be written to a path: nothing is there, or an empty file, or a log. Errors: a sentence.
 pub fn check(path: &Path, is_own: bool) -> std::result::Result<(), String> {
     let refused = |what: &str| {
         let text = "expected nothing, an empty file, or a log: nothing else is written to";
@@ -95,7 +95,7 @@ pub fn check(path: &Path, is_own: bool) -> std::result::Result<(), String> {
     if is_torn || is_opening(&line) { Ok(()) } else { refused("is a file that holds something else") }
 }
 
-/// Whether a line is what a log begins with.
+/// True for the first line of a log.
 fn is_opening(line: &[u8]) -> bool {
     let event: Value = serde_json::from_slice(line).unwrap_or_default();
     matches!(event["event"].as_str(), Some("start" | "resume")) && event["time"].is_string()

@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 use crate::error::{Result, TrainError};
 use crate::staged::write_synced;
 
-/// Version of the file.
+/// Version of the file format.
 const VERSION: u64 = 4;
 
-/// What `--machine` says: `[NODESx][GPUSx]NAME[@GB/s]`.
+/// The parsed value of `--machine`: `[NODESx][GPUSx]NAME[@GB/s]`.
 #[derive(Clone, Debug, PartialEq)]
 struct Request<'a> {
     nodes: usize,
-    /// Of each node.
+    /// GPUs of each node.
     gpus: usize,
     /// A name, or a file.
     name: &'a str,
@@ -30,9 +30,9 @@ struct Request<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Requested {
     pub machine: Machine,
-    /// Of each node.
+    /// GPUs of each node.
     pub gpus: usize,
-    /// How many nodes, where there are several, and between them bytes a second for each GPU.
+    /// The number of nodes, if there are several, and the bytes a second between them for each GPU.
     pub nodes: Option<(usize, f64)>,
 }
 
@@ -130,7 +130,7 @@ pub fn write(machine: &Machine, path: &Path) -> Result<()> {
     std::fs::rename(&temporary, path).map_err(|e| TrainError::io("rename", &temporary, e))
 }
 
-/// Where the measured values of a device are kept, by its name and the version of its driver; none without a folder for
+/// The file with a device's measured values, by its name and the version of its driver; None without a folder for
 /// caches.
 pub fn kept_at(device: &str, driver: &str) -> Option<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -139,8 +139,8 @@ pub fn kept_at(device: &str, driver: &str) -> Option<PathBuf> {
     Some(folder.join(format!("{device} {driver}.json").chars().map(plain).collect::<String>()))
 }
 
-/// What was measured of this device, with what its driver says of it now; none where nothing was measured, or where
-/// others could have written what is kept.
+/// The measured machine of this device, with the current values of its driver; None if nothing was measured, or if
+/// others could have written the file.
 pub fn calibrated(present: &Machine, device: &str, driver: &str) -> Option<Machine> {
     let kept = parse(&options::cache::read_trusted(&kept_at(device, driver)?)?).ok()?;
     (kept.arch == present.arch && kept.units == present.units).then(|| Machine {

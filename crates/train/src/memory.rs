@@ -70,7 +70,7 @@ pub fn lines_json<C: Display>(lines: &[MemoryLine<C>]) -> Vec<Value> {
     lines.iter().map(row).collect()
 }
 
-/// The classes as JSON.
+/// Converts the classes to JSON.
 pub fn to_json(classes: &[ClassMemory], in_use: Option<usize>) -> Value {
     let row =
         |of: &ClassMemory| json!({"class": of.class.to_string(), "planned": of.planned, "allocated": of.allocated});

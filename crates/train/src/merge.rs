@@ -91,12 +91,12 @@ fn transpose(values: &[f32], rows: usize) -> Vec<f32> {
     (0..values.len()).map(|i| values[i % rows * columns + i / rows]).collect()
 }
 
-/// What [`merge`] did.
+/// The result of [`merge`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Merged {
     /// Tensors that an adapter was added to.
     pub adapted: usize,
-    /// Tensors in all.
+    /// Number of tensors in all.
     pub tensors: usize,
     /// Bytes of the weights that were written.
     pub bytes: usize,
@@ -277,7 +277,7 @@ fn packed_weights(
     Ok(packed)
 }
 
-/// What an adapter does to a weight.
+/// The change that an adapter makes to a weight.
 enum Change {
     /// It adds the product of this adapter's matrices.
     Added(AdapterOf),
@@ -377,8 +377,8 @@ fn matrix(
     Ok((name, of.map_err(|e| e.to_string())?))
 }
 
-/// How the files call a module's weight. Old files of some models leave out the first component of their names, and some
-/// architectures have other names for their parts there.
+/// The name of a module's weight in the files. Old files of some models leave out the first component of their names,
+/// and some architectures have other names for their parts there.
 fn name_in_files(base: &Weights, whole: &str, renamed: &[[String; 2]]) -> Option<String> {
     let short = whole.split_once('.').map(|(_, rest)| rest.to_owned());
     let other = |[there, here]: &[String; 2]| Some(format!("{there}{}", whole.strip_prefix(here.as_str())?));
@@ -411,7 +411,7 @@ fn replaced(
     }
 }
 
-/// Whether an adapter's matrices fit a weight of the files.
+/// Checks that an adapter's matrices fit weights of the files.
 fn check(
     base: &Weights,
     adapters: &Weights,
@@ -439,7 +439,7 @@ fn check(
     Ok(())
 }
 
-/// What a model's architecture says of names.
+/// The naming rules of a model's architecture.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelNames {

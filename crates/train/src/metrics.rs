@@ -1,11 +1,11 @@
-//! What a step reports, as the console line and as one JSON object of the log.
+//! Metrics of a step, as the console line and as one JSON object of the log.
 
 use serde_json::{Value, json};
 
 use crate::scaling::Flushed;
 use crate::words;
 
-/// One optimizer step.
+/// Metrics of one optimizer step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepMetrics {
     /// From 0.
@@ -24,7 +24,7 @@ pub struct StepMetrics {
     pub data_wait: Option<f64>,
     /// False when the norm was not finite and the weights were left alone.
     pub applied: bool,
-    /// What the loss was multiplied with for the backward pass; none where gradients are not stored in f16.
+    /// The factor of the loss in the backward pass; None if gradients are not stored in f16.
     pub loss_scale: Option<f32>,
     /// Model FLOPs utilisation, from 0 to 1; none where the device's peak is not known.
     pub mfu: Option<f64>,
@@ -35,10 +35,10 @@ pub struct StepMetrics {
     /// Quantisers whose largest magnitude did not fit the scale that earlier steps gave, NaN where a magnitude was not
     /// finite; none where nothing is quantised.
     pub fp8_clipped: Option<f64>,
-    /// Of which tensor the largest share of values became 0 in 8 bits; only in the results of the first step, in which
-    /// tensors are scaled by their own magnitudes.
+    /// The tensor of which the largest share of values became 0 in 8 bits; only in the results of the first step, in
+    /// which tensors are scaled by their own magnitudes.
     pub fp8_flushed: Option<Flushed>,
-    /// What the routers of a mixture of experts did; none without any.
+    /// Metrics of the routers of a mixture of experts; None without any.
     pub routers: Option<RouterMetrics>,
     /// Metrics of the task, by name.
     pub task: Vec<(String, f64)>,

@@ -1,5 +1,5 @@
-//! After which steps a run evaluates and saves: a function of the options and of where the passes over the data end, so a
-//! resumed run does both where an uninterrupted one does.
+//! Steps after which a run evaluates and saves: a function of the options and of where the passes over the data end, so
+//! a resumed run does both where an uninterrupted one does.
 
 use crate::config::{Config, Strategy};
 use crate::error::Result;
@@ -23,7 +23,7 @@ enum When {
 }
 
 impl Milestones {
-    /// Those of a run of `total` steps.
+    /// The milestones of a run of `total` steps.
     pub fn new(config: &Config, data: &impl Passes, total: u64) -> Result<Milestones> {
         let when = |strategy, steps| match strategy {
             Strategy::Steps => Ok(When::Every(steps)),
@@ -36,12 +36,12 @@ impl Milestones {
         })
     }
 
-    /// Whether the validation data are gone through after so many steps; the end of the run has its own answer.
+    /// True if the validation data are evaluated after `done` steps; the end of the run has its own answer.
     pub fn evaluates(&self, done: u64) -> bool {
         self.evaluations.is_due(done)
     }
 
-    /// Whether they are gone through at all.
+    /// True if the validation data are evaluated at all.
     pub fn ever_evaluates(&self) -> bool {
         self.evaluations != When::Never
     }
@@ -114,7 +114,7 @@ impl When {
         }
     }
 
-    /// How often up to and with so many steps.
+    /// The number of milestones in the first `total` steps.
     fn until(&self, total: u64) -> u64 {
         match self {
             When::Every(steps) => total / steps,

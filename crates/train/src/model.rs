@@ -46,7 +46,7 @@ pub struct Model {
     encoder: OnceLock<PromptEncoder>,
 }
 
-/// What [`Model::forward`] gives.
+/// The result of [`Model::forward`].
 pub struct Forward {
     /// f32 [B, T, V]
     pub logits: HostTensor,
@@ -54,7 +54,7 @@ pub struct Forward {
     pub hidden: Vec<HostTensor>,
 }
 
-/// What [`Model::loss_and_gradients`] gives.
+/// The result of [`Model::loss_and_gradients`].
 pub struct LossAndGradients {
     /// Weighted mean over the trained tokens.
     pub loss: f32,
@@ -64,7 +64,7 @@ pub struct LossAndGradients {
     pub gradients: Vec<(String, HostTensor)>,
 }
 
-/// What [`Model::token_scores`] gives, both [B, T].
+/// The result of [`Model::token_scores`], both [B, T].
 pub(crate) struct TokenScores {
     /// The loss of each target; 0 where there is none.
     pub losses: Vec<f32>,
@@ -119,7 +119,7 @@ impl Model {
         Model { device, source, adapter, options, engine, is_strange: false, kept, encoder }
     }
 
-    /// What generates text with the same weights.
+    /// Returns a generator that uses the same weights.
     pub fn generator(&self) -> Result<Generator> {
         let dtype = self.options.weights;
         Generator::new(self.device.clone(), self.source.clone(), self.adapter.clone(), dtype)
@@ -136,7 +136,7 @@ impl Model {
         Ok(())
     }
 
-    /// Gives the weights away.
+    /// Moves the loaded weights out of the model.
     pub(crate) fn release(&mut self) -> Option<Engine> {
         let engine = self.engine.take()?;
         self.kept = (!self.is_strange).then(|| engine.compiled());
@@ -284,7 +284,7 @@ impl Model {
         Ok(ScoreRequest { context, continuation })
     }
 
-    /// The model in words.
+    /// Describes the model: architecture, size, device.
     pub fn summary(&self) -> String {
         let adapter = self.options.adapter.as_ref().map(|of| format!(" with an adapter of rank {}", of.rank));
         let (family, dtype, machine) = (self.source.model_type(), self.options.weights, &self.device.machine.name);

@@ -19,7 +19,8 @@ use crate::written::names;
 /// Largest file of a model.
 pub const SHARD_BYTES: usize = 5_000_000_000;
 
-/// What is handed on as it is: generation settings, tokenizer, chat templates, processors of inputs, the licence.
+/// Files that results copy unchanged: generation settings, tokenizer, chat templates, processors of inputs, the
+/// license.
 const HANDED_ON: &[&str] = &[
     "generation_config.json",
     "tokenizer.json",
@@ -52,13 +53,13 @@ const TEMPLATE: &str = "chat_template.jinja";
 /// The settings of the tokenizer, in which older readers look for the chat template.
 pub const TOKENIZER: &str = "tokenizer_config.json";
 
-/// The tokenizer itself.
+/// The file of the tokenizer.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 
 /// The files that are published of a model or an adapter besides weights and [`HANDED_ON`].
 const PUBLISHED: [&str; 3] = ["README.md", "adapter_config.json", hf_config::FILE];
 
-/// What only a folder with a tokenizer has.
+/// Files of which a folder with a tokenizer has one.
 const OF_TOKENIZERS: [&str; 2] = [TOKENIZER_FILE, "tokenizer.model"];
 
 /// Writes weights one after the other; `bytes` gives those of a tensor.
@@ -147,7 +148,7 @@ fn copy(files: &[PathBuf], from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What a result takes over from a model's folder, as paths in it.
+/// The files that a result takes over from a model's folder, as paths in it.
 ///
 /// Errors: a file that is a link out of the folder. Whoever made the model would decide what of this machine a result
 /// carries.
@@ -194,7 +195,7 @@ pub fn published(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Whether a file of a model's folder lies elsewhere, through links. A hub's cache, which is a folder of links to its
+/// True if a file of a model's folder lies elsewhere, through links. A hub's cache, which is a folder of links to its
 /// own files, counts as one place.
 pub fn leads_out(folder: &Path, file: &Path) -> bool {
     let (Ok(folder), Ok(file)) = (folder.canonicalize(), file.canonicalize()) else { return true };

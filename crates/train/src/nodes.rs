@@ -18,14 +18,14 @@ use crate::encoded::CACHE_VARIABLE;
 use crate::error::{Result, TrainError};
 use crate::run::Observer;
 
-/// What all nodes of a run know, as text, or the file that holds it.
+/// Environment variables for the secret of a run's nodes, or for the file that holds it.
 const TOKEN: &str = "SUROGATE_TOKEN";
 const TOKEN_FILE: &str = "SUROGATE_TOKEN_FILE";
 
 /// A token has at least so many characters.
 const LEAST: usize = 16;
 
-/// Where SLURM is asked for a place and no port is written.
+/// The port of the rendezvous under SLURM if none is given.
 const PORT: u64 = 29_400;
 
 /// The number of a node, as torchrun, SLURM and indexed Jobs of Kubernetes give it.
@@ -80,8 +80,8 @@ pub fn come_together(
     Ok(Some(nodes))
 }
 
-/// Whether a Ray cluster is to start the nodes: an address of one is written, or there are several nodes and no launcher says
-/// which of them this is. A number or a rendezvous that is written makes this process one of the nodes.
+/// True if a Ray cluster is to start the nodes: an address of one is given, or there are several nodes and no launcher
+/// gives the number of this one. A number or a rendezvous that is given makes this process one of the nodes.
 pub fn starts_on_ray(config: &Config) -> bool {
     is_for_ray(config, &of_process)
 }
@@ -96,7 +96,7 @@ fn is_for_ray(config: &Config, environment: Environment<'_>) -> bool {
     }
 }
 
-/// What nodes must have in common before they read anything.
+/// Facts that must be equal on all nodes before they read anything.
 fn facts(config: &Config, request: &DeviceRequest) -> Facts {
     let mut given = config.to_json();
     options::hide_userinfo(&mut given);
@@ -112,7 +112,7 @@ fn facts(config: &Config, request: &DeviceRequest) -> Facts {
     Facts(facts)
 }
 
-/// How many train together and what they do, a line each; nothing where there is one node.
+/// The number of processes that train together and their work, a line each; empty with one node.
 pub(crate) fn headline(config: &Config, sequence_len: usize, steps: u64) -> Vec<String> {
     if config.nodes() == 1 {
         return Vec::new();
@@ -151,7 +151,7 @@ pub fn least(nodes: &Nodes, own: (usize, usize)) -> std::result::Result<(usize, 
     Ok(least)
 }
 
-/// Where this process is among the nodes; none where there are no others.
+/// The place of this process among the nodes; None if there are no others.
 fn place(config: &Config, environment: Environment<'_>) -> std::result::Result<Option<Place>, Box<Problem>> {
     let of = &config.multi_node.distributed;
     let number = |name: &str| environment(name).and_then(|text| text.parse::<usize>().ok());
@@ -238,7 +238,7 @@ fn temporary_folder(config: &Config, place: &Path) -> std::result::Result<PathBu
     options::cache::prepare(&folder).map(|()| folder)
 }
 
-/// Where a launcher lets processes meet.
+/// The rendezvous address that a launcher gives.
 fn rendezvous(environment: Environment<'_>) -> Option<String> {
     let port = environment("MASTER_PORT").and_then(|port| port.parse::<u64>().ok());
     if let (Some(host), Some(port)) = (environment("MASTER_ADDR"), port) {
@@ -263,7 +263,7 @@ fn first_host(hosts: &str) -> String {
     }
 }
 
-/// What the nodes prove to know. Processes of one machine that meet on its loopback may do without.
+/// The shared secret that nodes authenticate with. Processes of one machine that meet on its loopback may do without.
 fn token(place: &Place, environment: Environment<'_>) -> Result<Token> {
     let usage = |text: String| Err(TrainError::Usage(text));
     let text = match (environment(TOKEN), environment(TOKEN_FILE).map(PathBuf::from)) {
@@ -311,7 +311,7 @@ mod tests {
         Config::load(&text, "run.yaml", Task::Sft, &[]).unwrap_or_else(|p| panic!("{}", options::render_problems(&p)))
     }
 
-    /// What is made of options and variables: node, nodes, rendezvous; or the problem.
+    /// The result of options and variables: node, nodes, rendezvous; or the problem.
     fn found(distributed: &str, variables: &[(&str, &str)]) -> std::result::Result<(usize, usize, String), String> {
         let environment = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, v)| (*v).to_owned());
         match place(&config(distributed), &environment) {

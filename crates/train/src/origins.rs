@@ -1,11 +1,11 @@
-//! Which parameters a tensor is made of, and of nothing else: codes of weights, weights that ranks gathered or that came
-//! from host memory, stacks of adapters. Follows the instructions of a program in their order; knows no operation.
+//! The parameters that a tensor is made of, and of nothing else: codes of weights, weights that ranks gathered or that
+//! came from host memory, stacks of adapters. Follows the instructions of a program in their order; knows no operation.
 
 use std::collections::BTreeSet;
 
 use program::{ArenaId, ArenaKind, Collective, Entry, Instruction, ParameterSlot, Program, TensorRef};
 
-/// What is known at one position of an entry.
+/// The contents of memory at one position of an entry.
 pub(crate) struct Origins<'a> {
     program: &'a Program,
     places: Vec<Place>,
@@ -85,7 +85,7 @@ impl<'a> Origins<'a> {
         slots.filter(|(_, slot)| inside(&slot.weight)).map(|(number, _)| number).collect()
     }
 
-    /// Where the bytes of a tensor in an arena of parameters lie in the whole: of a piece, where the stretch begins.
+    /// The offset of a tensor in an arena of parameters in the whole: for a shard, where the stretch begins.
     fn whole(&self, tensor: &TensorRef) -> usize {
         let shards = &self.program.arenas[tensor.arena.0 as usize].shards;
         let of_piece = shards.iter().find(|of| (of.at..of.at + of.piece).contains(&tensor.offset));
@@ -105,7 +105,7 @@ impl<'a> Origins<'a> {
         places.into_iter().for_each(|(at, content)| self.put(at, content));
     }
 
-    /// A tensor is written.
+    /// Records that a tensor is written.
     fn put(&mut self, at: &TensorRef, content: Option<Content>) {
         let (from, to) = (at.offset, at.offset + at.span());
         // Between the rows of a tensor with gaps may be others that are made of parameters.
@@ -115,7 +115,7 @@ impl<'a> Origins<'a> {
         self.places.extend(content.map(|holds| Place { arena: at.arena, from, to, holds }));
     }
 
-    /// What an instruction makes its results of, apart from what was there before.
+    /// The parameters that an instruction makes its results of, apart from what was there before.
     fn made(&self, instruction: &Instruction) -> Option<BTreeSet<usize>> {
         let written = instruction.writes();
         let read = instruction.reads().into_iter().filter(|read| !written.iter().any(|at| at.overlaps(read)));

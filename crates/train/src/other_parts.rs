@@ -1,5 +1,5 @@
-//! What an adapter holds for parts of the model that are not computed, such as a vision tower: it is left out where the
-//! adapter is loaded, and handed on to the adapter that is trained further.
+//! Tensors of an adapter for parts of the model that are not computed, such as a vision tower: they are left out when
+//! the adapter is loaded, and handed on to the adapter that is trained further.
 //!
 //! Knows names; merging, which goes by the model's files, needs none of this.
 

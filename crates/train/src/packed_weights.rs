@@ -15,7 +15,7 @@ pub type NumbersOf<'a> = dyn Fn(&str, usize, &mut [f32]) -> Result<()> + Sync + 
 pub struct PackedWeights<'a> {
     weights: BTreeMap<&'a str, &'a PackedWeight>,
     numbers: &'a NumbersOf<'a>,
-    /// Of groups, as far as they are known.
+    /// Magnitudes of groups, as far as they are known.
     magnitudes: HashMap<u32, f32>,
 }
 
@@ -27,7 +27,7 @@ impl<'a> PackedWeights<'a> {
         PackedWeights { weights: weights.into_iter().collect(), numbers, magnitudes: HashMap::new() }
     }
 
-    /// Those of a program.
+    /// The quantized weights of a program.
     pub fn of(program: &'a Program, numbers: &'a NumbersOf<'a>) -> PackedWeights<'a> {
         let named = |slot: &'a ParameterSlot| Some((slot.name.as_str(), slot.packed.as_ref()?));
         PackedWeights::new(program.layout.parameters.iter().filter_map(named), numbers)
@@ -55,7 +55,7 @@ impl<'a> PackedWeights<'a> {
         move |start, numbers| (self.numbers)(name, start, numbers)
     }
 
-    /// What a weight is scaled by; none where it is its own magnitude.
+    /// The magnitude that scales a weight; None if it is its own.
     fn shared_magnitude(&mut self, name: &str) -> Result<Option<f32>> {
         let Some(group) = self.weights[name].magnitude_group else { return Ok(None) };
         if let Some(known) = self.magnitudes.get(&group) {

@@ -11,10 +11,10 @@ use tensor::DType;
 
 use crate::error::{Result, TrainError};
 
-/// What PEFT puts in front of every module's name.
+/// The prefix that PEFT puts before every module's name.
 pub const PREFIX: &str = "base_model.model.";
 
-/// What PEFT calls the copy of a tied embedding that the head reads. It loads no adapter without it.
+/// PEFT's name of the copy of a tied embedding that the head reads. It loads no adapter without it.
 pub const TIED_HEAD: &str = "base_model.model.lm_head.weight";
 
 /// The end of the name of a module's magnitudes.
@@ -154,13 +154,13 @@ pub fn weights(folder: &Path) -> Result<Weights> {
     Weights::open(folder).map_err(TrainError::model_file)
 }
 
-/// Where an adapter's base model came from, as its configuration says.
+/// The base model that an adapter's configuration names.
 pub fn base_of(folder: &Path) -> Result<Option<String>> {
     let (_, config) = read_config(folder)?;
     Ok(config["base_model_name_or_path"].as_str().map(str::to_owned))
 }
 
-/// Whether an adapter's configuration says that the adapted weights are kept as [in, out].
+/// True if an adapter's configuration says that the adapted weights are kept as [in, out].
 pub fn says_transposed(folder: &Path) -> Result<bool> {
     let (_, config) = read_config(folder)?;
     Ok(config["fan_in_fan_out"] == true)
@@ -293,12 +293,12 @@ pub fn adapter_of(program: &Program, rules: &AdapterRules, slot: &ParameterSlot)
     Ok(rules.of(&slot.name)?.filter(|of| matrix(program, of, "lora_A").is_some()))
 }
 
-/// What DoRA scales an adapted weight's outputs to, by its name.
+/// The DoRA magnitudes of an adapted weight's outputs, by the weight's name.
 pub fn magnitude_of<'a>(program: &'a Program, weight: &str) -> Option<&'a ParameterSlot> {
     program.layout.parameter(&format!("{PREFIX}{}{MAGNITUDE}", weight.strip_suffix(".weight")?))
 }
 
-/// Whether adapted weights of modules are kept as [in, out].
+/// True if adapted weights of modules are kept as [in, out].
 fn is_transposed(program: &Program, rules: &AdapterRules) -> Result<bool> {
     for slot in program.layout.parameters.iter().filter(|slot| slot.transposed) {
         if adapter_of(program, rules, slot)?.is_some_and(|of| !of.by_parameter) {

@@ -39,11 +39,11 @@ pub struct Plan {
     pub length_is_open: bool,
     /// Choices for options that were left open.
     pub reasons: Reasons,
-    /// What the user should know, a sentence each.
+    /// Notes for the user, a sentence each.
     pub notes: Vec<String>,
     /// Prompts that are answered at evaluations.
     pub(crate) samples: Option<Arc<Samples>>,
-    /// Where log-probabilities of the reference come from; none for a task that reads none.
+    /// The source of the reference's log-probabilities; None for a task that reads none.
     pub(crate) reference: Option<Reference>,
     /// The model whose distributions are learned, where it is available.
     pub(crate) teacher: Option<Teacher>,
@@ -166,7 +166,7 @@ fn passes(notes: &mut Vec<String>) -> Result<Option<usize>> {
     Ok(Some(limit))
 }
 
-/// What the options say about memory; what they leave open the compiler decides.
+/// The memory options; the compiler decides those that are left open.
 fn memory_options(config: &Config) -> PlanOptions {
     let requested = |setting: Setting<bool>| match setting {
         Setting::Value(on) => Some(on),
@@ -253,7 +253,7 @@ fn check_compression(config: &Config, dtype: DType) -> Option<Problem> {
     })
 }
 
-/// What several ranks keep their share of alone.
+/// The sharding over several ranks.
 fn sharding(config: &Config) -> Sharding {
     let of = &config.sharding;
     let open = [of.zero_level.is_auto(), of.shard_gradients.is_auto(), of.shard_weights.is_auto()] == [true; 3];
@@ -294,7 +294,7 @@ fn sharding(config: &Config) -> Sharding {
     }
 }
 
-/// What options that are left open come to where nothing is decided: one device, and what the model itself says.
+/// Explains open options for which nothing is decided: one device, and properties of the model itself.
 fn explain_open(config: &Config, reasons: &mut Reasons) {
     let of = &config.sharding;
     let one = match config.stages() {
@@ -344,7 +344,7 @@ fn explain_open(config: &Config, reasons: &mut Reasons) {
     }
 }
 
-/// How the frozen linears are kept. The options name one form at most.
+/// The quantization of the frozen linears. The options name one form at most.
 fn quantisation(config: &Config) -> Option<Quantisation> {
     let of = &config.qlora;
     let recipe = config.precision.recipe;
@@ -552,8 +552,8 @@ fn check_new_rows(
     Ok(())
 }
 
-/// What PEFT does not do with adapters on parameters: their product is added to the matrices, so nothing of an input can be
-/// dropped, and no output scaled.
+/// Rejects options that PEFT does not support with adapters on parameters: their product is added to the matrices, so
+/// nothing of an input can be dropped, and no output scaled.
 fn check_parameters(config: &Config, of: &AdapterOptions, problems: &mut Vec<Problem>) {
     let names = parameters(of).join(", ");
     if names.is_empty() {

@@ -9,7 +9,7 @@ use net::{Channel, Facts, Nodes};
 use crate::error::{Result, TrainError};
 use crate::follow::{agree, failed};
 
-/// Before what node 0 tells of all documents: no order begins with it.
+/// Tag of node 0's message on all documents: no command begins with it.
 const DOCUMENTS: u8 = 0;
 
 /// The part of the data that a node reads, together with others of its host.
@@ -47,7 +47,7 @@ impl<'a> Portion<'a> {
         Ok(EncodedCorpus { corpus: Arc::new(corpus), summary, notes: own.notes })
     }
 
-    /// What every part gave, in their order, on all nodes.
+    /// Gathers the messages of all parts, in their order, on all nodes.
     fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         let Portion { nodes, together } = self;
         if nodes.node != 0 {

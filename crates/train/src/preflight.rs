@@ -1,5 +1,5 @@
-//! What can be wrong with a model and an adapter, found before the data are read: tensors of the files against the
-//! parameters of the graph, and the names of the linears that get an adapter. Reads names and shapes only.
+//! Checks of a model and an adapter before the data are read: tensors of the files against the parameters of the graph,
+//! and the names of the linears that get an adapter. Reads names and shapes only.
 
 use data::safetensors::Weights;
 use graph::Parameter;
@@ -38,7 +38,7 @@ pub fn check(config: &Config, source: &ModelSource, plan: &Plan) -> Result<()> {
     if problems.is_empty() { Ok(()) } else { Err(TrainError::Config(problems)) }
 }
 
-/// What is missing in the files of a model or has another shape. What is superfluous is judged when the weights are
+/// The tensors that a model's files lack or have in another shape. Superfluous tensors are found when the weights are
 /// loaded: that takes their contents.
 fn unfit(config: &Config, source: &ModelSource, of: &[Parameter], files: &Weights) -> Result<Option<Problem>> {
     let mut lines = Vec::new();

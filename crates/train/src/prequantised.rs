@@ -36,7 +36,7 @@ fn json(folder: &Path, name: &str) -> Result<Value> {
         .map_err(|e| TrainError::Usage(format!("{}: this is not valid JSON: {e}", path.display())))
 }
 
-/// How the weights of a folder are quantised; `None` for plain ones. Errors: a form that is not read.
+/// The quantization of a folder's weights; `None` for plain ones. Errors: a format that is not supported.
 pub fn scheme(folder: &Path) -> Result<Option<Scheme>> {
     let found = match Scheme::of(&json(folder, hf_config::FILE)?) {
         Ok(None) => Scheme::of_modelopt(&json(folder, OF_MODELOPT)?),
@@ -45,7 +45,7 @@ pub fn scheme(folder: &Path) -> Result<Option<Scheme>> {
     found.map_err(|what| TrainError::Usage(format!("{}: {what}\n  hint: {HINT}", folder.display())))
 }
 
-/// Whether a folder has weights at all.
+/// True if a folder has weights at all.
 pub fn has_weights(folder: &Path) -> bool {
     ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| folder.join(name).is_file())
 }
@@ -63,7 +63,7 @@ pub fn weights(folder: &Path) -> Result<Weights> {
     Ok(files)
 }
 
-/// What a run does with a model that comes quantised.
+/// The weights of a quantized model, as a run uses them.
 #[derive(Debug, Default)]
 pub struct Stored {
     /// Weights that may be kept in their files' codes, by name.

@@ -56,7 +56,7 @@ fn place(from: &Provenance) -> String {
     format!("{} ({})", from.op, parts.join(", "))
 }
 
-/// What is not finite in a tensor of a rank, in words.
+/// The first value of a rank's tensor that is not finite, in words.
 fn look(engine: &mut Engine, rank: usize, at: &TensorRef) -> Result<Option<String>> {
     if !at.dtype.is_float() || at.is_empty() {
         return Ok(None);
@@ -68,7 +68,7 @@ fn look(engine: &mut Engine, rank: usize, at: &TensorRef) -> Result<Option<Strin
     Ok(first_bad(at, &values))
 }
 
-/// What is not finite in a tensor, whose span was read.
+/// The first value that is not finite in a tensor whose span was read.
 fn first_bad(at: &TensorRef, values: &HostTensor) -> Option<String> {
     if !at.dtype.is_float() {
         return None;

@@ -1,5 +1,5 @@
-//! What an adapter's file says of quantised weights that it was trained on: from these and the model's own weights its
-//! function can be made again. Knows the words in the file; not how codes are made.
+//! The description in an adapter's file of the quantized weights that it was trained on: from these and the model's own
+//! weights its function can be made again. Knows the words in the file; not how codes are made.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -84,7 +84,7 @@ fn parse_names(words: &str) -> Vec<Vec<String>> {
     words.split(' ').map(|group| group.split(WITH).map(str::to_owned).collect()).collect()
 }
 
-/// What the file of an adapter says; none where it was trained on weights as they are.
+/// Reads the description in the file of an adapter; None if it was trained on weights that are not quantized.
 pub fn read(adapter: &Path) -> Result<Option<QuantisedBase>> {
     let path = adapter.join("adapter_model.safetensors");
     let file = SafeTensors::open(&path).map_err(TrainError::model_file)?;

@@ -28,13 +28,13 @@ const BLOCK: usize = 1 << 20;
 /// Fewer result elements than this are not worth a thread.
 const ROWS_PER_THREAD: usize = 64;
 
-/// What a result is compared with.
+/// The live weights that a result is compared with.
 pub(crate) struct Live<'a> {
     pub engine: &'a mut Engine,
     pub program: &'a Program,
     /// The scales of the adapter that is trained, if there is one.
     pub rules: Option<&'a AdapterRules>,
-    /// Asked before every tensor.
+    /// Polled before every tensor.
     pub stop: Stop<'a>,
 }
 
@@ -167,7 +167,7 @@ impl Live<'_> {
         Ok(())
     }
 
-    /// What DoRA scales the outputs of an adapted weight with: magnitudes over norms.
+    /// The factors by which DoRA scales the outputs of an adapted weight: magnitudes over norms.
     fn factors(&mut self, slot: &ParameterSlot) -> Result<Option<Vec<f64>>> {
         let Some(magnitude) = peft::magnitude_of(self.program, &slot.name) else { return Ok(None) };
         let entry = self.program.preparation(None).expect("magnitudes come with norms");

@@ -133,7 +133,7 @@ struct Candidate {
     quantised: bool,
 }
 
-/// A candidate that fits.
+/// A candidate that fits, with its rate.
 #[derive(Clone, Copy, Debug)]
 struct Tried {
     of: Candidate,
@@ -167,7 +167,7 @@ fn candidates(config: &Config, machine: &Machine) -> Vec<Candidate> {
     .collect()
 }
 
-/// What the run would do by itself.
+/// The values that the run would use by itself.
 fn own(config: &Config) -> Candidate {
     let of = &config.training;
     Candidate {
@@ -187,7 +187,7 @@ fn sequences(config: &Config) -> Vec<u32> {
     (2..=ranks).filter(|sequence| open && ranks.is_multiple_of(*sequence)).collect()
 }
 
-/// Whether frozen weights may be quantised: adapters are trained, and nothing was said about it.
+/// True if frozen weights may be quantized: adapters are trained, and no option decides it.
 fn may_quantise(config: &Config) -> bool {
     config.lora.lora && !["qlora_bnb", "qlora_fp8", "qlora_fp4"].iter().any(|name| config.is_written(name))
 }
@@ -282,7 +282,7 @@ fn reasons(config: &Config, best: Tried, found: &[Tried], split: (usize, &str), 
     chosen
 }
 
-/// Why a step is cut as it is, in one line.
+/// The reason for the chosen division of a step into micro-batches, in one line.
 ///
 /// `split`: how many splits do not fit, and the rows of a step in words.
 fn cut_reason(best: Tried, own: Candidate, found: &[Tried], split: (usize, &str), machine: &Machine) -> String {

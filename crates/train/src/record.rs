@@ -1,4 +1,4 @@
-//! What accompanies a run's results: the manifest, and the choices for `auto` options.
+//! Files that accompany a run's results: the manifest, and the choices for `auto` options.
 
 use jiff::Zoned;
 use options::Table;
@@ -19,7 +19,7 @@ use crate::run_folder::RunFolder;
 use crate::source::ModelSource;
 use crate::trainer::Trainer;
 
-/// What is in every folder that a run wrote to.
+/// The manifest's file name, in every folder that a run wrote to.
 pub const MANIFEST: &str = "manifest.json";
 
 /// The options with every value, next to it.
@@ -92,7 +92,7 @@ fn planned_seconds(trainer: &mut Trainer, program: &Program) -> Result<Option<f6
     Ok(program.machine.origin.has_ceilings().then(|| expected.estimate().step_seconds))
 }
 
-/// What the steps of a process took, compared with what the plan says of them.
+/// Measured times of a process's steps, compared with the plan's estimates.
 #[derive(Debug, Default)]
 pub struct Measured {
     steps: u64,
@@ -142,7 +142,7 @@ impl Trainer {
         Ok(found.into_iter().chain(borrowed).collect())
     }
 
-    /// What was chosen for options that were left open, as far as it concerns what is computed.
+    /// The choices for options that were left open, as far as they concern the computation.
     pub(crate) fn reasons(&self) -> Reasons {
         let known = Known {
             config: &self.config,
@@ -156,7 +156,7 @@ impl Trainer {
     }
 }
 
-/// What the choices follow from, whether or not the run is there already.
+/// The values that the choices follow from, before or during the run.
 pub(crate) struct Known<'a> {
     pub config: &'a Config,
     pub source: &'a ModelSource,
@@ -169,7 +169,7 @@ pub(crate) struct Known<'a> {
 }
 
 impl Known<'_> {
-    /// What was chosen for options that were left open, as far as it concerns what is computed.
+    /// The choices for options that were left open, as far as they concern the computation.
     pub fn reasons(&self) -> Reasons {
         let config = self.config;
         let mut reasons = self.plan.reasons.clone();
@@ -224,7 +224,7 @@ fn chooser<'a>(config: &Config, reasons: &'a mut Reasons) -> impl FnMut(&str, Va
     }
 }
 
-/// What was chosen for options that were left open, names of files included.
+/// The choices for options that were left open, names of files included.
 pub fn reasons(place: &RunFolder, trainer: &Trainer) -> Reasons {
     let mut reasons = trainer.reasons();
     let mut choose = chooser(&trainer.config, &mut reasons);

@@ -21,10 +21,10 @@ use crate::written::Record;
 /// Options that may change as long as their product is the same: rows of a step.
 const SPLIT: [&str; 3] = ["per_device_train_batch_size", "gradient_accumulation_steps", "gpus"];
 
-/// What is asked of model and data.
+/// The message on a run that is resumed with another model or other data.
 const SAME_BEGINNING: &str = "a run can only be resumed with the model and data that it started with";
 
-/// Where a run begins.
+/// The point at which a run begins.
 #[derive(Debug, Default)]
 pub struct Start {
     /// None: at step 0.
@@ -33,7 +33,7 @@ pub struct Start {
     pub run_id: Option<String>,
     /// Folders that it wrote, oldest first.
     pub written: Vec<Record>,
-    /// What the user should know, a sentence each.
+    /// Notes for the user, a sentence each.
     pub notes: Vec<String>,
 }
 
@@ -175,8 +175,9 @@ pub fn as_begun(config: &Config, checkpoint: &Checkpoint) -> Arc<Config> {
     Arc::new(config)
 }
 
-/// Whether the trainer's run is the one of the checkpoint: every option that may not change, the model's
-/// configuration, the data. Gives what did change, a sentence each. Weights take longer: [`check_weights`] is for them.
+/// Checks that the trainer's run is the one of the checkpoint: every option that may not change, the model's
+/// configuration, the data. Returns the changes that are allowed, a sentence each. Weights take longer:
+/// [`check_weights`] is for them.
 pub fn check(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<Vec<String>> {
     let resolved = trainer.config.resolved_json(&trainer.reasons());
     let (mut problems, mut notes) = compare(&trainer.config, &resolved, &checkpoint.state);
@@ -260,8 +261,8 @@ fn check_base(trainer: &Trainer, checkpoint: &Checkpoint) -> Result<Option<Probl
     Ok(Some(trainer.config.mistake("recipe", message, Some(hint.into()))))
 }
 
-/// Whether the weights under an adapter are those that the run began with; a run that trains its weights has its own.
-/// Waits until they are read, concurrently with compiling and loading: called after those, and before anything is
+/// Checks that the weights under an adapter are those that the run began with; a run that trains its weights has its
+/// own. Waits until they are read, concurrently with compiling and loading: called after those, and before anything is
 /// trained or written.
 pub fn check_weights(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<()> {
     let adapted = trainer.plan.compile.adapter.is_some();
@@ -396,7 +397,7 @@ impl Options {
         Options { given: read(given), resolved: read(resolved) }
     }
 
-    /// What an earlier version of the program did not know yet had its default.
+    /// Adds options that an earlier version of the program did not know, with their defaults.
     fn with_defaults(mut self) -> Options {
         for row in rows() {
             for values in [&mut self.given, &mut self.resolved] {

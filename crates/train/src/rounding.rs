@@ -1,4 +1,5 @@
-//! How far numbers are moved where a result has fewer bits than what it is made of. Knows numbers; not why they are rounded.
+//! Changes of numbers by rounding, when a result has fewer bits than its source. Knows numbers; not why they are
+//! rounded.
 
 use rayon::prelude::*;
 use tensor::{DType, HostTensor};

@@ -13,7 +13,7 @@ use crate::source::ModelSource;
 const LEAST: usize = 2048;
 const MOST: usize = 8192;
 
-/// What options and model say.
+/// The row length that options and model determine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowLength {
     pub tokens: usize,
@@ -27,7 +27,7 @@ pub struct OfData {
     pub tokens: usize,
     /// For the options with every value.
     pub because: String,
-    /// For people, a sentence.
+    /// A sentence on it for the user.
     pub note: String,
 }
 

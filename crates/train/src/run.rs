@@ -33,12 +33,12 @@ use crate::words;
 /// Folder of the model with the adapter added, where that is requested.
 const MERGED: &str = "merged";
 
-/// What a run tells while it goes on, and asks.
+/// Receives a run's output while it goes on, and can end it.
 pub trait Observer {
-    /// One line for people.
+    /// Receives one line for the user.
     fn line(&mut self, text: &str);
 
-    /// What was just written to the log.
+    /// Receives an event that was just written to the log.
     fn event(&mut self, _event: &Value) {}
 
     /// Steps that are done, of all.
@@ -50,7 +50,7 @@ pub trait Observer {
     fn interrupted(&mut self) -> bool;
 }
 
-/// How a run ended.
+/// The way in which a run ended.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     /// The result lies in this folder.
@@ -210,7 +210,7 @@ fn prepare(place: &RunFolder, start: &mut Start, trainer: &mut Trainer, observer
     Ok(())
 }
 
-/// Where the checkpoint of the best evaluation is not in this folder, the best is looked for from here on.
+/// Forgets the best evaluation if its checkpoint is not in this folder: the best is searched from here on.
 fn forget_lost_best(place: &RunFolder, trainer: &mut Trainer) -> Option<String> {
     let best = trainer.progress.judged.best.filter(|_| trainer.config.run.load_best_model_at_end)?;
     let folder = checkpoint::folder_of(&place.checkpoints, best.step);
@@ -225,12 +225,12 @@ fn forget_lost_best(place: &RunFolder, trainer: &mut Trainer) -> Option<String> 
     ))
 }
 
-/// Where the result will lie.
+/// The folder that the result will be in.
 fn result_folder(place: &RunFolder, trainer: &Trainer) -> PathBuf {
     place.output.join(if trainer.plan.compile.adapter.is_some() { "adapter" } else { "model" })
 }
 
-/// A run in progress.
+/// A run in progress with its open files.
 struct Run {
     place: RunFolder,
     log: Log,
@@ -241,11 +241,11 @@ struct Run {
     sampled: Option<u64>,
     /// The checkpoint whose files are being written.
     saving: Option<Saving>,
-    /// Why checkpoints are written at once has been reported.
+    /// True once the reason why checkpoints are written synchronously was reported.
     reported_waiting: bool,
     /// True once the note on the grace period was shown.
     reported_grace: bool,
-    /// Steps of this process.
+    /// Measured steps of this process.
     measured: Measured,
     instruments: Instruments,
     when: Milestones,

@@ -23,11 +23,11 @@ use crate::trainer::{is_run_id, run_name};
 use crate::words::count;
 use crate::written::{Record, Written, occupant};
 
-/// What the manifest of an earlier process of the run says.
+/// The manifest of an earlier process of the run.
 #[derive(Clone, Debug)]
 pub struct Earlier {
     pub run_id: String,
-    /// The manifest itself.
+    /// The manifest itself, as JSON.
     pub manifest: Value,
     /// Folders that it wrote, oldest first.
     pub written: Vec<Record>,
@@ -41,7 +41,7 @@ pub struct RunFolder {
     /// The run's name.
     pub name: String,
     pub earlier: Option<Earlier>,
-    /// What the user should know, a sentence each.
+    /// Notes for the user, a sentence each.
     pub notes: Vec<String>,
     /// File system and inode of the folder of checkpoints.
     identity: (u64, u64),
@@ -60,7 +60,7 @@ impl RunFolder {
         RunFolder::open_named(config, run_name(config, source))
     }
 
-    /// As [`RunFolder::open`], with the name that a new run has.
+    /// Opens as [`RunFolder::open`], with the name that a new run has.
     fn open_named(config: &Config, run_name: String) -> Result<RunFolder> {
         let output = PathBuf::from(&config.run.output_dir);
         let checkpoints = config.run.checkpoint_dir.value().map_or_else(|| output.clone(), PathBuf::from);
@@ -114,7 +114,7 @@ impl RunFolder {
         Log::open(&self.log, self.names_log())
     }
 
-    /// Whether the manifest of an earlier process says that the log is the run's.
+    /// True if the manifest of an earlier process names the log as the run's.
     fn names_log(&self) -> bool {
         let said = self.earlier.as_ref().and_then(|of| of.manifest["log"].as_str());
         said.is_some_and(|said| Path::new(said) == self.log)
@@ -177,7 +177,7 @@ impl RunFolder {
         if problems.is_empty() { Ok(()) } else { Err(TrainError::Config(problems)) }
     }
 
-    /// Whatever is named as a checkpoint, by steps.
+    /// The paths that are named as checkpoints, by steps.
     pub fn checkpoint_folders(&self) -> Result<Vec<(u64, PathBuf)>> {
         let entries = fs::read_dir(&self.checkpoints).map_err(|e| TrainError::io("read", &self.checkpoints, e))?;
         let paths = entries.flatten().map(|entry| entry.path());
@@ -187,8 +187,8 @@ impl RunFolder {
         Ok(found)
     }
 
-    /// Whether the folder of checkpoints is the one that was there at the start: what is written to a folder
-    /// that takes the place of a vanished mount is lost with it.
+    /// Checks that the folder of checkpoints is the one that was there at the start: files written to a folder that
+    /// takes the place of a vanished mount are lost with it.
     pub fn check_present(&self) -> Result<()> {
         if identity(&self.checkpoints).is_ok_and(|found| found == self.identity) {
             return Ok(());
@@ -241,7 +241,7 @@ fn own_log(config: &Config, output: &Path, named: &Path) -> Result<PathBuf> {
 struct MadeFolders(Vec<PathBuf>);
 
 impl MadeFolders {
-    /// What of these paths, and of the folders that they lie in, will have to be made; inner folders first.
+    /// The folders among these paths and their parents that will have to be made; inner folders first.
     fn new<const N: usize>(paths: [&Path; N]) -> MadeFolders {
         let missing = paths.iter().flat_map(|path| path.ancestors()).filter(|path| !path.as_os_str().is_empty());
         let mut missing: Vec<PathBuf> = missing.filter(|path| !path.exists()).map(Path::to_owned).collect();
@@ -275,7 +275,7 @@ fn log_name(run: &str) -> String {
     }
 }
 
-/// Whether a name ends like `-20260131-235959`.
+/// True if a name ends like `-20260131-235959`.
 fn has_time(name: &str) -> bool {
     let Some(end) = name.len().checked_sub(16).and_then(|start| name.get(start..)) else { return false };
     end.bytes().enumerate().all(|(i, byte)| if [0, 9].contains(&i) { byte == b'-' } else { byte.is_ascii_digit() })

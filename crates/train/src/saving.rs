@@ -16,7 +16,7 @@ use crate::error::{Result, TrainError};
 use crate::staged::Staged;
 use crate::trainer::Trainer;
 
-/// A checkpoint in progress.
+/// A checkpoint that a thread is writing.
 pub(crate) struct Saving {
     pub step: u64,
     pub folder: PathBuf,
@@ -25,7 +25,7 @@ pub(crate) struct Saving {
     thread: JoinHandle<Result<(Staged, f64)>>,
 }
 
-/// How a save began.
+/// The state of a save after its begin.
 pub(crate) enum Begun {
     /// The copy is made, the files are being written.
     InTheMaking(Saving),
@@ -63,7 +63,7 @@ impl Saving {
         Ok(Begun::InTheMaking(Saving { step, folder, bytes, thread }))
     }
 
-    /// Whether [`Saving::finish`] returns at once.
+    /// True if [`Saving::finish`] returns at once.
     pub fn is_done(&self) -> bool {
         self.thread.is_finished()
     }
@@ -87,7 +87,7 @@ fn available() -> Option<usize> {
     Some(left_to_group().map_or(of_machine, |of_group| of_machine.min(of_group)))
 }
 
-/// What the limit of the control group leaves, with what it holds of files that can be dropped; none without a limit.
+/// The bytes that the limit of the control group leaves, with those of files that can be dropped; None without a limit.
 fn left_to_group() -> Option<usize> {
     let read = |name: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok();
     let number = |name: &str| read(name)?.trim().parse::<usize>().ok();

@@ -1,6 +1,6 @@
-//! What quantisers know from earlier steps, in a checkpoint: the largest magnitudes of the last steps, by name, so that
-//! another window, another selection of layers or another recipe can go on from it. And what they have counted in the first
-//! step of that state, which is said once and is in no checkpoint.
+//! The state of quantizers from earlier steps, in a checkpoint: the largest magnitudes of the last steps, by name, so
+//! that another window, another selection of layers or another recipe can go on from it. Also the counts of the first
+//! step of that state, which are reported once and are in no checkpoint.
 //!
 //! Knows the file; when it is written and read is the checkpoint's.
 
@@ -80,7 +80,7 @@ impl Kept {
         Ok(Kept { entries: names.into_iter().zip(rows).collect(), steps })
     }
 
-    /// What the device keeps: the newest entries of every quantiser, and the factors that follow from them.
+    /// The device's form of the state: the newest entries of every quantizer, and the factors that follow from them.
     fn placed(&self, scaling: &Scaling) -> (Vec<f32>, Vec<f32>) {
         let (mut history, mut factors) = (Vec::new(), Vec::new());
         for of in &scaling.quantisers {
@@ -121,12 +121,12 @@ impl Checkpoint {
 pub struct Flushed {
     /// The quantiser's name: the first linear that reads the tensor, and `.x`.
     pub tensor: String,
-    /// Of its elements that were not 0, over all micro-batches of all GPUs.
+    /// The share of its nonzero elements that became 0, over all micro-batches of all GPUs.
     pub share: f64,
 }
 
 impl Flushed {
-    /// One line for people.
+    /// A line on it for the user.
     pub(crate) fn line(&self) -> String {
         let share = match self.share * 100.0 {
             percent if percent < 0.01 => "less than 0.01".to_owned(),
@@ -142,7 +142,7 @@ impl Flushed {
         json!({ "tensor": self.tensor, "share": self.share })
     }
 
-    /// By what all ranks have counted; none where all values were 0. The first of several equal ones.
+    /// The largest share by the counts of all ranks; None if all values were 0. The first of several equal ones.
     fn of(engine: &mut Engine) -> Result<Option<Flushed>> {
         let program = engine.program().clone();
         let Some(scaling) = &program.layout.scaling else { return Ok(None) };

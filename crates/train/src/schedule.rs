@@ -14,7 +14,7 @@ pub struct LearningRate {
     pub cooldown: u64,
     /// Waves of a cosine with restarts.
     pub cycles: u32,
-    /// Steps of the run.
+    /// Number of steps of the run.
     pub total: u64,
 }
 

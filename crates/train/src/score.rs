@@ -1,5 +1,5 @@
-//! How likely a model finds continuations of given beginnings: sequences are packed into rows of one shape, whose losses are
-//! read token by token. Step by step, so that a caller shows how far it is and stops when it likes.
+//! Log-likelihoods of continuations of given beginnings: sequences are packed into rows of one shape, whose losses are
+//! read token by token. Step by step, so that a caller can show progress and stop.
 //!
 //! Knows token ids; no text, and nothing of what is asked with them.
 
@@ -15,21 +15,21 @@ const SHORTEST_ROW: usize = 1024;
 /// Tokens of a batch where nothing else is said.
 pub const BATCH_TOKENS: usize = 8192;
 
-/// What is asked: the tokens of a continuation behind those of its beginning.
+/// A request: the tokens of a beginning and of its continuation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScoreRequest {
     pub context: Vec<i32>,
     pub continuation: Vec<i32>,
 }
 
-/// What comes back for a request.
+/// The answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Score {
     /// The number of the request.
     pub request: usize,
     /// Natural logarithm of the probability of the continuation.
     pub log_likelihood: f64,
-    /// Whether every token of the continuation is the likeliest where it stands.
+    /// True if every token of the continuation is the likeliest at its position.
     pub greedy: bool,
 }
 
@@ -51,8 +51,8 @@ struct Sequence {
 }
 
 impl Sequence {
-    /// Of the tokens that the model allows the last ones. Errors: nothing to score, nothing in front of it, or more to score
-    /// than the model allows.
+    /// Keeps the last tokens that the model allows. Errors: nothing to score, nothing before it, or more to score than
+    /// the model allows.
     fn new(index: usize, request: ScoreRequest, longest: Option<usize>) -> Result<Sequence> {
         let scored = request.continuation.len();
         let problem = match () {
@@ -76,7 +76,7 @@ impl Sequence {
     }
 }
 
-/// A batch.
+/// A batch of packed rows.
 #[derive(Clone, Debug, PartialEq)]
 struct Rows {
     rows: Vec<Vec<u32>>,

@@ -21,7 +21,7 @@ use crate::error::{Result, TrainError};
 use crate::hf_config::{self, HfConfig};
 use crate::{prequantised, rope_scaling};
 
-/// What a model is built from: its configuration as the options change it.
+/// The configuration that a model is built from, as the options change it.
 pub fn model_config(config: &Config, fields: &Value) -> Result<Value> {
     let changed = with_head(config, rope_scaling::apply(config, fields)?);
     Ok(match config.model.router_aux_loss_coef {
@@ -41,7 +41,7 @@ fn with_head(config: &Config, fields: Value) -> Value {
 /// The head of a reward model, which is drawn where the files have none.
 pub const SCORE: &str = "score.weight";
 
-/// A model as data.
+/// A model as data: its configuration, its graph and its files.
 #[derive(Clone, Debug)]
 pub struct ModelSource {
     /// Local folder with `config.json` and, unless the weights are drawn, safetensors files.
@@ -151,13 +151,13 @@ impl ModelSource {
         Ok(ModelSource { folder: folder.to_owned(), config, model, pixels: PixelLimits::default() })
     }
 
-    /// Of `config.json` as it is in the folder.
+    /// The digest of `config.json` as it is in the folder.
     pub fn config_digest(&self) -> Result<String> {
         let path = self.folder.join(hf_config::FILE);
         digest::of_file(&path).map_err(|e| TrainError::io("read", &path, e))
     }
 
-    /// What identifies the model's files; `weights`: those of the weights, too.
+    /// The digests of the model's files; `weights`: those of the weights, too.
     pub fn digest(&self, weights: bool) -> Result<ModelDigest> {
         let failed = |e| TrainError::io("read", &self.folder, e);
         let config = self.config_digest()?;
@@ -200,7 +200,8 @@ impl ModelSource {
         Ok(self.tensors(folder)?.filtered(|name| !self.model.files.carries(name)))
     }
 
-    /// What of a folder belongs to parts that are not computed, under such names too: results take it over.
+    /// The tensors of a folder that belong to parts which are not computed, under such names too: results take them
+    /// over.
     pub fn carried(&self, folder: &Path) -> Result<Weights> {
         let form = &self.model.files;
         if form.carried.is_empty() { Ok(Weights::none()) } else { self.own(folder) }
@@ -273,7 +274,7 @@ impl ModelSource {
         Ok(Batch { patches, ..batch })
     }
 
-    /// How results name a parameter: as the model's own files, or as published files do where there are none.
+    /// The name of a parameter in results: that of the model's own files, or that of published files if there are none.
     pub fn file_name(&self, own: &Weights, name: &str) -> String {
         if self.model.files.renamed.is_empty() {
             return name.to_owned();

@@ -71,7 +71,7 @@ impl Staged {
         Ok(removed)
     }
 
-    /// Where to write.
+    /// The folder to write to.
     pub fn path(&self) -> &Path {
         &self.temporary
     }
@@ -81,8 +81,8 @@ impl Staged {
         write_synced(&self.temporary.join(name), text.as_bytes())
     }
 
-    /// What a manifest will say of the folder, which is complete from now on. To be kept before [`Staged::commit`]: a
-    /// process that is killed between the two finds the folder as its own afterwards.
+    /// The entry of the folder in a manifest; the folder is complete from now on. To be kept before [`Staged::commit`]:
+    /// a process that is killed between the two finds the folder as its own afterwards.
     pub fn record(&self) -> Result<Record> {
         let folder = parent(&self.target);
         let place = folder.canonicalize().map_err(|e| TrainError::io("read", &folder, e))?;

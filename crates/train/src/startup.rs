@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 /// A phase shorter than this is not worth a word to people.
 const WORTH_TELLING: f64 = 0.005;
 
-/// Whether a run of this process has begun.
+/// True once a run of this process has begun.
 static BEGUN: AtomicBool = AtomicBool::new(false);
 
-/// The phases so far.
+/// The completed phases of starting a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Startup {
     last: Instant,
@@ -51,7 +51,7 @@ impl Startup {
         format!("First step after {all:.2} s: {}", parts.join(", "))
     }
 
-    /// As an event of the log; seconds.
+    /// Converts it to an event of the log, with times in seconds.
     pub fn to_json(&self) -> Value {
         let phases: Vec<Value> =
             self.phases.iter().map(|(name, seconds)| json!({"phase": name, "seconds": seconds})).collect();

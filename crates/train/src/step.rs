@@ -21,7 +21,7 @@ const MAX_SKIPPED: u64 = 50;
 /// The loss scale of the first step.
 pub(crate) const LOSS_SCALE: f32 = 65536.0;
 
-/// What a step leaves behind, in this order.
+/// The scalars that a step computes, in this order.
 const RESULTS: [&str; 6] = [
     scalar::LOSS_SUM,
     scalar::WEIGHT_SUM,
@@ -31,27 +31,27 @@ const RESULTS: [&str; 6] = [
     scalar::FP8_CLIPPED,
 ];
 
-/// What was started and not read yet, and what is known of the step before.
+/// The step that was started and not read yet, and the state after the step before.
 #[derive(Default)]
 pub(crate) struct Flight {
     started: Option<Started>,
     /// The batches of the step that was read last: what a look for the first value that is not finite needs.
     last: Option<Fed>,
-    /// When the step before was read.
+    /// The time at which the step before was read.
     read: Option<Instant>,
 }
 
-/// What became of an evaluation.
+/// The result of an evaluation.
 #[derive(Debug)]
 pub(crate) enum Evaluation {
     Done(EvaluationMetrics),
-    /// Nothing is held out.
+    /// Nothing is held out for validation.
     NoData,
-    /// Someone asked to stop.
+    /// A user requested to stop.
     Aborted,
 }
 
-/// Batches of a step.
+/// The batches of a step.
 struct Fed {
     batches: Vec<Batch>,
     one_per_row: bool,
@@ -67,7 +67,7 @@ struct Started {
     begin: Instant,
 }
 
-/// What [`Trainer::advance`] did.
+/// The result of [`Trainer::advance`].
 #[derive(Debug)]
 pub(crate) enum Advance {
     /// A further step was started. The results are those of the last step that is known: this one, where the
@@ -159,7 +159,7 @@ impl Trainer {
         Ok(Advance::Started(if at_once { self.settle()? } else { before }))
     }
 
-    /// Whether the compiled model takes the batches as it is.
+    /// True if the compiled model takes the batches without compiling.
     fn has_shapes(&self, batches: &[Batch], one_per_row: bool) -> bool {
         let Some(engine) = &self.engine else { return false };
         batches.chunks(engine.replicas()).all(|round| engine.has(engine.variant_of(round, one_per_row)))
@@ -292,8 +292,8 @@ impl Trainer {
         Some(tokens_per_second * (of_weights + flops::of_attention(&self.source, sequence_len)?))
     }
 
-    /// What the device was measured to reach at most on the products of a micro-step, each in its type, FLOP/s; none for a
-    /// CPU, of which nothing was measured.
+    /// The FLOP/s that the device was measured to reach at most on the products of a micro-step, each in its type; None
+    /// for a CPU, of which nothing was measured.
     fn ceiling(&self) -> Option<f64> {
         let machine = &self.device.machine;
         let program = self.engine.as_ref()?.program();
@@ -301,8 +301,8 @@ impl Trainer {
         (machine.arch != Arch::Cpu).then(|| program::products_ceiling(entry, machine))?
     }
 
-    /// Why the run cannot continue after a step, in words: a loss that is no number, or gradients that stay none, whose
-    /// updates are suppressed, so that nothing can change any more.
+    /// The reason why the run cannot continue after a step, in words: a loss that is no number, or gradients that stay
+    /// none, whose updates are suppressed, so that nothing can change any more.
     fn divergence(&self, metrics: &StepMetrics) -> Option<String> {
         if !metrics.loss.is_finite() {
             return Some(format!("the loss of step {} is {}", metrics.step, metrics.loss));
@@ -369,8 +369,8 @@ impl Trainer {
         }
     }
 
-    /// As [`Trainer::evaluate`]; given up as soon as `stops` says so, which is asked before every batch. It then counts
-    /// as not begun.
+    /// Evaluates as [`Trainer::evaluate`]; aborts when `stops` returns true, which is called before every batch. It
+    /// then counts as not begun.
     pub(crate) fn evaluate_unless(&mut self, stops: &mut dyn FnMut() -> bool) -> Result<Evaluation> {
         let start = Instant::now();
         let mut loader = match &self.feed {

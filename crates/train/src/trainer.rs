@@ -40,7 +40,7 @@ use crate::time::{ClassTime, by_class, time_breakdown};
 use crate::weights::{self, WeightSet};
 use crate::written::Written;
 
-/// How far a run is.
+/// The progress of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     /// Optimizer steps that are done.
@@ -48,7 +48,7 @@ pub struct Progress {
     /// Updates that were applied: those of steps with a norm that is not finite were suppressed. The
     /// optimizer's bias corrections follow it.
     pub updates: u64,
-    /// Of 1-bit Adam behind its warm-up: the updates of which second moments are, which stay as they are.
+    /// The number of updates in 1-bit Adam's second moments, which are frozen after its warm-up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frozen: Option<u64>,
     /// Micro-steps that are done, over all steps: part of every dropout counter.
@@ -60,7 +60,7 @@ pub struct Progress {
     /// The loss of the last step.
     #[serde(default)]
     pub loss: Option<f64>,
-    /// What the evaluations came to.
+    /// The best and the last evaluation so far.
     #[serde(default)]
     pub judged: Judged,
     /// Sampled answers that further steps train on.
@@ -92,14 +92,14 @@ pub struct Trainer {
     /// The steps at which the run evaluates, once computed.
     pub(crate) milestones: Option<Milestones>,
     pub(crate) schedule: Option<LearningRate>,
-    /// What was started and not read yet, and what is known of the step before.
+    /// The step that was started and not read yet, and the state after the step before.
     pub(crate) flight: Flight,
     /// Folders that may be replaced, because this run wrote them.
     pub(crate) written: Written,
     pub(crate) progress: Progress,
     /// Until the first step is reported.
     pub(crate) startup: Option<Startup>,
-    /// What became 0 in 8 bits is still to be said.
+    /// True until the note on values that became 0 in 8 bits is shown.
     pub(crate) tells_flushed: bool,
     /// The rounding of the last merged result.
     pub(crate) rounding: Rounding,
@@ -107,7 +107,7 @@ pub struct Trainer {
     /// Reads the model's files for the digest meanwhile.
     digesting: Option<JoinHandle<Result<ModelDigest>>>,
     data_digest: Option<DataDigest>,
-    /// What is known of the batches, once it was requested.
+    /// The shapes of the batches, once they were requested.
     shapes: Option<Shapes>,
     /// FLOPs of the weights for one token.
     pub(crate) flops: OnceLock<Option<f64>>,
@@ -239,7 +239,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// What was done since the last phase, while the run starts.
+    /// Records the phase of the start that has just ended, while the run starts.
     pub(crate) fn startup_phase(&mut self, phase: &'static str) {
         if let Some(startup) = &mut self.startup {
             startup.done(phase);
@@ -252,12 +252,12 @@ impl Trainer {
         self.digesting = thread::Builder::new().name("digest".into()).spawn(move || source.digest(weights)).ok();
     }
 
-    /// Whether the model's files are still being read.
+    /// True while the model's files are still being read.
     pub(crate) fn is_digesting(&self) -> bool {
         self.digesting.as_ref().is_some_and(|reading| !reading.is_finished())
     }
 
-    /// What identifies the model's files. Reads them once.
+    /// The identity of the model's files. Reads them once.
     pub(crate) fn model_digest(&mut self) -> Result<&ModelDigest> {
         if self.model_digest.is_none() {
             self.model_digest = Some(match self.digesting.take().map(JoinHandle::join) {
@@ -270,7 +270,7 @@ impl Trainer {
         Ok(self.model_digest.as_ref().expect("just made"))
     }
 
-    /// What identifies the documents that are trained on.
+    /// The identity of the training documents.
     pub(crate) fn data_digest(&self) -> Option<DataDigest> {
         self.data_digest.clone()
     }
@@ -316,7 +316,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Where the time went since.
+    /// Ends timing, and returns the times of each class of work since its begin.
     pub(crate) fn end_timing(&mut self) -> Result<Vec<ClassTime>> {
         let seen = self.shapes()?.map(|shapes| shapes.seen).unwrap_or_default();
         let engine = self.engine()?;
@@ -324,7 +324,7 @@ impl Trainer {
         Ok(by_class(engine.program(), &timed, seen))
     }
 
-    /// Where the time of a micro-step goes, for the shape that ran last: see [`time_breakdown`].
+    /// The times of a micro-step by instruction, for the shape that ran last: see [`time_breakdown`].
     pub fn time_breakdown(&mut self) -> Result<serde_json::Value> {
         let engine = self.engine()?;
         let variant = *engine.options().variants.last().expect("an engine has at least one shape");
@@ -358,7 +358,7 @@ impl Trainer {
         samples.answers(&source, self.engine()?)
     }
 
-    /// What the backend chose by timing for the compiled model.
+    /// Choices that the backend made by timing for the compiled model.
     pub(crate) fn choices(&mut self) -> Result<Choices> {
         Ok(self.engine()?.session().choices())
     }

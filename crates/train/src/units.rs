@@ -1,5 +1,5 @@
-//! What a run checks before its first step: that units of four bits compute what the reference computes. No program with such
-//! products was ever run on a GPU that has them, so each run is held against the CPU again.
+//! Check before a run's first step that units of four bits compute what the reference computes. No program with such
+//! products was ever run on a GPU that has them, so each run is compared with the CPU again.
 //!
 //! Knows which calls a recipe makes; neither operations nor how results are compared.
 
@@ -9,7 +9,7 @@ use program::{Arch, Backend, Instruction, Program};
 use crate::conformance::{self, Examples, Row};
 use crate::error::{Result, TrainError};
 
-/// Of drawn operands.
+/// Seed of the drawn operands.
 const SEED: u64 = 1;
 
 /// Compares the calls that a recipe makes with the reference, on the backend that the program will run on. An error that
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!((units.0, units.1), (other.0, other.1), "the word changes no program");
     }
 
-    /// Where products are emulated, on a CPU or because the options say so, there is nothing to check.
+    /// Products that are emulated, on a CPU or because the options say so, are not checked.
     #[test]
     fn emulated_products_are_not_checked() {
         let broken = Altered {

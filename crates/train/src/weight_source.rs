@@ -1,5 +1,5 @@
-//! Where the weights of a session come from: files, or the seed. Writes any of them into a session, and gives to the host
-//! what a session holds only while it is loaded. Knows how weights are stored; not which are loaded when.
+//! The source of a session's weights: files, or the seed. Writes any of them into a session, and gives to the host what
+//! a session holds only while it is loaded. Knows how weights are stored; not which are loaded when.
 
 use std::sync::Mutex;
 
@@ -16,7 +16,7 @@ use crate::weights::WeightSet;
 
 /// Weights that can be read as often as they are needed.
 pub enum WeightSource {
-    /// As these files have them.
+    /// Values from these files.
     Files(Weights),
     /// A function of the seed, the parameter's name and the element's index.
     Drawn { seed: u64 },

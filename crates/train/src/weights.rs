@@ -15,12 +15,12 @@ use crate::weight_source::WeightSource;
 /// Endings of names of tables that old checkpoints store and every engine computes itself.
 const COMPUTED: &[&str] = &["rotary_emb.inv_freq", "attn.masked_bias"];
 
-/// Whether a name is that of a table which every engine computes itself.
+/// True for the name of a table that every engine computes itself.
 pub fn is_computed(name: &str) -> bool {
     COMPUTED.iter().any(|ending| name.ends_with(ending))
 }
 
-/// Which parameters a file speaks of.
+/// The set of parameters that a file holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightSet {
     Base,
@@ -35,7 +35,7 @@ impl WeightSet {
         }
     }
 
-    /// What the files of this part call a parameter.
+    /// The name of a parameter in the files of this set.
     pub fn name(self, slot: &ParameterSlot) -> String {
         match self {
             WeightSet::Adapter if slot.saved => format!("{}{}", crate::peft::PREFIX, slot.name),

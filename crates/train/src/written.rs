@@ -35,10 +35,10 @@ pub struct Written {
     folders: Vec<Folder>,
 }
 
-/// What a manifest says of a folder, for a later process.
+/// A manifest's entry of a folder, for a later process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// Absolute.
+    /// Absolute path of the folder.
     pub path: PathBuf,
     /// See [`digest::of_folder`].
     pub digest: String,
@@ -59,7 +59,7 @@ impl Folder {
         Ok(Folder { path: path.canonicalize()?, identity: (data.dev(), data.ino()), names: names(path)?, digest })
     }
 
-    /// Whether the folder is there as it was.
+    /// True if the folder is there, unchanged.
     fn stands(&self) -> bool {
         Folder::read(&self.path, self.digest.clone()).is_ok_and(|found| found == *self)
     }
@@ -91,7 +91,7 @@ impl Written {
         Ok(())
     }
 
-    /// Whether a folder is there that has to be replaced; an error if it is not this run's.
+    /// True if a folder is there that has to be replaced; an error if it is not this run's.
     pub fn check(&self, target: &Path) -> Result<bool> {
         match occupant(target)? {
             None => Ok(false),
@@ -104,7 +104,7 @@ impl Written {
         }
     }
 
-    /// Whether a folder is there as this run wrote it.
+    /// True if a folder is there as this run wrote it.
     pub fn holds(&self, path: &Path) -> bool {
         let Ok(path) = path.canonicalize() else { return false };
         self.folders.iter().any(|folder| folder.path == path && folder.stands())
@@ -115,12 +115,12 @@ impl Written {
         self.folders.iter().filter(|folder| folder.stands()).map(Folder::record).collect()
     }
 
-    /// Their paths.
+    /// Paths of the folders that this run wrote.
     pub fn paths(&self) -> Vec<PathBuf> {
         self.records().into_iter().map(|record| record.path).collect()
     }
 
-    /// A folder has appeared.
+    /// Adds a folder that has appeared.
     pub fn add(&mut self, path: &Path, digest: String) -> Result<()> {
         let folder = Folder::read(path, digest).map_err(|e| TrainError::io("read", path, e))?;
         self.folders.retain(|known| known.path != folder.path);
@@ -142,7 +142,7 @@ impl Written {
     }
 }
 
-/// What is at a path, in words; nothing and an empty folder are none.
+/// The thing at a path, in words; None for nothing and for an empty folder.
 pub fn occupant(path: &Path) -> Result<Option<String>> {
     let failed = |e| TrainError::io("read", path, e);
     let data = match fs::symlink_metadata(path) {

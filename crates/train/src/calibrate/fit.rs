@@ -10,7 +10,7 @@ use program::{Arch, AttentionRate, Efficiency, Hidden, Link, Machine, Products, 
 /// A probe's times.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// Of one instruction.
+    /// Work of one instruction.
     pub work: Work,
     pub repeats: usize,
     /// Seconds of one instruction: in a short run, and in the middle of the others' load.
@@ -25,12 +25,12 @@ impl Sample {
     }
 }
 
-/// What is measured besides the probes.
+/// Measurements besides those of the probes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Other {
     /// FLOP/s of products where nothing else runs.
     pub hot: Option<f64>,
-    /// Seconds of an entry.
+    /// Seconds that starting an entry takes.
     pub entry: f64,
     pub link: Option<Link>,
 }
@@ -71,7 +71,7 @@ pub fn machine(before: &Machine, samples: &[Sample], other: Other) -> Machine {
     machine
 }
 
-/// Of its rate and of the bandwidth, what kernels that multiply come nearest to the times with.
+/// The rate and the bandwidth with which kernels that multiply come nearest to the times.
 fn multiplying(machine: &Machine, samples: &[&Sample]) -> (f64, f64) {
     let error = |kernels: f64, kernel_bandwidth: f64| -> f64 {
         let efficiency = Efficiency { kernels, kernel_bandwidth, ..machine.efficiency.clone() };
@@ -153,7 +153,7 @@ fn attention(machine: &Machine, samples: &[Sample], products: f64) -> Cow<'stati
     Cow::Owned(points)
 }
 
-/// What a sample tells, taken at the clock that is left at this share of `products`.
+/// The attention rate that a sample shows, at the clock that is left at this share of `products`.
 fn point(machine: &Machine, of: &Sample, products: f64) -> Option<AttentionRate> {
     let Work::Attention { backward, by, head_dim, of: spread, cost, .. } = &of.work else { return None };
     let launches = expected_times(&of.work, machine).launches;

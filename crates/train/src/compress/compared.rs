@@ -30,7 +30,7 @@ pub struct Compared {
 const MUCH: f64 = 1.05;
 
 impl Compared {
-    /// How much larger the perplexity is.
+    /// The factor by which the perplexity is larger.
     pub fn factor(&self) -> f64 {
         (self.after - self.before).exp()
     }

@@ -32,7 +32,7 @@ pub struct Digests<'a> {
     pub progress: Progress<'a>,
     pub done: usize,
     pub all: usize,
-    /// Of the values of each tensor as readers have them.
+    /// Digest of each tensor's values as readers decode them.
     pub of: BTreeMap<String, blake3::Hash>,
 }
 

@@ -1,4 +1,4 @@
-//! How long a run is and how often something happens in it: option values in steps and in passes over the data.
+//! Lengths and intervals of a run: option values in steps and in passes over the data.
 
 use options::{Fault, Kind, Node, OptionValue, Reader, choices};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 pub struct Epochs(pub f64);
 
 impl Epochs {
-    /// Passes that are begun.
+    /// Number of passes that are begun.
     pub fn begun(self) -> u64 {
         self.0.ceil() as u64
     }

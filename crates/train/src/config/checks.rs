@@ -223,7 +223,7 @@ fn check_sharding(config: &Config, reader: &mut Reader) {
     }
 }
 
-/// What several nodes need, and what does not go with them yet.
+/// Checks the options of several nodes: requirements, and combinations that are not supported.
 fn check_nodes(config: &Config, reader: &mut Reader) {
     let of = &config.multi_node.distributed;
     let (gpus, of_node) = (config.hardware.gpus, of.gpus_per_node);
@@ -253,7 +253,7 @@ fn check_nodes(config: &Config, reader: &mut Reader) {
     }
 }
 
-/// What nodes of GPUs need.
+/// Checks the options of nodes with GPUs.
 fn check_nodes_of_gpus(config: &Config, reader: &mut Reader) {
     if config.hardware.gpus == 0 && config.multi_node.distributed.gpus_per_node == 0 && !reader.is_faulty("gpus") {
         let message = "`gpus: 0` is every visible GPU, but all nodes have as many".to_owned();
@@ -268,7 +268,7 @@ fn check_nodes_of_gpus(config: &Config, reader: &mut Reader) {
     }
 }
 
-/// Whether a text is `host:port`.
+/// True for a text of the form `host:port`.
 pub(crate) fn is_address(text: &str) -> bool {
     text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }
@@ -276,7 +276,7 @@ pub(crate) fn is_address(text: &str) -> bool {
 /// Ranks on one CPU at most: each has memory and threads of its own.
 const MOST_RANKS: u32 = 64;
 
-/// What several ranks need, and what does not go with them yet.
+/// Checks the options of several ranks: requirements, and combinations that are not supported.
 fn check_ranks(config: &Config, reader: &mut Reader) {
     let gpus = config.devices() as u32;
     // `gpus: 0` is as many as will be found.
@@ -312,7 +312,7 @@ pub(super) fn refused_with_ranks(config: &Config) -> Vec<(&'static str, String, 
     refused
 }
 
-/// Where each node has all shards, the update adds up the sums of nodes, as they are on the device.
+/// The refusal of gradients on the host if each node has all shards: the update sums over nodes on the device.
 fn gradients_of_nodes(config: &Config) -> Option<(&'static str, String, String)> {
     let (nodes, of) = (config.nodes(), &config.sharding);
     let with = match of.gradient_compression {
@@ -326,7 +326,7 @@ fn gradients_of_nodes(config: &Config) -> Option<(&'static str, String, String)>
     })
 }
 
-/// Answers come with evaluations.
+/// Checks that prompts are only given together with evaluations, which answer them.
 fn check_samples(config: &Config, reader: &mut Reader) {
     let of = &config.logging;
     if of.sample_prompts.is_empty() || reader.is_faulty("sample_prompts") {
@@ -656,7 +656,7 @@ fn steps_problem(config: &Config, total: u64) -> Option<(&'static str, String, S
     Some((path, message, "shorten them, or train for more steps".into()))
 }
 
-/// What a configuration has to know of the machine.
+/// Facts of the machine that the checks of a configuration need.
 #[derive(Clone, Copy, Debug)]
 pub struct MachineFacts {
     /// NVIDIA GPUs that are visible.
@@ -674,7 +674,7 @@ fn digits(both: u32) -> String {
 }
 
 impl MachineFacts {
-    /// What a machine of the plan says of `gpus` visible GPUs.
+    /// The facts of a plan's machine with `gpus` visible GPUs.
     pub fn of(machine: &Machine, gpus: usize) -> MachineFacts {
         match machine.arch {
             Arch::Cpu => MachineFacts { gpus: 0, compute_capability: None },

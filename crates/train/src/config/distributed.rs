@@ -1,4 +1,4 @@
-//! Options of several machines.
+//! Options of several machines (nodes).
 
 use options::options;
 

@@ -170,7 +170,7 @@ const FOREIGN: &[(&[&str], Help)] = &[
     (&["tokenizer_type", "tokenizer_use_fast"], Remove("the model's folder says it")),
 ];
 
-/// What helps whoever wrote a foreign name.
+/// The hint for a user who wrote another tool's name.
 enum Help {
     /// It has this name here.
     Name(&'static str),

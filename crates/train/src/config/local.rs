@@ -7,22 +7,22 @@ use options::Reader;
 
 use super::{Config, Setting, is_template_file};
 
-/// Which files a configuration is held against.
+/// The local files that a configuration is checked against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
     /// None: the options by themselves.
     Nowhere,
     /// Model, adapter and template. The data may be on another machine.
     Model,
-    /// The data, too.
+    /// The model's files and the data.
     ModelAndData,
 }
 
-/// What ends the name of a file, not of a dataset on the Hub.
+/// Endings of file names, which names of data sets on the Hub do not have.
 const FILES: &[&str] =
     &[".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zst", ".zstd"];
 
-/// What makes a path a pattern of files.
+/// Characters that make a path a pattern of files.
 const PATTERN: [char; 4] = ['*', '?', '[', '{'];
 
 pub(super) fn check(config: &Config, reader: &mut Reader, look: Look) {
@@ -90,7 +90,7 @@ fn check_data(config: &Config, reader: &mut Reader) {
     }
 }
 
-/// Whether a text can be a name on the Hub.
+/// True for a text that can be a name on the Hub.
 fn is_hub_name(text: &str) -> bool {
     !text.starts_with(['.', '/']) && text.matches('/').count() == 1 && !text.ends_with('/')
 }

@@ -78,7 +78,7 @@ options! {
 }
 
 impl Qlora {
-    /// Whether blocks of FP4 choose between 4 and 6.
+    /// True if blocks of FP4 choose between the largest values 4 and 6.
     pub fn chooses_four(&self, recipe: Recipe) -> bool {
         self.qlora_four_over_six.unwrap_or_else(|| recipe != Recipe::Nvfp4)
     }

@@ -3,7 +3,7 @@
 
 use options::{Key, Node, Reader, Tree, apply_override};
 
-/// Second spelling, option.
+/// Pairs of second spelling and option.
 pub const SECOND_NAMES: &[(&str, &str)] = &[("model_name", "model"), ("dataset", "datasets")];
 
 /// Applies an override whose key may be a second spelling; it wins over either spelling in the text.

@@ -1,5 +1,5 @@
-//! What does not go with `pipeline_parallel_size` yet, as far as the options alone say it. What the model says of it is the
-//! compiler's.
+//! Combinations with `pipeline_parallel_size` that are not supported, as far as the options alone show it. The compiler
+//! rejects those that depend on the model.
 
 use options::Setting;
 

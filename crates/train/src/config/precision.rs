@@ -48,7 +48,7 @@ choices! {
 }
 
 impl Recipe {
-    /// Whether products read codes of weights, which are made next to them.
+    /// True if products read codes of weights, which the recipe makes next to the weights.
     pub const fn quantises_weights(self) -> bool {
         match self {
             Recipe::Bf16 => false,

@@ -57,7 +57,7 @@ impl Config {
         config
     }
 
-    /// What was chosen and why, a line for each reason.
+    /// The recommended values with their reasons, a line for each reason.
     pub fn recommendations(&self) -> Vec<String> {
         let mut by_reason: Vec<(&str, String)> = Vec::new();
         for (name, of) in self.recommended.iter().flatten() {

@@ -6,16 +6,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// What a later stage chose for an option that was left open.
+/// The choice of a later stage for an option that was left open.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reason {
-    /// The chosen value.
+    /// The value that was chosen.
     pub value: Value,
-    /// Why, in a few words on one line.
+    /// The reason for it, in a few words on one line.
     pub because: String,
 }
 
-/// Choices by option name.
+/// Choices and their reasons, by option name.
 pub type Reasons = BTreeMap<String, Reason>;
 
 impl Config {

@@ -52,7 +52,7 @@ options! {
     }
 }
 
-/// Where a run begins.
+/// The point at which a run begins.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Resume {
     /// At step 0.

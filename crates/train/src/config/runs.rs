@@ -8,7 +8,7 @@ use super::names::use_first_names;
 /// The list's key.
 pub const RUNS: &str = "runs";
 
-/// What names a run.
+/// The option that names a run.
 const NAME: &str = "run_name";
 
 /// The folder of what a run writes; of several runs each has a folder in it.
@@ -115,7 +115,7 @@ fn text(node: &Node, name: &str) -> Option<String> {
     }
 }
 
-/// Whether a name is one component of a path.
+/// True for a name that is one component of a path.
 fn is_folder(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
 }

@@ -60,7 +60,7 @@ impl Sharding {
 }
 
 impl GradientCompression {
-    /// Whether it is for what travels between nodes alone.
+    /// True for a format that is used only between nodes.
     pub fn is_between_nodes(self) -> bool {
         matches!(self, GradientCompression::Int8 | GradientCompression::TopK | GradientCompression::OneBit)
     }

@@ -190,7 +190,7 @@ impl OptionValue for LossScale {
     }
 }
 
-/// Whether a template is given as a file and not by name.
+/// True if a template is given as a file and not by name.
 pub fn is_template_file(template: &str) -> bool {
     template.ends_with(".jinja") || template.ends_with(".jinja2")
 }

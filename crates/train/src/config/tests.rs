@@ -662,8 +662,8 @@ fn schema_and_help_name_every_option() {
 /// the kernel, quantised weights are always kept, and gradients always go from all ranks to all.
 const WITHOUT_EFFECT: &[&str] = &["use_fused_rope", "persistent_quants", "use_all_to_all_reduce"];
 
-/// Whether a field of this name is examined somewhere in a source: no method, whose call begins with a parenthesis or
-/// with types, and no longer name.
+/// True if a source reads a field of this name: not a method, whose call continues with a parenthesis or types, and not
+/// a longer name.
 fn has_field(text: &str, name: &str) -> bool {
     let access = format!(".{name}");
     text.match_indices(&access).any(|(at, _)| {

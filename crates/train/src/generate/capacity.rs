@@ -1,19 +1,19 @@
-//! How much a compiled generator holds at a time: rows, pages, tokens of a prompt that are read at once.
+//! Capacity of a compiled generator: rows, pages, tokens of a prompt that are read at once.
 
 use compiler::{EntryOptions, KeyValueCache};
 use program::{Documents, Variant};
 
-/// Tokens of a page.
+/// Tokens of a cache page.
 pub const PAGE: usize = 16;
 
 /// Tokens of a prompt that are read at once, at most and at least.
 const CHUNKS: [usize; 2] = [16, 1024];
-/// How many times smaller the chunk for the rest of a prompt is.
+/// The factor by which the chunk for the rest of a prompt is smaller.
 const SMALLER: usize = 8;
-/// How many times smaller each smaller batch is.
+/// The factor by which each smaller batch is smaller.
 const FEWER: usize = 4;
 
-/// What a generator is compiled for.
+/// The sizes that a generator is compiled for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Capacity {
     pub rows: usize,
@@ -24,7 +24,7 @@ pub struct Capacity {
     pub batches: Vec<usize>,
 }
 
-/// What one sequence needs.
+/// The tokens that one sequence needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Need {
     pub prompt: usize,
@@ -39,7 +39,8 @@ impl Need {
 }
 
 impl Capacity {
-    /// What sequences need of which up to `rows` run at a time. `roomy`: more than that, so that later ones fit too.
+    /// The capacity for sequences of which up to `rows` run at a time. `roomy`: more than that, so that later ones fit
+    /// too.
     pub fn of(needs: &[Need], rows: usize, longest: Option<usize>, roomy: bool) -> Capacity {
         let rows = rows.min(needs.len()).max(1);
         let mut pages: Vec<usize> = needs.iter().map(Need::pages).collect();
@@ -70,7 +71,7 @@ impl Capacity {
         Capacity { chunks: largest(&self.chunks), batches: largest(&self.batches), ..self }
     }
 
-    /// Whether nearly as many can run at a time as if it were made for them.
+    /// True if nearly as many sequences can run at a time as with the wanted capacity.
     pub fn suits(&self, wanted: &Capacity) -> bool {
         self.rows >= wanted.rows
             && self.cache.pages >= wanted.cache.pages - wanted.cache.pages / 8

@@ -1,4 +1,5 @@
-//! What a model's folder says about generation: `generation_config.json`, with the names that transformers gives things.
+//! Defaults of generation from a model's folder: `generation_config.json`, with the names that transformers gives
+//! things.
 
 use std::path::Path;
 
@@ -58,10 +59,10 @@ const NEUTRAL: &[(&str, f64)] = &[
     ("typical_p", 1.0),
 ];
 
-/// What the file says; nothing where it does not.
+/// The values in the file; None if it does not have them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Defaults {
-    /// Whether tokens are drawn at all.
+    /// True if tokens are sampled, false for greedy decoding.
     pub draws: bool,
     pub temperature: Option<f64>,
     pub top_k: Option<usize>,
@@ -81,7 +82,7 @@ pub struct Defaults {
 }
 
 impl Defaults {
-    /// Of a model's folder, whose configuration is `config`.
+    /// Reads the defaults of a model's folder, whose configuration is `config`.
     pub fn read(folder: &Path, config: &Value) -> Result<Defaults> {
         let path = folder.join(FILE);
         let file: Value = match data::small_file::read_text(&path) {

@@ -1,5 +1,5 @@
-//! What is generated for some prompts, step by step: a step reads a part of a prompt, or adds a token to every sequence that
-//! runs. Sequences begin in their order as rows, with their slots, and pages become free. Knows no device.
+//! Generation for some prompts, step by step: a step reads a part of a prompt, or adds a token to every running
+//! sequence. Sequences begin in their order as rows, with their slots, and pages become free. Knows no device.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -31,14 +31,14 @@ const CONTEXT: usize = 4;
 /// Sequences whose texts go on in one task.
 const AT_A_TIME: usize = 32;
 
-/// Why an answer ended.
+/// The reason why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
     /// A token that ends answers.
     EndToken,
     /// A text that ends answers.
     Stop,
-    /// As many tokens as were requested.
+    /// The number of tokens that was requested.
     Length,
     /// The longest sequence that the model allows.
     Context,
@@ -58,7 +58,7 @@ impl Finish {
     }
 }
 
-/// What a step added to an answer.
+/// The addition of one step to an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Piece {
     /// The number of the prompt.
@@ -68,7 +68,7 @@ pub struct Piece {
     pub finish: Option<Finish>,
 }
 
-/// One sequence.
+/// One sequence: a prompt and its answer.
 pub(super) struct Sequence {
     /// The prompt, then the answer.
     pub ids: Vec<i32>,
@@ -90,7 +90,7 @@ pub(super) struct Sequence {
     settings: Arc<Settings>,
     /// Log-probabilities of the answer's tokens, where they are kept.
     logps: Vec<f32>,
-    /// Why it is not answered.
+    /// The reason why it is not answered, with a text.
     refused: Option<(Finish, String)>,
 }
 
@@ -142,7 +142,7 @@ impl Asked {
         Ok(Asked { sequences, settings, tokenizer, turning: source.config.turning() })
     }
 
-    /// What each sequence needs.
+    /// The tokens that each sequence needs.
     pub fn needs(&self) -> Vec<Need> {
         self.answered().map(|index| self.sequences[index].need()).collect()
     }
@@ -197,13 +197,13 @@ fn check_ids(ids: &[i32], vocabulary: usize) -> Result<()> {
     }
 }
 
-/// Answers to some prompts.
+/// The state of generating answers to some prompts.
 pub struct Generation {
     pub(super) sequences: Vec<Sequence>,
     pub(super) waiting: VecDeque<usize>,
     /// The prompts that are not answered, until a step says so.
     refused: Vec<usize>,
-    /// Of each rank that samples.
+    /// The places of each rank that samples.
     pub(super) places: Vec<Place>,
     /// Sequences of a rank at a time, at most.
     pub(super) rows: usize,
@@ -302,7 +302,7 @@ impl Generation {
         (sequence.prompt, sequence.text) = (0, Text::new(&[], &[]));
     }
 
-    /// Why a prompt is not answered.
+    /// The reason why a prompt is not answered, or None.
     pub fn refusal(&self, prompt: usize) -> Option<&str> {
         self.sequences[prompt].refused.as_ref().map(|(_, text)| text.as_str())
     }
@@ -322,7 +322,7 @@ impl Generation {
         &self.sequences[prompt].logps
     }
 
-    /// Tokens of a prompt.
+    /// The number of tokens of a prompt.
     pub fn prompt_tokens(&self, prompt: usize) -> usize {
         self.sequences[prompt].prompt
     }

@@ -26,7 +26,7 @@ pub struct Generator {
     adapter: Option<PathBuf>,
     options: CompileOptions,
     engine: Option<Engine>,
-    /// What the engine is compiled for; nothing where it was made for something else.
+    /// The capacity that the engine is compiled for; None if it was made for something else.
     capacity: Option<Capacity>,
     /// The least pages for which there was no memory.
     refused: Option<usize>,
@@ -84,7 +84,7 @@ impl Generator {
         Generator { device, source, adapter, options, engine, capacity, refused, kept, encoder, defaults, started: 0 }
     }
 
-    /// What it is compiled for, once it has the weights.
+    /// The compiled engine, once it has the weights.
     pub(super) fn engine(&self) -> Option<&Engine> {
         self.engine.as_ref()
     }
@@ -116,12 +116,12 @@ impl Generator {
         &self.source
     }
 
-    /// Whether these compiled weights are the ones that this reads: then it need not load them again.
+    /// True if this generator reads the weights that `engine` has loaded: then it need not load them again.
     pub(crate) fn shares(&self, engine: &Engine) -> bool {
         engine.options().has_weights_of(&self.options)
     }
 
-    /// Whether it has the weights.
+    /// True if the weights are loaded.
     pub(crate) fn is_loaded(&self) -> bool {
         self.engine.is_some()
     }
@@ -193,7 +193,7 @@ impl Generator {
         Ok(())
     }
 
-    /// What reads tokens.
+    /// The reader that runs tokens through the model.
     pub(super) fn reader(&mut self) -> Reader<'_> {
         let engine = self.engine.as_mut().expect("room was made");
         Reader { engine, capacity: self.capacity.as_ref().expect("room was made") }

@@ -1,4 +1,4 @@
-//! Which pages of the cache are free, and how many sequences read each. Does not know what they hold.
+//! Free pages of the cache, and the number of sequences that read each of the others. Does not know what they hold.
 
 /// The pages of a cache.
 pub struct Pages {

@@ -30,7 +30,7 @@ pub struct PromptEncoder {
 }
 
 impl PromptEncoder {
-    /// Of the first folder that has a tokenizer: an adapter's own before its model's.
+    /// Opens the tokenizer of the first folder that has one: an adapter's own before its model's.
     pub fn open(folders: &[&Path]) -> Result<PromptEncoder> {
         let Some(folder) = folders.iter().find(|folder| folder.join(TOKENIZER).is_file()) else {
             return Ok(PromptEncoder { tokenizer: None, own: None, template: None });

@@ -58,7 +58,7 @@ pub(super) struct Row<'a> {
     pub axes: Option<Vec<i32>>,
     /// The tokens as one row with the images among them, laid out.
     pub images: Option<Batch>,
-    /// How the token after the last one is drawn.
+    /// The sampling of the token after the last one.
     pub draw: Draw,
 }
 
@@ -70,12 +70,12 @@ pub(crate) struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Whether what the model computes depends on the longest sequence of a batch: then each is alone in its batch.
+    /// True if results depend on the longest sequence of a batch: then each is alone in its batch.
     pub fn runs_alone(&self) -> bool {
         self.has_input(generation::LARGEST_POSITION)
     }
 
-    /// Whether a sequence has state besides its pages, which another one with the same beginning cannot read.
+    /// True if a sequence has state besides its pages, which another one with the same beginning cannot read.
     pub fn has_slots(&self) -> bool {
         self.has_input(generation::SLOTS)
     }

@@ -1,5 +1,5 @@
-//! What is asked of a model: a prompt, and what of the options differs for it. Read from JSON, as lines of a file have it.
-//! Does not know how a prompt becomes tokens.
+//! A request to a model: a prompt, and options that differ for it. Read from JSON, as lines of a file have it. Does not
+//! know how a prompt becomes tokens.
 
 use data::image_texts::shows_image;
 use serde_json::{Map, Value};
@@ -9,7 +9,7 @@ use crate::error::{Result, TrainError};
 /// The constraints that an answer must satisfy.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Prompt {
-    /// Token ids.
+    /// Token ids of the prompt.
     Ids(Vec<i32>),
     /// A text that is continued.
     Text(String),
@@ -22,7 +22,7 @@ pub enum Prompt {
 pub struct Messages {
     /// Objects with `role` and `content`.
     pub messages: Vec<Map<String, Value>>,
-    /// Function definitions.
+    /// Function definitions that the template may show.
     pub tools: Option<Value>,
     /// Variables of the template by name, such as `enable_thinking`.
     pub variables: Map<String, Value>,

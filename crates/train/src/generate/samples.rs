@@ -54,7 +54,7 @@ impl Sample {
 }
 
 impl Samples {
-    /// Those of the options; none where there are none. Errors: a prompt that the model does not take.
+    /// The sample prompts of the options; None if there are none. Errors: a prompt that the model does not take.
     pub fn new(config: &Config, source: &ModelSource) -> Result<Option<Samples>> {
         let texts = config.logging.sample_prompts.clone();
         if texts.is_empty() {
@@ -126,7 +126,7 @@ fn asked(prompts: &[Request]) -> Vec<Result<Request>> {
     prompts.iter().cloned().map(Ok).collect()
 }
 
-/// Whether what is trained are answers to messages, so that a prompt is one.
+/// True if the run trains on answers to messages, so that a prompt is a message.
 pub(crate) fn is_of_conversations(config: &Config) -> bool {
     let is_plain = |of: DatasetType| matches!(of, DatasetType::Text | DatasetType::Tokens);
     let datasets = config.data.datasets.as_deref().unwrap_or_default();

@@ -6,7 +6,7 @@ use tensor::philox::{Purpose, unit, word};
 
 use super::settings::Settings;
 
-/// How the token is drawn that follows so many others.
+/// The random draw for the token at index `tokens` of a sequence.
 pub fn draw_after(tokens: usize, settings: &Settings) -> Draw {
     Draw { number: unit(word(settings.seed, Purpose::Generation, 0, 0, tokens as u64)), ..settings.draw }
 }

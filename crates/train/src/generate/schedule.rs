@@ -1,5 +1,5 @@
-//! Which sequences of a generation have pages, on which rank, and which of them read tokens in the next step. Sequences whose
-//! prompts begin alike share the pages of their beginning.
+//! Assignment of pages and ranks to the sequences of a generation, and the choice of those that read tokens in the next
+//! step. Sequences whose prompts begin alike share the pages of their beginning.
 
 use super::capacity::PAGE;
 use super::generation::Generation;

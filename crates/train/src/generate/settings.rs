@@ -42,7 +42,7 @@ options! {
     }
 }
 
-/// The table.
+/// The option table of generation.
 pub fn section() -> Section {
     Section::of::<GenerationOptions>()
 }
@@ -67,7 +67,7 @@ impl GenerationOptions {
     }
 }
 
-/// What decides the next token.
+/// The settings that decide the next token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     pub max_new_tokens: usize,
@@ -90,7 +90,7 @@ pub struct Settings {
 const MOST_NEW_TOKENS: usize = 256;
 
 impl Settings {
-    /// Whether logits are changed before a token is drawn, which the host does.
+    /// True if logits are changed before a token is sampled, which the host does.
     pub fn changes_logits(&self) -> bool {
         self.repetition_penalty != 1.0 || !self.masks.is_empty()
     }

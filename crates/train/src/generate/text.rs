@@ -5,7 +5,7 @@ use data::Tokenizer;
 
 use crate::error::{Result, TrainError};
 
-/// What stands for bytes that are no character.
+/// The character that replaces bytes which form no character.
 const BROKEN: char = '\u{fffd}';
 
 /// The text of one answer.
@@ -37,7 +37,7 @@ impl Text {
         Ok(self.stops.push(&new))
     }
 
-    /// What was held back, when no more tokens come.
+    /// The text that was held back, when no more tokens come.
     pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String> {
         let all = decode(tokenizer, &self.ids[self.context..])?;
         let new = self.behind(all, tokenizer)?;
@@ -62,12 +62,13 @@ fn decode(tokenizer: &Tokenizer, ids: &[u32]) -> Result<String> {
 /// Texts that end an answer.
 struct Stops {
     stop: Vec<String>,
-    /// What may be the beginning of one of them.
+    /// Text that may be the beginning of a stop text.
     held: String,
 }
 
 impl Stops {
-    /// What of the text so far is certain to be shown, and whether one of the texts was found: it and what follows is not.
+    /// Adds text. Returns the part that is certain to be shown, and true if a stop text was found: that and the text
+    /// after it is not shown.
     fn push(&mut self, new: &str) -> (String, bool) {
         let mut text = std::mem::take(&mut self.held);
         text.push_str(new);
@@ -86,7 +87,7 @@ impl Stops {
 mod tests {
     use super::*;
 
-    /// What is shown of pieces, and whether they ended.
+    /// The shown text of each piece, and whether a stop text ended it.
     fn shown(stop: &[&str], pieces: &[&str]) -> (Vec<String>, bool) {
         let mut stops = Stops { stop: stop.iter().map(|s| (*s).to_owned()).collect(), held: String::new() };
         let mut shown = Vec::new();

@@ -1,5 +1,5 @@
-//! What a run on several nodes of GPUs is expected to take: computed from the plan of one node and the rate between nodes.
-//! No such run was measured.
+//! Estimates of a run on several nodes of GPUs, computed from the plan of one node and the rate between nodes. No such
+//! run was measured.
 //!
 //! Knows sizes and rates; not what is exchanged inside a node, which is in the plan of one.
 
@@ -17,7 +17,7 @@ use crate::words::{size, time};
 /// GPUs of the largest run that is computed, unless a larger one is asked for.
 const MOST: usize = 1024;
 
-/// Columns of the picture.
+/// Columns of the bar chart.
 const PICTURE: f64 = 20.0;
 
 /// A run with so many GPUs.
@@ -39,14 +39,14 @@ struct Size {
 /// Several nodes of one kind.
 pub struct Across {
     nodes: usize,
-    /// Of each node.
+    /// GPUs of each node.
     gpus: usize,
     /// Between nodes, bytes a second for each GPU.
     network: f64,
     sizes: Vec<Size>,
     /// The type in which gradients travel.
     sent: &'static str,
-    /// What a device is.
+    /// The name of a device.
     device: &'static str,
 }
 
@@ -168,7 +168,7 @@ impl Across {
 }
 
 impl Size {
-    /// As many of this node. The update waits for what is exchanged between them.
+    /// The estimate for `nodes` nodes like this one. The update waits for the exchange between them.
     fn on(&self, nodes: usize, trained: f64, compression: GradientCompression, network: f64) -> Size {
         let between = between(trained, compression, self.gpus, nodes);
         let exposed = between / network;

@@ -1,4 +1,4 @@
-//! How long a run's steps are expected to take: a program's entries over the shapes that its batches have.
+//! Estimated times of a run's steps: a program's entries over the shapes that its batches have.
 //!
 //! Knows shapes and entries; how long one takes is the program's own estimate.
 
@@ -10,7 +10,7 @@ use super::Shapes;
 pub(crate) struct Expected<'a> {
     pub program: &'a Program,
     pub shapes: &'a Shapes,
-    /// Micro-steps of a step.
+    /// Micro-steps of an optimizer step.
     pub accumulation: usize,
 }
 
@@ -32,7 +32,7 @@ pub struct Estimate {
     pub step_bytes: f64,
     /// Bytes that a rank gets from the others in an optimizer step.
     pub exchanged: f64,
-    /// Those of them that come from other nodes.
+    /// Bytes among them that come from other nodes.
     pub between: f64,
     /// Seconds of an optimizer step in which nothing is computed because bytes are on their way.
     pub waiting: f64,
@@ -40,13 +40,13 @@ pub struct Estimate {
     pub run_seconds: Option<f64>,
     /// All passes over held-out data, next to these.
     pub evaluation_seconds: f64,
-    /// Of a step, what is above its bound, by [`Cause`].
+    /// Seconds of a step above its bound, by [`Cause`].
     pub above: [f64; Cause::ALL.len()],
-    /// What is on the host, where something does.
+    /// The cost of tensors on the host, if there are any.
     pub host: Option<HostEstimate>,
 }
 
-/// What it costs that something is in host memory.
+/// The cost of keeping tensors in host memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HostEstimate {
     /// Bytes between device and host in a micro-step after the first, and in the update.

@@ -1,5 +1,4 @@
-//! Whether the data of a run is available locally, so that a plan can read it as the run will. A plan downloads
-//! nothing.
+//! Availability of a run's data on this machine, so that a plan can read it as the run will. A plan downloads nothing.
 
 use std::path::Path;
 
@@ -40,7 +39,7 @@ pub fn documents(
     Encoded::read(config, source, &Plan::new(config, source)?, None, &|| false).map(Ok)
 }
 
-/// Why a local dataset cannot be read, where there is no such file.
+/// The reason why a local dataset cannot be read, if there is no such file.
 fn missing(of: &Dataset) -> Option<String> {
     let is_pattern = of.path.contains(['*', '?', '[', '{']);
     let found = match is_pattern {

@@ -1,5 +1,5 @@
-//! What a run would be, without running it: its graph, its program, its memory and its time, for
-//! any machine. Reads no weights; if the data is available locally, it is the program of the run.
+//! The preview of a run without running it: its graph, its program, its memory and its time, for any machine. Reads no
+//! weights; if the data is available locally, it is the program of the run.
 
 mod across;
 mod expected;
@@ -36,7 +36,7 @@ pub use stages::Stages;
 /// The run's program and what follows from it.
 pub struct Preview {
     pub program: Program,
-    /// What the user should know, a sentence each.
+    /// Notes for the user, a sentence each.
     pub notes: Vec<String>,
     recommended: Option<Reasons>,
     /// The same, a line each.
@@ -46,13 +46,13 @@ pub struct Preview {
     accumulation: usize,
     /// Steps that train on the same answers.
     steps_of_round: u64,
-    /// What it was compiled for.
+    /// The shapes that the program is compiled for.
     pub shapes: Shapes,
-    /// Why the data are not available locally, if they are not.
+    /// The reason why the data are not available locally, if they are not.
     pub away: Option<String>,
-    /// What several nodes of this one would take, where they are asked for.
+    /// The estimate for several nodes of this kind, if requested.
     pub across: Option<Across>,
-    /// What the stages of a pipeline take, and what ZeRO-3 would.
+    /// The memory and time of pipeline stages, and of ZeRO-3 instead.
     pub stages: Option<Stages>,
     /// The cost of sampling the answers of a step, where the run samples.
     pub sampling: Option<Sampling>,

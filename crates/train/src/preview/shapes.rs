@@ -27,24 +27,24 @@ const DOCUMENTS_PER_ROW: usize = 16;
 /// Micro-batches of more tokens than these fit on no machine, and are not made to look at them.
 const MOST_TOKENS: usize = 1 << 25;
 
-/// What a plan reckons with.
+/// The batch shapes that a plan assumes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shapes {
-    /// What is compiled, in the run's order.
+    /// The compiled shapes, in the run's order.
     pub variants: Vec<Variant>,
-    /// Of all micro-batches the share of each variant.
+    /// The share of each variant among all micro-batches.
     pub shares: Vec<f64>,
     /// Tokens of documents in a micro-batch, in the mean.
     pub tokens: f64,
-    /// What documents leave to see of their rows.
+    /// The share of a row that attention sees, given its documents.
     pub seen: Seen,
     /// Optimizer steps, where they are known.
     pub steps: Option<u64>,
-    /// How often the held-out data are gone through, and their batches.
+    /// Number of evaluations of the held-out data, and their batches.
     pub evaluations: (u64, u64),
     /// The note on a run of few steps.
     pub few: Option<String>,
-    /// What was assumed, because the data are not available; a sentence.
+    /// The assumptions, because the data are not available; a sentence.
     pub assumed: Option<String>,
 }
 
@@ -63,7 +63,7 @@ impl Shapes {
         Shapes::of_feed(config, &Feed::new(config, encoded.clone(), plan.sequence_len)?)
     }
 
-    /// Those of data that are laid out.
+    /// The shapes of data that are laid out in rows.
     pub(crate) fn of_feed(config: &Config, feed: &Feed) -> Result<Shapes> {
         let variants = feed.variants();
         let seen = feed.first_shapes()?;

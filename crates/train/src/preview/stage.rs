@@ -9,7 +9,7 @@ use crate::machines;
 use crate::recommend::recommended;
 use crate::source::ModelSource;
 
-/// What is shown of a run.
+/// The stage of compilation that is shown of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     Config,
@@ -17,7 +17,7 @@ pub enum Stage {
     Program,
     Memory,
     Plan,
-    /// The plan for scripts.
+    /// The plan as JSON, for scripts.
     PlanJson,
 }
 

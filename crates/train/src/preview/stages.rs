@@ -1,5 +1,5 @@
-//! What the stages of a pipeline are expected to take: memory and time of each, the step of all from the order of their passes,
-//! and what the same run would take with weights sharded instead (ZeRO-3), which is compiled for it.
+//! Estimates for the stages of a pipeline: memory and time of each, the step of all from the order of their passes, and
+//! the same run with weights sharded instead (ZeRO-3), which is compiled for it.
 //!
 //! Knows passes, times and bytes; not how layers are dealt.
 
@@ -16,7 +16,7 @@ use crate::error::TrainError;
 use crate::source::ModelSource;
 use crate::words::{size, time};
 
-/// One stage.
+/// Layers, memory and time of one stage.
 #[derive(Clone, Debug, PartialEq)]
 struct Stage {
     /// The first and the last layer.
@@ -47,11 +47,11 @@ pub struct Stages {
     accumulation: usize,
     step: f64,
     tokens_per_second: f64,
-    /// Why not, where it does not fit.
+    /// The reason why it does not fit, if it does not.
     sharded: Result<Sharded, String>,
 }
 
-/// What a stage does, how long it takes.
+/// Seconds of the passes of a stage.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pass {
     forward: f64,
@@ -108,7 +108,7 @@ impl Stages {
         text
     }
 
-    /// Which of both is faster or fits, and why.
+    /// The faster one of both, or the one that fits, and why.
     fn verdict(&self) -> String {
         let of = match &self.sharded {
             Ok(of) => of,

@@ -76,7 +76,7 @@ impl Preview {
         )
     }
 
-    /// What is planned, and what of it the data say.
+    /// The head of the plan: the machine, the rows and the share that the data determine.
     fn head_text(&self) -> String {
         let machine = &self.program.machine;
         let rows = match self.shapes.variants.as_slice() {
@@ -131,7 +131,7 @@ impl Preview {
         text + &of.host.as_ref().map(host_text).unwrap_or_default()
     }
 
-    /// What several ranks get from one another. All other figures are those of one rank, but for the rate.
+    /// Bytes that several ranks exchange. All other figures are those of one rank, but for the rate.
     fn exchange_text(&self) -> String {
         if self.program.cluster.ranks == 1 {
             return String::new();
@@ -152,7 +152,8 @@ impl Preview {
         self.recommendations.iter().map(|line| format!("{line}\n")).chain(notes).collect()
     }
 
-    /// What is kept, recomputed, offloaded or done in parts, and why. What is done whole goes without saying.
+    /// Tensors that are kept, recomputed, offloaded or processed in parts, and why. Tensors that are processed whole
+    /// are not listed.
     fn decisions_text(&self) -> String {
         let mut text = String::new();
         let mut last = None;

@@ -1,4 +1,4 @@
-//! What a run in progress writes: checkpoints and results.
+//! Files that a run in progress writes: checkpoints and results.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -55,7 +55,7 @@ impl Run {
         Ok(Outcome::Interrupted(folder))
     }
 
-    /// Writes the result.
+    /// Writes the result, and returns its folder.
     pub(super) fn finish(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Outcome> {
         let result = result_folder(&self.place, trainer);
         let (steps, judged) = (trainer.steps_done(), trainer.progress.judged.clone());

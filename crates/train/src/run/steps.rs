@@ -299,7 +299,7 @@ impl Run {
     }
 }
 
-/// Whether the weights as they are have the best evaluation, and the result is to be the best.
+/// True if the current weights have the best evaluation, and the result is to be the best.
 fn is_to_keep(trainer: &Trainer) -> bool {
     trainer.config.run.load_best_model_at_end && trainer.progress.judged.is_best(trainer.steps_done())
 }

@@ -84,7 +84,7 @@ fn tensors(folder: &Path) -> BTreeMap<String, HostTensor> {
     files.names().into_iter().map(read).collect()
 }
 
-/// What a trainer's options compile to for a shape.
+/// Compiles a trainer's options, with a change, for rows of one length.
 fn compiled(trainer: &Trainer, length: usize, change: impl Fn(&mut CompileOptions)) -> Result<Program, CompileError> {
     let variants = vec![Variant { batch: 2, seq_len: length, documents: Documents::Packed, patches: 0 }];
     let mut options = CompileOptions { variants, ..trainer.plan.compile.clone() };

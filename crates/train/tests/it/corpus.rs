@@ -1,4 +1,4 @@
-//! What fuzzing found, once more: every file of `fuzz/corpus`, and the fuzzer's seeds, through the same functions.
+//! Regression tests of fuzzing: every file of `fuzz/corpus`, and the fuzzer's seeds, through the same functions.
 //!
 //! Knows limits of time and memory; what is read, and how, is in `fuzz/targets`.
 
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use targets::{TARGETS, Target};
 
-/// What the fuzzer allows an input.
+/// Time and memory that the fuzzer allows an input.
 const LONGEST: Duration = Duration::from_secs(10);
 const MOST_KIB: u64 = 2 << 20;
 

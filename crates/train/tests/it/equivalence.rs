@@ -1,5 +1,5 @@
-//! What may not change the result: how rows are distributed into micro-batches, how documents are distributed
-//! into rows, and which shapes were compiled before.
+//! Choices that must not change the result: the distribution of rows into micro-batches, that of documents into rows,
+//! and the shapes that were compiled before.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

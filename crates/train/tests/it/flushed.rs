@@ -1,4 +1,5 @@
-//! What `recipe: fp8_hybrid` says once of values that become 0 in E4M3: the largest share, by name, after the first step.
+//! The note of `recipe: fp8_hybrid` on values that become 0 in E4M3: the largest share, by name, once after the first
+//! step.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -39,7 +40,7 @@ fn tampered(folder: &Path) -> Golden {
     Golden { model: folder.to_owned(), source, ..golden }
 }
 
-/// What each of the steps up to `to` says, from that of the trainer on.
+/// The flushed shares of each step up to `to`, from that of the trainer on.
 fn said(trainer: &mut Trainer, to: usize) -> Vec<Option<Flushed>> {
     let batches = golden("llama").curve_batches();
     let from = trainer.steps_done() as usize;

@@ -165,7 +165,7 @@ fn a_resumed_run_has_the_bits_of_one_that_went_on() {
     }
 }
 
-/// What is recomputed has the codes of the first time, in every plan.
+/// Recomputed values have the codes of the first computation, in every plan.
 #[test]
 fn plans_do_not_change_bits() {
     let golden = golden("qwen3");

@@ -1,5 +1,5 @@
-//! When a run evaluates, saves and ends: by epochs, by the best evaluation, by patience; and that a run that was interrupted
-//! does the same at the same steps.
+//! Steps at which a run evaluates, saves and ends: by epochs, by the best evaluation, by early stopping; an interrupted
+//! run does the same at the same steps.
 
 use std::path::{Path, PathBuf};
 

@@ -14,7 +14,7 @@ fn recipes() -> [Value; 2] {
     [json!({"recipe": "nvfp4", "fp4_backend": "emulate"}), json!({"recipe": "fp8_hybrid"})]
 }
 
-/// Of random weights, in a folder.
+/// Writes a mixture of experts with random weights to a folder.
 fn model(folder: &Path) {
     let fields = json!({
         "model_type": "olmoe", "architectures": ["OlmoeForCausalLM"], "vocab_size": 256, "hidden_size": 32,

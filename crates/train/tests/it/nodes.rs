@@ -232,7 +232,7 @@ fn gradients_in_bf16_travel_between_nodes_as_between_ranks() {
 /// Bytes that a message of a collective takes besides what ranks show.
 const HEADER: usize = 9;
 
-/// What two nodes of two ranks each really send in a step of one micro-step is what the program says.
+/// Two nodes of two ranks each send in a step of one micro-step the bytes that the program states.
 #[test]
 fn nodes_send_what_the_plan_says() {
     let place = tempfile::tempdir().unwrap();

@@ -77,7 +77,7 @@ fn a_resumed_run_has_the_bits_of_one_that_went_on() {
     }
 }
 
-/// What is recomputed has the codes of the first time, in every plan.
+/// Recomputed values have the codes of the first computation, in every plan.
 #[test]
 fn plans_do_not_change_bits() {
     let golden = golden("qwen3");
@@ -91,7 +91,7 @@ fn plans_do_not_change_bits() {
     }
 }
 
-/// What multiplies the codes is a matter of GPUs: a CPU has the numbers of `emulate` for every word.
+/// The unit that multiplies codes is a choice for GPUs only: a CPU computes the numbers of `emulate` for every value.
 #[test]
 fn the_word_changes_nothing_on_a_cpu() {
     let golden = golden("llama");

@@ -28,7 +28,7 @@ fn device(machine: Machine) -> Arc<Device> {
     })
 }
 
-/// What a configuration of several ranks runs on.
+/// Opens the device that a configuration of several ranks runs on.
 fn of_ranks(config: &Config) -> Arc<Device> {
     match stories::device_name().as_str() {
         "cuda" => Arc::new(Device::open(&DeviceRequest::of(config, Vec::new())).unwrap()),
@@ -224,7 +224,7 @@ fn the_plan_says_what_lies_on_the_host_and_from_when_it_is_free() {
     assert!(message.contains("leave `offload_optimizer`"), "{message}");
 }
 
-/// What the plan decided is in the log and in `resolved.yaml`, and the run leaves what it leaves without.
+/// Decisions of the plan are in the log and in `resolved.yaml`, and the results are those of a run without them.
 #[test]
 fn a_run_that_would_not_fit_moves_states_and_tells() {
     let place = tempfile::tempdir().unwrap();

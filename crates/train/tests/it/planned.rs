@@ -1,5 +1,5 @@
-//! What a plan says before a run is what the run takes: the same length of rows, the same shapes, the same memory to
-//! the byte, whatever the data look like.
+//! Agreement of a plan with its run: the same length of rows, the same shapes, the same memory to the byte, for all
+//! kinds of data.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -121,7 +121,7 @@ fn batches_that_fit_nowhere_are_refused_without_making_one() {
     assert!(refused.to_string().contains("`per_device_train_batch_size: "), "{refused}");
 }
 
-/// Where only the model shows that an option does not fit, the problem is still at the option's line.
+/// An option that does not fit the model is reported at the option's line, although only the model shows it.
 #[test]
 fn an_option_that_does_not_fit_the_model_is_refused_at_its_line() {
     let cases = [

@@ -172,7 +172,7 @@ fn tiles_of_the_recipe_are_rounded_once() {
     }
 }
 
-/// Those of experts, too: gate and up of an expert are one matrix to the recipe.
+/// Quantized tiles of experts are rounded once: gate and up of an expert are one matrix to the recipe.
 #[test]
 fn tiles_of_experts_are_rounded_once() {
     let place = tempfile::tempdir().unwrap();
@@ -234,7 +234,7 @@ fn weights_in_tiles_are_scaled_with_those_of_their_group() {
     }
 }
 
-/// Which blocks are used follows from the recipe; with a checkpoint, they are what they were.
+/// The recipe decides the blocks of FP4; with a checkpoint, they stay as they were.
 #[test]
 fn the_recipe_decides_how_fp4_is_stored() {
     let form = json!({"qlora_fp4": true});

@@ -508,8 +508,9 @@ fn first_moments_of_one_bit_go_with_other_options() {
     }
 }
 
-/// Of sparse blocks an element comes about every 16th step, and is 16 times as large: the root of AdamW's second moment is 4 times
-/// as large, and steps are shorter by that. With 4 times the rate a long run comes as far, with the same rate it does not.
+/// Sparse gradient blocks train as far as full gradients with 4 times the learning rate, and less far with the same
+/// rate. An element is sent about every 16th step and is then 16 times as large: the root of AdamW's second moment is 4
+/// times as large, and steps are shorter by that.
 #[test]
 #[ignore = "long; ./test.sh --all runs it"]
 fn sparse_blocks_between_nodes_learn_as_much_with_larger_steps() {
@@ -518,7 +519,8 @@ fn sparse_blocks_between_nodes_learn_as_much_with_larger_steps() {
     assert!(whole < 0.2 && larger < whole && same > 2.0 * whole, "{whole}, {same}, {larger}");
 }
 
-/// What is not sent yet is part of a checkpoint; other ranks begin without it, and say so.
+/// Gradients that are not sent yet are part of a checkpoint; another number of ranks begins without them, and reports
+/// it.
 #[test]
 fn what_is_left_of_gradients_is_in_checkpoints() {
     for compression in BLOCKS {

@@ -34,7 +34,7 @@ fn options(changed: &[(&str, Value)]) -> Config {
     Config::load_json(&all.to_string(), Task::Sft, &[]).unwrap()
 }
 
-/// What was chosen, without the reasons.
+/// The chosen values by option, without the reasons.
 fn chosen(config: &Config) -> BTreeMap<String, Value> {
     config.recommended.iter().flatten().map(|(name, of)| (name.clone(), of.value.clone())).collect()
 }

@@ -41,7 +41,7 @@ fn another_arithmetic_is_reported() {
     assert!(observer.lines.iter().any(reported), "{:?}", observer.lines);
 }
 
-/// As [`resumed`], requested to stop at a question: see [`Lines::stop_at`].
+/// Resumes as [`resumed`], and stops at a question: see [`Lines::stop_at`].
 fn stopped_at(output: &Path, options: &Value, at: (usize, usize)) -> (Outcome, Vec<String>) {
     let mut observer = Lines { stop_at: Some(at), ..Lines::default() };
     let options = merged(options, json!({"resume_from_checkpoint": true}));

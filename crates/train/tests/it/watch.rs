@@ -1,4 +1,5 @@
-//! What a run lets see: evaluation, breakdowns of time and memory, where a divergence began. None of it moves a bit.
+//! Observations of a run: evaluation, breakdowns of time and memory, the place where a divergence began. None of them
+//! changes a bit.
 
 use std::fs;
 use std::path::Path;
@@ -104,7 +105,7 @@ fn assert_answers(event: &Value, mut generator: train::Generator) {
     }
 }
 
-/// Whatever they share: on one device the same weights answer the same. With `SUROGATE_TEST_DEVICE=cuda` on GPUs.
+/// Several ranks answer prompts as one rank does, from the same weights. With `SUROGATE_TEST_DEVICE=cuda` on GPUs.
 #[test]
 fn prompts_are_answered_by_several_ranks() {
     let base = json!({
@@ -175,7 +176,7 @@ fn answers_leave_the_scales_of_a_recipe_alone() {
     }
 }
 
-/// What a configuration runs on.
+/// Opens the device that a configuration runs on.
 fn opened(config: &train::config::Config) -> Arc<Device> {
     let request = DeviceRequest { threads: Some(2), ..DeviceRequest::of(config, Vec::new()) };
     Arc::new(Device::open(&request).unwrap())

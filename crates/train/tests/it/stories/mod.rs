@@ -12,7 +12,7 @@ pub fn root() -> PathBuf {
     Path::new(&own).ancestors().nth(2).expect("crates/train lies in the repository").to_owned()
 }
 
-/// What tests train on, unless they say it themselves: `SUROGATE_TEST_DEVICE`, or the CPU.
+/// The device of tests that do not name one: `SUROGATE_TEST_DEVICE`, or the CPU.
 pub fn device_name() -> String {
     std::env::var("SUROGATE_TEST_DEVICE").unwrap_or_else(|_| "cpu".to_owned())
 }
@@ -47,7 +47,7 @@ pub fn config(output: &Path, replaced: &Value) -> Arc<Config> {
     Arc::new(Config::load_json(&options.to_string(), Task::Sft, &[]).unwrap())
 }
 
-/// What a run tells; asks it to stop.
+/// An observer that collects lines and can stop the run.
 #[derive(Default)]
 pub struct Lines {
     pub lines: Vec<String>,

@@ -2,7 +2,7 @@
 //!
 //! `FUZZ_TARGET` is the target; with `FUZZ_SEEDS=FOLDER` the seeds of all targets are written there and nothing is run.
 //! A panic that the program catches is none; one that reaches this file is a finding. Memory beyond a limit is rejected
-//! as if the machine had no more, so that a size from a file cannot hide behind pages that no one touched.
+//! as if the machine had no more, so that a size from a file cannot go unnoticed because no page is touched.
 
 #![no_main]
 

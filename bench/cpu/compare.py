@@ -1,9 +1,9 @@
-"""Training steps of this engine and of PyTorch (eager, with PEFT) on one CPU, in turn: A B A B …
+"""Training steps of this engine and of PyTorch (eager, with PEFT) on one CPU, alternately: A B A B …
 
     compare.py MODEL_FOLDER [--peer PYTHON] [--only lora-f32 …] [--steps 8] [--batch 1] [--sequence 512] [--threads 2]
                [--record]
 
-PYTHON is an interpreter with torch, transformers and peft. Both sides stay loaded and take one step each in turn, on
+PYTHON is an interpreter with torch, transformers and peft. Both sides stay loaded and take one step each alternately, on
 the same rows; the first steps are not counted. The ratio of a pair of neighbouring steps is free of what slows the
 machine for longer than a step: the median over the pairs is what counts, the quartiles say how sure it is. With
 `--record` the table is added to `bench/results/`, in the file of this CPU.

@@ -1,4 +1,4 @@
-"""Conversations to labelled tokens: `surogate tokenize` and `datasets.map` with transformers, whole processes in turn.
+"""Conversations to labelled tokens: `surogate tokenize` and `datasets.map` with transformers, whole processes alternately.
 
     tokenize.py MODEL_FOLDER CONVERSATIONS.jsonl [--peer PYTHON] [--copies 10] [--pairs 3] [--workers 2]
 

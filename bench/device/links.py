@@ -16,7 +16,7 @@ from collections.abc import Iterator
 BYTES = 256 << 20
 ROUNDS = 20
 
-# PyTorch orders a copy behind the streams of both devices, so that a ring would go one by one: the runtime's own call.
+# PyTorch orders a copy after the streams of both devices, so that a ring would go one by one: the runtime's own call.
 COPIES = """
 import ctypes, sys, time, torch
 count, size, rounds = map(int, sys.argv[1:])

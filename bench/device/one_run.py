@@ -104,7 +104,7 @@ def write_run(folder: pathlib.Path, device: str, options: dict[str, Any]) -> pat
 
 
 def watch(run: pathlib.Path, folder: pathlib.Path, warm_up: float, seconds: float, limit: float) -> dict[str, Any]:
-    """Runs the file; what was seen of `seconds` behind the first `warm_up` seconds of steps.
+    """Runs the file; what was seen of `seconds` after the first `warm_up` seconds of steps.
 
     The run must get there within `limit` seconds. Rates in tokens per second, memory in bytes.
     """
@@ -124,7 +124,7 @@ def watch(run: pathlib.Path, folder: pathlib.Path, warm_up: float, seconds: floa
                 if steps and when(steps[-1]) - when(steps[0]) >= warm_up:
                     resident.append(resident_bytes(process.pid) or 0)
                 long_enough = steps and when(steps[-1]) - when(steps[0]) >= warm_up + seconds
-                # Between three steps behind the warm-up is a time in which nothing else was done.
+                # Between three steps after the warm-up is a time in which nothing else was done.
                 if long_enough and len([step for step in steps if when(step) - when(steps[0]) >= warm_up]) >= 3:
                     break
                 if process.poll() is not None or time.time() - began > limit:

@@ -12,7 +12,7 @@ COLOURS = ["#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#b
 
 
 def place(gpus: float, times: float, most: int) -> tuple[float, float]:
-    """Where so many GPUs and so many times the rate of one are: both axes are logarithmic."""
+    """The position of a number of GPUs and of a multiple of the rate of one: both axes are logarithmic."""
     x = LEFT + math.log2(gpus) / math.log2(most) * (WIDTH - LEFT - RIGHT)
     y = HEIGHT - BOTTOM - math.log2(times) / math.log2(most) * (HEIGHT - BOTTOM - TOP)
     return round(x, 1), round(y, 1)

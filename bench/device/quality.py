@@ -255,14 +255,14 @@ def write_base(model: pathlib.Path, to: pathlib.Path) -> None:
 # --- the runs ------------------------------------------------------------------------------------------------------
 
 
-# A step that changes nothing, with the held-out loss behind it.
+# A step that changes nothing, with the held-out loss after it.
 UNCHANGED = ADAPTERS | {"learning_rate": 0.0, "warmup_steps": 0, "max_steps": 1, "save_steps": 1, "eval_steps": 1}
 
 
 def final_losses(
     a: argparse.Namespace, folder: pathlib.Path, model: pathlib.Path, seed: int, own: dict[str, Any]
 ) -> list[float]:
-    """The held-out loss behind the last step of a run; with a recipe, also that of its result in bf16."""
+    """The held-out loss after the last step of a run; with a recipe, also that of its result in bf16."""
     losses = [held_out_loss(a, folder, model, seed, own)]
     if "recipe" in own:
         losses.append(held_out_loss(a, folder.with_name(folder.name + "-in-bf16"), folder / "model", seed, UNCHANGED))

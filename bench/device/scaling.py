@@ -57,7 +57,7 @@ RUNS: list[tuple[str, str, str, dict[str, Any], int]] = [
     ("full-8b-stages", "qwen3-8b", "full", {}, 1),
 ]
 
-# A pipeline has one micro-batch at a time enter it: so many micro-steps for each stage.
+# A pipeline has one micro-batch at a time enter it: a number of micro-steps for each stage.
 MICRO_STEPS = 4
 
 

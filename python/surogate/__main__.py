@@ -17,7 +17,7 @@ import signal  # noqa: E402
 
 def start() -> int:
     """Runs the command line and gives its exit code."""
-    # While modules are imported there is nothing to undo, and a traceback helps nobody.
+    # While modules are imported there is nothing to undo, and a traceback is no help.
     signal.signal(signal.SIGINT, _leave)
     from .cli.commands import main
 

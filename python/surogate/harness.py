@@ -52,7 +52,7 @@ class Surogate(TemplateLM):  # type: ignore[misc]  # the harness is not typed
     The arguments are those of `surogate evaluate`: `pretrained`, `adapter`, `base`, `device`, `dtype`; `batch_size`, the
     most sequences that are generated at a time; `batch_tokens`, tokens that are scored at a time; `max_length`, the longest
     sequence; `add_bos_token`, whether texts begin with the token for it (left out: as the tokenizer does);
-    `prefix_token_id`, the token in front of texts that have nothing before them (left out: the tokenizer's first or last).
+    `prefix_token_id`, the token before texts that have nothing before them (left out: the tokenizer's first or last).
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Surogate(TemplateLM):  # type: ignore[misc]  # the harness is not typed
 
     @property
     def prefix_token_id(self) -> int:
-        """The token in front of texts that have nothing before them."""
+        """The token before texts that have nothing before them."""
         return self._special(self._prefix, self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)
 
     def _special(self, *ids: int | None) -> int:

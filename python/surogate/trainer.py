@@ -94,7 +94,7 @@ class Trainer:
         calls = [of if isinstance(of, Callback) else OnStep(of) for of in callbacks]
         if notebook.is_running():
             calls.append(notebook.Display())
-        # All of them are called, also behind one that ends the training.
+        # All of them are called, also after one that ends the training.
         ends = [call.on_start(self) is False for call in calls]
         try:
             steps = iter(self)

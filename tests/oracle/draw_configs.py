@@ -226,7 +226,7 @@ def draw_gemma4(rng: random.Random, fields: dict) -> dict:
     own["hidden_activation"] = rng.choice(["gelu_pytorch_tanh", "gelu_pytorch_tanh", "gelu", "silu"])
     own["use_bidirectional_attention"] = rng.choice([None, "vision"])
     if rng.random() < 0.5:
-        own |= {"enable_moe_block": True, "num_experts": rng.choice([3, 4, 9]), "top_k_experts": rng.choice([2, 3])}  # the norm behind a single one undoes its scale
+        own |= {"enable_moe_block": True, "num_experts": rng.choice([3, 4, 9]), "top_k_experts": rng.choice([2, 3])}  # the norm after a single one undoes its scale
         own["moe_intermediate_size"] = rng.choice([8, 24, 40])
     return own
 

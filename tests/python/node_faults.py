@@ -1,5 +1,5 @@
 """Random faults on three nodes of one run, and what must hold after each: the run goes on from its last checkpoint, or ends
-clearly; no process stays behind; no step is lost, and none has other numbers than in a run that nobody disturbed.
+clearly; no process remains; no step is lost, and none has other numbers than in an undisturbed run.
 
     python tests/python/node_faults.py --folder FOLDER --faults 200 --seed 1 [--compression int8]
 
@@ -37,7 +37,7 @@ RECOVERED = 150.0
 #: Size of the disk in memory.
 DISK = 64 << 20
 
-#: Of 100 faults so many are of a kind.
+#: Percentages of the kinds of faults.
 KINDS = {"kill": 40, "kill two": 10, "stop": 17, "cut": 15, "slow": 10, "full disk": 8}
 
 #: Why a node may end that goes on by itself where another one is lost.
@@ -180,7 +180,7 @@ class Launcher:
 
 
 def logged(output: Path) -> list[dict[str, object]]:
-    """The steps of a log, whose last line may be under way."""
+    """The steps of a log, whose last line may be incomplete."""
     found = []
     for log in output.glob("log-*.json"):
         for line in log.read_text(errors="replace").splitlines():
@@ -261,7 +261,7 @@ class Broken(AssertionError):
 
 
 def check_recovered(launcher: Launcher, output: Path, before: int) -> float:
-    """Waits for a step behind the last one of before; seconds that took."""
+    """Waits for a step after the last one of before; seconds that took."""
     begun = time.monotonic()
     while last_step(output) <= before:
         if time.monotonic() > begun + RECOVERED:
@@ -272,7 +272,7 @@ def check_recovered(launcher: Launcher, output: Path, before: int) -> float:
 
 
 def check_processes(launcher: Launcher) -> None:
-    """As many processes of the run as nodes: nobody was left behind."""
+    """As many processes of the run as nodes: none remains."""
     file = str(launcher.folder / "run.json").encode()
     found = 0
     for process in Path("/proc").glob("[0-9]*"):
@@ -307,7 +307,7 @@ def check_log(steps: list[dict[str, object]], reference: dict[int, tuple[object,
 
 
 def reference_run(folder: Path, steps: int, compression: str, spaces: list[str]) -> dict[int, tuple[object, object]]:
-    """Loss and norm of the first steps of a run that nobody disturbs: of three ranks of one process, or where sums are
+    """Loss and norm of the first steps of an undisturbed run: of three ranks of one process, or where sums are
     compressed, of three nodes.
     """
     folder.mkdir()
@@ -330,7 +330,7 @@ def reference_run(folder: Path, steps: int, compression: str, spaces: list[str])
 
 
 def campaign(folder: Path, faults: int, seed: int, tell: bool = True, compression: str = "none") -> dict[str, object]:
-    """So many faults; what came of them. Raises `Broken`."""
+    """Runs a number of faults and returns their results. Raises `Broken`."""
     draw = random.Random(seed)
     disk = folder / "disk"
     output = disk / "output"

@@ -45,7 +45,7 @@ except SurogateError as error:
 
 
 class Cutting(BaseHTTPRequestHandler):
-    """Hands everything on to the server behind it; cuts the first long answers short."""
+    """Hands everything on to its server; cuts the first long answers short."""
 
     protocol_version = "HTTP/1.1"
     behind = ""

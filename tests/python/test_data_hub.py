@@ -153,7 +153,7 @@ def test_what_was_fetched_is_found_offline(hub):
     assert len(Hub.seen) == count
     reported = hub("acme/tokens", "main", "train", HF_HUB_OFFLINE="1")["RunError"]
     assert "not in the cache" in reported, "a split that was never fetched is not silently empty"
-    # The hub is away, but nobody said so: the cache serves, with a word.
+    # The hub is away, but no option says so: the cache serves, with a note.
     assert hub("acme/tokens", "main", "test", HF_ENDPOINT="http://127.0.0.1:1") == first
     reported = hub("acme/private", HF_HUB_OFFLINE="1")["RunError"]
     assert "not in the cache" in reported and "unset HF_HUB_OFFLINE" in reported

@@ -33,7 +33,7 @@ GEMMA = (
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
 
-#: Templates by name or as text, the special tokens that they write, and the one behind an answer.
+#: Templates by name or as text, the special tokens that they write, and the one after an answer.
 FAMILIES = {
     "chatml": ("chatml", ["<|im_start|>", "<|im_end|>"], "<|im_end|>"),
     "llama3": ("llama3", ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"], "<|eot_id|>"),
@@ -42,7 +42,7 @@ FAMILIES = {
     "gpt-oss": (HARMONY, ["<|start|>", "<|message|>", "<|end|>", "<|return|>"], "<|return|>"),
 }
 
-#: The first id behind the tokens of the stories, and the end of their texts.
+#: The first id after the tokens of the stories, and the end of their texts.
 FIRST, END = 512, 2
 
 

@@ -139,7 +139,7 @@ def test_the_numbers_are_those_of_the_harness(capsys, tmp_path):
 
 
 def test_the_class_is_known_to_the_harness():
-    """Its own command line with the class, with examples in front of each question."""
+    """Its own command line with the class, with examples before each question."""
     place = ["--model_args", f"pretrained={STORIES}", "--device", DEVICE]
     words = ["--model", "surogate", *place, "--tasks", "choices.yaml", "--num_fewshot", "1"]
     words = [sys.executable, "-m", "surogate.harness", *words, "--limit", "3", "--batch_size", "2"]

@@ -236,7 +236,7 @@ def test_tools_of_a_file_reach_the_template(tmp_path, capsys, monkeypatch, talka
 
 @pytest.mark.parametrize("content", ["Once upon", "Once upon ", "", None, [{"type": "text", "text": "Once upon"}]])
 def test_an_answer_that_has_begun_is_continued(talkative, content):
-    """As transformers' `continue_final_message`: no end of turn behind it, no new turn."""
+    """As transformers' `continue_final_message`: no end of turn after it, no new turn."""
     parts = "{% set text = m.content if m.content is string else (m.content or [{'text': ''}])[0].text %}"
     (talkative / "chat_template.jinja").write_text(TEMPLATE.replace("{{ m.content }}", parts + "{{ text }}"))
     tokenizer = surogate.Tokenizer(talkative)

@@ -1,4 +1,4 @@
-"""Logs that nobody meant, read by the report: a whole page, or an error in words.
+"""Malformed logs, read by the report: a whole page, or an error in words.
 
 The damage is drawn, the same in every run; a failure names its number. SUROGATE_ROUNDS=100 draws a hundred times as many.
 Knows the events of a log by the shape of good ones alone.

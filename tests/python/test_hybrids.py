@@ -60,7 +60,7 @@ STATEFUL = [*HYBRIDS, tiny_lfm2, tiny_lfm2_moe]
 
 
 def operations(fields: dict, op: str) -> list[dict]:
-    """Attributes of an operation in each layer that has it; those in front of and behind the layers are not counted."""
+    """Attributes of an operation in each layer that has it; those before and after the layers are not counted."""
     ir = json.loads(models.build(fields))
     [stack] = [item for item in ir["body"] if "repeat" in item]
     blocks = [stack["blocks"][stack["pattern"][i] if "pattern" in stack else 0] for i in range(stack["repeat"])]
@@ -192,7 +192,7 @@ def answers(model, prompts, **options) -> list[list[int]]:
 @pytest.mark.parametrize("batch_size", [4, 2])
 def test_tokens_are_those_of_whole_rows(make, batch_size, make_model):
     """Prompts shorter than the convolution, read in one part and in several, at once and in slots that others had: each
-    token is the likeliest behind all in front of it."""
+    token is the likeliest after all before it."""
     model = surogate.load(make_model(make(max_position_embeddings=256)))
     ids = np.random.default_rng(5).integers(1, 90, 300).tolist()
     prompts = [ids[:1], ids[1:3], ids[3:20], ids[20:220], ids[220:253]]
@@ -230,7 +230,7 @@ def test_a_run_answers_prompts(make_model, tmp_path):
 
 
 def stacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Matrices of experts as published files have them: of each layer two tensors, gate in front of up."""
+    """Matrices of experts as published files have them: of each layer two tensors, gate before up."""
     found, groups = {}, {}
     for name, value in tensors.items():
         container, expert, rest = name.partition(".experts.")

@@ -18,7 +18,7 @@ COLORS = {"red": (220, 30, 30), "green": (30, 180, 60), "blue": (30, 60, 220), "
 
 STORIES = REPOSITORY / "examples/stories/model"
 
-#: Tokens of Qwen3's templates behind the 512 of the stories, whose few tokens keep the head of the model small.
+#: Tokens of Qwen3's templates after the 512 of the stories, whose few tokens keep the head of the model small.
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
 TOKENS = {token: 512 + number for number, token in enumerate([*SPECIAL, *COLORS])}
 IMAGE, VOCABULARY = TOKENS["<|image_pad|>"], 544

@@ -87,7 +87,7 @@ def until_steps(output: Path) -> None:
 
 
 def ended(processes: list[subprocess.Popen[str]], seconds: float = 120) -> list[tuple[int, str]]:
-    """Exit codes and texts. A process that stays behind is a failure."""
+    """Exit codes and texts. A process that remains is a failure."""
     found = []
     try:
         for process in processes:
@@ -179,7 +179,7 @@ def test_gradients_between_nodes_may_be_compressed(tmp_path: Path) -> None:
     # The first loss is that of the model as it was.
     assert len({curve[0] for curve in curves.values()}) == 1 and curves["none"][1:] != curves["int8"][1:] != curves["topk"][1:]
     assert curves["int8"] == pytest.approx(curves["none"], rel=1e-2)
-    # A fifth of the steps, rounded up, is the warm-up; what the first update behind it did shows a step later.
+    # A fifth of the steps, rounded up, is the warm-up; what the first update after it did shows a step later.
     assert curves["onebit"][:3] == curves["none"][:3] and curves["onebit"][3:] != curves["none"][3:]
     # Errors of `int8` and `onebit` have the same sizes.
     for before, compression in (("topk", "int8"), ("int8", "onebit")):

@@ -78,7 +78,7 @@ def plan(options: Options, folder: Path) -> Any:
 
 
 def files(options: Options, folder: Path) -> Any:
-    """What a run leaves behind: names of files, and the log without its times."""
+    """The results of a run: names of files, and the log without its times."""
     from surogate.cli.commands import main
 
     options = {**options, "output_dir": str(folder / "output")}

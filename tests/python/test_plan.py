@@ -151,7 +151,7 @@ def test_the_plan_accounts_for_every_byte(options, tmp_path, capsys):
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "glm4", "olmo2"])
 def test_layers_that_are_recomputed_cost_their_inputs_alone(tmp_path, capsys, family):
-    """Norms behind attention and MLP are fused with those of the next layer, and yet no layer waits for another."""
+    """Norms after attention and MLP are fused with those of the next layer, and yet no layer waits for another."""
     batch, length, hidden = 2, 1024, 256
     fields = {
         "model_type": family,

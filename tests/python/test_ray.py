@@ -157,7 +157,7 @@ def test_without_restarts_a_lost_node_ends_the_run_by_name(tmp_path: Path, ray: 
 
 @pytest.mark.long
 def test_a_run_goes_on_with_the_machines_that_are_left(tmp_path: Path, ray: Any) -> None:
-    """Last: the cluster has a machine less behind it."""
+    """Last: the cluster has a machine less after it."""
     path = written(tmp_path, max_steps=120, save_steps=10)
     flags = ["--set=distributed.max_restarts=1", "--set=distributed.min_nodes=1", "--set=distributed.timeout=15"]
     leader = on_ray(ray, path, named(path), *flags)

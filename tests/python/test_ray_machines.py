@@ -112,7 +112,7 @@ def machines() -> Iterator[list[Machine]]:
 
 
 def wait_for(head: Machine, count: int) -> None:
-    """Until so many machines have come to a cluster."""
+    """Waits until a number of machines have joined the cluster."""
     look = "import ray; ray.init('auto', log_to_driver=False, logging_level='error'); print('alive', len(ray.nodes()))"
     until = time.monotonic() + TOGETHER
     while True:
@@ -204,7 +204,7 @@ def test_without_the_process_that_keeps_the_cluster_all_save_and_end(tmp_path: P
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["switched off", "without its keeper"])
 def test_a_client_ends_with_the_head(tmp_path: Path, machines: list[Machine], how: str) -> None:
-    """The command is given behind Ray's client server, on the other machine."""
+    """The command is given through Ray's client server, on the other machine."""
     address = "ray://10.78.0.1:10001"
     path = guide(tmp_path, restarts=2, address=address, **LONG)
     wait_for_clients(machines[1], address)

@@ -323,7 +323,7 @@ def test_a_thinned_series_is_whole_until_it_is_long():
         series.add(i, {"step": i, "loss": float(i % 5), "seconds": 1.0, "memory": 1})
     assert (series.stride, series.count, series.seconds, series.memory) == (8, 64, 64.0, 7)
     assert [of["step"] for of in series.regular()] == list(range(0, 64, 8))
-    # A run that goes back to its checkpoint does the steps behind it again.
+    # A run that goes back to its checkpoint does the steps after it again.
     series.cut(20)
     assert (series.count, series.seconds, series.last["step"]) == (20, 20.0, series.last["step"])
     assert max(series.keys()) < 20

@@ -42,7 +42,7 @@ def curve(folder, *, positions: np.ndarray | None = None, rate: float = 2e-3, **
 
 
 def agree(folder, sizes: tuple[int, ...], **options) -> None:
-    """The curve of one device for so many ranks to a row, the last of them at ZeRO level 3 with two rows at once."""
+    """The curve of one device for each number of ranks to a row, the last of them at ZeRO level 3 with two rows at once."""
     alone = curve(folder, **options)
     assert alone[-1, 0] < alone[0, 0], "nothing was learned"
     for size in sizes:
@@ -136,7 +136,7 @@ CALM = {"rate": 1e-4, "lora_dropout": 0.0}
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("make", [tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next])
 def test_states_of_heads_and_windows_of_channels(make, lora, make_model):
-    """A rank has the states of its heads over whole rows, and its channels of the convolution in front of them."""
+    """A rank has the states of its heads over whole rows, and its channels of the convolution before them."""
     sizes = {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
     folder = make_model(make(**HEADS, **sizes, initializer_range=0.1))
     agree(folder, (2, 4), lora=lora, positions=packed(), **CALM)

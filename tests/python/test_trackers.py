@@ -117,7 +117,7 @@ def test_answers_to_prompts_reach_the_services(tmp_path, monkeypatch):
     module(tmp_path, "wandb", "def Table(columns, rows): return (columns, rows)", monkeypatch)
     module(tmp_path, "aim", "def Text(text): return text", monkeypatch)
     for name in ("wandb", "aim"):
-        # What is imported here is forgotten behind the test.
+        # What is imported here is forgotten after the test.
         monkeypatch.setitem(sys.modules, name, sys)
         del sys.modules[name]
     for made, expected in [
@@ -269,7 +269,7 @@ def test_a_trainer_tells_how_it_ended(tmp_path):
         "failed",
         "ZeroDivisionError: division by zero",
     )
-    # One that is forgotten ends with the process, or when nobody has it any more.
+    # One that is forgotten ends with the process, or when its last reference is gone.
     log = tmp_path / "b.json"
     trainer = driven(tmp_path / "b", log_file=str(log))
     trainer.step()

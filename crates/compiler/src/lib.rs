@@ -279,7 +279,7 @@ fn whole_graph(
     passes.run(kind, Pass::PackedLinears, &mut graph, |g| passes::packed_linears::run(g, options))?;
     // Before merging: an adapter belongs to one weight by its name.
     passes.run(kind, Pass::Adapters, &mut graph, |g| passes::adapters::run(g, options, entry))?;
-    // Behind the adapters, which have parameters of their own; before merging and differentiation look at what is trained.
+    // After the adapters, which have parameters of their own; before merging and differentiation look at what is trained.
     passes.run(kind, Pass::Rates, &mut graph, |g| set_rates(g, options))?;
     // Before autodiff: the backward pass of a merged linear is merged by construction.
     passes.run(kind, Pass::MergeLinears, &mut graph, |g| passes::merge_linears::run(g, options))?;

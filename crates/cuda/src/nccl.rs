@@ -76,7 +76,7 @@ unsafe impl Send for Communicators {}
 /// A handle that is passed to a thread which ends it.
 struct Last(sys::Comm);
 
-// SAFETY: as above; nobody else uses it any more.
+// SAFETY: as above; no other thread uses it any more.
 unsafe impl Send for Last {}
 
 impl Communicators {
@@ -233,7 +233,7 @@ impl Nccl {
             Ok(status == sys::SUCCESS)
         };
         let in_order = in_order && {
-            // SAFETY: the handle is alive, and nobody else uses it.
+            // SAFETY: the handle is alive, and no other thread uses it.
             let begun = self.check("ncclCommFinalize", unsafe { (self.table.ncclCommFinalize)(of.0) }, None);
             begun.and_then(|()| ending.wait(String::new, finished)).is_ok()
         };

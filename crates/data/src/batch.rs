@@ -167,7 +167,7 @@ impl Batch {
         })
     }
 
-    /// The same with padding behind so many tokens of each row, at least one: a document of its own, of which nothing is
+    /// The same with padding after the given number of tokens of each row, at least one: a document of its own, of which nothing is
     /// trained and nothing is counted.
     pub fn padded_from(mut self, lengths: &[usize]) -> Batch {
         for (row, length) in lengths.iter().enumerate() {

@@ -53,7 +53,7 @@ impl Corpus {
         self.digests.push(digest);
     }
 
-    /// Puts the documents of another corpus behind these.
+    /// Puts the documents of another corpus after these.
     pub(crate) fn extend(&mut self, other: &Corpus) {
         let before = self.len() as u32;
         if self.firsts.is_empty() {
@@ -84,7 +84,7 @@ impl Corpus {
         self.spread.as_ref().map_or(0, |spread| spread.number)
     }
 
-    /// The part that document `i` is of, where there are so many.
+    /// The number of the part that document `i` is in.
     pub fn part_of(&self, i: u32, parts: usize) -> usize {
         self.rows.get(i as usize).copied().unwrap_or(i) as usize % parts
     }

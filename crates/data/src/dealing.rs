@@ -116,7 +116,7 @@ impl Dealing {
         }
     }
 
-    /// The next rows of every part, so many of each: documents by their numbers in the corpus. Parts that have come to the
+    /// The next `wanted` rows of every part: documents by their numbers in the corpus. Parts that have come to the
     /// end of the epoch give fewer rows, or none, until all have. `None` after the last epoch.
     pub fn round(&mut self, wanted: usize) -> Option<Round> {
         while !self.is_over() {
@@ -193,7 +193,7 @@ impl Dealing {
         }
     }
 
-    /// The members of a part of so many, in the order of an epoch, without those that are taken.
+    /// The members of a part, in the order of an epoch, without those that are taken.
     fn order_of(&self, epoch: u64, (part, parts): (usize, usize), taken: &[bool]) -> Vec<u32> {
         let DocumentSet { corpus, members } = &self.documents;
         let is_of = |member: &u32| parts == 1 || corpus.part_of(members[*member as usize], parts) == part;

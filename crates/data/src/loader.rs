@@ -58,7 +58,7 @@ impl Share {
     /// All rows, for one rank.
     pub const WHOLE: Share = Share { rank: 0, here: 1, ranks: 1 };
 
-    /// All rows, dealt among so many ranks.
+    /// All rows, distributed over `ranks` ranks.
     pub const fn among(ranks: usize) -> Share {
         Share { rank: 0, here: ranks, ranks }
     }

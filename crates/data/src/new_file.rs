@@ -16,7 +16,7 @@ pub(crate) fn create_beside(path: &Path) -> io::Result<(PathBuf, File)> {
         let temporary = path.with_file_name(format!(".{name}.{}-{number}.tmp", std::process::id()));
         match File::create_new(&temporary) {
             Ok(file) => {
-                // Whoever clears up knows by it that somebody writes.
+                // A process that clears up knows by it that the file is being written.
                 let _ = file.try_lock();
                 return Ok((temporary, file));
             }
@@ -26,7 +26,7 @@ pub(crate) fn create_beside(path: &Path) -> io::Result<(PathBuf, File)> {
     }
 }
 
-/// Removes what processes that were killed left of a file. One that somebody writes is locked and stays; so does an empty
+/// Removes what processes that were killed left of a file. One that is being written is locked and stays; so does an empty
 /// one, which may be about to be locked.
 pub(crate) fn clear_abandoned(path: &Path) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -1,6 +1,6 @@
 //! A file of which parts are read by position, all over and by several threads.
 //!
-//! Never mapped: a mapped file that somebody cuts short ends the process, a read one gives an error. It is as fast: a page
+//! Never mapped: a mapped file that is truncated ends the process, a read one gives an error. It is as fast: a page
 //! fault takes as long as a read of its bytes. Knows nothing of what the bytes are.
 
 use std::fs::{File, Metadata};

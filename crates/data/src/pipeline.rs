@@ -20,7 +20,7 @@ thread_local! {
     static OVER: RefCell<Arc<AtomicBool>> = RefCell::default();
 }
 
-/// Tells whether nobody waits for the work of this thread any more.
+/// Returns true if no thread waits for the work of this one any more.
 pub(crate) fn is_over() -> bool {
     OVER.with_borrow(|over| over.load(Ordering::Relaxed))
 }

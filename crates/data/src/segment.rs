@@ -353,7 +353,7 @@ fn view(words: &[i32], n: usize, kind: i32, (first, images): (usize, usize)) -> 
     DocumentView { images, ids, trained, positions: (kind & POSITIONED != 0).then_some(positions), mark }
 }
 
-/// Number of documents, if this is the head of a segment that has room for its index among so many words.
+/// Number of documents, if this is the head of a segment that has room for its index among `words` words.
 fn documents(head: &[i32; HEAD], words: usize) -> Option<usize> {
     let [MARK, FORMAT, documents, data] = head else { return None };
     let (documents, data) = (usize::try_from(*documents).ok()?, usize::try_from(*data).ok()?);

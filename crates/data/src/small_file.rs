@@ -26,7 +26,7 @@ pub fn read_text(path: &Path) -> io::Result<String> {
 /// Opens a file for [`read`].
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     let data = fs::metadata(path)?;
-    // Who opens a pipe waits for somebody who writes.
+    // Opening a pipe waits for a writer.
     if !data.is_file() {
         return Err(io::Error::new(ErrorKind::InvalidInput, "it is not a regular file"));
     }

@@ -60,7 +60,7 @@ impl Held {
     }
 }
 
-/// The row of its set that each document is from, by sets one behind the other, from what became of the rows.
+/// The row of its set that each document is from, by sets one after the other, from what became of the rows.
 pub(crate) fn rows_of(summary: &Summary) -> Vec<u32> {
     let rows = summary.datasets.iter().flat_map(|set| (0u32..).zip(set.counts()));
     rows.flat_map(|(row, documents)| std::iter::repeat_n(row, documents as usize)).collect()

@@ -130,7 +130,7 @@ impl DatasetSummary {
         self.dropped.insert(error.reason, Dropped { rows: 1, file, row: place.row, detail: error.detail });
     }
 
-    /// A further row of so many tokens, of which `limit` are taken.
+    /// Counts a further row of `tokens` tokens, of which `limit` are taken.
     pub(crate) fn count_length(&mut self, tokens: usize, limit: usize) {
         let step = (tokens.max(1).next_power_of_two() / 32).max(1);
         *self.lengths.entry(tokens.next_multiple_of(step)).or_default() += 1;
@@ -148,7 +148,7 @@ impl DatasetSummary {
         reached.next().map(|(length, _)| *length).filter(|_| self.over > 0)
     }
 
-    /// A further row, with so many documents.
+    /// Counts a further row with `documents` documents.
     pub(crate) fn count_row(&mut self, documents: usize) {
         match self.by_row.last_mut() {
             Some((count, rows)) if *count as usize == documents && *rows < u32::MAX => *rows += 1,

@@ -1,4 +1,4 @@
-//! Text to token ids, behind a trait, and the special tokens of a Hugging Face model folder.
+//! Text to token ids, through a trait, and the special tokens of a Hugging Face model folder.
 //!
 //! Knows no chat format and no labels.
 

@@ -102,7 +102,7 @@ fn listen(listener: TcpListener, token: Token, nodes: usize, found: Sender<Resul
         for stream in listener.incoming() {
             let Ok(mut stream) = stream else { continue };
             let (token, found, open_one) = (token.clone(), found.clone(), open.clone());
-            // Nobody waits any more.
+            // No thread waits any more.
             if found.send(Err(String::new())).is_err() {
                 return;
             }

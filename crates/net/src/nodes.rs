@@ -450,7 +450,7 @@ fn beat(nodes: &Weak<Nodes>, pause: Duration) {
     }
 }
 
-/// The failure that node `from` of so many tells of. Another process may say anything.
+/// Parses the failure that node `from` reports. Another process may say anything.
 fn reported(from: usize, nodes: usize, bytes: &[u8]) -> Failure {
     let (head, why) = bytes.split_first_chunk::<5>().unwrap_or((&[u8::MAX, u8::MAX, 0, 0, LOST], &[]));
     let node = u32::from_le_bytes(head[..4].try_into().expect("four bytes")) as usize;

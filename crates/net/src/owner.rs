@@ -10,7 +10,7 @@ use rustix::process::geteuid;
 /// Lists of sockets with their owners, for the two forms of addresses.
 const LISTS: [&str; 2] = ["/proc/net/tcp", "/proc/net/tcp6"];
 
-/// Tells whether the process at the other end belongs to this user, or to the system's owner. Errors: the system lists no
+/// Returns true if the process at the other end belongs to this user, or to the system's owner. Errors: the system lists no
 /// such connection.
 pub fn is_own_user(stream: &TcpStream) -> io::Result<bool> {
     let (own, other) = (stream.local_addr()?, stream.peer_addr()?);

@@ -95,7 +95,7 @@ impl From<io::Error> for Unproven {
     }
 }
 
-/// Returns a number that nobody can guess.
+/// Returns a random number that cannot be guessed.
 pub fn random() -> io::Result<[u8; 32]> {
     let mut number = [0; 32];
     File::open("/dev/urandom")?.read_exact(&mut number)?;

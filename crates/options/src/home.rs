@@ -6,7 +6,7 @@ use std::borrow::Cow;
 /// The reason why a path cannot be used as it is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unexpanded {
-    /// The part that is not expanded, as a clause behind the value.
+    /// The part that is not expanded, as a clause after the value.
     pub message: String,
     /// The spelling of the path that works.
     pub hint: String,

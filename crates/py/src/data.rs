@@ -92,13 +92,13 @@ impl Tokenizer {
         self.tokenizer.encoder().decode(&ids, skip_special).map_err(data_error)
     }
 
-    /// The id of the token in front of texts, where there is one.
+    /// The id of the token before texts, where there is one.
     #[getter]
     fn bos_token_id(&self) -> Option<u32> {
         self.tokenizer.bos().map(|token| token.id)
     }
 
-    /// The id of the token behind texts, where there is one.
+    /// The id of the token after texts, where there is one.
     #[getter]
     fn eos_token_id(&self) -> Option<u32> {
         self.tokenizer.eos().map(|token| token.id)

@@ -28,7 +28,7 @@ pub fn examine_machine(py: Python<'_>, site_packages: Vec<PathBuf>) -> (String, 
 
 /// Every operation's examples on the device that a run would take, against the CPU references; with `own_kernels` only
 /// those that call no library; only of operations whose names begin with one of `names`, if there is one; none is begun
-/// after so many `seconds`. Gives (text for people, number of results that differ).
+/// after `seconds`. Gives (text for people, number of results that differ).
 #[pyfunction]
 #[pyo3(signature = (site_packages, own_kernels, names, seconds))]
 pub fn check_operations(

@@ -38,7 +38,7 @@ pub fn tokens_of_adapter(py: Python<'_>, model: PathBuf, adapter: PathBuf) -> Py
     train::tokens_of_adapter(&model, &adapter).map_err(|error| train_error(py, error))
 }
 
-/// The tokens that end answers of a folder's model: (all, the one behind an answer in its template, the tokenizer's), and
+/// The tokens that end answers of a folder's model: (all, the one after an answer in its template, the tokenizer's), and
 /// whether its prompts begin with BOS.
 #[pyfunction]
 pub fn end_tokens(py: Python<'_>, folder: PathBuf) -> PyResult<(Vec<u32>, Option<u32>, Option<u32>, bool)> {

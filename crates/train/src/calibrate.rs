@@ -1,6 +1,6 @@
 //! Measures this device with probes through its own backend, and makes a machine of the times.
 //!
-//! A step runs for minutes at the power limit, so what counts is measured there: all probes in turn, over and over, of
+//! A step runs for minutes at the power limit, so what counts is measured there: the probes one after another, over and over, of
 //! which the last minute is timed. Knows a clock and a backend; what the probes are is the compiler's, how times become
 //! rates stands in `fit.rs`.
 
@@ -22,7 +22,7 @@ use fit::{Other, Sample};
 pub struct Plan {
     /// Work before anything is timed that counts.
     pub heat: Duration,
-    /// All probes in turn, timed.
+    /// Time for rounds over all probes.
     pub measure: Duration,
     /// Nothing but the largest product.
     pub products: Duration,

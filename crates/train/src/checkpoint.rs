@@ -388,7 +388,7 @@ pub fn step_of(folder: &Path) -> Option<u64> {
 }
 
 /// Removes the checkpoints in `place` that were written first, beyond `keep`, of those that this run wrote and
-/// nobody has changed since; the one of the step `spared` is kept as well. Everything else is left alone.
+/// are unchanged since; the one of the step `spared` is kept as well. Everything else is left alone.
 pub fn rotate(place: &Path, written: &Written, keep: u64, spared: Option<u64>) -> Result<()> {
     let place = place.canonicalize().map_err(|e| TrainError::io("read", place, e))?;
     let mut own = written.paths();
@@ -428,7 +428,7 @@ mod tests {
         assert!(!place.path().join("checkpoint-5").exists());
     }
 
-    /// A checkpoint without files whose digest is right, as anybody can make one.
+    /// A forged checkpoint without files, whose digest is right.
     fn sealed(folder: &Path, change: impl FnOnce(&mut State)) -> std::result::Result<Checkpoint, String> {
         let mut state = State {
             version: VERSION,

@@ -340,7 +340,7 @@ pub fn rows() -> impl Iterator<Item = &'static Row> + Clone {
 }
 
 impl Config {
-    /// Loads a YAML text. `source_name` is in front of line and column in messages; `overrides` are pairs from the
+    /// Loads a YAML text. `source_name` is before line and column in messages; `overrides` are pairs from the
     /// command line (`--set key=value`, `--key value`) and win over the text, the last over the first.
     ///
     /// # Errors

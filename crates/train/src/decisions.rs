@@ -242,7 +242,7 @@ fn layers(of: &[Layer]) -> String {
     format!("{} {}", if of.len() == 1 { "layer" } else { "layers" }, numbers(of))
 }
 
-/// `0–3, 7` for 0, 1, 2, 3 and 7; behind the name of their stack where there are several.
+/// `0–3, 7` for 0, 1, 2, 3 and 7; after the name of their stack where there are several.
 fn numbers(layers: &[Layer]) -> String {
     let text = |(a, b): (&Layer, &Layer)| if a == b { a.to_string() } else { format!("{a}–{}", b.index) };
     ranges(layers).into_iter().map(text).collect::<Vec<_>>().join(", ")

@@ -94,7 +94,7 @@ impl Encoded {
             .count()
     }
 
-    /// Documents of at most so many tokens.
+    /// Limit of a document in tokens.
     fn within(
         config: &Config,
         source: &ModelSource,

@@ -369,7 +369,7 @@ impl Engine {
         self.timed.take().unwrap_or_default()
     }
 
-    /// Runs the update; behind a warm-up that of compressed sums, where there is one.
+    /// Runs the update; after a warm-up that of compressed sums, where there is one.
     pub fn update(&mut self, warm: bool) -> Result<()> {
         let entry = self.program.update(warm).expect("an update is compiled with everything that trains");
         self.run_entry(entry)

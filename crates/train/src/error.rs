@@ -32,14 +32,14 @@ pub enum TrainError {
     /// Another node ended the run, with the code that its process ends with: [`net::LOST`] where it is gone.
     #[error("{text}")]
     Node { text: String, code: u8 },
-    /// Somebody requested the end, before there was anything to keep.
+    /// A user requested the end, before there was anything to keep.
     #[error("stopped")]
     Stopped,
 }
 
 pub type Result<T> = std::result::Result<T, TrainError>;
 
-/// Ends what takes long where somebody requested the end.
+/// Ends what takes long if a user requested the end.
 pub fn go_on(stop: Stop<'_>) -> Result<()> {
     if stop() { Err(TrainError::Stopped) } else { Ok(()) }
 }

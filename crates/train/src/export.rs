@@ -34,7 +34,7 @@ use crate::weights::{self, WeightSet};
 /// Tokens of the row on which a result is compared with the live model, at most.
 const CHECKED_TOKENS: usize = 32;
 
-/// A model of up to so many bytes is also loaded a second time, and its logits are compared.
+/// Bytes up to which a model is also loaded a second time, and its logits are compared.
 const LOADED_AGAIN: usize = 1 << 30;
 
 impl Trainer {
@@ -240,7 +240,7 @@ impl Trainer {
 /// The contents of the files of a whole model: its parameters, and tensors taken over from its own files.
 struct Contents<'a> {
     infos: Vec<TensorInfo>,
-    /// The parameters that lie behind one another in a tensor, by its name and their first elements.
+    /// The parameters that lie one after another in a tensor, by its name and their first elements.
     slots: HashMap<String, BTreeMap<usize, &'a ParameterSlot>>,
     /// Tensors that are taken over, and their names by those in files.
     own: Weights,

@@ -188,7 +188,7 @@ fn is_table(name: &str, view: &TensorView<'_>, rows: usize) -> bool {
     !in_layer && view.shape.first() == Some(&rows) && view.dtype.is_float()
 }
 
-/// A table with so many rows. Rows from `first` to `end`, and those that are added, are the mean of the rows before `first`, in
+/// A table with `rows` rows. Rows from `first` to `end`, and those that are added, are the mean of the rows before `first`, in
 /// f32, rounded once.
 fn with_rows(table: &HostTensor, first: usize, end: usize, rows: usize) -> Vec<u8> {
     let before = table.shape[0];
@@ -248,7 +248,7 @@ fn described(content: &str) -> Map<String, Value> {
     entry
 }
 
-/// Adds special tokens behind all that there are. The id of the first.
+/// Adds special tokens after all that there are. The id of the first.
 fn add_tokens(tokenizer: &mut Value, tokens: &[String]) -> std::result::Result<usize, String> {
     let known = known_tokens(tokenizer)?;
     let mut names = BTreeSet::new();

@@ -30,13 +30,13 @@ pub const PREFETCH: usize = 4;
 /// Batches that are looked at to learn what the data are like.
 const COUNTED_BATCHES: usize = 64;
 
-/// Packed rows are filled up with documents of at most so many tokens: attention over them costs little.
+/// Packed rows are filled up with documents of at most this number of tokens: attention over them costs little.
 const LONGEST_PADDING: usize = 128;
 
 /// Row lengths of unpacked batches: these parts of the longest, so that few shapes are compiled.
 const LENGTH_PARTS: [f64; 3] = [0.25, 0.5, 1.0];
 
-/// Unpacked rows have a multiple of so many tokens.
+/// The length of unpacked rows is a multiple of this number of tokens.
 const LENGTH_UNIT: usize = 16;
 
 /// The data of a run.
@@ -51,7 +51,7 @@ pub struct Feed {
     spec: LoaderSpec,
     validation: Option<(DocumentSet, LoaderSpec)>,
     pub encoded: Encoded,
-    /// Every row is one document and padding behind it.
+    /// Every row is one document and padding after it.
     pub one_per_row: bool,
 }
 
@@ -105,7 +105,7 @@ impl Feed {
         let patches = self.spec.images.as_ref().and_then(|reader| reader.rooms.last()).copied().unwrap_or(0);
         let shape = |batch: usize, seq_len: usize, documents| Variant { batch, seq_len, documents, patches };
         let batch = self.spec.batch_size;
-        // Padding in front of a document, or a document behind another, are distinguished by their starts.
+        // Padding before a document, or a document after another, are distinguished by their starts.
         match &self.spec.layout {
             Layout::Padded(lengths) if self.one_per_row => {
                 lengths.iter().map(|&n| shape(batch, n, Documents::Rows)).collect()
@@ -256,7 +256,7 @@ impl Feed {
         self.train.take_waited().as_secs_f64()
     }
 
-    /// The micro-batches of the next step, for each of `replicas` in turn: `accumulation` rounds of them, fewer where the
+    /// The micro-batches of the next step, for each of `replicas` one after another: `accumulation` rounds of them, fewer where the
     /// epoch ends, so that no step has a row twice; none after the last epoch.
     pub(crate) fn next_step(&mut self, accumulation: usize, replicas: usize) -> Result<Vec<Batch>> {
         let mut batches = Vec::with_capacity(accumulation * replicas);
@@ -271,7 +271,7 @@ impl Feed {
         Ok(batches)
     }
 
-    /// Passes over the data after so many steps: whole ones, and of the one that is begun the share of its steps.
+    /// Passes over the data after `steps` steps: whole ones, and of the one that is begun the share of its steps.
     pub fn epochs(&self, config: &Config, steps: u64) -> f64 {
         let accumulation = config.training.gradient_accumulation_steps as usize;
         let of_epochs: Vec<u64> = self.train_extent.steps_by_epoch(accumulation).collect();
@@ -300,7 +300,7 @@ impl Feed {
         Ok(ends.take_while(|end| *end <= total).collect())
     }
 
-    /// Optimizer steps of a run that goes on at a place behind so many; none where the data say nothing new of it. Where the
+    /// Optimizer steps of a run that goes on at a place after so many; none where the data say nothing new of it. Where the
     /// number of parts has changed, what was left of an epoch makes other rows than the whole would have.
     pub(crate) fn total_from(&self, config: &Config, position: &Position, done: u64) -> Result<Option<u64>> {
         let is_in_parts = self.documents.corpus.parts() > 1 || position.parts() > 1 || !position.before.is_empty();

@@ -18,7 +18,7 @@ pub fn of_attention(source: &ModelSource, sequence_len: usize) -> Option<f64> {
 
 /// FLOPs of the weights for one token, the same for rows of any length: 6N when the base weights are trained; 4N + 6·(adapter
 /// elements) when they are frozen. N are the elements of matrices that tokens are multiplied with: the head counts, looking
-/// up an embedding does not, of experts and their adapters as many as a token visits. Recomputing does not count.
+/// up an embedding does not, of experts and their adapters those that a token visits. Recomputing does not count.
 pub fn of_weights(program: &Program) -> Option<f64> {
     let first = program.entries.iter().position(|entry| entry.kind == EntryKind::FirstMicroStep)?;
     // What a stage hands on, its backward pass does not compute again: both passes together have all products.
@@ -36,7 +36,7 @@ pub fn of_weights(program: &Program) -> Option<f64> {
                 read.matrices.extend([&gemm.a, &gemm.b].into_iter().filter_map(|factor| origins.of(factor)).flatten());
             }
             Instruction::Launch(launch) if matches!(launch.arithmetic, Arithmetic::Grouped { gradient: false, .. }) => {
-                // The factors of a product, and of a second one that is added: behind the offsets, and the scales of codes,
+                // The factors of a product, and of a second one that is added: after the offsets, and the scales of codes,
                 // which are no matrices.
                 let has_scales = launch.inputs.get(4).is_some_and(|of| of.shape.len() == 1);
                 let behind = if has_scales { 5 } else { 3 };

@@ -36,7 +36,7 @@ pub(crate) enum Part {
     Step,
     /// The loss over the held-out rows.
     Evaluate,
-    /// It is over; true where somebody requested the end.
+    /// It is over; true if a user requested the end.
     End { interrupted: bool },
 }
 
@@ -98,7 +98,7 @@ impl Device {
         self.nodes.as_ref().filter(|nodes| nodes.node == 0)
     }
 
-    /// Tells the nodes that this one leads.
+    /// Sends commands to the nodes that this one leads.
     pub(crate) fn tell(&self, part: &Part) -> Result<()> {
         let Some(nodes) = self.followers() else { return Ok(()) };
         nodes.tell(Channel::Command, &[&part.to_bytes()]).map_err(failed)
@@ -180,7 +180,7 @@ struct Follower {
     source: Arc<ModelSource>,
     device: Arc<Device>,
     nodes: Arc<Nodes>,
-    /// Node 0 heard that somebody requested the end.
+    /// A user requested the end on node 0.
     wished: bool,
 }
 

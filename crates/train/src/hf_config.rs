@@ -233,7 +233,7 @@ impl HfConfig {
         parameters.into_iter().any(|of| of.values().any(Value::is_object))
     }
 
-    /// A scaling of so many positions by `factor`.
+    /// A rotary scaling of the trained positions by `factor`.
     pub fn scaling(method: &str, factor: f64, positions: usize) -> Map<String, Value> {
         let mut scaling = Map::new();
         scaling.insert("rope_type".into(), json!(method));

@@ -38,7 +38,7 @@ impl Instruments {
         config.logging.log_gpu_util.unwrap_or_else(open)
     }
 
-    /// An event for the log after so many steps, where it is time for one. Where the instruments cannot be read, a
+    /// An event for the log after `done` steps, where it is time for one. Where the instruments cannot be read, a
     /// sentence that says so; after it nothing is asked any more.
     pub fn look(&mut self, done: u64, device: &Device) -> Option<Result<Value, String>> {
         if self.every == 0 || !done.is_multiple_of(self.every) {
@@ -89,7 +89,7 @@ fn event(step: u64, of: &Gauges) -> Value {
 /// Seconds that the threads of this process have run, all together; none where the system does not say.
 fn process_seconds() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The name in parentheses may hold anything; the state behind it is the third field, the times are 14 and 15.
+    // The name in parentheses may hold anything; the state after it is the third field, the times are 14 and 15.
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |field: usize| fields.get(field - 3)?.parse::<f64>().ok();
     Some((ticks(14)? + ticks(15)?) / TICKS)

@@ -101,7 +101,7 @@ fn is_opening(line: &[u8]) -> bool {
     matches!(event["event"].as_str(), Some("start" | "resume")) && event["time"].is_string()
 }
 
-/// Tells whether bytes are the beginning of a log, in which the kind of the event is first.
+/// Returns true if bytes are the beginning of a log, in which the kind of the event is first.
 fn is_beginning(line: &[u8]) -> bool {
     let kinds = [&b"{\"event\":\"start\","[..], b"{\"event\":\"resume\","];
     kinds.iter().any(|kind| line.starts_with(kind) || kind.starts_with(line))

@@ -156,7 +156,7 @@ pub fn merge(
         let dtype = if view.is_dequantised() { saved } else { view.dtype };
         Ok::<_, TrainError>(packed.get(name).map_or(dtype, |of| of.dtype))
     };
-    // Tensors, and what lies behind one another in each: itself, or the matrices of a stack.
+    // Tensors, and what lies one after another in each: itself, or the matrices of a stack.
     let mut parts: BTreeMap<&str, BTreeMap<usize, &str>> = BTreeMap::new();
     for name in base.names() {
         let (whole, first) = base.whole_of(name).unwrap_or((name, 0));

@@ -51,7 +51,7 @@ pub struct RouterMetrics {
     pub load: Vec<f64>,
     /// Mean entropy of the probabilities of a token's experts; the logarithm of their number where they are even.
     pub entropy: f64,
-    /// The loss of uneven loads before its coefficient: as many as a token has experts where all is even.
+    /// The loss of uneven loads before its coefficient: the number of experts of a token where all is even.
     pub loss: f64,
 }
 

@@ -7,7 +7,7 @@ use data::DocumentSet;
 use crate::config::{Config, Dataset, Stopping};
 use crate::words;
 
-/// The training documents with each as often as the options ask for. `counts` are the documents of the sets, one behind the
+/// The training documents with each as often as the options ask for. `counts` are the documents of the sets, one after the
 /// other in the corpus. Which of them a part of a set takes follows from the seed.
 pub(crate) fn mixed(
     config: &Config,
@@ -62,7 +62,7 @@ impl Portion {
         Portion { whole: repeats.floor() as usize, part: repeats.fract() }
     }
 
-    /// So many documents of a set of `size`.
+    /// A number of documents of a set of `size`.
     fn of_number(number: usize, size: usize) -> Portion {
         match size {
             0 => Portion { whole: 0, part: 0.0 },

@@ -28,7 +28,7 @@ const HIDDEN: &str = "hidden.*";
 const LOGITS: &str = "logits";
 pub(crate) const TOKEN_LOSS: &str = "token_loss";
 
-/// The task's name for the likeliest token behind each.
+/// The task's name for the likeliest token after each.
 const LIKELIEST: &str = "likeliest";
 
 /// Weights on a device, with programs for the shapes that were requested.
@@ -68,7 +68,7 @@ pub struct LossAndGradients {
 pub(crate) struct TokenScores {
     /// The loss of each target; 0 where there is none.
     pub losses: Vec<f32>,
-    /// The likeliest token behind each.
+    /// The likeliest token after each.
     pub likeliest: Vec<i32>,
 }
 

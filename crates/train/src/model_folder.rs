@@ -114,7 +114,7 @@ pub fn write_companions(from: &Path, template: Option<&str>, to: &Path) -> Resul
 }
 
 /// Copies into a merged model what the adapter carries: its tokenizer and template are those that it was trained with, so
-/// those of the model stay behind. An adapter without a tokenizer carries nothing.
+/// those of the model are not copied. An adapter without a tokenizer carries nothing.
 pub fn write_companions_of_adapter(adapter: &Path, to: &Path) -> Result<()> {
     if !OF_TOKENIZERS.iter().any(|file| adapter.join(file).is_file()) {
         return Ok(());

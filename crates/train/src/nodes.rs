@@ -22,7 +22,7 @@ use crate::run::Observer;
 const TOKEN: &str = "SUROGATE_TOKEN";
 const TOKEN_FILE: &str = "SUROGATE_TOKEN_FILE";
 
-/// A token has at least so many characters.
+/// Smallest length of a token in characters.
 const LEAST: usize = 16;
 
 /// The port of the rendezvous under SLURM if none is given.
@@ -231,7 +231,7 @@ fn temporary_folder(config: &Config, place: &Path) -> std::result::Result<PathBu
     let name = config.run.run_name.clone().unwrap_or_else(model);
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     let folder = place.join(format!("surogate-{}", name.chars().map(plain).collect::<String>()));
-    // Anybody may write a link there.
+    // Any user may write a link there.
     if std::fs::symlink_metadata(&folder).is_ok_and(|data| data.is_symlink()) {
         return Err(format!("{} is a link", folder.display()));
     }

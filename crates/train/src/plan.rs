@@ -142,7 +142,7 @@ fn note_on_score(config: &Config, source: &ModelSource) -> Option<String> {
         .then(|| format!("`{SCORE}` is not in the model's files: the head begins with random numbers (`train_seed`)"))
 }
 
-/// An error where the options promise what a machine with so many visible GPUs cannot keep.
+/// An error where the options promise what a machine with this number of visible GPUs cannot keep.
 pub fn require_machine(config: &Config, machine: &Machine, gpus: usize) -> Result<()> {
     match config.check_machine(&MachineFacts::of(machine, gpus)) {
         problems if problems.is_empty() => Ok(()),

@@ -133,7 +133,7 @@ impl Source<'_> {
         blocks.map(read).collect()
     }
 
-    /// Calls `use_piece` with the first element of every piece of so many, and the piece.
+    /// Calls `use_piece` with the first element of every piece of equal length, and the piece.
     fn pieces(self, length: usize, mut use_piece: impl FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
         let elements = self.elements();
         let mut piece = vec![0.0; length.min(elements)];
@@ -187,7 +187,7 @@ impl Place<'_, '_> {
         self.put(planes.tensor, 0, &floats(&[vec![offset], map].concat()))
     }
 
-    /// In a tensor of scale S, whose blocks have so many rows.
+    /// In a tensor of scale S, whose blocks have `rows` rows.
     fn nvfp4(&mut self, s: f32, rows: usize, code: &Coder<'_>) -> Result<()> {
         let (source, planes, packing) = (self.source, self.planes(), self.source.packed.packing);
         let columns = source.columns();

@@ -31,7 +31,7 @@ pub struct QuantisedBase {
 /// Between the names of weights that are scaled together; between others is a space.
 const WITH: &str = "+";
 
-/// Behind the packed form: blocks choose what their largest value becomes.
+/// After the packed form: blocks choose what their largest value becomes.
 const FOUR_OVER_SIX: &str = " four-over-six";
 
 /// A form in words: the packed form, and how blocks are scaled into it.

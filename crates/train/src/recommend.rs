@@ -192,7 +192,7 @@ fn may_quantise(config: &Config) -> bool {
     config.lora.lora && !["qlora_bnb", "qlora_fp8", "qlora_fp4"].iter().any(|name| config.is_written(name))
 }
 
-/// Recipes that the machine has the units for. FP4 is never chosen for anybody.
+/// Recipes that the machine has the units for. FP4 is never recommended.
 fn recipes(config: &Config, machine: &Machine) -> Vec<Recipe> {
     let own = config.precision.recipe;
     let mut all = vec![own];

@@ -9,7 +9,7 @@ use crate::config::{Config, Problem, Reasons};
 use crate::plan::reason;
 use crate::source::ModelSource;
 
-/// Rows whose length no one set have at least and at most so many tokens, as far as the model's positions go.
+/// Smallest and largest length of rows in tokens if no option sets it, as far as the model's positions go.
 const LEAST: usize = 2048;
 const MOST: usize = 8192;
 
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
     use crate::config::Task;
 
-    /// (tokens, note) for a set whose longest document has so many tokens, of `cut` that fill the limit.
+    /// (tokens, note) for a set whose longest document has `longest` tokens, of `cut` that fill the limit.
     fn length(options: serde_json::Value, longest: usize, cut: usize, most: usize) -> (usize, String) {
         let mut all = serde_json::json!({"model": "m"});
         options.as_object().unwrap().iter().for_each(|(name, value)| all[name] = value.clone());

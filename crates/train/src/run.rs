@@ -63,7 +63,7 @@ pub enum Outcome {
     Followed,
 }
 
-/// Asks all nodes whether somebody wants the end.
+/// True if a user of any node requested the end.
 struct OfAll<'a> {
     observer: &'a mut dyn Observer,
     nodes: Arc<Nodes>,

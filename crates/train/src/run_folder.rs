@@ -213,7 +213,7 @@ impl Earlier {
     }
 }
 
-/// Tells whether a path is below a folder by its own name, not through a link.
+/// Returns true if a path is below a folder by its own name, not through a link.
 fn is_inside(folder: &Path, path: &Path) -> bool {
     let parent = path.parent().and_then(|parent| parent.canonicalize().ok());
     let inside = folder.canonicalize().is_ok_and(|folder| parent.is_some_and(|parent| parent.starts_with(folder)));

@@ -166,7 +166,7 @@ impl Flushed {
 }
 
 impl Trainer {
-    /// Adds what became 0 to the results of the first step: behind it there are histories, and nothing is counted any more.
+    /// Adds what became 0 to the results of the first step: after it there are histories, and nothing is counted any more.
     /// Reads the memory of all ranks: of several nodes, node 0 does it while the others wait.
     pub(crate) fn add_flushed(&mut self, metrics: &mut StepMetrics) -> Result<()> {
         if metrics.fp8_clipped.is_some() && std::mem::take(&mut self.tells_flushed) {

@@ -52,7 +52,7 @@ pub struct ModelSource {
     pub pixels: PixelLimits,
 }
 
-/// Tensors in files that have, behind one another, matrices which are parameters: what adapters know as parameters of three
+/// Tensors in files that have, one after another, matrices which are parameters: what adapters know as parameters of three
 /// axes.
 pub(crate) fn stacks(adapters: &AdapterForm) -> Vec<Stack<'_>> {
     adapters.stacks.iter().map(|stack| Stack { name: &stack.name, parts: &stack.parts }).collect()

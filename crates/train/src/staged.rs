@@ -16,7 +16,7 @@ use crate::digest;
 use crate::error::{Result, TrainError};
 use crate::written::{Record, Written, names};
 
-/// A folder in progress. Dropped without [`Staged::commit`], it leaves nothing behind.
+/// A folder in progress. Dropped without [`Staged::commit`], it is removed.
 #[derive(Debug)]
 pub struct Staged {
     target: PathBuf,
@@ -119,7 +119,7 @@ fn lock(folder: &Path) -> Option<File> {
 }
 
 /// A free name next to `name`, taken by `take`, with what that gives: hidden, with the run (`owner`) in it, so that a
-/// later process of the run knows what it left behind.
+/// later process of the run finds its remains.
 pub fn free_name<T>(
     parent: &Path,
     name: &OsStr,

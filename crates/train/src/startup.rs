@@ -64,7 +64,7 @@ fn process_age() -> Option<f64> {
     let read = |path: &str| std::fs::read_to_string(path).ok();
     let up: f64 = read("/proc/uptime")?.split_whitespace().next()?.parse().ok()?;
     let status = read("/proc/self/stat")?;
-    // The name of the process, in brackets, may hold blanks; the time of its start is the 20th field behind it.
+    // The name of the process, in brackets, may hold blanks; the time of its start is the 20th field after it.
     let started: f64 = status.rsplit(')').next()?.split_whitespace().nth(19)?.parse().ok()?;
     Some((up - started / TICKS).max(0.0))
 }

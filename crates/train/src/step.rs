@@ -113,7 +113,7 @@ impl Trainer {
         self.step_on(batches, one_per_row, learning_rate).map(Some)
     }
 
-    /// One step on batches of the caller's: all of one shape, one for each micro-step of each rank, dealt in turn.
+    /// One step on batches of the caller's: all of one shape, one for each micro-step of each rank, distributed round-robin.
     pub fn step(&mut self, batches: &[Batch], learning_rate: Option<f64>) -> Result<StepMetrics> {
         self.step_on(batches.to_vec(), false, learning_rate)
     }

@@ -40,7 +40,7 @@ pub fn time_breakdown(engine: &mut Engine, variant: Variant) -> Result<Value> {
 /// One class of instructions in one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClassTime {
-    /// `gemm`, `attention`, or the operation's name; with the phase behind it.
+    /// `gemm`, `attention`, or the operation's name; with the phase after it.
     pub name: String,
     pub count: usize,
     pub seconds: f64,

@@ -120,7 +120,7 @@ impl Trainer {
         Trainer::unless_stopped(config, source, device, &|| false)
     }
 
-    /// The same, given up when somebody asks for the end while data are read.
+    /// The same, aborted if a user requests the end while data are read.
     pub(crate) fn unless_stopped(
         config: Arc<Config>,
         source: Arc<ModelSource>,
@@ -456,7 +456,7 @@ fn new_run_id(name: &str) -> String {
 /// Hexadecimal digits of a run's id.
 const RUN_ID: usize = 16;
 
-/// Tells whether a text can be a run's id. It becomes part of the names of files.
+/// Returns true if a text can be a run's id. It becomes part of the names of files.
 pub fn is_run_id(text: &str) -> bool {
     text.len() == RUN_ID && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }

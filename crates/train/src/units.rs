@@ -154,7 +154,7 @@ mod tests {
         assert!(why.contains("cuBLASLt offers no algorithm") && why.contains("`fp4_backend: emulate`"), "{why}");
     }
 
-    /// Emulated products are of numbers, which are made in front of each.
+    /// Emulated products are of numbers, which are made before each.
     #[test]
     fn plans_for_blackwell_are_those_of_its_units() {
         let planned = |backend: &str| {

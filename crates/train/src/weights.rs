@@ -194,7 +194,7 @@ pub fn draw(engine: &mut Engine, part: WeightSet, seed: u64) -> Result<()> {
     write(engine, part, begins_here, WeightSource::Drawn { seed })
 }
 
-/// Gives the parameters that begin as the preparation computes them their first values. Behind the preparation.
+/// Gives the parameters that begin as the preparation computes them their first values. After the preparation.
 pub fn take_prepared(session: &mut dyn Session, program: &Program) -> Result<()> {
     let Some(entry) = program.preparation(None) else { return Ok(()) };
     for slot in program.layout.parameters.iter().filter(|slot| slot.init == Initializer::Prepared) {

@@ -96,7 +96,7 @@ READ_RUN = [*TRAIN, "tokenize", "show", "plan", "init"]
 #: `learning_rate=1e-3`, as other programs take it.
 ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
 
-#: The values of an option that is true or false; behind `--lora`, any other word is the next argument.
+#: The values of an option that is true or false; after `--lora`, any other word is the next argument.
 TRUTHS = ("true", "false", "auto", "null")
 
 

@@ -88,7 +88,7 @@ def _without_bounds(settings: dict[str, Any], messages: list[dict[str, Any]]) ->
 
 
 def _ask() -> str:
-    """A message: a line, and the lines behind those that end with a backslash."""
+    """A message: a line, and the lines after those that end with a backslash."""
     lines: list[str] = []
     while True:
         if sys.stdin.isatty():

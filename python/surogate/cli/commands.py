@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and gives its exit code."""
     warnings.showwarning = lambda message, *_: warn(f"surogate: {message}")
     if arguments is None:
-        # Texts of servers and of files may be in what nobody has caught.
+        # Texts of servers and of files may be in an exception that is not caught.
         sys.excepthook = lambda *raised: warn("".join(traceback.format_exception(*raised)).rstrip("\n"))
     try:
         rest, overrides = split_overrides(sys.argv[1:] if arguments is None else arguments)

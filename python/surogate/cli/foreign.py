@@ -110,7 +110,7 @@ class Source:
         self._draft.left_out[name] = why
 
     def rest(self) -> Fields:
-        """The entries that nobody has taken."""
+        """The entries that were not converted."""
         return self._left
 
 

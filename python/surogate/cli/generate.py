@@ -108,7 +108,7 @@ def read_tools(path: str) -> list[Any]:
 
 
 def message(text: str, images: list[str]) -> dict[str, Any]:
-    """A user's message with images in front of its text."""
+    """A user's message with images before its text."""
     parts = [*({"type": "image", "image": path} for path in images), {"type": "text", "text": text}]
     return {"role": "user", "content": parts if images else text}
 

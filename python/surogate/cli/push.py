@@ -30,7 +30,7 @@ NAMING_SOURCES = ("adapter_config.json", "config.json", "tokenizer_config.json")
 #: A repository in the cache of the Hub.
 CACHED = re.compile(r"(?:^|/)models--([\w.-]+?)--([\w.-]+)(?:/|$)")
 
-#: Names that are listed of what stays behind.
+#: Names of files that are listed because they are not uploaded.
 LISTED = 6
 #: What is tried with a repository, in messages.
 UPLOADED = "uploaded to"
@@ -63,7 +63,7 @@ def prepare(name: str, private: bool) -> None:
 
 
 def describe(folder: Path, name: str) -> list[Path]:
-    """Shows the files of a folder that are uploaded, and says what stays behind. Returns them as paths in it."""
+    """Shows the files of a folder that are uploaded, and reports those that are not. Returns them as paths in it."""
     files = _native.published(folder)
     if not files:
         raise ConfigError(f"{folder}: there are no files of a model or an adapter")

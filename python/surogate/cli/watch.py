@@ -20,7 +20,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 @contextmanager
 def signals(grace: int | None = None) -> Iterator[None]:
-    """Tells the engine of signals until the end of the block, which gives the process its handlers back. A second SIGINT
+    """Passes signals to the engine until the end of the block, which gives the process its handlers back. A second SIGINT
     ends the process at once, and so does the end of `grace`, in seconds from the first signal. Outside of the main thread,
     where Python takes no handlers, nothing is watched."""
     _native.signalled(0)

@@ -70,7 +70,7 @@ def kept(model: Path, tokens: list[str], weights: bool, multiple: int = MULTIPLE
 
 
 def _is_kept(place: Path) -> bool:
-    """Tells whether the cache has an entry that can be believed. One that others own or can write is removed."""
+    """Returns True if the cache has an entry that can be believed. One that others own or can write is removed."""
     if not os.path.lexists(place):
         return False
     if files.is_trusted_folder(place):

@@ -114,7 +114,7 @@ class Module:
 
 
 class Layers(Module):
-    """Layers one behind another. `Layers(n, Layer(config))` are n of one kind, recorded once.
+    """Layers one after another. `Layers(n, Layer(config))` are n of one kind, recorded once.
 
     `Layers(["sliding", "sliding", "full"], {"sliding": Layer(…), "full": Layer(…)})` follow a pattern of kinds, each
     recorded once, with weights and attributes of its own. Used with :func:`repeat`.

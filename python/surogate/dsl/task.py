@@ -45,7 +45,7 @@ class Results:
 
 
 def record(name: str, config: Any, trace: Trace, settings: Mapping[str, Any]) -> None:
-    """Records a task behind the model, with what the options say of it."""
+    """Records a task after the model, with what the options say of it."""
     if name not in TASKS:
         raise ModelError(None, f"there is no task `{name}`; there are {', '.join(sorted(TASKS))}")
     from .structure import Batch

@@ -42,7 +42,7 @@ def absolute(text: str) -> str:
 
 def make_absolute(options: Namespace) -> list[Path]:
     """Changes the paths of `surogate evaluate` to absolute ones. Returns the folders in which data of tasks are looked
-    for: the working directory behind those of the tasks' files.
+    for: the working directory after those of the tasks' files.
     """
     for name in ("model", "adapter", "base"):
         if (value := getattr(options, name)) is not None:
@@ -59,7 +59,7 @@ def make_absolute(options: Namespace) -> list[Path]:
 
 
 def is_file(task: str) -> bool:
-    """Tells a file of a task, or a pattern of such files, from a name."""
+    """Returns True for a file of a task, or a pattern of such files, and False for a name."""
     return task.endswith((".yaml", ".yml"))
 
 

@@ -147,7 +147,7 @@ class Calls:
 
 
 class Worker(Node):
-    """A node that Ray starts. It ends with the head: nobody could see or end it any more."""
+    """A node that Ray starts. It ends with the head: no user could see or end it any more."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ class Cluster:
         return sorted(found, key=lambda machine: (machine.id != here, machine.address, machine.id))
 
     def workers(self, machines: list[Machine], gpus: int, seconds: float) -> Workers:
-        """A worker on each, with a CPU and so many GPUs. Errors: the cluster has no room in time, a worker does not answer."""
+        """A worker on each, with a CPU and `gpus` GPUs. Errors: the cluster has no room in time, a worker does not answer."""
         return Workers(self._ray, self._call, self._head, machines, gpus, seconds, self.is_local)
 
 

@@ -77,7 +77,7 @@ class Wanted:
     output_dir: str
 
     def fitting(self, machines: int) -> int:
-        """The most nodes, of so many machines, whose steps have as many rows; 0 where there are too few."""
+        """The most nodes, on these machines, whose steps have as many rows; 0 where there are too few."""
         of_all = self.num_nodes * self.accumulation
         counts = range(min(machines, self.num_nodes), self.min_nodes - 1, -1)
         return next((count for count in counts if of_all % count == 0), 0)
@@ -95,7 +95,7 @@ class End:
 class Words:
     """What a node said on standard error."""
 
-    #: The last lines, and those that nobody has seen yet.
+    #: The last lines, and those that were not read yet.
     last: list[str] = field(default_factory=list)
     unshown: list[str] = field(default_factory=list)
 
@@ -109,7 +109,7 @@ class Job:
     #: Name and text of the file of options.
     name: str
     text: str
-    #: Words of the command line behind the file.
+    #: Words of the command line after the file.
     arguments: list[str]
     #: Whether lines about the nodes are shown.
     is_told: bool
@@ -168,7 +168,7 @@ class Job:
             time.sleep(LOOK)
 
     def _choose(self, cluster: Cluster, begun: float, until: float, is_restart: bool) -> list[Machine]:
-        """Machines for the nodes: at the start as many as are wanted, later those that are there in time."""
+        """Machines for the nodes: at the start the number that is wanted, later those that are there in time."""
         wanted = self.wanted
         while True:
             alive = cluster.machines()

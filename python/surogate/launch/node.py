@@ -88,7 +88,7 @@ class Node:
         return socket.gethostname()
 
     def free_port(self, address: str) -> int:
-        """A port of an address of this machine that nobody listens at."""
+        """A free port of an address of this machine."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family) as free:
             free.bind((address, 0))

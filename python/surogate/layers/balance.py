@@ -8,7 +8,7 @@ from ..dsl import Module, Tensor
 
 
 class Counted(Module):
-    """A layer that is called with what the layers before it gave their experts, f32 [3, experts], behind x, and adds its own:
+    """A layer that is called with what the layers before it gave their experts, f32 [3, experts], after x, and adds its own:
     what its parts with a `load` say. The last argument is the batch."""
 
     def __init__(self, layer: Module) -> None:

@@ -48,7 +48,7 @@ class GatedDeltaNet(Module):
         self.in_proj_a = Linear(hidden_size, heads)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries, keys and values behind one another, the gate of the result, and for each head what becomes the share of
+        """Queries, keys and values one after another, the gate of the result, and for each head what becomes the share of
         a correction and the decay."""
         return self.in_proj_qkv(x), self.in_proj_z(x), self.in_proj_b(x), self.in_proj_a(x)
 

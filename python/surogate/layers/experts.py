@@ -34,7 +34,7 @@ class Experts(Module):
             setattr(self, str(number), Expert(hidden_size, intermediate_size, names))
 
     def matrices(self, *names: str) -> list[Parameter]:
-        """Matrices of every expert, those of one expert behind one another."""
+        """Matrices of every expert, those of one expert one after another."""
         each = (getattr(self, str(number)) for number in range(self.count))
         return [getattr(expert, name).weight for expert in each for name in names]
 

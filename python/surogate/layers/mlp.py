@@ -37,7 +37,7 @@ class GatedMLP(Module):
 
 
 class FusedGatedMLP(GatedMLP):
-    """`gate_up_proj`, whose rows are gate and up behind one another, and `down_proj`."""
+    """`gate_up_proj`, whose rows are gate and up one after another, and `down_proj`."""
 
     def declare(self, hidden_size: int, bias: bool) -> None:
         """Declares one matrix of the gate's rows, then those of the up projection."""

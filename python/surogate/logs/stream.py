@@ -69,7 +69,7 @@ class Stream:
 
 
 def _whole_lines(file: BinaryIO) -> bytes:
-    """Lines from here on, as many as are in a block, or one that is longer."""
+    """Lines from here on: those in a block, or one that is longer."""
     data = file.read(BLOCK)
     while b"\n" not in data and (more := file.read(BLOCK)):
         data += more

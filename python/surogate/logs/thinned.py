@@ -74,7 +74,7 @@ class Thinned:
         self._windows = halved
 
     def cut(self, step: int) -> None:
-        """Forgets this step and those behind it. In the middle of a window its seconds are divided evenly."""
+        """Forgets this step and those after it. In the middle of a window its seconds are divided evenly."""
         for index in [index for index in self._windows if (index + 1) * self.stride > step]:
             window = self._windows[index]
             left = min(window.steps, max(0, step - index * self.stride))

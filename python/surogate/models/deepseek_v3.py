@@ -85,7 +85,7 @@ class SparseFields(SharedFields):
 
 
 def predicting_layers(c: SparseFields) -> list[str]:
-    """Beginnings of the names of the layers behind the last, which predict tokens further ahead and are not computed."""
+    """Beginnings of the names of the layers after the last, which predict tokens further ahead and are not computed."""
     more = range(c.num_hidden_layers, c.num_hidden_layers + (c.num_nextn_predict_layers or 0))
     return [f"model.layers.{i}." for i in more]
 

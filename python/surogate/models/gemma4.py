@@ -249,7 +249,7 @@ class Router(Module):
 
 
 class Experts(Module):
-    """`gate_up_proj`: of each expert gate and up behind one another; `down_proj`."""
+    """`gate_up_proj`: of each expert gate and up one after another; `down_proj`."""
 
     def __init__(self, c: Gemma4Config) -> None:
         self.count, self.inner, self.function = c.num_experts, c.moe_intermediate_size, c.hidden_activation
@@ -265,7 +265,7 @@ class Experts(Module):
 
 class Layer(Module):
     """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))), in mixtures with the results of the experts added to that of
-    the feed-forward layer, each behind a norm of its own. Then what the layer's own embedding of the token gives, gated by x;
+    the feed-forward layer, each after a norm of its own. Then what the layer's own embedding of the token gives, gated by x;
     all of it times `layer_scalar`."""
 
     def __init__(self, c: Gemma4Config, kind: str) -> None:

@@ -34,7 +34,7 @@ INSIDE = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-#: Layers with norms behind their halves too, by what each architecture calls them.
+#: Layers with norms after their halves too, by what each architecture calls them.
 SANDWICH = INSIDE | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",

@@ -95,7 +95,7 @@ class Norm(RMSNorm):
 
 
 class Attention(layers.Attention):
-    """`q_proj` gives queries and gates: of each head the one behind the other."""
+    """`q_proj` gives queries and gates: of each head the one after the other."""
 
     def __init__(self, c: HybridConfig) -> None:
         super().__init__(c, bias=c.attention_bias, output_bias=c.attention_bias)

@@ -20,7 +20,7 @@ class Line:
     points: Points
     #: Number of the colour.
     colour: int = 1
-    #: Thin and pale: what lies behind another line.
+    #: Thin and pale, for a line under another one.
     faint: bool = False
     #: Points with a mark on each.
     dots: bool = False
@@ -32,7 +32,7 @@ class Chart:
 
     title: str
     lines: list[Line]
-    #: Behind the title.
+    #: After the title.
     unit: str = ""
     log: bool = False
     #: A value that is marked by a level line, with its name.
@@ -118,7 +118,7 @@ def _shape(line: Line, x: Axis, y: Axis) -> str:
 
 
 def course(name: str, points: list[tuple[float, float | None]], colour: int = 1) -> list[Line]:
-    """A series that jumps: the values behind, their mean in front; only the values where they are few."""
+    """A series that jumps: the values, with their mean drawn over them; only the values where they are few."""
     values = finite(points)
     if len(values) < 30:
         return [Line(name, values, colour)]

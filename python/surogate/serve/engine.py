@@ -122,7 +122,7 @@ class Engine:
                     failed.events.put(failure)
 
     def _next(self, wait: bool = False, model: str | None = None, room: int | None = None) -> Job | None:
-        """The request that has waited for longest: for this model, and of so many prompts at most, where these are given. None
+        """The request that has waited for longest: for this model, and of a largest number of prompts, where these are given. None
         if it is another or there is none, and at the end."""
         with self._changed:
             if wait:

@@ -25,7 +25,7 @@ HEAD = 4096
 
 
 def is_trusted(path: Path) -> bool:
-    """Tells whether an entry of a cache is this user's or the system owner's, and nobody else may write it. Links are not
+    """Returns True if an entry of a cache is this user's or the system owner's, and no one else may write it. Links are not
     followed.
     """
     status = path.lstat()
@@ -90,7 +90,7 @@ def write_new(path: Path, text: str) -> None:
 
 def replace(path: Path, text: str) -> None:
     """Gives a file of this package new content, so that a reader sees either the old or the new one whole."""
-    # A name that nobody can know before: a link that waits there would be followed.
+    # A name that cannot be known before: a link that waits there would be followed.
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     fresh = Path(name)
     try:

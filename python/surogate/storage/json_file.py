@@ -24,7 +24,7 @@ def read(path: Path) -> Any:
     """What a file holds. Raises ConfigError, which names the field: nested too deeply, or a number that is none."""
     try:
         status = path.stat()
-        # What is no regular file may never end, or wait for somebody who writes.
+        # What is no regular file may never end, or wait for a writer.
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(f"{path}: is not a regular file")
         if status.st_size > BYTES:

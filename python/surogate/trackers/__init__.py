@@ -63,7 +63,7 @@ def scalars(event: Event) -> tuple[int, dict[str, float]]:
 
 
 def samples(event: Event) -> tuple[int, list[tuple[str, str]]]:
-    """The number of steps done at an event, and the answers to `sample_prompts` in it, each behind its prompt."""
+    """The number of steps done at an event, and the answers to `sample_prompts` in it, each after its prompt."""
     if event["event"] != "samples":
         return 0, []
     return event["step"], [(of["prompt"], of["text"]) for of in event["samples"]]

@@ -214,7 +214,7 @@ fn codes_ride_in_the_kernels_of_their_tensors() {
         let count = |op: &str, phase: &str| found.iter().filter(|(of, at)| of == op && *at == phase).count();
         let joint = |phase: &str| found.iter().filter(|(of, at)| of.ends_with("+quantise") && *at == phase).count();
         // Two layers: of each what both norms and the gate give, and the gradients of the gate and of both sums. Apart
-        // stand what attention gives, and the gradients of heads, which nobody reads in the first layer under adapters.
+        // stand what attention gives, and the gradients of heads, which no operation reads in the first layer under adapters.
         assert_eq!((count("quantise", "forward"), joint("forward")), (2, 6), "{adapted}: {found:#?}");
         let of_heads = if adapted { 1 } else { 2 };
         assert_eq!((count("quantise", "backward"), joint("backward")), (of_heads, 6), "{adapted}: {found:#?}");

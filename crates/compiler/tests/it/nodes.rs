@@ -72,7 +72,7 @@ fn a_rank_keeps_its_share_of_a_node() {
     }
 }
 
-/// Bytes that a rank gets from other nodes in the entries of a step, by what kind of entry; behind a warm-up.
+/// Bytes that a rank gets from other nodes in the entries of a step, by what kind of entry; after a warm-up.
 fn between(program: &Program, kind: EntryKind) -> usize {
     let update = program.update(true).map(|index| &program.entries[index]);
     let entries = program.entries.iter().filter(|entry| entry.kind == kind);

@@ -27,7 +27,7 @@ fn set_micro_step(session: &mut dyn Session, step: i32) {
     session.write(&at, &step.to_le_bytes()).unwrap();
 }
 
-/// All gradients behind one another.
+/// All gradients one after another.
 fn gradients(session: &mut dyn Session) -> Vec<f32> {
     let program = session.program().clone();
     let trained = program.layout.parameters.iter().filter_map(|slot| slot.gradient.as_ref());

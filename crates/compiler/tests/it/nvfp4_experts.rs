@@ -15,7 +15,7 @@ fn four(emulate: bool, stochastic: bool, adapted: bool) -> CompileOptions {
     CompileOptions { recipe, adapter, variants: vec![ODD], ..options() }
 }
 
-/// Two micro-steps; all gradients behind one another.
+/// Two micro-steps; all gradients one after another.
 fn gradients(session: &mut dyn Session, step: i32) -> Vec<f32> {
     let program = session.program().clone();
     for (part, kind) in (0..).zip([EntryKind::FirstMicroStep, EntryKind::NextMicroStep]) {

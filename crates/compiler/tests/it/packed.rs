@@ -208,7 +208,7 @@ fn codes_on_the_host_are_fetched_for_each_direction() {
     }
 }
 
-/// Matrices of experts that files keep one by one lie behind one another: those of a product are made by one launch, and
+/// Matrices of experts that files keep one by one lie one after another: those of a product are made by one launch, and
 /// come from the host by one transfer.
 #[test]
 fn values_of_all_experts_are_made_at_once() {

@@ -251,7 +251,7 @@ fn more_parts_than_there_are_of_an_attention_are_refused() {
     }
 }
 
-/// A micro-step's rewrites by name, whether each ran, and whether the graph behind it recomputes anything.
+/// A micro-step's rewrites by name, whether each ran, and whether the graph after it recomputes anything.
 fn rewrites(model: &graph::Model, options: &CompileOptions) -> Vec<(Pass, bool, bool)> {
     let mut seen = Vec::new();
     let observe = |trace: PassTrace<'_>| {

@@ -98,7 +98,7 @@ fn what_ranks_keep_may_be_on_the_host() {
 }
 
 /// The sums of gradients, and where ranks keep whole ones, what micro-steps have added up to: alone, with everything else,
-/// and read where it lies. Behind the last micro-step a rank has of whole gradients the sums of its pieces alone.
+/// and read where it lies. After the last micro-step a rank has of whole gradients the sums of its pieces alone.
 #[test]
 fn gradients_of_ranks_may_be_on_the_host() {
     let stays = OffloadOptions {
@@ -342,7 +342,7 @@ fn a_rank_that_departs_from_the_order_is_refused() {
     assert!(tried > 100, "{tried} collectives");
 }
 
-/// Changes each collective of a rank in one of four ways, in turn; gives how many there were.
+/// Changes each collective of a rank in one of four ways, alternately, and returns their number.
 fn departing(ranks: &[Entry]) -> usize {
     assert_eq!(check_group(ranks), Ok(()));
     let is_collective =

@@ -29,12 +29,12 @@ fn machines() -> [Machine; 2] {
     [Machine::cpu(64 << 30, 2), Machine::h200()]
 }
 
-/// The small model with so many layers.
+/// The small model with `layers` layers.
 fn model(layers: usize) -> Model {
     scaled(layers, 1)
 }
 
-/// The same with so many times its features.
+/// The same with a multiple of its features.
 fn scaled(layers: usize, times: usize) -> Model {
     let mut json: Value = serde_json::from_str(include_str!("../fixtures/gated.json")).unwrap();
     widen(&mut json, times);

@@ -23,7 +23,7 @@ fn parts_give_what_compiling_all_shapes_gives() {
             let parts = shapes().map(|shape| compiled(&machine, lora, &[shape]));
             let mut united = unite(&parts.each_ref(), |_| true);
             let mut whole = compiled(&machine, lora, &shapes());
-            // The update is behind the first shape's entries here, behind all of them there.
+            // The update is after the first shape's entries here, after all of them there.
             for program in [&mut united, &mut whole] {
                 program.entries.sort_by_key(|entry| entry.variant.is_none());
                 program.kernels.clear();
@@ -90,7 +90,7 @@ fn entries_of_shapes_that_stay_are_known() {
                 assert_eq!(known, expected, "{:?} of {}", entry.kind, machine.name);
             }
         }
-        // The second shape again, behind the third: its kernels have other numbers now.
+        // The second shape again, after the third: its kernels have other numbers now.
         let after = unite(&[&first, &third, &second], |_| true);
         let known = after.entries_of(&before).iter().flatten().count();
         assert_eq!(known, before.entries.len(), "{}", machine.name);

@@ -90,7 +90,7 @@ impl Drop for Capture<'_> {
             let _ = self.end();
         }
         if !self.captured.is_null() {
-            // SAFETY: given by the end of the capture, and owned by nobody else.
+            // SAFETY: given by the end of the capture, and has no other owner.
             unsafe { (self.stream.device.table().cuGraphDestroy)(self.captured) };
         }
     }

@@ -1,7 +1,7 @@
 //! Cleanup of the cache: removes folders with the cache's own names that hold its own files, file by file.
 //!
 //! The cache folder may be any folder of the user. Anything with another name, that does not parse as an entry, is
-//! behind a link, or was put next to the cache's files stays. Knows names and formats, no rows.
+//! reached through a link, or was put next to the cache's files stays. Knows names and formats, no rows.
 
 use std::fs::{self, File};
 use std::io;

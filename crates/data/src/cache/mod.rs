@@ -132,7 +132,7 @@ impl RowCache {
         Ok(EntryWriter { partial, place, segments: Vec::new(), _lock: lock })
     }
 
-    /// Removes entries that nobody has used for long and nobody writes.
+    /// Removes entries that were not used for long and are not being written.
     pub(crate) fn clear_unused(&self) {
         clearing::clear_unused(&self.folder);
     }

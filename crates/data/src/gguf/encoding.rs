@@ -95,7 +95,7 @@ impl Encoding {
         }
     }
 
-    /// Bytes of so many elements, which are whole blocks.
+    /// Bytes of a number of elements, which are whole blocks.
     pub const fn bytes(self, elements: usize) -> usize {
         elements / self.block() * self.block_bytes()
     }

@@ -93,7 +93,7 @@ impl GgufTensor {
     }
 }
 
-/// A file in progress. Dropped before [`GgufWriter::finish`], it leaves nothing behind.
+/// A file in progress. Dropped before [`GgufWriter::finish`], it removes its file.
 #[derive(Debug)]
 pub struct GgufWriter {
     path: PathBuf,

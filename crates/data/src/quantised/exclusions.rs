@@ -1,5 +1,5 @@
 //! Modules that a folder's `config.json` says were left as they were. Which are quantised the files say themselves, by
-//! their tensors: where both disagree, one of them is wrong, and nobody knows which.
+//! their tensors: where both disagree, one of them is wrong, and it is unknown which.
 
 use regex::Regex;
 use serde_json::Value;

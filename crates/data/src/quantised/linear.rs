@@ -250,7 +250,7 @@ impl Linear {
         }
     }
 
-    /// The block of an element, and the element behind the last that shares it without a gap.
+    /// The block of an element, and the element after the last that shares it without a gap.
     fn run(&self, index: usize, columns: usize) -> (usize, usize) {
         let (row, column) = (index / columns, index % columns);
         match self.block {

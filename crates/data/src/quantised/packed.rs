@@ -44,7 +44,7 @@ impl Linear {
         !matches!(self.codes, Codes::Bytes(_))
     }
 
-    /// The planes of that form behind one another; what is between them is zero.
+    /// The planes of that form one after another; what is between them is zero.
     ///
     /// # Panics
     /// If there is no such form.

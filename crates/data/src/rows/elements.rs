@@ -49,7 +49,7 @@ impl Elements {
         Elements { reader, limit, opened: false, ended: false }
     }
 
-    /// The next element, and whether it is larger than it may be; `None` behind the last.
+    /// The next element, and whether it is larger than it may be; `None` after the last.
     fn read(&mut self) -> io::Result<Option<(Vec<u8>, bool)>> {
         let (mut text, mut is_large) = (Vec::new(), false);
         let mut place = ScanState::default();

@@ -132,7 +132,7 @@ fn at_first(path: &Path) -> Result<(Box<dyn BufRead + Send>, Option<u8>), DataEr
     }
 }
 
-/// The content behind a byte order mark.
+/// The content after a byte order mark.
 fn after_mark(path: &Path) -> Result<Box<dyn BufRead + Send>, DataError> {
     let mut reader = stream::open(path)?;
     let has_mark = reader.fill_buf().map_err(|e| DataError::io("read", path, e))?.starts_with(BYTE_ORDER_MARK);

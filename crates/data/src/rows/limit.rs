@@ -58,7 +58,7 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// Takes a value with so many bytes of text.
+    /// Charges for a value with `text` bytes of text.
     pub(crate) fn take(&mut self, text: usize) -> Result<(), RowError> {
         self.bytes(2 + text as u64)
     }

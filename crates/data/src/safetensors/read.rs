@@ -83,7 +83,7 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// The planes of that form, behind one another.
+    /// The planes of that form, one after another.
     ///
     /// # Panics
     /// If there is no such form.
@@ -378,7 +378,7 @@ impl Weights {
         self
     }
 
-    /// With the matrices of stacks, one by one, in place of these. Behind all changes of names. Errors: a matrix that is there by
+    /// With the matrices of stacks, one by one, in place of these. After all changes of names. Errors: a matrix that is there by
     /// itself, too.
     pub fn unstacked(mut self, stacks: &[Stack<'_>]) -> Result<Self, DataError> {
         for name in self.names().into_iter().map(str::to_owned).collect::<Vec<_>>() {
@@ -463,7 +463,7 @@ impl Weights {
     }
 }
 
-/// Tells whether a text can be the name of a file in a folder: the only part of a path, and not the folder itself.
+/// Returns true if a text can be the name of a file in a folder: the only part of a path, and not the folder itself.
 fn is_file_name(name: &str) -> bool {
     !name.is_empty() && ![".", ".."].contains(&name) && !name.contains(['/', '\\', '\0'])
 }

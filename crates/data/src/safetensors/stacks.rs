@@ -1,4 +1,4 @@
-//! Matrices of experts that files keep behind one another in tensors of three axes, seen one by one under the names that they
+//! Matrices of experts that files keep one after another in tensors of three axes, seen one by one under the names that they
 //! would have in files of their own. Knows names and shapes; the bytes are read elsewhere.
 
 use std::collections::BTreeMap;

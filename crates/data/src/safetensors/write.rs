@@ -184,7 +184,7 @@ impl FolderWriter {
     }
 }
 
-/// One file in progress. Dropped before [`ShardWriter::finish`], it leaves nothing behind.
+/// One file in progress. Dropped before [`ShardWriter::finish`], it removes its file.
 #[derive(Debug)]
 struct ShardWriter {
     path: PathBuf,

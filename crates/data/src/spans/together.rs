@@ -169,7 +169,7 @@ fn compared(given: &Sentinels<'_>, all: [&Marked; 2], order: &[usize]) -> Option
             for rank in (parity..order.len()).step_by(2) {
                 let after = Some(rank + 1).filter(|&next| next < order.len());
                 let whole = all.between(rank.checked_sub(1), after);
-                // Behind the kept fields of the other half, the places count one for two.
+                // After the kept fields of the other half, the places count one for two.
                 let text = some.between(rank.checked_sub(1).map(|n| n / 2), after.map(|n| n / 2));
                 let (start, tail) = (prefix_length(text, whole), suffix_length(text, whole));
                 let part = parts[rank].get_or_insert_with(|| Part { text: text.to_owned(), start, tail });

@@ -40,14 +40,14 @@ thread_local! {
     static LEFT: Cell<Left> = const { Cell::new(Left { work: 0, longest: 0 }) };
 }
 
-/// The instructions for a conversation of so many messages and bytes.
+/// The number of instructions for a conversation of these messages and bytes.
 pub(super) fn fuel(messages: usize, bytes: usize) -> u64 {
     let (messages, bytes) = (messages as u64, bytes as u64);
     let more = FUEL.1.saturating_mul(bytes).saturating_add(FUEL.2.saturating_mul(messages.saturating_mul(messages)));
     FUEL.0.saturating_add(more).min(MOST_FUEL)
 }
 
-/// Renders with what a conversation of so many bytes may take.
+/// Renders with the limits of a conversation of `bytes` bytes.
 pub(super) fn during<T>(bytes: usize, render: impl FnOnce() -> T) -> T {
     let of = |(base, each): (usize, usize)| base.saturating_add(bytes.saturating_mul(each));
     let before = LEFT.replace(Left { work: of(WORK), longest: of(LONGEST) });
@@ -60,12 +60,12 @@ pub(super) fn refused(problem: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, problem.into())
 }
 
-/// Errors: nobody waits for the text any more.
+/// Errors: no thread waits for the text any more.
 pub(super) fn go_on() -> Result<(), Error> {
     if is_over() { Err(refused("stopped")) } else { Ok(()) }
 }
 
-/// Takes so many bytes of work.
+/// Charges for `bytes` bytes of work.
 pub(super) fn charge(bytes: usize) -> Result<(), Error> {
     go_on()?;
     let left = LEFT.get();
@@ -74,7 +74,7 @@ pub(super) fn charge(bytes: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Rejects a text of so many bytes if it is too long, before or after it is made.
+/// Rejects a text of `bytes` bytes if it is too long, before or after it is made.
 pub(super) fn check_length(bytes: usize) -> Result<(), Error> {
     let longest = LEFT.get().longest;
     if bytes <= longest {

@@ -18,7 +18,7 @@ pub(super) fn rewrite(source: &str) -> Option<String> {
     let mut rest = source;
     let mut found = false;
     while let Some(begin) = rest.find("{%") {
-        // Behind the opening delimiter, whose second sign may not close it: `{%}`.
+        // After the opening delimiter, whose second sign may not close it: `{%}`.
         let Some(length) = rest[begin + 2..].find("%}") else { break };
         let end = begin + 2 + length;
         let tag = &rest[begin + 2..end];

@@ -128,7 +128,7 @@ fn growth(of: &Value) -> Growth {
             let content = text("content").len();
             let pattern = of.pointer("/pattern/String").and_then(Value::as_str).map_or(0, str::len);
             match pattern {
-                // An expression may match nothing, before and behind each character.
+                // An expression may match nothing, before and after each character.
                 0 => Growth { factor: content as f64 + 1.0, more: content as f64 },
                 _ => Growth::by(content as f64 / pattern as f64),
             }
@@ -144,7 +144,7 @@ fn growth(of: &Value) -> Growth {
     }
 }
 
-/// Bytes of the longest text in a table of characters, given in base 64: behind the tree of characters, whose size is in
+/// Bytes of the longest text in a table of characters, given in base 64: after the tree of characters, whose size is in
 /// the first four bytes, its texts end with zeros.
 fn longest_normalized(table: &str) -> usize {
     let value = |sign: u8| match sign {

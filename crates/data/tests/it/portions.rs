@@ -77,7 +77,7 @@ fn rows(batch: &Batch) -> Vec<usize> {
     (0..batch.input_ids.len()).filter(real).map(|t| batch.input_ids[t] as usize - 1).collect()
 }
 
-/// Rounds of all nodes from a place on, at most so many: rows of the file by node; the place behind them.
+/// Rounds of all nodes from a place on, at most so many: rows of the file by node; the place after them.
 fn deal(sets: &[DocumentSet], spec: &LoaderSpec, from: &Position, most: usize) -> (Vec<Vec<Vec<usize>>>, Position) {
     let in_part = spec.share.ranks / sets.len();
     let mut loaders: Vec<Loader> =

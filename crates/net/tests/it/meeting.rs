@@ -45,7 +45,7 @@ fn everyone_hears_everyone_in_order() {
         thread::scope(|scope| {
             for own in &nodes {
                 scope.spawn(move || {
-                    // More than the system holds back: nobody waits for a reader.
+                    // More than the system buffers: a sender does not wait for a reader.
                     let big = vec![own.node as u8; 3 << 20];
                     for round in 0..3u8 {
                         own.tell(Channel::Collective, &[&[round], &big]).unwrap();
@@ -94,7 +94,7 @@ fn a_cause_is_told_to_those_who_are_being_written_to() {
     let (nodes, big) = (all(3, 20.0, Duration::ZERO), vec![7; 96 << 20]);
     thread::scope(|scope| {
         scope.spawn(|| drop(nodes[1].send(0, Channel::Collective, &[&big])));
-        // The connection to node 0 is busy for long behind this.
+        // The connection to node 0 is busy for long after this.
         thread::sleep(Duration::from_millis(10));
         nodes[1].abort("its data is not there", 3);
     });

@@ -177,7 +177,7 @@ fn forward<T: Real>(call: &mut Call<'_, T>) {
     let (x, w, starts) = (x.real(), w.real(), starts.int());
     let [y] = call.outputs_mut();
     y.real().par_chunks_mut(channels).enumerate().for_each(|(at, y)| {
-        let seen = at % tokens - starts[at] as usize; // tokens in front of it in its document
+        let seen = at % tokens - starts[at] as usize; // tokens before it in its document
         y.fill(T::default());
         for j in (0..width.min(seen + 1)).rev() {
             let x = &x[(at - j) * channels..][..channels];

@@ -190,7 +190,7 @@ fn composed_elementwise_nodes_keep_their_bits() {
     }
 }
 
-/// Tensors [5, 40], a weight [40] behind them, types of activations.
+/// Tensors [5, 40], a weight [40] after them, types of activations.
 fn rows(dtype: DType, tensors: usize, build: impl Fn(&mut Append<'_>, &[ValueId]) -> Vec<ValueId>) -> (Graph, Stored) {
     rows_like(1, dtype, tensors, build)
 }
@@ -238,7 +238,7 @@ fn composed_rows_keep_their_bits() {
                 assert!(wanted[id] == found[id], "{dtype}, result {name}: {}", fused.node_text(&fused.nodes[0]));
             }
         };
-        // Prologue and epilogue, a norm behind a norm, a gradient behind the norm that it needs.
+        // Prologue and epilogue, a norm after a norm, a gradient after the norm that it needs.
         check(rows(dtype, 2, |g, x| {
             let sum = g.emit(id::ADD, &x[..2], none())[0];
             let y = norm(g, sum, x[2]);
@@ -257,7 +257,7 @@ fn composed_rows_keep_their_bits() {
     }
 }
 
-/// Codes, scale, magnitude and numbers of elements of what rows give are those of the calls behind one another, with a factor
+/// Codes, scale, magnitude and numbers of elements of what rows give are those of the calls one after another, with a factor
 /// and without; so are those of tensors that share a power of two. Without them the node gives the rest.
 #[test]
 fn quantised_rows_keep_their_bits() {
@@ -330,7 +330,7 @@ fn quantised_rows_keep_their_bits() {
     }
 }
 
-/// A sum that is there already is read, and what was composed behind it has the same bits.
+/// A sum that is there already is read, and what was composed after it has the same bits.
 #[test]
 fn an_intermediate_sum_can_be_left_out() {
     for dtype in [DType::F32, DType::BF16, DType::F16] {
@@ -354,7 +354,7 @@ fn an_intermediate_sum_can_be_left_out() {
     }
 }
 
-/// A sum may be that of another operation: a bias is added behind what scales the columns of a linear with DoRA.
+/// A sum may be that of another operation: a bias is added after what scales the columns of a linear with DoRA.
 #[test]
 fn a_sum_need_not_be_an_addition() {
     for dtype in [DType::F32, DType::BF16, DType::F16] {

@@ -52,7 +52,7 @@ impl Panel {
         }
     }
 
-    /// At most so many columns; what finds no place is left out, the last first.
+    /// The line in at most `columns` columns; what finds no place is left out, the last first.
     pub fn line(&self, columns: usize) -> String {
         let Some(loss) = self.loss else { return String::new() };
         let mut parts = vec![format!("loss {loss:.4}")];
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn the_course_of_a_resumed_run_goes_on() {
-        // Steps behind the checkpoint are done again, and the last line was not finished.
+        // Steps after the checkpoint are done again, and the last line was not finished.
         let step = |i: u64| json!({"event": "step", "step": i, "loss": 10.0 - i as f64}).to_string() + "\n";
         let lines: String = (0..12).map(step).collect();
         let log = "{\"event\": \"start\"}\n".to_owned() + &lines + "{\"event\": \"st";

@@ -41,7 +41,7 @@ pub struct Chosen {
     pub kept: Vec<Kept>,
     /// Modules that other programs take for linear layers, and which stay.
     pub ignored: BTreeSet<String>,
-    /// Matrices of experts that stand behind one another in a parameter that stays whole.
+    /// Matrices of experts that stand one after another in a parameter that stays whole.
     pub stacked: Vec<String>,
 }
 

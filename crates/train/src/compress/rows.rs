@@ -17,7 +17,7 @@ const COMPARED: usize = 32;
 pub struct Rows {
     /// Rows over which activations are measured.
     pub calibration: Vec<Batch>,
-    /// For comparing: of the validation data, or the rows behind the others.
+    /// For comparing: of the validation data, or the rows after the others.
     pub compared: Vec<Batch>,
     /// The latter are of the validation data.
     pub are_held_out: bool,

@@ -279,7 +279,7 @@ const MOST_RANKS: u32 = 64;
 /// Checks the options of several ranks: requirements, and combinations that are not supported.
 fn check_ranks(config: &Config, reader: &mut Reader) {
     let gpus = config.devices() as u32;
-    // `gpus: 0` is as many as will be found.
+    // `gpus: 0` is the number that will be found.
     let several = config.sequence() > 1 || config.stages() > 1;
     let open = config.ranks() <= 1 && (config.hardware.gpus == 0 || !several);
     if open || reader.is_faulty("gpus") || reader.is_faulty("device") {
@@ -665,7 +665,7 @@ pub struct MachineFacts {
     pub compute_capability: Option<u32>,
 }
 
-/// Compute capabilities, times ten, from which on matrix units take codes of so many bits.
+/// Compute capabilities, times ten, from which on matrix units take codes of 8 and of 4 bits.
 const EIGHT_BITS: u32 = 89;
 const FOUR_BITS: u32 = 100;
 

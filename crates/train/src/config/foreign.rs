@@ -266,7 +266,7 @@ pub(super) fn explain_datasets(root: &Node, reader: &mut Reader) {
                 reader.replace_hint(&format!("{list}[{index}].streaming"), STREAMING);
             }
             let Some(Node { tree: Tree::Scalar { text, .. }, .. }) = entry(item, "type") else { continue };
-            // Axolotl writes what it does with a format behind a point: `chat_template.default`.
+            // Axolotl writes what it does with a format after a point: `chat_template.default`.
             let word = text.split('.').next().unwrap_or_default();
             if let Some((_, hint)) = TYPES.iter().find(|(words, _)| words.contains(&word)) {
                 reader.replace_hint(&format!("{list}[{index}].type"), hint);

@@ -79,7 +79,7 @@ choices! {
         /// Between nodes only: the 16 largest of every 256. What is left is sent with later steps, in sums of about 16
         /// gradients. AdamW needs up to 4 times the learning rate then.
         TopK = "topk",
-        /// Between nodes only: 1-bit Adam. Behind a warm-up the first moments of AdamW travel instead of gradients, in blocks
+        /// Between nodes only: 1-bit Adam. After a warm-up the first moments of AdamW travel instead of gradients, in blocks
         /// of 256 signs with one scale each. What is left is sent with the next step. Needs `optimizer: adamw`.
         OneBit = "onebit",
     }

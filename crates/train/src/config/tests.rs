@@ -367,7 +367,7 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
     }
     assert_eq!(good("model: m\ndevice: cpu\ngpus: 64\n").ranks(), 64);
     assert_eq!(good("model: m\ngpus: 0\n").ranks(), 1);
-    // All that are visible, as many as a machine for plans has.
+    // All that are visible, the number that a machine for plans has.
     let open = good("model: m\ngpus: 0\n");
     assert_eq!([1, 4].map(|visible| open.with_visible_gpus(visible).unwrap().ranks()), [1, 4]);
     assert_eq!(open.with_planned_gpus(8, "8xh200").unwrap().ranks(), 8);

@@ -95,7 +95,7 @@ impl Capacity {
         *self.chunks.last().expect("prompts are read in chunks")
     }
 
-    /// The chunk that takes so many tokens with the least padding, or the largest.
+    /// The chunk for this number of tokens with the least padding, or the largest.
     pub fn chunk(&self, tokens: usize) -> usize {
         let fitting = self.chunks.iter().copied().find(|chunk| *chunk >= tokens);
         fitting.unwrap_or_else(|| self.most_at_once())
@@ -106,7 +106,7 @@ impl Capacity {
         self.chunk(tokens).max(tokens.next_power_of_two())
     }
 
-    /// The smallest batch that takes so many rows.
+    /// The smallest batch with room for this number of rows.
     pub fn batch(&self, rows: usize) -> usize {
         self.batches.iter().copied().find(|batch| *batch >= rows).expect("no more sequences run than there are rows")
     }

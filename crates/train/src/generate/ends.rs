@@ -19,9 +19,9 @@ const SPECIAL: &str = "special_tokens_map.json";
 /// The tokens that end answers of a folder's model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EndTokens {
-    /// All of them: that behind answers, those that the configuration names, the tokenizer's own.
+    /// All of them: that after answers, those that the configuration names, the tokenizer's own.
     pub ids: Vec<u32>,
-    /// The special token that the chat template puts behind an answer.
+    /// The special token that the chat template puts after an answer.
     pub of_turn: Option<u32>,
     /// The tokenizer's own end of a text.
     pub of_text: Option<u32>,

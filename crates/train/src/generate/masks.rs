@@ -1,4 +1,4 @@
-//! Tokens that cannot follow, as a model's `generation_config.json` says: always, at first, behind certain others, before an
+//! Tokens that cannot follow, as a model's `generation_config.json` says: always, at first, after certain others, before an
 //! answer is long enough. The rules are those of transformers.
 
 /// The rules of a model.

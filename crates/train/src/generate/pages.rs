@@ -12,7 +12,7 @@ impl Pages {
         Pages { free: (0..count as u32).rev().collect(), owners: vec![0; count] }
     }
 
-    /// So many pages, of which the first are pages of another sequence; all or none.
+    /// Takes a number of pages, of which the first are pages of another sequence; all or none.
     pub fn take(&mut self, count: usize, shared: &[u32]) -> Option<Vec<u32>> {
         let own = count - shared.len();
         let rest = (own <= self.free.len()).then(|| self.free.split_off(self.free.len() - own))?;

@@ -89,7 +89,7 @@ impl PromptEncoder {
     }
 
     /// The ids of a beginning and of its continuation, which are encoded as one text. A token over their border is the
-    /// continuation's. Tokens that the tokenizer adds behind a text are left out.
+    /// continuation's. Tokens that the tokenizer adds after a text are left out.
     pub fn encode_pair(&self, beginning: &str, continuation: &str) -> Result<(Vec<i32>, Vec<i32>)> {
         let failed = |e: data::RowError| TrainError::Usage(format!("the texts cannot be encoded: {e}"));
         let encoded = self.needed()?.encode_document(&format!("{beginning}{continuation}")).map_err(failed)?;
@@ -100,7 +100,7 @@ impl PromptEncoder {
         Ok((ids(&encoded.ids[..border]), ids(&encoded.ids[border..behind])))
     }
 
-    /// Tokens that end an answer: the one behind an answer in the template, those that the model names, the tokenizer's.
+    /// Tokens that end an answer: the one after an answer in the template, those that the model names, the tokenizer's.
     pub fn end_tokens(&self, defaults: &Defaults) -> Vec<u32> {
         let of_text = self.tokenizer.as_ref().and_then(|tokenizer| tokenizer.eos()).map(|token| token.id);
         let mut ids = Vec::new();
@@ -112,7 +112,7 @@ impl PromptEncoder {
         ids
     }
 
-    /// The special token that the template puts behind an answer.
+    /// The special token that the template puts after an answer.
     pub fn end_of_turn(&self) -> Option<u32> {
         const ANSWER: &str = "surogate answers so";
         let messages = [message("user", "?"), message("assistant", ANSWER)];

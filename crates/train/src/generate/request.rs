@@ -57,7 +57,7 @@ impl Messages {
         Err(TrainError::Usage(text))
     }
 
-    /// The same with a mark behind the text of the last message, where that is an assistant's and has a text to go on from.
+    /// The same with a mark after the text of the last message, where that is an assistant's and has a text to go on from.
     pub fn marked(&self, mark: &str) -> Option<Messages> {
         let mut marked = self.clone();
         let last = marked.messages.last_mut().filter(|message| message.get("role") == Some(&"assistant".into()))?;

@@ -133,7 +133,7 @@ pub(crate) fn is_of_conversations(config: &Config) -> bool {
     config.template.use_chat_template && !datasets.iter().all(|dataset| is_plain(dataset.r#type))
 }
 
-/// A prompt as a user's message, behind the system prompt of the run.
+/// A prompt as a user's message, after the system prompt of the run.
 fn messages(config: &Config, text: &str) -> Vec<Map<String, Value>> {
     let message = |role: &str, content: &str| {
         let fields = [("role", role), ("content", content)];

@@ -71,7 +71,7 @@ impl GenerationOptions {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     pub max_new_tokens: usize,
-    /// Tokens of prompt and answer at most, where nobody asked for a number of new ones.
+    /// Tokens of prompt and answer at most, if no number of new ones was requested.
     pub max_length: Option<usize>,
     /// The distribution that tokens are drawn from; its number is that of no token.
     pub draw: Draw,

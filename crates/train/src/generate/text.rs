@@ -18,7 +18,7 @@ pub struct Text {
 }
 
 impl Text {
-    /// `before`: tokens in front of the answer that its text goes on from, so that it begins with a space where they are
+    /// `before`: tokens before the answer that its text goes on from, so that it begins with a space where they are
     /// words of one text.
     pub fn new(stop: &[String], before: &[i32]) -> Text {
         let ids: Vec<u32> = before.iter().map(|id| *id as u32).collect();
@@ -48,7 +48,7 @@ impl Text {
         Ok(text)
     }
 
-    /// The part of a text of all tokens from the context on that is behind those that were read.
+    /// The part of a text of all tokens from the context on that is after those that were read.
     fn behind(&self, all: String, tokenizer: &Tokenizer) -> Result<String> {
         let before = decode(tokenizer, &self.ids[self.context..self.read])?;
         Ok(all.strip_prefix(&before).map_or_else(|| all.chars().skip(before.chars().count()).collect(), str::to_owned))

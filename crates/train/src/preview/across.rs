@@ -20,7 +20,7 @@ const MOST: usize = 1024;
 /// Columns of the bar chart.
 const PICTURE: f64 = 20.0;
 
-/// A run with so many GPUs.
+/// The estimate for one number of GPUs.
 #[derive(Clone, Debug, PartialEq)]
 struct Size {
     nodes: usize,
@@ -185,7 +185,7 @@ impl Size {
     }
 }
 
-/// Bytes that a GPU gets from other nodes in a step, of its share of so many gradients: once to add, once the sums; of sparse
+/// Bytes that a GPU gets from other nodes in a step, of its share of the gradients: once to add, once the sums; of sparse
 /// blocks those of all nodes.
 fn between(trained: f64, compression: GradientCompression, gpus: usize, nodes: usize) -> f64 {
     let blocks = |of: Blocks| of.bytes(1 << 20) as f64 / (1 << 20) as f64;

@@ -63,7 +63,7 @@ pub struct HostEstimate {
 /// Share of a step that is as good as nothing.
 const FREE: f64 = 0.015;
 
-/// From so many times its bound on a step is worth a word.
+/// The ratio to its bound from which a step gets a note.
 const FAR_ABOVE: f64 = 3.0;
 
 impl Expected<'_> {
@@ -80,7 +80,7 @@ impl Expected<'_> {
         Some(format!("a step is expected to take {times:.1} times its bound; {share:.0} % of it is {}", cause.words()))
     }
 
-    /// All instructions one after the other, over shapes of batches as frequent as they are; of updates that behind a warm-up.
+    /// All instructions one after the other, over shapes of batches as frequent as they are; of updates that after a warm-up.
     pub fn estimate(&self) -> Estimate {
         if self.program.cluster.stages > 1 {
             return self.of_stages();

@@ -59,7 +59,7 @@ pub struct Preview {
 }
 
 /// The model as a flat graph, in the shape of the run's longest batches. Where only some of the rewrites run
-/// (`SUROGATE_PASSES`), the graph of a micro-step behind them.
+/// (`SUROGATE_PASSES`), the graph of a micro-step after them.
 pub fn graph(config: &Config, source: &ModelSource, machine: &Machine, data: Option<&Encoded>) -> Result<Graph> {
     let plan = data.into_iter().fold(Plan::new(config, source)?, Plan::with_data);
     let shapes = Shapes::new(config, &plan, source, data)?;

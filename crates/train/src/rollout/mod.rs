@@ -167,7 +167,7 @@ impl Rollouts {
         config.training.fixed_steps().unwrap_or(rounds * config.reinforcement.num_iterations)
     }
 
-    /// Passes over the prompts after so many steps.
+    /// Passes over the prompts after a number of steps.
     pub fn epochs(&self, config: &Config, steps: u64) -> f64 {
         let rounds = steps.div_ceil(config.reinforcement.num_iterations);
         (rounds * self.of_step as u64) as f64 / self.prompts.rows.len() as f64

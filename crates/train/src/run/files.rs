@@ -85,7 +85,7 @@ impl Run {
         Ok(Outcome::Finished(result))
     }
 
-    /// Writes a result: a process that is killed meanwhile knows it as its own afterwards. False: somebody asked to stop,
+    /// Writes a result: a process that is killed meanwhile knows it as its own afterwards. False: a user requested to stop,
     /// and it was given up; a later process writes it then.
     fn publish(
         &mut self,

@@ -28,7 +28,7 @@ use crate::{memory, time, words};
 const TIMED: u64 = 2;
 
 impl Run {
-    /// Writes what is decided and tells it.
+    /// Logs the decisions, and reports them to the observer.
     pub(super) fn start(mut place: RunFolder, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Run> {
         let of_data = trainer.feed.iter().flat_map(|feed| &feed.encoded.notes);
         for note in trainer.plan.notes.iter().chain(of_data) {
@@ -123,7 +123,7 @@ impl Run {
         })
     }
 
-    /// Writes an event to the log and tells it.
+    /// Writes an event to the log, and reports it to the observer.
     pub(super) fn emit(&mut self, event: Value, observer: &mut dyn Observer) -> Result<()> {
         observer.event(&self.log.write(event)?);
         Ok(())
@@ -208,7 +208,7 @@ impl Run {
         self.finish(trainer, observer)
     }
 
-    /// Waits for the step that is under way, and tells its results.
+    /// Waits for the step in flight, and reports its results.
     fn catch_up(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
         match trainer.settle()? {
             Some(metrics) => self.report(metrics, trainer, observer),
@@ -253,7 +253,7 @@ impl Run {
         self.emit(json!({"event": "time_breakdown", "step": step, "classes": rows}), observer)
     }
 
-    /// Evaluates, unless that was done at this step. False: somebody asked to stop, and it was given up; a later
+    /// Evaluates, unless that was done at this step. False: a user requested to stop, and it was aborted; a later
     /// process does it then.
     fn evaluate(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<bool> {
         if trainer.progress.evaluated == Some(trainer.steps_done()) {

@@ -197,7 +197,7 @@ fn a_run_goes_on_where_its_states_move() {
     }
 }
 
-/// A model of which gradients behind logits are requested is compiled again, with weights that it had forgotten.
+/// A model of which gradients from logits are requested is compiled again, with weights that it had forgotten.
 #[test]
 fn a_model_may_be_asked_for_gradients_later() {
     let place = tempfile::tempdir().unwrap();

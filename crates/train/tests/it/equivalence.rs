@@ -89,7 +89,7 @@ fn packed_rows_are_rows_of_their_own() {
     assert_same(&curve(5, changing), &apart, "changing shapes");
 }
 
-/// The rows, each with `more` tokens behind it that no one trains on.
+/// The rows, each with `more` tokens after it that no one trains on.
 fn lengthened(step: usize, more: usize) -> Vec<Batch> {
     let (ids, labels, weights) = rows(step);
     let row = |values: &[f32], fill: f32| [values, &vec![fill; more]].concat();

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tensor::HostTensor;
 use train::{Flushed, ModelSource, Trainer};
 
-/// The norm in front of the second layer's gate and up.
+/// The norm before the second layer's gate and up.
 const NORM: &str = "model.layers.1.post_attention_layernorm.weight";
 const QUANTISER: &str = "model.layers.1.mlp.gate_proj.x";
 

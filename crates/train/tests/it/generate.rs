@@ -47,7 +47,7 @@ fn answers(generator: &mut Generator, prompts: &[Vec<i32>], given: &[(&str, &str
 /// The likeliest tokens by running all of the row for each.
 fn by_whole_rows(model: &mut Model, prompt: &[i32], tokens: usize) -> Vec<i32> {
     let mut ids = prompt.to_vec();
-    // One shape for all: what is behind the row's end is not seen.
+    // One shape for all: what is after the row's end is not seen.
     let length = prompt.len() + tokens;
     for at in prompt.len()..length {
         let mut padded = ids.clone();

@@ -21,7 +21,7 @@ fn merged(mut base: Value, more: &Value) -> Value {
     base
 }
 
-/// An address of this machine that nobody listens at.
+/// An address of this machine with a free port.
 fn rendezvous() -> String {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }

@@ -11,7 +11,7 @@ use train::config::{Config, Task};
 use train::preview::documents;
 use train::{Preview, run};
 
-/// Documents of so many tokens each.
+/// Documents of given lengths in tokens.
 fn tokens(folder: &Path, lengths: &[usize]) -> PathBuf {
     let path = folder.join("data.jsonl");
     let mut file = std::fs::File::create(&path).unwrap();

@@ -26,7 +26,7 @@ fn merged(mut base: Value, more: &Value) -> Value {
     base
 }
 
-/// A trainer of so many ranks on the CPU, whose gradients are exchanged in buckets of 64 KiB.
+/// A trainer of `ranks` ranks on the CPU, whose gradients are exchanged in buckets of 64 KiB.
 fn trainer(ranks: usize, more: &Value) -> Trainer {
     try_trainer(ranks, more).unwrap()
 }
@@ -83,7 +83,7 @@ fn assert_same(found: &[(f64, f64)], expected: &[(f64, f64)], what: &str) {
     assert_close(found, expected, 1e-5, what);
 }
 
-/// The curve of one device on several ranks, whose number is taken in turn; the same bits when run again.
+/// The curve of one device on several ranks, of alternating numbers; the same bits when run again.
 #[track_caller]
 fn agree(turn: usize, packed: bool, more: &Value) {
     agree_within(1e-5, turn, packed, more);

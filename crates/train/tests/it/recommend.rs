@@ -160,7 +160,7 @@ fn gpus_share_a_micro_batch_only_where_nothing_else_fits() {
     let machine = Machine { memory: memory << 20, context_bytes: 0, ..Machine::h200() };
     let preview = train::Preview::new(&config, &qwen3(folder.path()), &machine, None).unwrap();
     assert_eq!(preview.program.cluster.sequence, 2);
-    // What was written is never touched, and on one GPU there is nobody to share with.
+    // What was written is never touched, and on one GPU there is no other rank.
     for written in [("sequence_parallel_size", json!(1)), ("gradient_accumulation_steps", json!(4)), ("gpus", json!(1))]
     {
         let found = chosen(&at(std::slice::from_ref(&written), memory));

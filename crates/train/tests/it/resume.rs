@@ -15,7 +15,7 @@ fn merged(options: &Value, more: Value) -> Value {
     options
 }
 
-/// A run with the options; requested to stop after so many steps of this process.
+/// A run with the options; requested to stop after a number of steps of this process.
 fn run(output: &Path, options: &Value, stop_after: Option<usize>) -> (Result<Outcome>, Vec<String>) {
     let mut observer = Lines { stop_after, ..Lines::default() };
     let outcome = train::run(config(output, options), source(), device(), &mut observer);
@@ -74,7 +74,7 @@ fn an_evaluation_is_aborted_and_done_by_the_next_process() {
     assert!(trace(&straight, 5) == trace(&broken, 5), "the same bits");
 }
 
-/// Everything numeric that a run leaves behind: every file of weights and states, and what was logged last for
+/// All numbers that a run leaves: every file of weights and states, and what was logged last for
 /// each step.
 fn trace(output: &Path, last: u64) -> (Vec<(PathBuf, Vec<u8>)>, Vec<Value>) {
     let folders = [output.join(format!("checkpoint-{last}")), output.join("adapter"), output.join("model")];

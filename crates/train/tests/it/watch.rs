@@ -150,7 +150,7 @@ fn prompts_are_answered_by_several_ranks() {
     }
 }
 
-/// Programs that generate have caches in front of the states of a recipe: what these are stays the same.
+/// Programs that generate have caches before the states of a recipe: what these are stays the same.
 #[test]
 fn answers_leave_the_scales_of_a_recipe_alone() {
     for ranks in [1, 2] {

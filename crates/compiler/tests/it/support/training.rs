@@ -47,7 +47,7 @@ pub fn bits(program: Program) -> Vec<(String, Vec<u8>)> {
     bits_after(program, 2)
 }
 
-/// The same, with so many micro-steps in each step.
+/// The same, with a number of micro-steps in each step.
 pub fn bits_after(program: Program, micro_steps: usize) -> Vec<(String, Vec<u8>)> {
     let program = Arc::new(program);
     let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();

@@ -32,7 +32,7 @@ pub(super) enum Kind {
     Float {
         width: usize,
     },
-    /// Text or bytes behind offsets of this width.
+    /// Text or bytes after offsets of this width.
     Bytes {
         offset: usize,
     },

@@ -34,7 +34,7 @@ pub(super) fn open(path: &Path, limit: RowLimit) -> Result<Rows, DataError> {
 
 const HINT: &str = "raise `max_row_size` of the dataset, or write the file with smaller rows";
 
-/// Digits behind the point of a decimal: each is written.
+/// Digits after the point of a decimal: each is written.
 const MOST_DIGITS: i32 = 256;
 
 /// The library makes whole rows: what they claim is examined before. A list of a billion equal numbers takes a few

@@ -51,7 +51,7 @@ pub fn config(output: &Path, replaced: &Value) -> Arc<Config> {
 #[derive(Default)]
 pub struct Lines {
     pub lines: Vec<String>,
-    /// After so many steps of this process.
+    /// Stops after this number of steps of this process.
     pub stop_after: Option<usize>,
     /// At the question with this number among those that follow this many steps: the first is asked after the step,
     /// the others before batches of an evaluation, then before tensors of the result.

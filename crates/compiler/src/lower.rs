@@ -284,13 +284,13 @@ fn entry(
     let (documents, machine) = (variant.documents, lowering.machine);
     let buffers = Buffers::plan(graph, &fixed, documents, machine, homes, parameters, form.leaves);
     lowering.uses(buffers.usage(graph, kind), buffers.bytes);
-    lowering.waiting_bytes = lowering.waiting_bytes.max(waiting_bytes(&buffers.stays));
+    lowering.waiting_bytes = lowering.waiting_bytes.max(waiting_bytes(&buffers.live_ranges));
     let at = |id: &ValueId, node: usize| buffers.value(*id, node);
     let accumulating = accumulating(graph, kind, parameters.sharding.gradients);
 
     let mut streams = Streams::default();
-    let mut transfers = Transfers::new(&buffers.stays, kind);
-    let mut reduction = Reduction::new(&buffers.departures, parameters, kind);
+    let mut transfers = Transfers::new(&buffers.live_ranges, kind);
+    let mut reduction = Reduction::new(&buffers.gradient_buckets, parameters, kind);
     if let Some(shadow) = &buffers.shadow {
         let first = graph.nodes.iter().enumerate().find(|(index, _)| shadow.nodes.contains(index));
         let node = first.expect("a shadow replaces at least one node").1;
@@ -331,17 +331,17 @@ fn entry(
             }
         }
         reduction.sum_before(index + 1, &mut streams, lowering);
-        for (number, stay) in transfers.due(index) {
+        for (number, live_range) in transfers.due(index) {
             // Of several ranks they are not the sums of all yet, or have been squared.
-            if stay.closes && stay.moves[0].home.arena == arena::GRADIENTS && parameters.shards == 1 {
-                streams.steps.extend(squares(&stay.moves[0], parameters, &from, lowering));
+            if live_range.closes && live_range.moves[0].home.arena == arena::GRADIENTS && parameters.shards == 1 {
+                streams.steps.extend(squares(&live_range.moves[0], parameters, &from, lowering));
             }
             transfers.store(number, &from, &mut streams);
         }
     }
     let end = graph.nodes.len();
     let from = graph.nodes.last().map(|node| provenance(graph, node)).unwrap_or_default();
-    let last = buffers.departures.end(end);
+    let last = buffers.gradient_buckets.end(end);
     for behind in end..last {
         transfers.before(behind, &from, &mut streams);
         reduction.send(behind, &mut streams, lowering);

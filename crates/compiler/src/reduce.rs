@@ -1,6 +1,6 @@
 //! Gradients on their way to the sums over all ranks, as instructions of a micro-step: what no node writes is zeroed,
 //! buckets are sent when they are complete, rounded where that is requested, and summed in the order of the ranks when
-//! they have arrived. Knows departures as they were planned; not the reasons for their times.
+//! they have arrived. Knows gradient buckets as they were planned; not the reasons for their times.
 
 use ops::id;
 use ops::optimizer::{block_count, blocks_of};
@@ -12,25 +12,25 @@ use tensor::{Attrs, DType};
 
 use crate::lowering::Lowering;
 use crate::memory::ParameterPlan;
-use crate::residency::{Departures, Streams};
+use crate::residency::{GradientBuckets, Streams};
 
 pub(crate) struct Reduction<'a> {
-    departures: &'a Departures,
+    gradient_buckets: &'a GradientBuckets,
     parameters: &'a ParameterPlan,
     kind: EntryKind,
-    /// The event of each departure that was sent.
+    /// The event of each gradient bucket that was sent.
     sent: Vec<EventId>,
     summed: usize,
 }
 
 impl<'a> Reduction<'a> {
-    pub fn new(departures: &'a Departures, parameters: &'a ParameterPlan, kind: EntryKind) -> Reduction<'a> {
-        Reduction { departures, parameters, kind, sent: Vec::new(), summed: 0 }
+    pub fn new(gradient_buckets: &'a GradientBuckets, parameters: &'a ParameterPlan, kind: EntryKind) -> Reduction<'a> {
+        Reduction { gradient_buckets, parameters, kind, sent: Vec::new(), summed: 0 }
     }
 
     /// Sums what has come by a position, which frees its places.
     pub fn sum_before(&mut self, position: usize, streams: &mut Streams, lowering: &mut Lowering<'_>) {
-        while self.departures.all.get(self.summed).is_some_and(|of| of.summed <= position) {
+        while self.gradient_buckets.all.get(self.summed).is_some_and(|of| of.summed <= position) {
             self.sum(streams, lowering);
         }
     }
@@ -40,7 +40,7 @@ impl<'a> Reduction<'a> {
         if !self.parameters.sharding.gradients && self.kind == EntryKind::NextMicroStep {
             return;
         }
-        for (_, at) in self.departures.blanks.iter().filter(|(begin, _)| *begin == position) {
+        for (_, at) in self.gradient_buckets.blanks.iter().filter(|(begin, _)| *begin == position) {
             let cost = program::Cost { flops: 0.0, bytes: at.bytes() as f64 };
             streams.push(Step { instruction: Instruction::Zero { at: at.clone() }, provenance: from("zero"), cost });
         }
@@ -48,7 +48,7 @@ impl<'a> Reduction<'a> {
 
     /// Sends what is complete by a position.
     pub fn send(&mut self, position: usize, streams: &mut Streams, lowering: &mut Lowering<'_>) {
-        while let Some(of) = self.departures.all.get(self.sent.len()).filter(|of| of.sent <= position) {
+        while let Some(of) = self.gradient_buckets.all.get(self.sent.len()).filter(|of| of.sent <= position) {
             let from = from("exchange");
             if let Some(rounded) = &of.rounded {
                 let attrs = Attrs::new().with("dtype", rounded.dtype.name());
@@ -64,7 +64,7 @@ impl<'a> Reduction<'a> {
 
     /// Sums the next bucket into what the rank keeps, and its squares where they are not summed later.
     fn sum(&mut self, streams: &mut Streams, lowering: &mut Lowering<'_>) {
-        let of = &self.departures.all[self.summed];
+        let of = &self.gradient_buckets.all[self.summed];
         streams.wait(StreamId::Compute, self.sent[self.summed], &from("exchange"));
         self.summed += 1;
         let accumulate = self.parameters.sharding.gradients && self.kind == EntryKind::NextMicroStep;

@@ -38,7 +38,7 @@ pub(crate) fn entry(
     let taken = slices.bytes;
     lowering.update_workspace(taken);
     let mut streams = Streams::default();
-    let mut transfers = Transfers::new(&slices.stays, EntryKind::Update);
+    let mut transfers = Transfers::new(&slices.live_ranges, EntryKind::Update);
     let from = provenance("update");
     transfers.before(0, &from, &mut streams);
     // Compressed first moments are summed when the norm is known: it says how much of them gradients are.

@@ -8,7 +8,7 @@ use ops::{Class, LowerCall};
 use program::{ArenaKind, Documents, EntryKind, Machine, MemoryLine, TensorRef};
 
 use super::clock::Clock;
-use super::{Departures, Homes, Stay, departures, gathers, stays};
+use super::{GradientBuckets, Homes, LiveRange, gathers, gradient_buckets, live_ranges};
 use crate::memory::{
     ALIGNMENT_BYTES, Copied, Fixed, Interval, ParameterPlan, Placement, Shadow, align, arena, pack, place,
     shadow_adapters,
@@ -50,7 +50,7 @@ impl Purpose {
             Purpose::Exchange => ("exchange", "gradients exchanged between ranks"),
             Purpose::Weights => ("weights", "weights gathered from all ranks"),
             Purpose::Quants => ("quants", "frozen weights in codes, fetched from the host"),
-            Purpose::Loaded => ("loaded", "weights of which codes alone stay, while they are loaded"),
+            Purpose::Loaded => ("loaded", "weights of which codes alone live_range, while they are loaded"),
             Purpose::Workspace => ("workspace", "workspaces of single operations"),
         }
     }
@@ -64,9 +64,9 @@ pub(crate) struct Buffers {
     /// The offset of each buffer of the placement.
     offsets: Vec<usize>,
     /// The tensors with a home on the host, while they are on the device.
-    pub stays: Vec<Stay>,
+    pub live_ranges: Vec<LiveRange>,
     /// The gradients that are sent to other ranks.
-    pub departures: Departures,
+    pub gradient_buckets: GradientBuckets,
     /// The offset and the bytes of each node's workspace.
     pub scratch: Vec<Option<(usize, usize)>>,
     /// Bytes of the activation arena.
@@ -98,19 +98,19 @@ impl Buffers {
         // Most entries move nothing.
         let bucket = leaves.then(|| parameters.sharding.sent_bytes(parameters.sharding.bucket()));
         let clock = LazyCell::new(|| Clock::new(graph, documents, machine, parameters.shards, bucket));
-        let mut stays = stays::plan(graph, &placement, homes, &clock, leaves);
-        stays.extend(gathers::plan(graph, &placement, parameters, &clock));
-        let (mut departures, of_gradients) = match leaves {
-            true => departures::plan(graph, &placement, parameters, homes, &clock, stays.len()),
+        let mut live_ranges = live_ranges::plan(graph, &placement, homes, &clock, leaves);
+        live_ranges.extend(gathers::plan(graph, &placement, parameters, &clock));
+        let (mut gradient_buckets, of_gradients) = match leaves {
+            true => gradient_buckets::plan(graph, &placement, parameters, homes, &clock, live_ranges.len()),
             false => Default::default(),
         };
-        stays.extend(of_gradients);
-        let mut intervals = lives(graph, &placement, shadow.as_ref(), departures.end(graph.nodes.len()));
+        live_ranges.extend(of_gradients);
+        let mut intervals = lives(graph, &placement, shadow.as_ref(), gradient_buckets.end(graph.nodes.len()));
         // A buffer that is on the device several times takes a place each time.
-        stays.iter().filter_map(|stay| stay.buffer).for_each(|buffer| intervals[buffer].0.bytes = 0);
-        intervals.extend(stays.iter().map(|stay| {
-            let purpose = match ArenaKind::at(stay.moves[0].home.arena) {
-                _ if stay.buffer.is_some() => Purpose::Passing,
+        live_ranges.iter().filter_map(|live_range| live_range.buffer).for_each(|buffer| intervals[buffer].0.bytes = 0);
+        intervals.extend(live_ranges.iter().map(|live_range| {
+            let purpose = match ArenaKind::at(live_range.moves[0].home.arena) {
+                _ if live_range.buffer.is_some() => Purpose::Passing,
                 ArenaKind::Quants => Purpose::Quants,
                 ArenaKind::Weights => Purpose::Weights,
                 ArenaKind::Adapters => Purpose::Adapters,
@@ -126,13 +126,13 @@ impl Buffers {
                 | ArenaKind::Cache
                 | ArenaKind::Errors) => unreachable!("entries fetch nothing of `{}`", kind.name()),
             };
-            (Interval { bytes: stay.bytes(), first: stay.arrives, last: stay.released }, purpose)
+            (Interval { bytes: live_range.bytes(), first: live_range.arrives, last: live_range.released }, purpose)
         }));
         let sizes = scratch_sizes(graph, &placement, machine, documents);
         let scratched: Vec<usize> = (0..sizes.len()).filter(|node| sizes[*node] > 0).collect();
         let of_node = |node: &usize| Interval { bytes: sizes[*node], first: *node, last: *node };
         intervals.extend(scratched.iter().map(|node| (of_node(node), Purpose::Workspace)));
-        intervals.extend(departures.all.iter().map(|of| {
+        intervals.extend(gradient_buckets.all.iter().map(|of| {
             let staged = Interval { bytes: of.place_bytes(), first: of.sent, last: of.summed - 1 };
             (staged, Purpose::Exchange)
         }));
@@ -140,29 +140,32 @@ impl Buffers {
         let (mut offsets, packed) = pack(&plain);
         let loaded = loaded_bytes(graph, &placement);
         offsets.iter_mut().for_each(|offset| *offset += loaded);
-        intervals
-            .push((Interval { bytes: loaded, first: 0, last: departures.end(graph.nodes.len()) }, Purpose::Loaded));
+        intervals.push((
+            Interval { bytes: loaded, first: 0, last: gradient_buckets.end(graph.nodes.len()) },
+            Purpose::Loaded,
+        ));
         let bytes = loaded + packed;
-        let staged_offsets = offsets.split_off(offsets.len() - departures.all.len());
-        let scratch_offsets = offsets.split_off(placement.buffers.len() + stays.len());
-        for (stay, offset) in stays.iter_mut().zip(offsets.split_off(placement.buffers.len())) {
-            stay.moves[0].device.offset = offset;
+        let staged_offsets = offsets.split_off(offsets.len() - gradient_buckets.all.len());
+        let scratch_offsets = offsets.split_off(placement.buffers.len() + live_ranges.len());
+        for (live_range, offset) in live_ranges.iter_mut().zip(offsets.split_off(placement.buffers.len())) {
+            live_range.moves[0].device.offset = offset;
         }
-        departures.settle(&stays, &staged_offsets);
+        gradient_buckets.settle(&live_ranges, &staged_offsets);
         let mut scratch = vec![None; sizes.len()];
         for (node, offset) in scratched.into_iter().zip(scratch_offsets) {
             scratch[node] = Some((offset, sizes[node]));
         }
-        Buffers { placement, shadow, offsets, stays, departures, scratch, bytes, intervals }
+        Buffers { placement, shadow, offsets, live_ranges, gradient_buckets, scratch, bytes, intervals }
     }
 
     /// Returns the place of a tensor when a node runs.
     pub fn place(&self, tensor: &TensorRef, node: usize) -> TensorRef {
         let buffer = self.placement.buffer_of(tensor);
-        let here =
-            self.stays.iter().find(|stay| stay.holds(tensor, buffer) && (stay.begin..=stay.last).contains(&node));
+        let here = self.live_ranges.iter().find(|live_range| {
+            live_range.holds(tensor, buffer) && (live_range.begin..=live_range.last).contains(&node)
+        });
         match here {
-            Some(stay) => stay.place(tensor),
+            Some(live_range) => live_range.place(tensor),
             None => self.placement.resolve(tensor, arena::ACTIVATIONS, &self.offsets),
         }
     }
@@ -180,7 +183,7 @@ impl Buffers {
     /// Returns the use of the arena over time, for the lines of the plan.
     pub fn usage(&self, graph: &Graph, kind: EntryKind) -> Usage {
         let nodes = graph.nodes.len();
-        let moments = self.departures.end(nodes) + 1;
+        let moments = self.gradient_buckets.end(nodes) + 1;
         let mut live = vec![[0usize; Purpose::ALL.len()]; moments];
         for (interval, purpose) in &self.intervals {
             let moments = live.iter_mut().take(interval.last + 1).skip(interval.first);

@@ -3,8 +3,8 @@
 use graph::Graph;
 use program::{Documents, Machine};
 
-use super::Stay;
-use super::departures::STAGED;
+use super::LiveRange;
+use super::gradient_buckets::STAGED;
 use crate::time::node_seconds;
 
 /// A place is kept for this much of the time that a transfer should take.
@@ -53,12 +53,12 @@ impl Clock {
         SLACK * bytes as f64 / self.link
     }
 
-    /// Returns the seconds for which a stay keeps its place before it is touched.
-    pub fn arrival(&self, stay: &Stay) -> f64 {
-        match stay.shards.is_empty() {
-            true => self.transfer(stay.bytes()),
+    /// Returns the seconds for which a live range keeps its place before it is touched.
+    pub fn arrival(&self, live_range: &LiveRange) -> f64 {
+        match live_range.shards.is_empty() {
+            true => self.transfer(live_range.bytes()),
             // Another gather may be on its way, and gradients that were queued before.
-            false => 2.0 * self.collective(stay.bytes()) + self.busy,
+            false => 2.0 * self.collective(live_range.bytes()) + self.busy,
         }
     }
 

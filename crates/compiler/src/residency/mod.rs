@@ -1,41 +1,42 @@
 //! The places of tensors over time. Every tensor has a home, the memory of its arena. One whose home is not the
-//! device's memory comes there for a *stay*, a live range on the device: it arrives by a transfer before what touches
+//! device's memory comes there for a *live range*: it arrives by a transfer before what touches
 //! it, unless it is made there, and is stored by one after what writes it, if anything needs it later.
 //!
-//! Three steps, each made from the one before: homes from the options (`homes.rs`); stays from homes and from when
-//! tensors are touched, by a clock (`stays.rs`, micro-steps) or in a ring of slots (`ring.rs`, the update); instructions
-//! from stays as they come up (`transfers.rs`), in streams ordered by events (`streams.rs`). In between, stays get their
-//! places: `buffers.rs` packs them with the values that live on the device alone, a ring has its own.
+//! Three steps, each made from the one before: homes from the options (`homes.rs`); live ranges from homes and from
+//! when tensors are touched, by a clock (`live_ranges.rs`, micro-steps) or in a ring of slots (`ring.rs`, the update);
+//! instructions from live ranges as they come up (`transfers.rs`), in streams ordered by events (`streams.rs`). In
+//! between, live ranges get their places: `buffers.rs` packs them with the values that live on the device alone, a ring
+//! has its own.
 //!
 //! What is cut over the ranks has a home, too, of which each rank has its pieces: weights arrive by gathers
-//! (`gathers.rs`), gradients leave by exchanges (`departures.rs`).
+//! (`gathers.rs`), gradients leave by exchanges (`gradient_buckets.rs`).
 //!
 //! Knows nodes by when they touch what; not what any of them computes.
 
 mod buffers;
 mod clock;
-mod departures;
 mod gathers;
+mod gradient_buckets;
 mod homes;
+mod live_ranges;
 mod ring;
-mod stays;
 mod streams;
 mod transfers;
 
 use program::{Shard, TensorRef};
 
 pub(crate) use buffers::{Buffers, Usage};
-pub(crate) use departures::Departures;
+pub(crate) use gradient_buckets::GradientBuckets;
 pub(crate) use homes::Homes;
+pub(crate) use live_ranges::waiting_bytes;
 pub(crate) use ring::ring;
-pub(crate) use stays::waiting_bytes;
 pub(crate) use streams::Streams;
 pub(crate) use transfers::Transfers;
 
 /// A live range on the device of a tensor, or of tensors that are moved together. Positions number what is done one
 /// after the other: nodes of a graph, pieces of an update.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Stay {
+pub(crate) struct LiveRange {
     pub moves: Vec<Move>,
     /// The buffer of the placement in which values address it; none if they address its home.
     pub buffer: Option<usize>,
@@ -64,22 +65,22 @@ pub(crate) struct Stay {
 pub(crate) struct Move {
     pub home: TensorRef,
     pub device: TensorRef,
-    /// True if it is stored when the stay is.
+    /// True if it is stored when the live range is.
     pub written: bool,
 }
 
-/// The previous user of a stay's place.
+/// The previous user of a live range's place.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Follows {
     /// The computation, and it takes the place again afterwards.
     Computation,
-    /// The stay of this number: the place is a slot of a ring, which only stays use.
-    Stay(usize),
+    /// The live range of this number: the place is a slot of a ring, which only live ranges use.
+    LiveRange(usize),
     /// Nothing that is in this entry.
     Nothing,
 }
 
-impl Stay {
+impl LiveRange {
     /// True if a tensor of the placement is part of what is here, by the buffer that it lies in if it lies in one.
     pub fn holds(&self, tensor: &TensorRef, buffer: Option<usize>) -> bool {
         self.buffer == buffer && (buffer.is_some() || self.moves.iter().any(|moved| moved.home.overlaps(tensor)))

@@ -6,7 +6,7 @@ use tensor::DType;
 use tensor::philox::{Purpose, word};
 
 use super::super::clock::Clock;
-use super::super::{Homes, Stay, Streams, Transfers, ring};
+use super::super::{Homes, LiveRange, Streams, Transfers, ring};
 use super::{Resident, Touch, schedule, together};
 use crate::memory::{Interval, arena, pack};
 use crate::options::OffloadOptions;
@@ -113,11 +113,11 @@ fn entry(kind: EntryKind, streams: Streams) -> Entry {
 fn micro_step(
     kind: EntryKind,
     residents: &[(String, Option<usize>, ArenaId, usize, Vec<Touch>)],
-    stays: &[Stay],
+    live_ranges: &[LiveRange],
     nodes: usize,
 ) -> Entry {
     let (mut streams, from) = (Streams::default(), Provenance::default());
-    let mut transfers = Transfers::new(stays, kind);
+    let mut transfers = Transfers::new(live_ranges, kind);
     for node in 0..=nodes {
         match node == nodes {
             true => std::mem::replace(&mut transfers, Transfers::new(&[], kind)).end(node, &from, &mut streams),
@@ -128,14 +128,18 @@ fn micro_step(
                 continue;
             };
             let value = TensorRef::dense(*home, *start, DType::U8, [1]);
-            let mut here =
-                stays.iter().filter(|stay| stay.holds(&value, *buffer) && (stay.begin..=stay.last).contains(&node));
-            let Some(stay) = here.next() else {
-                assert!(buffer.is_some() && !stays.iter().any(|stay| stay.buffer == *buffer), "{whose} is not there");
+            let mut here = live_ranges.iter().filter(|live_range| {
+                live_range.holds(&value, *buffer) && (live_range.begin..=live_range.last).contains(&node)
+            });
+            let Some(live_range) = here.next() else {
+                assert!(
+                    buffer.is_some() && !live_ranges.iter().any(|live_range| live_range.buffer == *buffer),
+                    "{whose} is not there"
+                );
                 continue;
             };
             assert!(here.next().is_none(), "{whose} is there twice");
-            let at = vec![stay.moves[0].device.clone()];
+            let at = vec![live_range.moves[0].device.clone()];
             let made = number == 0 && (buffer.is_some() || kind == EntryKind::FirstMicroStep);
             streams.push(launch(
                 whose,
@@ -178,19 +182,21 @@ fn micro_steps_find_what_they_touch() {
                 (number.to_string(), TensorRef::dense(of.home, of.bytes.start, DType::U8, [of.bytes.len()]))
             })
             .collect();
-        let mut stays = schedule(residents, &clock);
-        assert!(
-            stays
-                .iter()
-                .all(|stay| stay.arrives <= stay.begin && stay.begin <= stay.last && stay.last <= stay.released)
-        );
-        let span = |stay: &Stay| Interval { bytes: stay.bytes(), first: stay.arrives, last: stay.released };
-        let (offsets, _) = pack(&stays.iter().map(span).collect::<Vec<_>>());
-        stays.iter_mut().zip(offsets).for_each(|(stay, offset)| stay.moves[0].device.offset = offset);
+        let mut live_ranges = schedule(residents, &clock);
+        assert!(live_ranges.iter().all(|live_range| live_range.arrives <= live_range.begin
+            && live_range.begin <= live_range.last
+            && live_range.last <= live_range.released));
+        let span = |live_range: &LiveRange| Interval {
+            bytes: live_range.bytes(),
+            first: live_range.arrives,
+            last: live_range.released,
+        };
+        let (offsets, _) = pack(&live_ranges.iter().map(span).collect::<Vec<_>>());
+        live_ranges.iter_mut().zip(offsets).for_each(|(live_range, offset)| live_range.moves[0].device.offset = offset);
         let mut memory = Memory::default();
         for kind in [EntryKind::FirstMicroStep, EntryKind::NextMicroStep, EntryKind::NextMicroStep] {
             memory.known.retain(|(at, _)| at.arena == arena::GRADIENTS);
-            memory.run(&micro_step(kind, &named, &stays, nodes));
+            memory.run(&micro_step(kind, &named, &live_ranges, nodes));
             for (whose, home) in &gradients {
                 assert_eq!(
                     memory.at(home),
@@ -199,10 +205,10 @@ fn micro_steps_find_what_they_touch() {
                 );
             }
         }
-        moved += stays.iter().filter(|stay| stay.buffer.is_some()).count();
-        returns += stays.iter().filter(|stay| stay.buffer.is_none() && !stay.opens).count();
+        moved += live_ranges.iter().filter(|live_range| live_range.buffer.is_some()).count();
+        returns += live_ranges.iter().filter(|live_range| live_range.buffer.is_none() && !live_range.opens).count();
     }
-    assert!(moved > 200 && returns > 200, "{moved} stays of activations, {returns} returns of gradients");
+    assert!(moved > 200 && returns > 200, "{moved} live_ranges of activations, {returns} returns of gradients");
 }
 
 /// Updates of up to 20 pieces whose tensors are at home anywhere.
@@ -230,11 +236,11 @@ fn updates_find_what_they_touch() {
             tensors.iter().enumerate().for_each(|(index, (at, _))| memory.put(at, (named(piece, index), 0)));
         }
         let touched = pieces.iter_mut().map(|piece| piece.iter_mut().map(|(at, writes)| (at, *writes)).collect());
-        let (stays, bytes) = ring(touched.collect(), &homes);
+        let (live_ranges, bytes) = ring(touched.collect(), &homes);
         let within = |at: &TensorRef| at.arena == arena::ACTIVATIONS && at.offset + at.bytes() <= bytes;
-        assert!(stays.iter().flat_map(|stay| &stay.moves).all(|moved| within(&moved.device)));
+        assert!(live_ranges.iter().flat_map(|live_range| &live_range.moves).all(|moved| within(&moved.device)));
         let (mut streams, from) = (Streams::default(), Provenance::default());
-        let mut transfers = Transfers::new(&stays, EntryKind::Update);
+        let mut transfers = Transfers::new(&live_ranges, EntryKind::Update);
         transfers.before(0, &from, &mut streams);
         for (piece, tensors) in pieces.iter().enumerate() {
             transfers.before(piece + 1, &from, &mut streams);
@@ -252,9 +258,9 @@ fn updates_find_what_they_touch() {
                 assert_eq!(memory.at(at), Some((named(piece, index), usize::from(*writes))), "{at} behind the update");
             }
         }
-        slots = slots.max(stays.len());
+        slots = slots.max(live_ranges.len());
     }
-    assert!(slots > 10, "{slots} stays at most");
+    assert!(slots > 10, "{slots} live_ranges at most");
 }
 
 #[test]
@@ -270,7 +276,7 @@ fn ten_seconds() -> Clock {
 }
 
 fn times(residents: Vec<Resident>) -> Vec<[usize; 2]> {
-    schedule(residents, &ten_seconds()).iter().map(|stay| [stay.arrives, stay.released]).collect()
+    schedule(residents, &ten_seconds()).iter().map(|live_range| [live_range.arrives, live_range.released]).collect()
 }
 
 #[test]

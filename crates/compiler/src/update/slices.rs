@@ -9,7 +9,7 @@ use super::exchange::Updated;
 use super::matrices::{Batch, batches};
 use crate::memory::{ALIGNMENT_ELEMENTS, Matrices, Run, align, arena};
 use crate::options::Sharding;
-use crate::residency::{Homes, Stay, ring};
+use crate::residency::{Homes, LiveRange, ring};
 use crate::rule::{Pace, Per, State};
 
 /// Slices begin on multiples of this many elements, so that every tensor of theirs begins on 16 bytes.
@@ -43,8 +43,8 @@ pub(crate) struct Slices {
     pub all: Vec<Slice>,
     /// Matrices that are made orthogonal together, of those that move.
     pub batches: Vec<Batch>,
-    /// The stays of tensors with a home on the host: positions are the numbers of slices, from 1.
-    pub stays: Vec<Stay>,
+    /// The live ranges of tensors with a home on the host: positions are the numbers of slices, from 1.
+    pub live_ranges: Vec<LiveRange>,
     /// Bytes of the activation arena through which they pass, from its start.
     pub bytes: usize,
 }
@@ -75,8 +75,8 @@ impl Slices {
             cut.numbers += usize::from(!whole.rule.takes_matrices());
         }
         let Cut { mut all, batches, .. } = cut;
-        let (stays, bytes) = ring(all.iter_mut().map(|slice| slice.work.tensors()).collect(), homes);
-        Slices { all, batches, stays, bytes }
+        let (live_ranges, bytes) = ring(all.iter_mut().map(|slice| slice.work.tensors()).collect(), homes);
+        Slices { all, batches, live_ranges, bytes }
     }
 }
 

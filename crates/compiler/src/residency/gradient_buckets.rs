@@ -1,7 +1,7 @@
 //! The times at which gradients leave for the other ranks: a group of them as soon as the last of it is complete,
-//! bucket by bucket, each staged until it is summed. A group has a stay on the device until then where a rank keeps
-//! only the sums of its own pieces, or where gradients have their home on the host; there a sum has one, too. Knows
-//! when nodes write what, and how long both take; not what is computed, or what the sums are for.
+//! bucket by bucket, each staged until it is summed. A group has a live range on the device until then where a rank
+//! keeps only the sums of its own pieces, or where gradients have their home on the host; there a sum has one, too.
+//! Knows when nodes write what, and how long both take; not what is computed, or what the sums are for.
 
 use std::ops::Range;
 
@@ -10,8 +10,8 @@ use program::{Shard, TensorRef};
 use tensor::DType;
 
 use super::clock::Clock;
-use super::stays::{AHEAD, arrive, leave};
-use super::{Follows, Homes, Move, Stay};
+use super::live_ranges::{AHEAD, arrive, leave};
+use super::{Follows, Homes, LiveRange, Move};
 use crate::memory::{Group, ParameterPlan, Placement, arena, is_view};
 
 /// Buckets that are staged at a time: one in flight, one that is summed.
@@ -22,7 +22,7 @@ const MOST_GAPS: usize = 4;
 
 /// A bucket that is sent. Positions are those of nodes, and further ones after the last node.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Departure {
+pub(crate) struct GradientBucket {
     /// f32 [ranks · n]: what the entry has computed.
     pub from: TensorRef,
     /// The same, rounded to the type in which it is sent, if that is another.
@@ -38,15 +38,15 @@ pub(crate) struct Departure {
     pub summed: usize,
 }
 
-/// All departures of an entry.
+/// All gradient buckets of an entry.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Departures {
+pub(crate) struct GradientBuckets {
     /// In the order in which they are sent, which is that in which they are summed.
-    pub all: Vec<Departure>,
+    pub all: Vec<GradientBucket>,
     /// The tensors that are sent though no node writes them, each zeroed before a position.
     pub blanks: Vec<(usize, TensorRef)>,
-    /// For each departure, the stay that it leaves from, and that of its sum.
-    stays: Vec<[Option<usize>; 2]>,
+    /// For each gradient bucket, the live range that it leaves from, and that of its sum.
+    live_ranges: Vec<[Option<usize>; 2]>,
 }
 
 /// One touch of a group: by a node, of these bytes of the arena.
@@ -96,8 +96,8 @@ struct Leaving<'a> {
     written: Vec<Range<usize>>,
 }
 
-/// The departures of an entry, and the stays of the gradients where a rank does not keep them on the device, followed
-/// by those of their sums: numbered from `first` on.
+/// The gradient buckets of an entry, and the live ranges of the gradients where a rank does not keep them on the
+/// device, followed by those of their sums: numbered from `first` on.
 pub(super) fn plan(
     graph: &Graph,
     placement: &Placement,
@@ -105,7 +105,7 @@ pub(super) fn plan(
     homes: &Homes,
     clock: &Clock,
     first: usize,
-) -> (Departures, Vec<Stay>) {
+) -> (GradientBuckets, Vec<LiveRange>) {
     let (groups, sharding) = (parameters.gradient_groups(), &parameters.sharding);
     let on_host = !homes.on_device(arena::GRADIENTS);
     // With several nodes, these are not the sums of all yet; what micro-steps add to on the device is squared in the
@@ -113,53 +113,53 @@ pub(super) fn plan(
     let squared = sharding.inter_node_group().size == 1 && (on_host || !sharding.gradients);
     let mut leaving = leaving(graph, placement, &groups);
     leaving.sort_by_key(|of| of.last);
-    let (mut departures, mut stays) = (Departures::default(), Vec::new());
+    let (mut gradient_buckets, mut live_ranges) = (GradientBuckets::default(), Vec::new());
     let mut queue = Queue { clock, free: 0.0, summed: Vec::new() };
     for (index, of) in leaving.iter().enumerate() {
         let latest = latest(&leaving, index);
-        let stay = (on_host || sharding.gradients).then_some(first + stays.len());
+        let live_range = (on_host || sharding.gradients).then_some(first + live_ranges.len());
         let mut blocks = of.blocks;
         for shard in &of.group.shards {
             let bytes = sharding.sent_bytes(shard.piece * parameters.shards);
             let (sent, summed) = queue.send(of.last + 1, bytes, latest);
             let blocks_before = (squared && of.group.squared).then_some(blocks);
-            departures.all.push(departure(shard, parameters, blocks_before, sent, summed));
-            departures.stays.push([stay, None]);
+            gradient_buckets.all.push(gradient_bucket(shard, parameters, blocks_before, sent, summed));
+            gradient_buckets.live_ranges.push([live_range, None]);
             blocks += of.group.blocks(shard);
         }
-        if stay.is_some() {
-            departures.blanks.extend(blanks(of).into_iter().map(|at| (of.begin, at)));
-            let last = departures.all.last().expect("a group has buckets");
+        if live_range.is_some() {
+            gradient_buckets.blanks.extend(blanks(of).into_iter().map(|at| (of.begin, at)));
+            let last = gradient_buckets.all.last().expect("a group has buckets");
             let released = if last.rounded.is_some() { last.sent } else { last.summed - 1 };
             // What other micro-steps have added up comes from the host.
-            stays.push(Stay { fetched: !sharding.gradients, released, ..stay_of(of) });
+            live_ranges.push(LiveRange { fetched: !sharding.gradients, released, ..live_range_of(of) });
         }
     }
     if on_host {
-        arrive_in_order(&mut stays, clock);
-        let sums = sums(&departures, sharding.gradients, clock);
-        let numbers = first + stays.len()..;
-        departures.stays.iter_mut().zip(numbers).for_each(|([_, sum], number)| *sum = Some(number));
-        stays.extend(sums);
+        arrive_in_order(&mut live_ranges, clock);
+        let sums = sums(&gradient_buckets, sharding.gradients, clock);
+        let numbers = first + live_ranges.len()..;
+        gradient_buckets.live_ranges.iter_mut().zip(numbers).for_each(|([_, sum], number)| *sum = Some(number));
+        live_ranges.extend(sums);
     }
-    (departures, stays)
+    (gradient_buckets, live_ranges)
 }
 
-/// Gives stays time to be fetched in the order in which they are touched.
-fn arrive_in_order(stays: &mut [Stay], clock: &Clock) {
-    let mut order: Vec<usize> = (0..stays.len()).collect();
-    order.sort_by_key(|index| stays[*index].begin);
-    let mut ordered: Vec<Stay> = order.iter().map(|index| stays[*index].clone()).collect();
+/// Gives live ranges time to be fetched in the order in which they are touched.
+fn arrive_in_order(live_ranges: &mut [LiveRange], clock: &Clock) {
+    let mut order: Vec<usize> = (0..live_ranges.len()).collect();
+    order.sort_by_key(|index| live_ranges[*index].begin);
+    let mut ordered: Vec<LiveRange> = order.iter().map(|index| live_ranges[*index].clone()).collect();
     arrive(&mut ordered, clock);
-    order.into_iter().zip(ordered).for_each(|(index, of)| stays[index].arrives = of.arrives);
+    order.into_iter().zip(ordered).for_each(|(index, of)| live_ranges[index].arrives = of.arrives);
 }
 
-/// Returns, for each departure, the stay of its sum, whose home is on the host. `accumulate`: those of the micro-steps
-/// before are added.
-fn sums(departures: &Departures, accumulate: bool, clock: &Clock) -> Vec<Stay> {
-    let stay = |of: &Departure| {
+/// Returns, for each gradient bucket, the live range of its sum, whose home is on the host. `accumulate`: those of the
+/// micro-steps before are added.
+fn sums(gradient_buckets: &GradientBuckets, accumulate: bool, clock: &Clock) -> Vec<LiveRange> {
+    let live_range = |of: &GradientBucket| {
         let device = TensorRef::dense(arena::ACTIVATIONS, 0, DType::F32, of.sum.shape.clone());
-        Stay {
+        LiveRange {
             moves: vec![Move { home: of.sum.clone(), device, written: true }],
             buffer: None,
             shards: Vec::new(),
@@ -174,9 +174,9 @@ fn sums(departures: &Departures, accumulate: bool, clock: &Clock) -> Vec<Stay> {
             follows: Follows::Computation,
         }
     };
-    let mut sums: Vec<Stay> = departures.all.iter().map(stay).collect();
+    let mut sums: Vec<LiveRange> = gradient_buckets.all.iter().map(live_range).collect();
     arrive(&mut sums, clock);
-    leave(&mut sums, clock, departures.all.last().map_or(0, |of| of.summed));
+    leave(&mut sums, clock, gradient_buckets.all.last().map_or(0, |of| of.summed));
     sums
 }
 
@@ -230,13 +230,13 @@ impl Queue<'_> {
     }
 }
 
-fn departure(
+fn gradient_bucket(
     shard: &Shard,
     parameters: &ParameterPlan,
     blocks: Option<usize>,
     sent: usize,
     summed: usize,
-) -> Departure {
+) -> GradientBucket {
     let (ranks, elements) = (parameters.shards, shard.piece / DType::F32.size());
     let from = TensorRef::dense(arena::GRADIENTS, shard.start, DType::F32, [ranks * elements]);
     let sum = match parameters.sharding.gradients {
@@ -246,7 +246,7 @@ fn departure(
     let dtype = parameters.sharding.sent();
     let staged = TensorRef::dense(arena::ACTIVATIONS, 0, dtype, [ranks, elements]);
     let rounded = (dtype != from.dtype).then(|| TensorRef::dense(arena::ACTIVATIONS, 0, dtype, [ranks * elements]));
-    Departure { from, rounded, staged, sum, blocks, sent, summed }
+    GradientBucket { from, rounded, staged, sum, blocks, sent, summed }
 }
 
 /// Returns the parts of a group that no node writes.
@@ -267,11 +267,11 @@ fn blanks(of: &Leaving<'_>) -> Vec<TensorRef> {
     gaps.into_iter().map(at).collect()
 }
 
-/// Returns the stay of a group, from the first touch to the last.
-fn stay_of(of: &Leaving<'_>) -> Stay {
+/// Returns the live range of a group, from the first touch to the last.
+fn live_range_of(of: &Leaving<'_>) -> LiveRange {
     let bytes = |arena, offset: usize| TensorRef::dense(arena, offset, DType::U8, [of.group.bytes.len()]);
     let (home, device) = (bytes(of.group.arena, of.group.bytes.start), bytes(arena::ACTIVATIONS, 0));
-    Stay {
+    LiveRange {
         moves: vec![Move { home, device, written: false }],
         buffer: None,
         shards: Vec::new(),
@@ -287,7 +287,7 @@ fn stay_of(of: &Leaving<'_>) -> Stay {
     }
 }
 
-impl Departure {
+impl GradientBucket {
     /// Returns the rank's own piece, which is not sent.
     pub fn own(&self) -> TensorRef {
         let from = self.rounded.as_ref().unwrap_or(&self.from);
@@ -304,29 +304,29 @@ impl Departure {
     }
 }
 
-impl Departures {
-    /// Sets the places of the stays and of what is sent.
-    pub fn settle(&mut self, stays: &[Stay], places: &[usize]) {
-        for ((departure, [stay, sum]), offset) in self.all.iter_mut().zip(&self.stays).zip(places) {
-            departure.staged.offset = offset + departure.place_bytes() - departure.staged.bytes();
-            if let Some(rounded) = &mut departure.rounded {
+impl GradientBuckets {
+    /// Sets the places of the live ranges and of what is sent.
+    pub fn settle(&mut self, live_ranges: &[LiveRange], places: &[usize]) {
+        for ((gradient_bucket, [live_range, sum]), offset) in self.all.iter_mut().zip(&self.live_ranges).zip(places) {
+            gradient_bucket.staged.offset = offset + gradient_bucket.place_bytes() - gradient_bucket.staged.bytes();
+            if let Some(rounded) = &mut gradient_bucket.rounded {
                 rounded.offset = *offset;
             }
-            if let Some(stay) = stay {
-                departure.from = stays[*stay].place(&departure.from);
+            if let Some(live_range) = live_range {
+                gradient_bucket.from = live_ranges[*live_range].place(&gradient_bucket.from);
             }
             if let Some(sum) = sum {
-                departure.sum = stays[*sum].moves[0].device.clone();
+                gradient_bucket.sum = live_ranges[*sum].moves[0].device.clone();
             }
         }
         for (_, blank) in &mut self.blanks {
-            let stay = self
-                .stays
+            let live_range = self
+                .live_ranges
                 .iter()
-                .filter_map(|[stay, _]| *stay)
-                .map(|stay| &stays[stay])
-                .find(|stay| stay.holds(blank, None));
-            *blank = stay.expect("only what stays is blank").place(blank);
+                .filter_map(|[live_range, _]| *live_range)
+                .map(|live_range| &live_ranges[live_range])
+                .find(|live_range| live_range.holds(blank, None));
+            *blank = live_range.expect("only what live_ranges is blank").place(blank);
         }
     }
 

@@ -9,50 +9,50 @@ use program::{ArenaId, TensorRef};
 use tensor::DType;
 
 use super::clock::Clock;
-use super::{Follows, Homes, Move, Stay};
+use super::{Follows, Homes, LiveRange, Move};
 use crate::memory::{ALIGNMENT_BYTES, Placement, align, arena, is_view};
 
-/// Bytes in flight in each direction before the computation waits, or those of the largest stay.
+/// Bytes in flight in each direction before the computation waits, or those of the largest live range.
 pub(super) const AHEAD: usize = 128 << 20;
 
-/// The stays of an entry, in the order in which they are stored or end. One plan serves all micro-steps of a step, of
-/// which the first finds nothing to fetch for stays that open. `leaves`: gradients go to the other ranks, and have stays of
-/// their own.
+/// The live ranges of an entry, in the order in which they are stored or end. One plan serves all micro-steps of a
+/// step, of which the first finds nothing to fetch for live ranges that open. `leaves`: gradients go to the other
+/// ranks, and have live ranges of their own.
 pub(super) fn plan(
     graph: &Graph,
     placement: &Placement,
     homes: &Homes,
     clock: &impl Deref<Target = Clock>,
     leaves: bool,
-) -> Vec<Stay> {
+) -> Vec<LiveRange> {
     let residents = residents(graph, placement, homes, leaves);
     if residents.is_empty() { Vec::new() } else { schedule(residents, clock) }
 }
 
-fn schedule(residents: Vec<Resident>, clock: &Clock) -> Vec<Stay> {
-    let mut stays: Vec<Stay> = Vec::new();
+fn schedule(residents: Vec<Resident>, clock: &Clock) -> Vec<LiveRange> {
+    let mut live_ranges: Vec<LiveRange> = Vec::new();
     let mut end = 0;
     for mut resident in residents {
         if resident.buffer.is_none() {
-            stays.extend(resident.stays(clock));
+            live_ranges.extend(resident.live_ranges(clock));
             continue;
         }
         // Only what leaves the device takes a place on the host.
         resident.bytes = end..end + resident.bytes.len();
-        let of = resident.stays(clock);
+        let of = resident.live_ranges(clock);
         end = if of.is_empty() { end } else { align(resident.bytes.end, ALIGNMENT_BYTES) };
-        stays.extend(of);
+        live_ranges.extend(of);
     }
-    stays.sort_by_key(|stay| stay.begin);
-    arrive(&mut stays, clock);
-    stays.sort_by_key(|stay| stay.stored.unwrap_or(stay.last));
-    leave(&mut stays, clock, clock.last_node());
-    stays
+    live_ranges.sort_by_key(|live_range| live_range.begin);
+    arrive(&mut live_ranges, clock);
+    live_ranges.sort_by_key(|live_range| live_range.stored.unwrap_or(live_range.last));
+    leave(&mut live_ranges, clock, clock.last_node());
+    live_ranges
 }
 
 /// Bytes of host memory that activations take.
-pub(crate) fn waiting_bytes(stays: &[Stay]) -> usize {
-    let at_home = stays.iter().flat_map(|stay| &stay.moves).map(|moved| &moved.home);
+pub(crate) fn waiting_bytes(live_ranges: &[LiveRange]) -> usize {
+    let at_home = live_ranges.iter().flat_map(|live_range| &live_range.moves).map(|moved| &moved.home);
     at_home
         .filter(|home| home.arena == arena::WAITING)
         .map(|home| align(home.offset + home.bytes(), ALIGNMENT_BYTES))
@@ -72,10 +72,10 @@ struct Resident {
 }
 
 impl Resident {
-    /// Returns its stays, each for as long as it is touched. Gradients leave in every pause that is long enough for two
-    /// transfers, tensors that are only read in those that are long enough for one; activations, which each further
-    /// transfer would cost without freeing more, in the longest.
-    fn stays(&self, clock: &Clock) -> Vec<Stay> {
+    /// Returns its live ranges, each for as long as it is touched. Gradients leave in every pause that is long enough
+    /// for two transfers, tensors that are only read in those that are long enough for one; activations, which each
+    /// further transfer would cost without freeing more, in the longest.
+    fn live_ranges(&self, clock: &Clock) -> Vec<LiveRange> {
         let is_read_only = !self.touches.iter().any(|(_, writes)| *writes);
         let ways = if is_read_only { 1.0 } else { 2.0 };
         let there_and_back = ways * clock.transfer(self.bytes.len());
@@ -91,9 +91,9 @@ impl Resident {
         }
         let home = TensorRef::dense(self.home, self.bytes.start, DType::U8, [self.bytes.len()]);
         let device = TensorRef::dense(arena::ACTIVATIONS, 0, DType::U8, [self.bytes.len()]);
-        let stay = |(index, touches): (usize, &&[Touch])| {
+        let live_range = |(index, touches): (usize, &&[Touch])| {
             let (begin, last) = (touches[0].0, touches[touches.len() - 1].0);
-            Stay {
+            LiveRange {
                 moves: vec![Move { home: home.clone(), device: device.clone(), written: true }],
                 buffer: self.buffer,
                 shards: Vec::new(),
@@ -109,52 +109,54 @@ impl Resident {
                 follows: Follows::Computation,
             }
         };
-        times.iter().enumerate().map(stay).collect()
+        times.iter().enumerate().map(live_range).collect()
     }
 }
 
-/// Gives every stay time to be fetched, each after the one before, with few in flight.
-pub(super) fn arrive(stays: &mut [Stay], clock: &Clock) {
+/// Gives every live range time to be fetched, each after the one before, with few in flight.
+pub(super) fn arrive(live_ranges: &mut [LiveRange], clock: &Clock) {
     let mut free = f64::INFINITY;
-    let ahead = most_ahead(stays);
-    for index in (0..stays.len()).rev().filter(|index| stays[*index].fetched).collect::<Vec<_>>() {
-        let stay = &stays[index];
-        free = free.min(clock.begin(stay.begin)) - clock.arrival(stay);
+    let ahead = most_ahead(live_ranges);
+    for index in (0..live_ranges.len()).rev().filter(|index| live_ranges[*index].fetched).collect::<Vec<_>>() {
+        let live_range = &live_ranges[index];
+        free = free.min(clock.begin(live_range.begin)) - clock.arrival(live_range);
         let mut under_way = 0;
-        let others = stays[..index].iter().rev().filter(|before| before.fetched);
+        let others = live_ranges[..index].iter().rev().filter(|before| before.fetched);
         let least = others.map(|before| (before.begin, before.bytes())).find(|(_, bytes)| {
             under_way += bytes;
             under_way > ahead
         });
-        let same = stays[..index].iter().filter(|before| before.moves[0].home == stay.moves[0].home);
+        let same = live_ranges[..index].iter().filter(|before| before.moves[0].home == live_range.moves[0].home);
         let least = least.map_or(0, |(begin, _)| begin).max(same.map(|before| before.last + 1).max().unwrap_or(0));
-        stays[index].arrives = clock.begun(free).max(least).min(stays[index].begin);
+        live_ranges[index].arrives = clock.begun(free).max(least).min(live_ranges[index].begin);
     }
 }
 
-/// Gives every stay time to be stored, each after the one before, with few in flight. `end` is the last position.
-pub(super) fn leave(stays: &mut [Stay], clock: &Clock, end: usize) {
+/// Gives every live range time to be stored, each after the one before, with few in flight. `end` is the last position.
+pub(super) fn leave(live_ranges: &mut [LiveRange], clock: &Clock, end: usize) {
     let mut free: f64 = 0.0;
-    let ahead = most_ahead(stays);
-    for index in 0..stays.len() {
-        let stay = &stays[index];
-        let Some(stored) = stay.stored else { continue };
-        free = free.max(clock.begin(stored + 1)) + clock.transfer(stay.bytes());
+    let ahead = most_ahead(live_ranges);
+    for index in 0..live_ranges.len() {
+        let live_range = &live_ranges[index];
+        let Some(stored) = live_range.stored else { continue };
+        free = free.max(clock.begin(stored + 1)) + clock.transfer(live_range.bytes());
         let mut under_way = 0;
         let others =
-            stays[index + 1..].iter().filter_map(|behind| behind.stored.map(|stored| (stored, behind.bytes())));
+            live_ranges[index + 1..].iter().filter_map(|behind| behind.stored.map(|stored| (stored, behind.bytes())));
         let most = { others }.find(|(_, bytes)| {
             under_way += bytes;
             under_way > ahead
         });
-        let again = stays.iter().filter(|next| next.moves[0].home == stay.moves[0].home && next.arrives > stay.last);
+        let again = live_ranges
+            .iter()
+            .filter(|next| next.moves[0].home == live_range.moves[0].home && next.arrives > live_range.last);
         let most = again.map(|next| next.arrives - 1).fold(most.map_or(end, |(stored, _)| stored), usize::min);
-        stays[index].released = clock.under_way(free).min(most).max(stay.last);
+        live_ranges[index].released = clock.under_way(free).min(most).max(live_range.last);
     }
 }
 
-fn most_ahead(stays: &[Stay]) -> usize {
-    stays.iter().map(Stay::bytes).max().unwrap_or(0).max(AHEAD)
+fn most_ahead(live_ranges: &[LiveRange]) -> usize {
+    live_ranges.iter().map(LiveRange::bytes).max().unwrap_or(0).max(AHEAD)
 }
 
 /// Returns the tensors of an entry that are offloaded.

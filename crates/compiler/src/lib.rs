@@ -190,9 +190,9 @@ fn compile_graphs(
         };
         // States that only the update needs may lie on the host, as may codes of frozen weights: of the programs that
         // this makes, the one with the shortest step is taken. Codes on the device are among the weights.
-        let mut away = options.clone();
-        away.plan.offload.quants = Some(true);
-        let parameters = placed(&away);
+        let mut offloaded = options.clone();
+        offloaded.plan.offload.quants = Some(true);
+        let parameters = placed(&offloaded);
         plan::least_step(options, machine, |arena| parameters.bytes(arena).unwrap_or(0), compiled)
     };
     // Several ranks may each keep only their shards of more than the states.

@@ -44,7 +44,7 @@ pub struct Batch {
     /// Its images, in the order of their tokens, until they are laid out.
     pub images: Vec<ImageRef>,
     /// Tokens of its documents, where another node has the batch: then there are no vectors.
-    pub away: Option<usize>,
+    pub remote: Option<usize>,
 }
 
 /// A teacher's distributions of the tokens of a micro-batch: of the whole vocabulary, or of the likeliest tokens.
@@ -79,7 +79,7 @@ impl Batch {
     pub(crate) fn elsewhere(batch: usize, seq_len: usize, tokens: usize) -> Batch {
         let (input_ids, position_ids, targets) = (Vec::new(), Vec::new(), Vec::new());
         let (weights, document_start, present, marks) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let away = Some(tokens);
+        let remote = Some(tokens);
         let (reference_logps, old_logps, sampling_logps) = (Vec::new(), Vec::new(), Vec::new());
         Batch {
             batch,
@@ -98,7 +98,7 @@ impl Batch {
             divergence: 0.0,
             patches: Patches::default(),
             images: Vec::new(),
-            away,
+            remote,
         }
     }
 
@@ -163,7 +163,7 @@ impl Batch {
             divergence: 0.0,
             patches: Patches::default(),
             images: Vec::new(),
-            away: None,
+            remote: None,
         })
     }
 

@@ -11,10 +11,10 @@ use tensor::philox::{Purpose, word};
 use crate::batch::IGNORE;
 use crate::cache::{Key, Lookup, RowCache};
 use crate::corpus::DocumentSet;
-use crate::dealing::Position;
 use crate::document::Document;
 use crate::gather::Gathering;
 use crate::loader::{Layout, Loader, LoaderSpec, Padding, Share, extent};
+use crate::row_order::Position;
 use crate::summary::DatasetSummary;
 
 const SEQ_LEN: usize = 2048;

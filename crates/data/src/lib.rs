@@ -14,7 +14,6 @@ pub mod boxes;
 pub mod cache;
 pub mod corpus;
 pub mod dataset;
-mod dealing;
 pub mod dialogue;
 pub mod document;
 mod error;
@@ -41,6 +40,7 @@ pub mod preference;
 pub mod prepare;
 pub mod quantised;
 pub mod remarks;
+mod row_order;
 mod row_rendering;
 pub mod rows;
 pub mod safetensors;
@@ -64,7 +64,6 @@ pub use corpus::{Corpus, DocumentSet};
 pub use dataset::{
     AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, InstructionColumns, RowShard, SystemPrompt, Writing,
 };
-pub use dealing::{Place, Position};
 pub use dialogue::{DialogueEncoder, DialogueOptions, shows_tools};
 pub use document::{Document, Mark, Truncation};
 pub use error::{DataError, RowError, RowReason, Stop};
@@ -74,6 +73,7 @@ pub use preference::{
     Cut, Preference, PreferenceColumns, PreferenceOptions, Purpose, Question, Split, Unpaired, UnpairedColumns,
 };
 pub use prepare::{EncodedCorpus, Keeping, PrepareOptions, dataset_images, origin, prepare, prepare_cached};
+pub use row_order::{Place, Position};
 pub use rows::RowLimit;
 pub use spans::Message;
 pub use spread::{Held, join};

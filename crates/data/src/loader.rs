@@ -13,12 +13,12 @@ use rayon::prelude::*;
 
 use crate::batch::{Batch, IGNORE, Placed};
 use crate::corpus::DocumentSet;
-use crate::dealing::{Dealing, Position, Round};
 use crate::error::DataError;
 use crate::image::decode;
 use crate::image_source::ImageRef;
 use crate::patches::{Patches, Picture};
 use crate::pictures::ImageReader;
+use crate::row_order::{Position, Round, RowOrder};
 use crate::segment::DocumentView;
 
 /// The way in which documents become rows.
@@ -91,7 +91,7 @@ pub struct LoaderSpec {
 
 /// Micro-batches of the data in their order.
 struct Cursor {
-    dealing: Dealing,
+    row_order: RowOrder,
     spec: LoaderSpec,
     /// Micro-batches of the present round that were not taken yet, and where the round began.
     round: VecDeque<Result<Batch, DataError>>,
@@ -112,24 +112,24 @@ struct Delivered {
 impl Cursor {
     fn next_batch(&mut self) -> Option<Delivered> {
         if self.round.is_empty() {
-            self.begun = self.dealing.position();
+            self.begun = self.row_order.position();
             self.round = self.next_round()?;
         }
         let batch = self.round.pop_front().expect("a round has a micro-batch for each rank");
         let is_whole = self.round.is_empty();
-        let position = if is_whole { self.dealing.position() } else { self.begun.clone() };
+        let position = if is_whole { self.row_order.position() } else { self.begun.clone() };
         Some(Delivered { batch, position, ends_epoch: is_whole && self.is_last })
     }
 
-    /// A micro-batch for every rank that is served here; the last ones of an epoch are filled up with rows in which nothing
-    /// is trained, or consist of them.
+    /// A micro-batch for every rank that is served here; the last ones of an epoch are filled up with rows in which
+    /// nothing is trained, or consist of them.
     fn next_round(&mut self) -> Option<VecDeque<Result<Batch, DataError>>> {
         let batch_size = self.spec.batch_size;
         let Share { rank, here, ranks } = self.spec.share;
-        let corpus = self.dealing.documents.corpus.clone();
+        let corpus = self.row_order.documents.corpus.clone();
         // Ranks in a row have a part of the data.
         let in_part = ranks / corpus.parts();
-        let Round { rows: of_all, is_last } = self.dealing.round(batch_size * in_part)?;
+        let Round { rows: of_all, is_last } = self.row_order.round(batch_size * in_part)?;
         self.is_last = is_last;
         let length_of = |row: &Vec<u32>| row.iter().map(|&d| corpus.length(d as usize)).sum::<usize>();
         let fitting = |lengths: &[usize], needed: usize| {
@@ -181,19 +181,19 @@ impl Cursor {
             divergence: 0.0,
             patches: Patches::default(),
             images: Vec::new(),
-            away: None,
+            remote: None,
         };
         let mut copy = Vec::new();
         for number in 0..batch_size {
             let row_begin = number * seq_len;
             let row = rows.get(number).map_or(&[][..], Vec::as_slice);
-            let used: usize = row.iter().map(|&d| self.dealing.documents.corpus.length(d as usize)).sum();
+            let used: usize = row.iter().map(|&d| self.row_order.documents.corpus.length(d as usize)).sum();
             let padding = seq_len - used;
             if self.spec.padding == Padding::Beginning {
                 self.fill(&mut batch, padding, row_begin);
             }
             for &document in row {
-                let view = self.dealing.documents.corpus.read(document as usize, &mut copy)?;
+                let view = self.row_order.documents.corpus.read(document as usize, &mut copy)?;
                 append(&mut batch, view, row_begin);
                 if self.spec.images.is_some() {
                     let changed = || DataError::invalid("the data cache", "the images of a row cannot be read");
@@ -413,9 +413,9 @@ impl Cursor {
             assert!(lengths.is_sorted() && lengths.last() == Some(&longest), "buckets end at the longest row");
         }
         assert!(ranks.is_multiple_of(documents.corpus.parts()), "every part of the data has as many ranks");
-        let dealing = Dealing::new(documents, &spec, position);
-        let begun = dealing.position();
-        Ok(Cursor { dealing, spec, round: VecDeque::new(), begun, is_last: false })
+        let row_order = RowOrder::new(documents, &spec, position);
+        let begun = row_order.position();
+        Ok(Cursor { row_order, spec, round: VecDeque::new(), begun, is_last: false })
     }
 }
 
@@ -468,10 +468,10 @@ impl Extent {
 /// If there is no last epoch.
 pub fn remaining(documents: &DocumentSet, spec: &LoaderSpec, position: Position) -> Result<Vec<u64>, DataError> {
     assert!(spec.epochs.is_some(), "only what ends has a rest");
-    let mut dealing = Cursor::new(documents.clone(), spec.clone(), position)?.dealing;
+    let mut row_order = Cursor::new(documents.clone(), spec.clone(), position)?.row_order;
     let wanted = spec.batch_size * spec.share.ranks / documents.corpus.parts();
     let (mut by_epoch, mut count) = (Vec::new(), 0);
-    while let Some(round) = dealing.round(wanted) {
+    while let Some(round) = row_order.round(wanted) {
         count += 1;
         if round.is_last {
             by_epoch.push(std::mem::take(&mut count));
@@ -482,18 +482,18 @@ pub fn remaining(documents: &DocumentSet, spec: &LoaderSpec, position: Position)
 
 /// Counts rows without making batches: every epoch has its own packing. `spec.epochs: None` counts one epoch.
 pub fn extent(documents: &DocumentSet, spec: &LoaderSpec) -> Result<Extent, DataError> {
-    let mut dealing = Cursor::new(documents.clone(), spec.clone(), Position::default())?.dealing;
+    let mut row_order = Cursor::new(documents.clone(), spec.clone(), Position::default())?.row_order;
     let parts = documents.corpus.parts();
     let batch = (spec.batch_size * spec.share.ranks / parts) as u64;
     let (mut rows, mut by_epoch, mut ends) = (0u64, Vec::<u64>::new(), Vec::<u64>::new());
     for epoch in 0..spec.epochs.unwrap_or(1) {
-        let of_parts = dealing.rows_in_epoch(epoch);
+        let of_parts = row_order.rows_in_epoch(epoch);
         by_epoch.push(of_parts.iter().sum());
         rows += by_epoch[epoch as usize];
         let own = of_parts.iter().map(|rows| rows.div_ceil(batch)).max().unwrap_or(0);
         ends.push(ends.last().copied().unwrap_or(0) + own);
     }
-    let first: u64 = by_epoch.first().copied().unwrap_or_else(|| dealing.rows_in_epoch(0).iter().sum());
+    let first: u64 = by_epoch.first().copied().unwrap_or_else(|| row_order.rows_in_epoch(0).iter().sum());
     let tokens: usize = documents.members.iter().map(|&d| documents.corpus.length(d as usize)).sum();
     let fill = tokens as f64 / (first * spec.seq_len as u64) as f64;
     let micro_batches = ends.last().copied().unwrap_or(0);

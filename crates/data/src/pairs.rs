@@ -150,7 +150,7 @@ pub(crate) fn followed(batch: &Batch) -> Vec<f32> {
 /// other prompts. All are documents of one row of B·T tokens; targets and weights are those of the answers.
 pub fn mismatched(batch: &Batch) -> Batch {
     let size = batch.batch * batch.seq_len;
-    if let Some(tokens) = batch.away {
+    if let Some(tokens) = batch.remote {
         return Batch::elsewhere(1, size, tokens);
     }
     let all: Vec<Answer> = answers(batch).collect();

@@ -14,7 +14,7 @@ use std::time::Duration;
 const CHUNK: usize = 128;
 
 /// The period at which a caller is asked whether to go on while one item takes long.
-const PATIENCE: Duration = Duration::from_millis(50);
+const POLL: Duration = Duration::from_millis(50);
 
 thread_local! {
     static OVER: RefCell<Arc<AtomicBool>> = RefCell::default();
@@ -73,7 +73,7 @@ pub(crate) fn in_order<T: Send, R: Send, E>(
                 return Ok(());
             }
             let (number, outcome) = loop {
-                match results.recv_timeout(PATIENCE) {
+                match results.recv_timeout(POLL) {
                     Ok(received) => break received,
                     Err(RecvTimeoutError::Timeout) => go_on()?,
                     Err(RecvTimeoutError::Disconnected) => panic!("every chunk comes back"),

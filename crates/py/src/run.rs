@@ -126,7 +126,7 @@ fn machine(
     }
 }
 
-/// One stage of a run as text, by its name (`train::preview::Stage`). `away`: why datasets are not available, which are
+/// One stage of a run as text, by its name (`train::preview::Stage`). `unavailable`: why datasets are not available, which are
 /// read otherwise.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)] // the stages of the command line
@@ -138,13 +138,13 @@ pub fn preview(
     ir: &str,
     machine_name: Option<&str>,
     site_packages: Vec<PathBuf>,
-    away: Vec<String>,
+    unavailable: Vec<String>,
 ) -> PyResult<String> {
     let text = py.detach(|| {
         let stage = Stage::named(what)?;
         let source = ModelSource::open(Path::new(&folder), ir)?.configured(&config.config)?;
         let (machine, config) = machine(config, machine_name, site_packages)?;
-        train::preview::show(stage, &config, &source, &machine, machine_name, &away)
+        train::preview::show(stage, &config, &source, &machine, machine_name, &unavailable)
     });
     text.map_err(|error| train_error(py, error))
 }

@@ -13,7 +13,7 @@ use std::path::Path;
 
 /// The best and the last evaluation of a run so far, and the number of evaluations since the best.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Judged {
+pub struct BestTracker {
     /// The evaluation with the lowest loss.
     pub best: Option<Best>,
     /// Evaluations since the last one that lowered the best loss by more than the threshold.
@@ -30,7 +30,7 @@ pub struct Best {
     pub loss: f64,
 }
 
-impl Judged {
+impl BestTracker {
     /// Takes in the loss of one more evaluation. A loss that is no number is no improvement.
     pub fn add(&mut self, step: u64, loss: f64, threshold: f64) {
         let is_lower = |by: f64| loss.is_finite() && self.best.is_none_or(|best| loss < best.loss - by);
@@ -51,7 +51,7 @@ impl Trainer {
     /// The reason, as a sentence, why early stopping ends the run; None if it continues.
     pub fn stalled(&self) -> Option<String> {
         let patience = self.config.training.early_stopping_patience?;
-        let Judged { best, stale, .. } = &self.progress.judged;
+        let BestTracker { best, stale, .. } = &self.progress.best_tracker;
         let best = best.map(|of| format!(" (the best was {:.4}, after {} steps)", of.loss, of.step));
         (*stale >= patience).then(|| {
             let count = crate::words::count(*stale, "evaluation");
@@ -81,15 +81,15 @@ mod tests {
 
     #[test]
     fn an_improvement_below_the_threshold_is_the_best_and_does_not_count() {
-        let mut judged = Judged::default();
+        let mut tracker = BestTracker::default();
         let mut after = Vec::new();
         for (step, loss) in [(1, 3.0), (2, 2.0), (3, 1.95), (4, f64::NAN), (5, 1.9), (6, 1.5)] {
-            judged.add(step, loss, 0.1);
-            after.push((judged.best.unwrap().step, judged.stale));
+            tracker.add(step, loss, 0.1);
+            after.push((tracker.best.unwrap().step, tracker.stale));
         }
         assert_eq!(after, [(1, 0), (2, 0), (3, 1), (3, 2), (5, 3), (6, 0)]);
-        assert!(judged.is_best(6) && !judged.is_best(5));
-        let mut without = Judged::default();
+        assert!(tracker.is_best(6) && !tracker.is_best(5));
+        let mut without = BestTracker::default();
         without.add(1, f64::NAN, 0.0);
         assert_eq!((without.best, without.stale, without.last), (None, 1, None));
     }

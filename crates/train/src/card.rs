@@ -311,19 +311,19 @@ fn licence(folder: &Path) -> String {
 
 fn results(trainer: &Trainer) -> String {
     let progress = &trainer.progress;
-    let judged = &progress.judged;
+    let tracker = &progress.best_tracker;
     let mut lines = vec![("steps", progress.step.to_string())];
     lines.extend(trainer.feed.as_ref().map(|feed| {
         let epochs = feed.epochs(&trainer.config, progress.step);
         ("epochs", format!("{epochs:.2}"))
     }));
     lines.extend(progress.loss.map(|loss| ("training loss, last step", format!("{loss:.4}"))));
-    lines.extend(judged.last.map(|loss| ("evaluation loss, last", format!("{loss:.4}"))));
-    lines.extend(judged.best.map(|of| {
+    lines.extend(tracker.last.map(|loss| ("evaluation loss, last", format!("{loss:.4}"))));
+    lines.extend(tracker.best.map(|of| {
         let after = count(of.step, "step");
         ("evaluation loss, best", format!("{:.4} after {after}", of.loss))
     }));
-    if trainer.config.run.load_best_model_at_end && judged.best.is_some() {
+    if trainer.config.run.load_best_model_at_end && tracker.best.is_some() {
         lines.push(("weights", "of the best evaluation".to_owned()));
     }
     let mut rows: String = lines.into_iter().map(|(name, value)| format!("| {name} | {value} |\n")).collect();

@@ -84,8 +84,17 @@ impl State {
     /// Checks that the numbers can be those of a run, since a digest can be made for any. The error names those that
     /// cannot.
     fn check(&self) -> std::result::Result<(), String> {
-        let Progress { step, updates, frozen, micro_step, suppressed, evaluated, loss: _, ref judged, ref samples } =
-            self.progress;
+        let Progress {
+            step,
+            updates,
+            frozen,
+            micro_step,
+            suppressed,
+            evaluated,
+            loss: _,
+            ref best_tracker,
+            ref samples,
+        } = self.progress;
         let counts = [("step", step), ("updates", updates), ("micro_step", micro_step), ("suppressed", suppressed)];
         if let Some((name, count)) = counts.into_iter().find(|(_, count)| *count > COUNTED) {
             return Err(format!("has `{name}: {count}`, expected at most {COUNTED}"));
@@ -94,7 +103,7 @@ impl State {
             || suppressed > step
             || micro_step < step
             || frozen.is_some_and(|frozen| frozen > updates || frozen == 0)
-            || evaluated.max(judged.best.map(|of| of.step)) > Some(step)
+            || evaluated.max(best_tracker.best.map(|of| of.step)) > Some(step)
         {
             return Err(format!(
                 "contradicts itself: {step} steps with {micro_step} micro-steps, {updates} updates, the last {suppressed} \

@@ -18,12 +18,12 @@ use options::cache::folder_of_user;
 
 use crate::config::{self, Config, Dataset, DatasetType, SystemPromptType};
 use crate::conversation::dialogue_options;
+use crate::data_shard::DataShard;
 use crate::error::{Result, TrainError};
 use crate::images;
 use crate::mixture;
 use crate::nodes;
 use crate::plan::Plan;
-use crate::portions::Portion;
 use crate::row_length;
 use crate::source::ModelSource;
 
@@ -60,8 +60,8 @@ impl Encoded {
         stop: Stop<'_>,
     ) -> Result<Encoded> {
         let most = plan.sequence_len;
-        let portion = nodes.map(|nodes| Portion::new(nodes, nodes::of_a_host(config)));
-        let within = |tokens: usize| Encoded::within(config, source, tokens, portion.as_ref(), stop);
+        let data_shard = nodes.map(|nodes| DataShard::new(nodes, nodes::of_a_host(config)));
+        let within = |tokens: usize| Encoded::within(config, source, tokens, data_shard.as_ref(), stop);
         let encoded = within(most)?;
         if !plan.length_is_open {
             return Ok(encoded);
@@ -99,7 +99,7 @@ impl Encoded {
         config: &Config,
         source: &ModelSource,
         sequence_len: usize,
-        portion: Option<&Portion<'_>>,
+        data_shard: Option<&DataShard<'_>>,
         stop: Stop<'_>,
     ) -> Result<Encoded> {
         let datasets = config.data.datasets.as_deref().unwrap_or_default();
@@ -124,20 +124,20 @@ impl Encoded {
             list.iter().enumerate().map(|(i, of)| spec(config, of, &place(i))).collect()
         };
         let (of_training, of_validation) = (specs(datasets, "datasets")?, specs(validation, "validation_datasets")?);
-        if let Some(portion) = portion {
+        if let Some(data_shard) = data_shard {
             let all = [&of_training[..], &of_validation[..]].concat();
             let origin = data::origin(&all, tokenizer.as_ref(), &options, cache.as_ref()).map_err(TrainError::data)?;
-            portion.compare(origin)?;
+            data_shard.compare(origin)?;
         }
         let prepare = |specs: &[DatasetSpec]| -> Result<EncodedCorpus> {
             let keeping = cache.as_ref().map(|cache| Keeping { cache, notify: &notify });
             data::prepare_cached(specs, tokenizer.as_ref(), &options, keeping, stop).map_err(TrainError::data)
         };
-        let encoded = match portion {
+        let encoded = match data_shard {
             None => prepare(&of_training)?,
-            Some(portion) => {
-                let own = |spec: &DatasetSpec| DatasetSpec { shard: portion.shard(), ..spec.clone() };
-                portion.join(prepare(&of_training.iter().map(own).collect::<Vec<_>>())?)?
+            Some(data_shard) => {
+                let own = |spec: &DatasetSpec| DatasetSpec { shard: data_shard.shard(), ..spec.clone() };
+                data_shard.join(prepare(&of_training.iter().map(own).collect::<Vec<_>>())?)?
             }
         };
         let EncodedCorpus { corpus, mut summary, notes: of_rows } = encoded;

@@ -337,7 +337,7 @@ impl Engine {
         let inputs = parts.iter().flat_map(|part| &program.entries[*part].inputs);
         for (name, at) in inputs {
             let input = data::inputs::input(name).expect("a model's inputs are checked when it is opened");
-            let here = round.iter().zip((0..).step_by(cluster.sequence)).filter(|(batch, _)| batch.away.is_none());
+            let here = round.iter().zip((0..).step_by(cluster.sequence)).filter(|(batch, _)| batch.remote.is_none());
             for (batch, ranks) in here {
                 let Some(bytes) = input.bytes(batch) else { continue };
                 for rank in ranks..ranks + cluster.sequence {

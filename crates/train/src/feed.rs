@@ -163,7 +163,7 @@ impl Feed {
             let batch = batch.map_err(TrainError::Data)?;
             lengths.push(batch.seq_len);
             tokens += crate::step::tokens(&batch);
-            if batch.away.is_none() {
+            if batch.remote.is_none() {
                 (seen, looked_at) = (seen + seen_share(&batch), looked_at + 1);
             }
         }

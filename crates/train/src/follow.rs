@@ -41,7 +41,7 @@ pub(crate) enum Part {
 }
 
 /// The first byte of a part among the orders of node 0; those to a session (`program::nodes`) and
-/// documents (`portions`) begin with others.
+/// documents (`data_shard`) begin with others.
 const PART: u8 = 255;
 
 impl Part {

@@ -29,17 +29,17 @@ pub(crate) fn mixed(
         of.members.iter().copied().filter(inside).collect()
     };
     let sets: Vec<Vec<u32>> = ends.zip(counts).map(|(end, count)| own(end, *count)).collect();
-    let wanted: Vec<Portion> = match shares {
-        None => datasets.iter().map(|set| Portion::of_repeats(set.repeats)).collect(),
+    let wanted: Vec<Repeats> = match shares {
+        None => datasets.iter().map(|set| Repeats::of_repeats(set.repeats)).collect(),
         Some(shares) => {
             let sizes: Vec<usize> = sets.iter().map(Vec::len).collect();
             let numbers = interleaved(&sizes, shares, config.data.interleave_stopping);
             notes.push(said(datasets, &sizes, &numbers));
-            sizes.iter().zip(numbers).map(|(size, number)| Portion::of_number(number, *size)).collect()
+            sizes.iter().zip(numbers).map(|(size, number)| Repeats::of_number(number, *size)).collect()
         }
     };
     let mut members = Vec::new();
-    for (index, (own, Portion { whole, part })) in sets.into_iter().zip(wanted).enumerate() {
+    for (index, (own, Repeats { whole, part })) in sets.into_iter().zip(wanted).enumerate() {
         let seed = config.data.train_seed.wrapping_add(index as u64);
         let (_, chosen) = data::order::split(own.len(), part, seed);
         let mut chosen = chosen.into_iter().peekable();
@@ -52,21 +52,21 @@ pub(crate) fn mixed(
 }
 
 /// The documents that an epoch takes of a set: all of them a number of times, and a part of them once more.
-struct Portion {
+struct Repeats {
     whole: usize,
     part: f64,
 }
 
-impl Portion {
-    fn of_repeats(repeats: f64) -> Portion {
-        Portion { whole: repeats.floor() as usize, part: repeats.fract() }
+impl Repeats {
+    fn of_repeats(repeats: f64) -> Repeats {
+        Repeats { whole: repeats.floor() as usize, part: repeats.fract() }
     }
 
     /// A number of documents of a set of `size`.
-    fn of_number(number: usize, size: usize) -> Portion {
+    fn of_number(number: usize, size: usize) -> Repeats {
         match size {
-            0 => Portion { whole: 0, part: 0.0 },
-            size => Portion { whole: number / size, part: (number % size) as f64 / size as f64 },
+            0 => Repeats { whole: 0, part: 0.0 },
+            size => Repeats { whole: number / size, part: (number % size) as f64 / size as f64 },
         }
     }
 }
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn a_number_is_all_documents_so_often_and_a_part() {
         let of = |number, size| {
-            let Portion { whole, part } = Portion::of_number(number, size);
+            let Repeats { whole, part } = Repeats::of_number(number, size);
             (whole, (part * size as f64).round() as usize)
         };
         assert_eq!([of(7, 3), of(3, 3), of(2, 3), of(0, 3), of(3, 0)], [(2, 1), (1, 0), (0, 2), (0, 0), (0, 0)]);

@@ -82,7 +82,7 @@ pub(crate) fn check_batches(task: Task, batches: &[Batch]) -> Result<()> {
         Purpose::Prompts => "`input_ids`, `labels` and `advantages`",
     };
     // What a node does not have it cannot look at, and the last batches of an epoch may be empty.
-    let wrong = |batch: &Batch| batch.away.is_none() && batch.trained_tokens() > 0 && !is_wanted(batch.marks.first());
+    let wrong = |batch: &Batch| batch.remote.is_none() && batch.trained_tokens() > 0 && !is_wanted(batch.marks.first());
     match batches.iter().any(wrong) {
         true => Err(TrainError::Usage(format!("`task: {task}` trains on batches of {expected}"))),
         false => Ok(()),

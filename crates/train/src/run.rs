@@ -212,12 +212,12 @@ fn prepare(place: &RunFolder, start: &mut Start, trainer: &mut Trainer, observer
 
 /// Forgets the best evaluation if its checkpoint is not in this folder: the best is searched from here on.
 fn forget_lost_best(place: &RunFolder, trainer: &mut Trainer) -> Option<String> {
-    let best = trainer.progress.judged.best.filter(|_| trainer.config.run.load_best_model_at_end)?;
+    let best = trainer.progress.best_tracker.best.filter(|_| trainer.config.run.load_best_model_at_end)?;
     let folder = checkpoint::folder_of(&place.checkpoints, best.step);
     if trainer.written.holds(&folder) {
         return None;
     }
-    trainer.progress.judged.best = None;
+    trainer.progress.best_tracker.best = None;
     Some(format!(
         "the best evaluation so far was after {}, but there is no {}: `load_best_model_at_end` searches for the best from here on",
         words::count(best.step, "step"),

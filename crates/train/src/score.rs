@@ -57,7 +57,7 @@ impl Sequence {
         let scored = request.continuation.len();
         let problem = match () {
             () if scored == 0 => "has an empty continuation, expected one or more tokens".to_owned(),
-            () if request.context.is_empty() => "has no token in front of its continuation".to_owned(),
+            () if request.context.is_empty() => "has no token before its continuation".to_owned(),
             () if longest.is_some_and(|longest| scored > longest) => {
                 format!("scores {scored} tokens, and the model allows sequences of {}", longest.unwrap_or(0))
             }
@@ -150,7 +150,7 @@ impl Scoring {
             input_ids: Vec::with_capacity(size),
             patches: data::patches::Patches::default(),
             images: Vec::new(),
-            away: None,
+            remote: None,
             marks: Vec::new(),
             reference_logps: Vec::new(),
             old_logps: Vec::new(),

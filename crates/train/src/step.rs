@@ -33,7 +33,7 @@ const RESULTS: [&str; 6] = [
 
 /// The step that was started and not read yet, and the state after the step before.
 #[derive(Default)]
-pub(crate) struct Flight {
+pub(crate) struct InFlight {
     started: Option<Started>,
     /// The batches of the step that was read last: what a look for the first value that is not finite needs.
     last: Option<Fed>,
@@ -155,7 +155,7 @@ impl Trainer {
             return Ok(Advance::Diverged(metrics));
         }
         self.update(fed, learning_rate, begin)?;
-        let at_once = matches!(&self.flight.started, Some(Started { results: Reading::Done(_), .. }));
+        let at_once = matches!(&self.in_flight.started, Some(Started { results: Reading::Done(_), .. }));
         Ok(Advance::Started(if at_once { self.settle()? } else { before }))
     }
 
@@ -168,7 +168,7 @@ impl Trainer {
     /// Runs forward and backward passes.
     fn micro_steps(&mut self, batches: Vec<Batch>, one_per_row: bool) -> Result<Fed> {
         // Others know of the batches that they have.
-        let is_untrained = |batch: &Batch| batch.weight_sum() == 0.0 && batch.away.is_none_or(|tokens| tokens == 0);
+        let is_untrained = |batch: &Batch| batch.weight_sum() == 0.0 && batch.remote.is_none_or(|tokens| tokens == 0);
         if batches.iter().all(is_untrained) {
             let text = "no token of the step is trained: every label is -100 or has no token before it";
             return Err(TrainError::Usage(text.into()));
@@ -198,7 +198,7 @@ impl Trainer {
     /// Runs the update and begins to read the step's results. The step before has been read: its update may have
     /// been suppressed, which the bias corrections of this one must know.
     fn update(&mut self, fed: Fed, learning_rate: f64, begin: Instant) -> Result<()> {
-        assert!(self.flight.started.is_none(), "the results of the step before are read first");
+        assert!(self.in_flight.started.is_none(), "the results of the step before are read first");
         if self.progress.frozen.is_none() && self.compression_warmup().is_some_and(|of| of <= self.progress.updates) {
             self.progress.frozen = Some(self.progress.updates);
         }
@@ -211,7 +211,7 @@ impl Trainer {
         let results = engine.read_scalars(&names)?;
         self.progress.step += 1;
         self.progress.micro_step += fed.batches.len() as u64;
-        self.flight.started = Some(Started { fed, results, step, learning_rate, begin });
+        self.in_flight.started = Some(Started { fed, results, step, learning_rate, begin });
         Ok(())
     }
 
@@ -223,7 +223,7 @@ impl Trainer {
 
     /// Waits for the results of the step that is in flight; none where nothing is.
     pub(crate) fn settle(&mut self) -> Result<Option<StepMetrics>> {
-        let Some(Started { fed, results, step, learning_rate, begin }) = self.flight.started.take() else {
+        let Some(Started { fed, results, step, learning_rate, begin }) = self.in_flight.started.take() else {
             return Ok(None);
         };
         let engine = self.engine.as_mut().expect("a step ran in it");
@@ -241,7 +241,7 @@ impl Trainer {
         self.progress.updates += u64::from(applied);
         self.progress.suppressed = if applied { 0 } else { self.progress.suppressed + 1 };
         let now = Instant::now();
-        let begin = self.flight.read.map_or(begin, |read| read.max(begin));
+        let begin = self.in_flight.read.map_or(begin, |read| read.max(begin));
         let seconds = now.duration_since(begin).as_secs_f64();
         let tokens: u64 = fed.batches.iter().map(tokens).sum();
         let of_rank = tokens as f64 / (self.config.ranks() * self.config.stages()) as f64;
@@ -249,8 +249,8 @@ impl Trainer {
         let machine = &self.device.machine;
         let mfu = rate.zip(program::peak(&machine.name)).map(|(rate, peak)| rate / peak);
         let ceiling = rate.zip(self.ceiling()).map(|(rate, ceiling)| rate / ceiling);
-        self.flight.read = Some(now);
-        self.flight.last = Some(fed);
+        self.in_flight.read = Some(now);
+        self.in_flight.last = Some(fed);
         let loss = f64::from(sum) / f64::from(weight);
         let metrics_of_samples = self.metrics_of_samples();
         self.progress.loss = loss.is_finite().then_some(loss);
@@ -321,7 +321,7 @@ impl Trainer {
     /// An error that says what went wrong in the step that was read last, and where it began, if anything did.
     pub(crate) fn check_convergence(&mut self, metrics: &StepMetrics) -> Result<()> {
         let Some(what) = self.divergence(metrics) else { return Ok(()) };
-        let Some(Fed { batches, one_per_row, first_micro_step }) = self.flight.last.take() else {
+        let Some(Fed { batches, one_per_row, first_micro_step }) = self.in_flight.last.take() else {
             return Err(TrainError::Diverged { what });
         };
         let rounds = batches.chunks(self.config.replicas());
@@ -411,7 +411,7 @@ impl Trainer {
         let loss = sum / weight;
         let task = self.task_metrics(&reported);
         self.evaluated.clone_from(&task);
-        self.progress.judged.add(step, loss, self.config.training.early_stopping_threshold);
+        self.progress.best_tracker.add(step, loss, self.config.training.early_stopping_threshold);
         Ok(Evaluation::Done(EvaluationMetrics { step, loss, tokens: tokens_seen, seconds, task }))
     }
 }
@@ -464,7 +464,7 @@ fn write_update_scalars(
 /// Tokens of documents in which something is trained: padding does not count. Of a batch of another node those of all
 /// documents.
 pub(crate) fn tokens(batch: &Batch) -> u64 {
-    if let Some(tokens) = batch.away {
+    if let Some(tokens) = batch.remote {
         return tokens as u64;
     }
     let rows = batch.document_start.chunks(batch.seq_len).zip(batch.targets.chunks(batch.seq_len));

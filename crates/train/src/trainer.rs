@@ -11,7 +11,7 @@ use program::{Choices, Variant, scalar};
 use serde::{Deserialize, Serialize};
 
 use crate::advice::with_advice;
-use crate::best::Judged;
+use crate::best::BestTracker;
 use crate::checkpoint::{Checkpoint, DataDigest, ModelDigest, ShapeRecord, State};
 use crate::config::{Config, Init, Task};
 use crate::device::Device;
@@ -35,7 +35,7 @@ use crate::rounding::Rounding;
 use crate::schedule::LearningRate;
 use crate::source::{ModelSource, SCORE};
 use crate::startup::Startup;
-use crate::step::{Flight, LOSS_SCALE};
+use crate::step::{InFlight, LOSS_SCALE};
 use crate::time::{ClassTime, by_class, time_breakdown};
 use crate::weights::{self, WeightSet};
 use crate::written::Written;
@@ -62,7 +62,8 @@ pub struct Progress {
     pub loss: Option<f64>,
     /// The best and the last evaluation so far.
     #[serde(default)]
-    pub judged: Judged,
+    #[serde(rename = "judged")]
+    pub best_tracker: BestTracker,
     /// Sampled answers that further steps train on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) samples: Option<Box<Kept>>,
@@ -93,7 +94,7 @@ pub struct Trainer {
     pub(crate) milestones: Option<Milestones>,
     pub(crate) schedule: Option<LearningRate>,
     /// The step that was started and not read yet, and the state after the step before.
-    pub(crate) flight: Flight,
+    pub(crate) in_flight: InFlight,
     /// Folders that may be replaced, because this run wrote them.
     pub(crate) written: Written,
     pub(crate) progress: Progress,
@@ -189,7 +190,7 @@ impl Trainer {
             evaluated: Vec::new(),
             milestones: None,
             schedule,
-            flight: Flight::default(),
+            in_flight: InFlight::default(),
             written,
             progress: Progress::default(),
             tells_flushed: true,

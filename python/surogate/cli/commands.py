@@ -245,9 +245,9 @@ def _show_rows(config: _native.Config, folder: Path, ir: str) -> int:
 def _preview(what: str, options: Namespace, overrides: Overrides) -> int:
     config = load_config(Path(options.config), options.task, overrides, reads_data=False, run=options.run)
     folder, ir = open_source(config, weights=False)
-    config, away = hub.with_local_data(with_teacher(config, weights=False))
+    config, unavailable = hub.with_local_data(with_teacher(config, weights=False))
     with waiting("planning"):
-        text = _native.preview(what, config, folder, ir, options.machine, site_packages(), away)
+        text = _native.preview(what, config, folder, ir, options.machine, site_packages(), unavailable)
     show(text, end="")
     return 0
 

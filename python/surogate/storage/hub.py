@@ -88,17 +88,17 @@ def with_data(config: _native.Config) -> _native.Config:
 
 def with_local_data(config: _native.Config) -> tuple[_native.Config, list[str]]:
     """The same with what the hub's cache holds, and why the other datasets are not available. Nothing is downloaded."""
-    files, away = {}, []
+    files, unavailable = {}, []
     for place, path, subset, split in config.data_sets:
         if buckets.is_address(path):
-            away.append(f"`{path}` is in object storage")
+            unavailable.append(f"`{path}` is in object storage")
         elif not Path(path).exists() and not path.endswith(FILES) and HUB_NAME.fullmatch(path):
             found = cached_files(path, subset, split)
             if found is None:
-                away.append(f"`{path}` is not in the hub's cache")
+                unavailable.append(f"`{path}` is not in the hub's cache")
             else:
                 files[place] = found
-    return config.with_files(files) if files else config, away
+    return config.with_files(files) if files else config, unavailable
 
 
 def cached_files(path: str, subset: str | None, split: str) -> list[Path] | None:

@@ -135,7 +135,7 @@ mod tests {
             seq_len: 8,
             patches: crate::patches::Patches::default(),
             images: Vec::new(),
-            away: None,
+            remote: None,
             marks: Vec::new(),
             reference_logps: Vec::new(),
             old_logps: Vec::new(),

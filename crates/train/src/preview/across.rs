@@ -185,8 +185,8 @@ impl Size {
     }
 }
 
-/// Bytes that a GPU gets from other nodes in a step, of its share of the gradients: once to add, once the sums; of sparse
-/// blocks those of all nodes.
+/// Bytes that a GPU gets from other nodes in a step, of its share of the gradients: once to add, once the sums; of
+/// sparse blocks those of all nodes.
 fn between(trained: f64, compression: GradientCompression, gpus: usize, nodes: usize) -> f64 {
     let blocks = |of: Blocks| of.bytes(1 << 20) as f64 / (1 << 20) as f64;
     let (each, others) = (trained / gpus as f64, (nodes - 1) as f64);

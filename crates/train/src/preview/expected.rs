@@ -25,8 +25,8 @@ pub struct Estimate {
     /// The same at the ceilings.
     pub ceiling_seconds: f64,
     pub tokens_per_second: f64,
-    /// Floating-point operations of an optimizer step, those done again included; of each rank, where there are several,
-    /// and of all stages.
+    /// Floating-point operations of an optimizer step, those done again included; of each rank, where there are
+    /// several, and of all stages.
     pub step_flops: f64,
     /// Bytes that an optimizer step moves, inputs and outputs of each instruction counted once.
     pub step_bytes: f64,
@@ -80,7 +80,8 @@ impl Expected<'_> {
         Some(format!("a step is expected to take {times:.1} times its bound; {share:.0} % of it is {}", cause.words()))
     }
 
-    /// All instructions one after the other, over shapes of batches as frequent as they are; of updates that after a warm-up.
+    /// All instructions one after the other, over shapes of batches as frequent as they are; of updates that after a
+    /// warm-up.
     pub fn estimate(&self) -> Estimate {
         if self.program.cluster.stages > 1 {
             return self.of_stages();

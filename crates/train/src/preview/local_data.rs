@@ -11,13 +11,13 @@ use crate::plan::Plan;
 use crate::source::ModelSource;
 
 /// The documents of the run, read and encoded as the run does it; or why they are not available locally, a sentence.
-/// `away` are datasets that are not here, each with the reason.
+/// `unavailable` are datasets that are not here, each with the reason.
 ///
 /// Errors: those of reading them, which would end the run as well.
 pub fn documents(
     config: &Config,
     source: &ModelSource,
-    away: &[String],
+    unavailable: &[String],
 ) -> Result<std::result::Result<Encoded, String>> {
     let Some(datasets) = &config.data.datasets else { return Ok(Err("no `datasets` are written".into())) };
     if config.task.purpose() == Purpose::Prompts {
@@ -29,7 +29,7 @@ pub fn documents(
         .into_iter()
         .flat_map(|(option, list)| list.iter().enumerate().map(move |(index, of)| (format!("{option}[{index}]"), of)));
     let missing = places.filter(|(place, _)| !config.fetched.contains_key(place)).find_map(|(_, of)| missing(of));
-    if let Some(why) = away.first().cloned().or(missing) {
+    if let Some(why) = unavailable.first().cloned().or(missing) {
         return Ok(Err(why));
     }
     let is_text = |of: &Dataset| of.r#type != DatasetType::Tokens;

@@ -49,7 +49,7 @@ pub struct Preview {
     /// The shapes that the program is compiled for.
     pub shapes: Shapes,
     /// The reason why the data are not available locally, if they are not.
-    pub away: Option<String>,
+    pub unavailable: Option<String>,
     /// The estimate for several nodes of this kind, if requested.
     pub across: Option<Across>,
     /// The memory and time of pipeline stages, and of ZeRO-3 instead.
@@ -123,7 +123,7 @@ impl Preview {
             accumulation: config.training.gradient_accumulation_steps as usize,
             steps_of_round: config.reinforcement.num_iterations.max(1),
             shapes,
-            away: None,
+            unavailable: None,
             across: None,
             stages: None,
             sampling,
@@ -139,7 +139,8 @@ impl Preview {
         self.program.memory.iter().map(|line| line.bytes).sum()
     }
 
-    /// Time of the run's steps. That of the whole run has the sampling of answers, a round for every `num_iterations` steps.
+    /// Time of the run's steps. That of the whole run has the sampling of answers, a round for every `num_iterations`
+    /// steps.
     pub fn estimate(&self) -> Estimate {
         let of = self.expected().estimate();
         let sampled = |seconds, sampling: &Sampling| {

@@ -1,5 +1,5 @@
-//! The options of a run with what is chosen for those that were left open, before it runs: what `resolved.yaml` will say, as
-//! far as it does not depend on the time or on the folder of the run.
+//! The options of a run with what is chosen for those that were left open, before it runs: what `resolved.yaml` will
+//! say, as far as it does not depend on the time or on the folder of the run.
 
 use program::Machine;
 use serde_json::json;

@@ -1,5 +1,5 @@
-//! The cost of sampling the answers of a step: their number at a time, the memory of their pages, seconds. The program is that
-//! of generation over the run's parameters, for prompts and answers of the lengths that the plan assumes.
+//! The cost of sampling the answers of a step: their number at a time, the memory of their pages, seconds. The program
+//! is that of generation over the run's parameters, for prompts and answers of the lengths that the plan assumes.
 
 use compiler::CompileOptions;
 use data::Purpose;
@@ -24,7 +24,8 @@ pub struct Sampling {
     pub at_once: usize,
     /// Bytes of keys, values and states of the sequences of a device.
     pub page_bytes: usize,
-    /// Bytes of everything on a device while answers are sampled; memory of training is freed for it where it has to be.
+    /// Bytes of everything on a device while answers are sampled; memory of training is freed for it where it has to
+    /// be.
     pub memory_bytes: usize,
     /// One token of all sequences that run, half-way through an answer.
     pub token_seconds: f64,
@@ -34,8 +35,8 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// Returns the cost for a run that samples, none for others and for rows or layers shared by devices. Errors: not even
-    /// one sequence fits.
+    /// Returns the cost for a run that samples, none for others and for rows or layers shared by devices. Errors: not
+    /// even one sequence fits.
     pub fn new(
         config: &Config,
         plan: &Plan,

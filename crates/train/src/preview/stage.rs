@@ -42,19 +42,19 @@ impl Stage {
 }
 
 /// A stage as text, for a machine that need not be this one; `of` is the name by which it was asked for, which may mean
-/// several nodes. `away`: why datasets are not available, which are read otherwise.
+/// several nodes. `unavailable`: why datasets are not available, which are read otherwise.
 pub fn show(
     stage: Stage,
     config: &Config,
     source: &ModelSource,
     machine: &Machine,
     of: Option<&str>,
-    away: &[String],
+    unavailable: &[String],
 ) -> Result<String> {
     let nodes = of.map(machines::requested).transpose()?;
     let nodes = nodes.and_then(|of| of.nodes.map(|(count, rate)| (count, of.gpus, rate)));
     let one_node = |config: &Config| if nodes.is_some() { config.of_one_node() } else { config.clone() };
-    let data = documents(&one_node(config), source, away)?;
+    let data = documents(&one_node(config), source, unavailable)?;
     let config = &recommended(config, source, machine, data.as_ref().ok())?;
     let alone = &one_node(config);
     let preview = || Preview::advised(alone, source, machine, data.as_ref().ok());
@@ -63,7 +63,7 @@ pub fn show(
         if let Some(shape) = nodes {
             preview.across = Some(Across::new(config, source, machine, data.as_ref().ok(), shape)?);
         }
-        preview.away = data.as_ref().err().cloned();
+        preview.unavailable = data.as_ref().err().cloned();
         Ok::<Preview, TrainError>(preview)
     };
     Ok(match stage {

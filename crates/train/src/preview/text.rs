@@ -97,7 +97,7 @@ impl Preview {
             several => format!("{several} micro-steps per step"),
         };
         let assumed = self.shapes.assumed.as_ref().map(|assumed| {
-            let why = self.away.as_deref().map_or(String::new(), |why| format!(": {why}"));
+            let why = self.unavailable.as_deref().map_or(String::new(), |why| format!(": {why}"));
             format!("The tokens of the data are not known{why}. Assumed: {assumed}\n")
         });
         format!("{name}: {rows}, {micro_steps}{steps}\n{}", assumed.unwrap_or_default())
@@ -186,7 +186,7 @@ impl Preview {
             "gradient_accumulation_steps": self.accumulation,
             "shapes": self.shapes.variants.iter().zip(&self.shapes.shares).map(shape).collect::<Vec<Value>>(),
             "assumed": self.shapes.assumed,
-            "data_away": self.away,
+            "data_away": self.unavailable,
             "steps": self.shapes.steps,
             "memory": lines_json(&program.memory),
             "activations": lines_json(&program.activations),

@@ -58,8 +58,8 @@ impl Run {
     /// Writes the result, and returns its folder.
     pub(super) fn finish(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Outcome> {
         let result = result_folder(&self.place, trainer);
-        let (steps, judged) = (trainer.steps_done(), trainer.progress.judged.clone());
-        let best = judged.best.filter(|best| trainer.config.run.load_best_model_at_end && best.step != steps);
+        let (steps, tracker) = (trainer.steps_done(), trainer.progress.best_tracker.clone());
+        let best = tracker.best.filter(|best| trainer.config.run.load_best_model_at_end && best.step != steps);
         if let Some(best) = best {
             trainer.take_weights(&checkpoint::folder_of(&self.place.checkpoints, best.step))?;
             let after = words::count(best.step, "step");
@@ -81,7 +81,7 @@ impl Run {
         }
         observer.line(&format!("Result: {} (read back and compared with the model in memory)", result.display()));
         rounded.iter().for_each(|text| observer.line(&format!("Note: {text}; checkpoints keep the f32 weights")));
-        observer.line(&ending::summary(steps, self.began.elapsed().as_secs_f64(), &judged));
+        observer.line(&ending::summary(steps, self.began.elapsed().as_secs_f64(), &tracker));
         Ok(Outcome::Finished(result))
     }
 
@@ -161,7 +161,7 @@ impl Run {
         self.record(trainer, Some(&staged))?;
         staged.commit(&mut trainer.written)?;
         let of = &trainer.config.run;
-        let spared = trainer.progress.judged.best.filter(|_| of.load_best_model_at_end).map(|best| best.step);
+        let spared = trainer.progress.best_tracker.best.filter(|_| of.load_best_model_at_end).map(|best| best.step);
         checkpoint::rotate(&self.place.checkpoints, &trainer.written, of.save_total_limit, spared)?;
         self.record(trainer, None)?;
         observer.line(&format!("Saved {}", folder.display()));

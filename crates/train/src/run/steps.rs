@@ -301,7 +301,7 @@ impl Run {
 
 /// True if the current weights have the best evaluation, and the result is to be the best.
 fn is_to_keep(trainer: &Trainer) -> bool {
-    trainer.config.run.load_best_model_at_end && trainer.progress.judged.is_best(trainer.steps_done())
+    trainer.config.run.load_best_model_at_end && trainer.progress.best_tracker.is_best(trainer.steps_done())
 }
 
 /// A decision of the plan that is not the obvious one, for people.

@@ -62,7 +62,7 @@ pub(crate) struct Round {
 }
 
 /// The rows of the data in their order.
-pub(crate) struct Dealing {
+pub(crate) struct RowOrder {
     pub documents: DocumentSet,
     layout: Layout,
     seq_len: usize,
@@ -79,9 +79,9 @@ pub(crate) struct Dealing {
     rows: Vec<Option<(u64, u64, Rows)>>,
 }
 
-impl Dealing {
+impl RowOrder {
     /// Goes on at a place, which may be of another number of parts: then what was taken of its epoch is left out.
-    pub fn new(documents: DocumentSet, spec: &LoaderSpec, position: Position) -> Dealing {
+    pub fn new(documents: DocumentSet, spec: &LoaderSpec, position: Position) -> RowOrder {
         let parts = documents.corpus.parts();
         let mut before = position.before.clone();
         let mut places = position.places();
@@ -91,7 +91,7 @@ impl Dealing {
             }
             places = vec![Place::default(); parts];
         }
-        Dealing {
+        RowOrder {
             layout: spec.layout.clone(),
             seq_len: spec.seq_len,
             shuffle: spec.shuffle,

@@ -1,5 +1,5 @@
-//! The data of several nodes: which rows each of them reads, and what all tell one another of the documents that came of
-//! them. Knows nodes and documents; not how rows are read.
+//! The data of several nodes: which rows each of them reads, and what all tell one another of the documents that came
+//! of them. Knows nodes and documents; not how rows are read.
 
 use std::sync::Arc;
 
@@ -13,16 +13,16 @@ use crate::follow::{agree, failed};
 const DOCUMENTS: u8 = 0;
 
 /// The part of the data that a node reads, together with others of its host.
-pub(crate) struct Portion<'a> {
+pub(crate) struct DataShard<'a> {
     nodes: &'a Nodes,
     /// Nodes in a row that have the same part.
     together: usize,
 }
 
-impl<'a> Portion<'a> {
-    pub fn new(nodes: &'a Nodes, together: usize) -> Portion<'a> {
+impl<'a> DataShard<'a> {
+    pub fn new(nodes: &'a Nodes, together: usize) -> DataShard<'a> {
         assert!(nodes.count.is_multiple_of(together), "every host has as many nodes");
-        Portion { nodes, together }
+        DataShard { nodes, together }
     }
 
     /// The rows that are read here.
@@ -49,7 +49,7 @@ impl<'a> Portion<'a> {
 
     /// Gathers the messages of all parts, in their order, on all nodes.
     fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-        let Portion { nodes, together } = self;
+        let DataShard { nodes, together } = self;
         if nodes.node != 0 {
             nodes.send(0, Channel::Reply, &[&own]).map_err(failed)?;
             let order = nodes.next_command(&mut || {}).map_err(failed)?;

@@ -95,14 +95,14 @@ fn deal(sets: &[DocumentSet], spec: &LoaderSpec, from: &Position, most: usize) -
         for (node, batches) in round.iter().enumerate() {
             assert_eq!(batches.len(), spec.share.ranks);
             for (rank, batch) in batches.iter().enumerate() {
-                assert_eq!(batch.away.is_none(), rank / in_part == node, "node {node}, rank {rank}");
+                assert_eq!(batch.remote.is_none(), rank / in_part == node, "node {node}, rank {rank}");
                 let there = &round[rank / in_part][rank];
                 assert_eq!((batch.batch, batch.seq_len), (there.batch, there.seq_len), "nodes step together");
                 let tokens = there.input_ids.iter().filter(|id| **id > 0).count();
-                assert!(batch.away.is_none_or(|away| away == tokens), "{:?} of {tokens}", batch.away);
+                assert!(batch.remote.is_none_or(|remote| remote == tokens), "{:?} of {tokens}", batch.remote);
             }
         }
-        let own = round.iter().map(|of| of.iter().filter(|batch| batch.away.is_none()).flat_map(rows).collect());
+        let own = round.iter().map(|of| of.iter().filter(|batch| batch.remote.is_none()).flat_map(rows).collect());
         rounds.push(own.collect());
         let position = loaders[0].position();
         assert!(loaders.iter().all(|loader| loader.position() == position));

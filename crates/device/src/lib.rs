@@ -9,5 +9,5 @@ pub const HANDOFF: Header = ("handoff.cuh", include_str!("handoff.cuh"));
 /// Asynchronous products of a warpgroup. sm_90a only.
 pub const WGMMA: Header = ("wgmma.cuh", include_str!("wgmma.cuh"));
 
-/// The order of kernels on a stream, kept by the kernel. A kernel that is compiled with it calls `follow()`.
-pub const FOLLOW: Header = ("follow.cuh", include_str!("follow.cuh"));
+/// Programmatic dependent launch: a kernel that is compiled with it calls `grid_dependency_synchronize()`.
+pub const DEPENDENT_LAUNCH: Header = ("dependent_launch.cuh", include_str!("dependent_launch.cuh"));

@@ -53,7 +53,7 @@ pub(crate) fn is_roomy(machine: &Machine) -> bool {
 /// launched while the one before still runs.
 const SHORT: usize = 1024;
 
-/// True if a kernel of `blocks` blocks calls `follow()`, and is compiled with [`device::FOLLOW`].
+/// True if a kernel of `blocks` blocks calls `grid_dependency_synchronize()`, and is compiled with [`device::DEPENDENT_LAUNCH`].
 pub(crate) fn follows(blocks: usize) -> bool {
     blocks <= SHORT
 }

@@ -52,7 +52,7 @@ pub struct LaunchShape {
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub shared_bytes: u32,
-    /// True to launch before earlier work of the stream has ended: the kernel waits for it (`follow.cuh`).
+    /// True to launch before earlier work of the stream has ended: the kernel waits for it (`dependent_launch.cuh`).
     pub early: bool,
 }
 

@@ -6,7 +6,7 @@
 // entry writes. The parts are added in their order: the same bits on every run.
 typedef unsigned int u32;
 #include "number.cuh"
-#include "follow.cuh"
+#include "dependent_launch.cuh"
 
 #define WARPS 8
 #define GROUPS (WARPS / PARTS)
@@ -105,11 +105,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) few_rows(cons
   Weights now, next;
   float sum[ROWS][COLUMNS] = {};
 #if WEIGHT
-  let_next_begin();
+  trigger_launch_completion();
   fetch(now, b, first, part, 0);
-  follow();
+  grid_dependency_synchronize();
 #else
-  follow();
+  grid_dependency_synchronize();
   fetch(now, b, first, part, 0);
 #endif
 #pragma unroll 2

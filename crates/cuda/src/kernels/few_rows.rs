@@ -112,7 +112,7 @@ impl FewRows {
         if let Some(addends) = &self.addends {
             defines.extend(addends.defines());
         }
-        OwnKernel::new("few_rows.cu", include_str!("few_rows.cu"), &[NUMBER, device::FOLLOW], &defines)
+        OwnKernel::new("few_rows.cu", include_str!("few_rows.cu"), &[NUMBER, device::DEPENDENT_LAUNCH], &defines)
     }
 }
 

@@ -21,12 +21,12 @@ pub(crate) struct Kernels {
     entries: Vec<String>,
     modules: Vec<Arc<Module>>,
     /// True for each kernel that waits by itself for earlier work (programmatic dependent launch).
-    follow: Vec<bool>,
+    dependent: Vec<bool>,
 }
 
 impl Kernels {
     pub fn new(engine: &Engine, kernels: &[Kernel]) -> Result<Kernels> {
-        let mut new = Kernels { entries: Vec::new(), modules: Vec::new(), follow: Vec::new() };
+        let mut new = Kernels { entries: Vec::new(), modules: Vec::new(), dependent: Vec::new() };
         new.adopt(engine, &[], kernels)?;
         Ok(new)
     }
@@ -44,8 +44,8 @@ impl Kernels {
         };
         self.modules = kernels.iter().map(module).collect();
         self.entries = kernels.iter().map(|kernel| kernel.entry.clone()).collect();
-        let follows = |kernel: &Kernel| kernel.headers.iter().any(|(name, _)| name == device::FOLLOW.0);
-        self.follow = kernels.iter().map(follows).collect();
+        let follows = |kernel: &Kernel| kernel.headers.iter().any(|(name, _)| name == device::DEPENDENT_LAUNCH.0);
+        self.dependent = kernels.iter().map(follows).collect();
         Ok(())
     }
 
@@ -173,7 +173,7 @@ fn prepare_call(p: &mut Preparation, launch: &Launch, call: &KernelCall) -> Resu
         };
         arguments = arguments.word(word);
     }
-    let early = p.kernels.follow[call.kernel.0 as usize] && p.early;
+    let early = p.kernels.dependent[call.kernel.0 as usize] && p.early;
     let shape = LaunchShape { grid: call.grid, block: call.block, shared_bytes: call.shared_bytes, early };
     Ok(BoundLaunch::new(function, name, shape, arguments))
 }

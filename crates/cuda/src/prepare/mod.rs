@@ -26,7 +26,7 @@ pub(crate) struct Preparation<'a> {
     pub kernels: &'a Kernels,
     /// The events of the entry.
     pub events: &'a mut Events,
-    /// True if kernels of the entry that wait by themselves for earlier work (`follow.cuh`) are launched early.
+    /// True if kernels of the entry that wait by themselves for earlier work (`dependent_launch.cuh`) are launched early.
     pub early: bool,
 }
 

@@ -27,7 +27,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("weights.cuh", include_str!("hopper/weights.cuh")),
     ("turns.cuh", include_str!("hopper/turns.cuh")),
     ("shares.cuh", include_str!("hopper/shares.cuh")),
-    ("turn.cuh", include_str!("../cuda/turn.cuh")),
+    ("semaphore.cuh", include_str!("../cuda/semaphore.cuh")),
     ("types.cuh", include_str!("../cuda/types.cuh")),
     device::HANDOFF,
     device::WGMMA,

@@ -18,7 +18,7 @@ const GRADIENTS: &str = include_str!("portable/gradients.cu");
 const HEADERS: &[(&str, &str)] = &[
     ("tiles.cuh", include_str!("portable/tiles.cuh")),
     ("queries.cuh", include_str!("portable/queries.cuh")),
-    ("turn.cuh", include_str!("../cuda/turn.cuh")),
+    ("semaphore.cuh", include_str!("../cuda/semaphore.cuh")),
     ("types.cuh", include_str!("../cuda/types.cuh")),
     ("mma.cuh", include_str!("../cuda/mma.cuh")),
 ];

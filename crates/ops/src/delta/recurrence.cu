@@ -60,7 +60,7 @@ __device__ __forceinline__ float decayed(float s, float decay) { return decay ==
   }
 
 #if defined(CACHED)
-#include "follow.cuh"
+#include "dependent_launch.cuh"
 #endif
 
 #if defined(FORWARD) || defined(CACHED) || defined(STATES)
@@ -88,7 +88,7 @@ gated_delta_states(const K_T* __restrict__ k, const V_T* __restrict__ v, const G
   float s[ROWS];
   EACH_ROW s[r] = 0.0f;
 #if defined(CACHED)
-  follow();
+  grid_dependency_synchronize();
   const bool empty = starts[(size_t)b * TOKENS] < 0;
   float* kept = states + ((size_t)slots[b] * HEADS + h) * DK * DV + column;
   if (starts[(size_t)b * TOKENS] > 0 && column < DV)

@@ -33,7 +33,7 @@ pub fn kernel(expressions: &[Expr], inputs: &[TensorRef], outputs: &[TensorRef])
     KernelSpec {
         entry: "elementwise",
         source: text(expressions, &operands, outputs, &walk),
-        headers: HEADERS.iter().copied().chain(follows(blocks).then_some(device::FOLLOW)).collect(),
+        headers: HEADERS.iter().copied().chain(follows(blocks).then_some(device::DEPENDENT_LAUNCH)).collect(),
         defines: Vec::new(),
         grid: [blocks as u32, 1, 1],
         block: [THREADS as u32, 1, 1],
@@ -63,7 +63,7 @@ fn text(expressions: &[Expr], operands: &[(usize, &TensorRef)], outputs: &[Tenso
     lines.add(0, "#include \"pack.cuh\"");
     lines.add(0, "#include \"logistic.cuh\"");
     if follows(blocks(walk)) {
-        lines.add(0, "#include \"follow.cuh\"");
+        lines.add(0, "#include \"dependent_launch.cuh\"");
     }
     let inputs = operands.iter().map(|(i, t)| format!("const {}* in{i}", device_type(t.dtype)));
     let results = outputs.iter().enumerate().map(|(i, t)| format!("{}* out{i}", device_type(t.dtype)));
@@ -71,7 +71,7 @@ fn text(expressions: &[Expr], operands: &[(usize, &TensorRef)], outputs: &[Tenso
     lines.add(0, format!("extern \"C\" __global__ void __launch_bounds__({THREADS})"));
     lines.add(0, format!("elementwise({}) {{", parameters.join(", ")));
     if follows(blocks(walk)) {
-        lines.add(1, "follow();");
+        lines.add(1, "grid_dependency_synchronize();");
     }
     place(&mut lines, walk);
     for (position, (index, _)) in operands.iter().enumerate() {

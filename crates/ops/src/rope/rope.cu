@@ -6,9 +6,9 @@
 // Each thread reads its own columns before it writes them, so x and y may be the same memory.
 #include "types.cuh"
 #include "pack.cuh"
-// What follow() waits for may not be read ahead of it.
+// What grid_dependency_synchronize() waits for may not be read ahead of it.
 #if FOLLOWS
-#include "follow.cuh"
+#include "dependent_launch.cuh"
 #define CONSTANT
 #else
 #define CONSTANT __restrict__
@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 rope(const X_T* x, const int* CONSTANT positions, const float* CONSTANT inv_freq, const float* CONSTANT scaling,
      Y_T* y) {
 #if FOLLOWS
-  follow();
+  grid_dependency_synchronize();
 #endif
   const size_t index = (size_t)blockIdx.x * THREADS + threadIdx.x;
   if (index >= (size_t)BATCH * TOKENS * WORK) return;

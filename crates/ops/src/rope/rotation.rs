@@ -135,7 +135,7 @@ impl Op for Rope {
         let mut defines: Vec<(String, String)> = numbers.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec();
         defines.extend(axes_of(inv_freq));
         for (name, tensor) in [("X", x), ("Y", y)] {
-            assert!(tensor.strides[3] == 1 || columns == 1, "the columns of a head lie behind one another: {tensor}");
+            assert!(tensor.strides[3] == 1 || columns == 1, "the columns of a head lie one after another: {tensor}");
             defines.push((format!("{name}_T"), device_type(tensor.dtype).to_owned()));
             for (axis, stride) in ["B", "S", "H"].iter().zip(&tensor.strides) {
                 defines.push((format!("{name}_{axis}"), stride.to_string()));
@@ -144,7 +144,7 @@ impl Op for Rope {
         Lowered::Kernels(vec![KernelSpec {
             entry: "rope",
             source: SOURCE.to_owned(),
-            headers: HEADERS.iter().copied().chain(follows(blocks).then_some(device::FOLLOW)).collect(),
+            headers: HEADERS.iter().copied().chain(follows(blocks).then_some(device::DEPENDENT_LAUNCH)).collect(),
             defines,
             grid: [blocks as u32, 1, 1],
             block: [THREADS as u32, 1, 1],

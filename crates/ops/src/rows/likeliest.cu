@@ -2,12 +2,12 @@
 // A block has a row; a thread looks at every THREADS-th pack of WIDTH numbers in rising order, then pairs of threads compare.
 #include "types.cuh"
 #include "pack.cuh"
-#include "follow.cuh"
+#include "dependent_launch.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS) likeliest(const X_T* x, int* y) {
   __shared__ float values[THREADS];
   __shared__ int places[THREADS];
-  follow();
+  grid_dependency_synchronize();
   x += X_AT(blockIdx.x);
   float best = -__int_as_float(0x7f800000);
   int place = COLUMNS;

@@ -13,8 +13,11 @@ use crate::real::Real;
 use crate::registry::id;
 
 const SOURCE: &str = include_str!("likeliest.cu");
-const HEADERS: &[(&str, &str)] =
-    &[("types.cuh", include_str!("../cuda/types.cuh")), ("pack.cuh", include_str!("../cuda/pack.cuh")), device::FOLLOW];
+const HEADERS: &[(&str, &str)] = &[
+    ("types.cuh", include_str!("../cuda/types.cuh")),
+    ("pack.cuh", include_str!("../cuda/pack.cuh")),
+    device::DEPENDENT_LAUNCH,
+];
 
 const THREADS: u32 = 1024;
 

@@ -146,7 +146,7 @@ pub fn kernels(form: &Form, call: &LowerCall<'_>) -> Vec<KernelSpec> {
     let kernel = KernelSpec {
         entry: "rowwise",
         source,
-        headers: headers(form).into_iter().chain(deal.follows().then_some(device::FOLLOW)).collect(),
+        headers: headers(form).into_iter().chain(deal.follows().then_some(device::DEPENDENT_LAUNCH)).collect(),
         defines: deal.defines(),
         grid: [deal.blocks as u32, 1, 1],
         block: [deal.threads as u32, 1, 1],

@@ -61,12 +61,12 @@ fn kernel(form: &Form, call: &LowerCall<'_>, deal: &Deal, read: &[usize], known:
         lines.add(0, "#include \"codes.cuh\"");
     }
     if deal.follows() {
-        lines.add(0, "#include \"follow.cuh\"");
+        lines.add(0, "#include \"dependent_launch.cuh\"");
     }
     lines.add(0, format!("extern \"C\" __global__ void __launch_bounds__({})", deal.bounds()));
     lines.add(0, format!("rowwise({}) {{", writer.parameters().join(", ")));
     if deal.follows() {
-        lines.add(1, "follow();");
+        lines.add(1, "grid_dependency_synchronize();");
     }
     writer.begin_tensor(&mut lines, known);
     for (place, _) in writer.sums().enumerate() {
@@ -370,7 +370,7 @@ impl<'a> Writer<'a> {
     }
 
     fn parameters(&self) -> Vec<String> {
-        // What follow() waits for may not be read ahead of it.
+        // What grid_dependency_synchronize() waits for may not be read ahead of it.
         let constant = if self.deal.follows() { "" } else { "__restrict__ " };
         let input = |i: &usize| format!("const {}* {constant}in{i}", device_type(self.call.inputs[*i].dtype));
         let outputs = self.form.results.iter().zip(self.call.outputs).enumerate();

@@ -3,13 +3,13 @@
 // parts f32 [token, HEADS, SPLITS, DV + 2]: sums, largest score (-inf for a part without keys), sum of exponentials;
 // positions i32 [token], below 0 for padding, whose result is 0. A block has one head of one token.
 #include "types.cuh"
-#include "follow.cuh"
+#include "dependent_launch.cuh"
 
 #define INF __int_as_float(0x7f800000)
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 merge_parts(const float* parts, const int* positions, const SINK_T* sinks, O_T* o) {
-  follow();
+  grid_dependency_synchronize();
   const int head = blockIdx.x, token = blockIdx.y;
   parts += ((size_t)token * HEADS + head) * SPLITS * (DV + 2);
   float top = HAS_SINK ? load(sinks + head) : -INF;

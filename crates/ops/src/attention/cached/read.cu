@@ -12,7 +12,7 @@
 #include "types.cuh"
 #include "pack.cuh"
 #include "pages.cuh"
-#include "follow.cuh"
+#include "dependent_launch.cuh"
 
 #define TEAMS (THREADS / LANES)
 #define INF __int_as_float(0x7f800000)
@@ -31,7 +31,7 @@ __device__ __forceinline__ float weight(float top, float largest) { return top >
 extern "C" __global__ void __launch_bounds__(THREADS)
 cached_attention(const Q_T* q, const KEY_T* keys, const VALUE_T* values, const int* positions, const int* table,
                  LAST_KEYS const SINK_T* sinks, RESULT_T* result) {
-  follow();
+  grid_dependency_synchronize();
   const int token = blockIdx.z, row = token / TOKENS, head = blockIdx.y * SHARE, kv = head / (HEADS / KV_HEADS);
   const int lane = threadIdx.x % LANES, team = threadIdx.x / LANES;
   const int end_of_all = max(END_OF(token), 0), first = WINDOW ? max(positions[token] + 1 - WINDOW, 0) : 0;

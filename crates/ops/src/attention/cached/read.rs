@@ -21,14 +21,14 @@ const HEADERS: &[(&str, &str)] = &[
     ("types.cuh", include_str!("../../cuda/types.cuh")),
     ("pack.cuh", include_str!("../../cuda/pack.cuh")),
     ("pages.cuh", include_str!("pages.cuh")),
-    device::FOLLOW,
+    device::DEPENDENT_LAUNCH,
 ];
 const STRIPS_HEADERS: &[(&str, &str)] = &[
     ("types.cuh", include_str!("../../cuda/types.cuh")),
     ("mma.cuh", include_str!("../../cuda/mma.cuh")),
     ("tiles.cuh", include_str!("../portable/tiles.cuh")),
     ("pages.cuh", include_str!("pages.cuh")),
-    device::FOLLOW,
+    device::DEPENDENT_LAUNCH,
 ];
 
 const THREADS: usize = 128;

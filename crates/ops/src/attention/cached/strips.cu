@@ -6,7 +6,7 @@
 // SPLITS parts of the keys (merge.cu), are put together in their order.
 #include "tiles.cuh"
 #include "pages.cuh"
-#include "follow.cuh"
+#include "dependent_launch.cuh"
 
 #define THREADS (32 * STRIPS * SHARERS)
 #define ROWS (16 * STRIPS)
@@ -59,7 +59,7 @@ cached_strips(const Q_T* q, const KEY_T* keys, const VALUE_T* values, const int*
   const int first_row = (BLOCKS - 1 - (int)(blockIdx.z % BLOCKS)) * ROWS;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, strip = warp / SHARERS, sharer = warp % SHARERS;
   if (threadIdx.x == 0) range[0] = 0x7fffffff, range[1] = 0;
-  follow();
+  grid_dependency_synchronize();
   __syncthreads();
   positions += (size_t)row * TOKENS;
 #ifdef LAST_KEY

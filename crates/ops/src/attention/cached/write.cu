@@ -4,11 +4,11 @@
 // table i32 [B, TABLE]; caches [pages, PAGE, KV_HEADS, D or DV], dense. A block copies one token.
 #include "types.cuh"
 #include "pages.cuh"
-#include "follow.cuh"
+#include "dependent_launch.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 cache_write(const K_T* k, const V_T* v, const int* positions, const int* table, CACHE_T* keys, CACHE_T* values) {
-  follow();
+  grid_dependency_synchronize();
   const int row = blockIdx.x / TOKENS, t = blockIdx.x % TOKENS, position = positions[blockIdx.x];
   if (position < 0) return;
   const size_t line = line_of(table, row, position) * KV_HEADS;

@@ -12,8 +12,11 @@ use crate::op::{Attribute, Class, Example, Op};
 use crate::registry::id;
 
 const SOURCE: &str = include_str!("write.cu");
-const HEADERS: &[(&str, &str)] =
-    &[("types.cuh", include_str!("../../cuda/types.cuh")), ("pages.cuh", include_str!("pages.cuh")), device::FOLLOW];
+const HEADERS: &[(&str, &str)] = &[
+    ("types.cuh", include_str!("../../cuda/types.cuh")),
+    ("pages.cuh", include_str!("pages.cuh")),
+    device::DEPENDENT_LAUNCH,
+];
 
 const THREADS: u32 = 128;
 

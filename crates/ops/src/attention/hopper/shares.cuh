@@ -1,7 +1,7 @@
 // dk and dv of a tile of keys whose query heads two blocks share: the one that is ready first leaves its sums, the other adds
 // them to its own. A sum of two is the same in either order, so two runs give the same bits.
 #pragma once
-#include "turn.cuh"
+#include "semaphore.cuh"
 
 #define SHARE_PIECES ((WIDE + WIDE_V) / 8)  // float4 of a thread
 
@@ -22,11 +22,11 @@ __device__ __forceinline__ bool joined(float (&dk)[WIDE / 2], float (&dv)[WIDE_V
       piece[(WIDE / 8 + i) * 128] = make_float4(dv[4 * i], dv[4 * i + 1], dv[4 * i + 2], dv[4 * i + 3]);
     __threadfence();
     meet<128>(id);
-    if (thread == 0) set_turn(ready + 1, 1);
+    if (thread == 0) set_semaphore(ready + 1, 1);
     return false;
   }
   if (thread == 0)
-    while (!turn_at(ready + 1)) {}
+    while (!semaphore_value(ready + 1)) {}
   meet<128>(id);
 #pragma unroll
   for (int i = 0; i < WIDE / 8; i++) {

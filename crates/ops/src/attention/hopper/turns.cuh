@@ -3,7 +3,7 @@
 // steps have a thread each.
 #pragma once
 #include "keys.cuh"
-#include "turn.cuh"
+#include "semaphore.cuh"
 
 #define Q_BLOCKS ((TOKENS + 63) / 64)
 #define PART_BYTES (64 * WIDE * 4)
@@ -58,7 +58,7 @@ __device__ __forceinline__ void keep_turns(const Item (&items)[2], int parity, c
         const size_t at = (size_t)(b * HEADS + h) * Q_BLOCKS + block;
         if (!last) barrier_wait(filled, filled_parity);
         if (turn > 0)
-          while (turn_at(counts + at) < turn) {}
+          while (semaphore_value(counts + at) < turn) {}
         asm volatile("fence.proxy.async;" ::: "memory");
         if (last) {
           barrier_arrive(ours);
@@ -72,7 +72,7 @@ __device__ __forceinline__ void keep_turns(const Item (&items)[2], int parity, c
         stores_done();
         asm volatile("fence.proxy.async;" ::: "memory");
         __threadfence();
-        set_turn(counts + at, turn + 1);
+        set_semaphore(counts + at, turn + 1);
       }
     }
   }

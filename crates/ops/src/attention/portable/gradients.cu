@@ -14,7 +14,7 @@
 // 64, 4 x 4096 263; of 256, 2 x 4096 202; of 512 with gradient_q.cu 116; documents of about 200 tokens 120, 113, 98.
 #include "tiles.cuh"
 #include "queries.cuh"
-#include "turn.cuh"
+#include "semaphore.cuh"
 
 #define THREADS (WARPS * 32)
 #define PD PADDED(D, PARTS)
@@ -118,7 +118,7 @@ attention_gradients(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k
     const int handed = (block + 1) * (GROUP / TURN_HEADS) - 1 - head / TURN_HEADS;
     int turn = 0;
     if (head % TURN_HEADS == 0) {
-      if (threadIdx.x == 0 && left < steps) set_turn(turns + handed + 1, tile + 1);
+      if (threadIdx.x == 0 && left < steps) set_semaphore(turns + handed + 1, tile + 1);
       if (threadIdx.x == THREADS - 32) turn = early_turn(turns + handed);
     }
 #endif
@@ -176,7 +176,7 @@ attention_gradients(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k
     float* sums = dq_sums + (of_head + block) * (COUNT * THREADS) + threadIdx.x;
     if (ours > 0 && head % TURN_HEADS == 0) {
       if (threadIdx.x == THREADS - 32)
-        while (turn < tile) turn = turn_at(turns + handed);
+        while (turn < tile) turn = semaphore_value(turns + handed);
       __syncthreads();
     }
     if (tile < to_last / ROWS) {
@@ -200,7 +200,7 @@ attention_gradients(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k
   }
 #if TURNS
   __syncthreads();
-  if (threadIdx.x == 0) set_turn(turns + first_block * (GROUP / TURN_HEADS), tile + 1);
+  if (threadIdx.x == 0) set_semaphore(turns + first_block * (GROUP / TURN_HEADS), tile + 1);
 #endif
   write_rows<MT, K_COLUMNS / 8, D>(dk + (size_t)b * DK_B + (size_t)kv_head * DK_H, DK_S, first_key + own,
                                    part * K_COLUMNS, dk_sum, SCALE);

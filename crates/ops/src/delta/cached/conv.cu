@@ -6,7 +6,7 @@
 //     STRIP tokens of one row (blockIdx.y, .z). Where a row is one strip, its tokens are kept here, too.
 //   cached_conv_keep: the last tokens of a row (blockIdx.z), of THREADS channels.
 #include "types.cuh"
-#include "follow.cuh"
+#include "dependent_launch.cuh"
 
 #define EACH_TAP _Pragma("unroll") for (int j = 0; j < WIDTH; j++)
 
@@ -33,7 +33,7 @@ cached_conv(const X_T* __restrict__ x, const W_T* __restrict__ w, const int* __r
             const int* __restrict__ slots, Y_T* __restrict__ y, KEPT_T* kept) {
   const int c = blockIdx.x * THREADS + threadIdx.x, first = blockIdx.y * STRIP;
   const size_t row = (size_t)blockIdx.z * TOKENS;
-  follow();
+  grid_dependency_synchronize();
   if (c >= CHANNELS) return;
   const int end = min(first + STRIP, TOKENS), begin = positions[row + first];
   float tap[WIDTH], held[WIDTH];  // held[j]: the token j in front
@@ -61,6 +61,6 @@ cached_conv(const X_T* __restrict__ x, const W_T* __restrict__ w, const int* __r
 extern "C" __global__ void __launch_bounds__(THREADS)
 cached_conv_keep(const X_T* __restrict__ x, const int* __restrict__ positions, const int* __restrict__ slots, KEPT_T* kept) {
   const int c = blockIdx.x * THREADS + threadIdx.x;
-  follow();
+  grid_dependency_synchronize();
   if (c < CHANNELS) keep(x, positions, slots, kept, c);
 }

@@ -15,7 +15,7 @@ use crate::real::Real;
 use crate::registry::id;
 
 const SOURCE: &str = include_str!("conv.cu");
-const HEADERS: &[(&str, &str)] = &[("types.cuh", include_str!("../../cuda/types.cuh")), device::FOLLOW];
+const HEADERS: &[(&str, &str)] = &[("types.cuh", include_str!("../../cuda/types.cuh")), device::DEPENDENT_LAUNCH];
 
 /// y, kept ← cached_conv(x, w, positions, slots)
 pub struct CachedConv;

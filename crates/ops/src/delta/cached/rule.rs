@@ -72,7 +72,7 @@ impl Op for CachedDelta {
         tensors.push(("O", &call.outputs[0]));
         let args = (0..7).map(Arg::Input).chain([0, 1].map(Arg::Output)).collect();
         let mut kernel = launch::kernel("cached_delta", "CACHED", launch::RECURRENCE, call, &tensors);
-        (kernel.args, kernel.headers) = (args, [&kernel.headers[..], &[device::FOLLOW]].concat());
+        (kernel.args, kernel.headers) = (args, [&kernel.headers[..], &[device::DEPENDENT_LAUNCH]].concat());
         Lowered::Kernels(if call.machine.arch == Arch::Cpu { vec![] } else { vec![kernel] })
     }
 

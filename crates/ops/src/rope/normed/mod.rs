@@ -141,7 +141,7 @@ impl Deal {
         KernelSpec {
             entry,
             source: SOURCE.to_owned(),
-            headers: HEADERS.iter().copied().chain(follows.then_some(device::FOLLOW)).collect(),
+            headers: HEADERS.iter().copied().chain(follows.then_some(device::DEPENDENT_LAUNCH)).collect(),
             defines,
             grid: [self.blocks() as u32, 1, 1],
             block: [self.threads as u32, 1, 1],

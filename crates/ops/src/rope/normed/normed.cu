@@ -11,9 +11,9 @@
 // with PARTIAL and its sums; 16,384 tokens 3.8, 4.2 and 3.2.
 #include "types.cuh"
 #include "pack.cuh"
-// What follow() waits for may not be read ahead of it.
+// What grid_dependency_synchronize() waits for may not be read ahead of it.
 #if FOLLOWS
-#include "follow.cuh"
+#include "dependent_launch.cuh"
 #define CONSTANT
 #else
 #define CONSTANT __restrict__
@@ -104,7 +104,7 @@ rmsnorm_rope(const X_T* CONSTANT x1, const W_T* CONSTANT w1,
 #endif
 ) {
 #if FOLLOWS
-  follow();
+  grid_dependency_synchronize();
 #endif
   __shared__ __align__(16) Turns turns;
   const int first = blockIdx.x * TOGETHER;

@@ -21,7 +21,7 @@ const SOURCE: &str = include_str!("sample_token.cu");
 const HEADERS: &[(&str, &str)] = &[
     ("types.cuh", include_str!("../../cuda/types.cuh")),
     ("pack.cuh", include_str!("../../cuda/pack.cuh")),
-    device::FOLLOW,
+    device::DEPENDENT_LAUNCH,
 ];
 
 const THREADS: u32 = 512;

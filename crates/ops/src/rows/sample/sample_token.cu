@@ -8,7 +8,7 @@
 // with that key that are kept, the first of them. All sums have a fixed order.
 #include "types.cuh"
 #include "pack.cuh"
-#include "follow.cuh"
+#include "dependent_launch.cuh"
 
 #define WARPS (THREADS / 32)
 #define STEP (32 * WIDTH)
@@ -119,7 +119,7 @@ sample_token(const LOGITS_T* logits, const float* sampling, int* ids, float* log
   __shared__ float tops[WARPS];
   __shared__ int firsts[WARPS];
   __shared__ u32 ties[WARPS];
-  follow();
+  grid_dependency_synchronize();
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   sampling += (size_t)blockIdx.x * 5;
   const float temperature = sampling[0], top_p = sampling[2], min_p = sampling[3], number = sampling[4];

@@ -101,7 +101,7 @@ class Surogate(TemplateLM):  # type: ignore[misc]  # the harness is not typed
 
     @property
     def tokenizer_name(self) -> str:
-        """What requests that are kept in a cache of the harness belong to."""
+        """The key of requests that are kept in a cache of the harness."""
         return self._name.replace("/", "__")
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
@@ -147,7 +147,7 @@ class Surogate(TemplateLM):  # type: ignore[misc]  # the harness is not typed
         return results
 
     def _kept(self, context: list[int], continuation: list[int]) -> tuple[list[int], list[int]]:
-        """Of a beginning that is too long, the end."""
+        """Tokens of a beginning and its continuation; of a beginning that is too long, the end."""
         room = self.max_length + 1 - len(continuation)
         if room < 1:
             raise ValueError(f"a continuation has {len(continuation)} tokens, but the model allows {self.max_length}")

@@ -60,7 +60,7 @@ PARTS, HOLDERS = ("image", "image_url", "input_image"), ("image", "image_url", "
 
 
 def is_image(part: Any) -> bool:
-    """Whether a part of a message's content is an image."""
+    """True if a part of a message's content is an image."""
     if not isinstance(part, Mapping):
         return False
     kind = part.get("type")
@@ -68,7 +68,7 @@ def is_image(part: Any) -> bool:
 
 
 def have_images(prompts: Iterable[Any]) -> bool:
-    """Whether a prompt is a conversation with an image, or an object that brings images."""
+    """True if a prompt is a conversation with an image, or an object that brings images."""
     return any(isinstance(of, Mapping) and of.get("images") or any(map(is_image, _parts(of))) for of in prompts)
 
 

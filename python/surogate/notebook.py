@@ -25,7 +25,7 @@ WIDTH, HEIGHT, LEFT, BELOW = 640, 220, 48, 20
 
 
 def is_running() -> bool:
-    """Whether the caller is a cell of a notebook."""
+    """True if the caller is a cell of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     # A shell on a terminal has no kernel.

@@ -23,7 +23,7 @@ PATIENCE = (2.0, 10.0)
 
 
 class Collected:
-    """What a command says, as one JSON object instead of lines."""
+    """The messages of a command, as one JSON object instead of lines."""
 
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {}

@@ -147,7 +147,7 @@ def _generation() -> list[dict[str, Any]]:
 
 
 def generation_options(options: argparse.Namespace) -> dict[str, Any]:
-    """What was given of them: texts as in YAML, a list where a flag may come several times."""
+    """The given options of generation: texts as in YAML, a list where a flag may come several times."""
     given = {row["name"]: getattr(options, row["name"]) for row in _generation()}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -255,7 +255,7 @@ def parser() -> argparse.ArgumentParser:
     chat.add_argument("model", metavar="MODEL", type=_path, help=OF_MODEL)
     chat.add_argument("--system", metavar="TEXT", help="system message at the start of the conversation")
     for command, what in ((generate, "the prompt, with --chat"), (chat, "the first message")):
-        of_image = f"image in front of {what}; may be repeated"
+        of_image = f"image before {what}; may be repeated"
         command.add_argument("--image", metavar="FILE", action="append", default=[], type=_path, help=of_image)
         of_tools = "JSON file with a list of function definitions, which the chat template shows to the model"
         command.add_argument("--tools", metavar="FILE", help=of_tools)
@@ -348,7 +348,7 @@ def _quantize_flags(command: argparse.ArgumentParser) -> None:
 
 
 def _evaluate_flags(command: argparse.ArgumentParser) -> None:
-    """What is measured, how it is asked, where the numbers go."""
+    """Adds the flags of `evaluate`: tasks, settings of requests, the output file."""
     command.add_argument("model", metavar="MODEL", type=_path, help=OF_MODEL)
     of_tasks = "tasks or groups, patterns such as mmlu_*, YAML files of your own tasks, or a folder of them"
     command.add_argument("--tasks", metavar="NAME,…", required=True, help=of_tasks)

@@ -170,7 +170,7 @@ class Thoughts:
 
 
 def without_thoughts(answer: str) -> str:
-    """What templates want of earlier answers: nothing of what was thought."""
+    """An answer without its thoughts, as templates want earlier answers."""
     begin, end = THINKING
     _, found, behind = answer.partition(end)
     if found:

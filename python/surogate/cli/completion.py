@@ -17,7 +17,7 @@ SHELLS = ["bash", "zsh", "fish"]
 
 @dataclass
 class Word:
-    """What can be typed, what it means, and the values that it takes."""
+    """A word that can be typed, its meaning, and the values that it takes."""
 
     text: str
     about: str

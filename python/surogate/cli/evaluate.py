@@ -69,7 +69,7 @@ def _check_extra() -> None:
 
 
 def _evaluated(options: Namespace, folders: list[Path]) -> dict[str, Any]:
-    """What the harness reports. Data files of tasks are looked for in the folders."""
+    """The harness's report. Data files of tasks are searched in the folders."""
     from lm_eval import evaluator
     from lm_eval.api.task import ConfigurableTask
 
@@ -165,7 +165,7 @@ def _is_whole(name: str) -> bool:
 
 @contextlib.contextmanager
 def _reported(what: str) -> Iterator[None]:
-    """What the harness and the libraries below it raise, as a message."""
+    """Turns exceptions of the harness and the libraries below it into messages."""
     try:
         yield
     except (SurogateError, UsageError):

@@ -125,12 +125,12 @@ def _asked(value: Any, chat: bool, tools: list[Any] | None, images: list[str]) -
 
 
 def _shown(prompt: dict[str, Any]) -> Any:
-    """What a line of the output repeats of its prompt."""
+    """The part of the prompt that a line of the output repeats."""
     return next((prompt[name] for name in PROMPTS if prompt.get(name) is not None), None)
 
 
 def pieces(generation: _native.Generation) -> Iterator[tuple[int, str, str | None]]:
-    """What the steps of a generation give, to its end."""
+    """Yields the additions of a generation's steps, to its end."""
     while not generation.done:
         yield from generation.step()
 

@@ -122,7 +122,8 @@ def draft(model: str, dataset: str, task: str, machine: str | None, overrides: l
 
 
 def _look_at_prompts(base: dict[str, Any], task: str, overrides: list[Override]) -> Callable[[dict[str, Any]], tuple[str, str]]:
-    """What checks the first rows of the data with more options: the table and the counts as JSON."""
+    """A function that checks the first rows of the data with more options and returns the table and the counts as
+    JSON."""
 
     def look(changes: dict[str, Any]) -> tuple[str, str]:
         sample = {**base, **changes, "datasets": [{**base["datasets"][0], "samples": SAMPLES}]}
@@ -282,7 +283,7 @@ def _unpacked(base: dict[str, Any]) -> list[str]:
 
 
 def _decisions(plan: dict[str, Any]) -> list[str]:
-    """What is recomputed, offloaded or chunked."""
+    """The lines on tensors that are recomputed, offloaded or chunked."""
     decided = [of for of in plan["decisions"] if of["value"] is True or of["value"] > 1]
     return [of["words"]["sentence"] for of in decided]
 
@@ -292,7 +293,7 @@ def _pair(name: str, value: Any) -> str:
 
 
 def _scalar(value: Any) -> str:
-    """As YAML: words stay bare where nothing else could be meant."""
+    """A value as YAML: words stay bare where nothing else could be meant."""
     text = str(value)
     plain = text and text[0].isalnum() or text.startswith(("/", "[", "{", "-", "."))
     return text if plain and ": " not in text and " #" not in text else json.dumps(text)

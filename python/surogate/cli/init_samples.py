@@ -1,4 +1,4 @@
-"""What `surogate init` writes for runs that sample their answers: which reward the data allow, and the lengths of rows."""
+"""The part of `surogate init` for runs that sample their answers: rewards that the data allow, and lengths of rows."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def run(options: Namespace) -> int:
 
 
 def names(folder: Path) -> str:
-    """What a model's architecture says of names, as JSON."""
+    """The naming rules of a model's architecture, as JSON."""
     try:
         found = find(json.loads((folder / "config.json").read_text(encoding="utf-8")))
         return json.dumps({"renamed": found.files.get("renamed", []), "adapters": found.adapters})

@@ -91,7 +91,7 @@ def _calibration(folder: Path, run: str | None) -> _native.Config | None:
 
 
 def _advice(options: Namespace) -> str:
-    """What may lose less."""
+    """Suggestions of schemes that may lose less."""
     if options.scheme not in ("w4a16", "nvfp4a16", "mxfp4a16", "nvfp4"):
         return "try --scheme w8a16, and see whether the model is damaged"
     if options.method != "gptq":

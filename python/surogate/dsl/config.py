@@ -173,7 +173,7 @@ def _read(reader: Reader, name: str, kind: Any, default: Any) -> Any:
 
 
 def _is_null(reader: Reader, name: str, kind: Any) -> bool:
-    """Whether a field is there as null, and null is one of its values: not the default of a missing field then."""
+    """True if a field is given as null, and null is one of its values: not the default of a missing field then."""
     optional = get_origin(kind) in (Union, types.UnionType) and type(None) in get_args(kind)
     return optional and name in reader.fields
 

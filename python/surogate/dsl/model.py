@@ -19,7 +19,7 @@ from .trace import Trace
 
 @dataclass(frozen=True)
 class Architecture:
-    """What `@model` registers."""
+    """An entry of the registry that `@model` fills."""
 
     name: str
     model_type: str | None

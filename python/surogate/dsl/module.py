@@ -95,7 +95,7 @@ class Module:
         return ((name, value) for name, value in vars(self).items() if isinstance(value, (Parameter, Module)))
 
     def owns_parameters(self) -> bool:
-        """Whether a parameter is a direct attribute."""
+        """True if a parameter is a direct attribute."""
         return any(isinstance(value, Parameter) for _, value in self.members())
 
     def name_parameters(self, path: str = "") -> list[Parameter]:

@@ -71,7 +71,7 @@ def repeat(layers: Layers, carry: Any, *shared: Any) -> Any:
 
 
 def _is_of_tensors(value: Any) -> bool:
-    """Whether it is `each` of values, not of attributes."""
+    """True for `each` of values, False for `each` of attributes."""
     return isinstance(value, each) and any(isinstance(of, Tensor) for of in value.values)
 
 

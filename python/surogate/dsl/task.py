@@ -35,7 +35,7 @@ def task(name: str) -> Callable[[T], T]:
 
 
 class Results:
-    """What the model has marked with `output`, by name: `results["logits"]`."""
+    """The values that the model has marked with `output`, by name: `results["logits"]`."""
 
     def __getitem__(self, name: str) -> Tensor:
         known = Trace.current().outer.results

@@ -80,8 +80,8 @@ class Trace:
 
     @contextmanager
     def task(self, name: str, declared: list[Parameter], lists: dict[str, list[str]]) -> Iterator[None]:
-        """What is recorded inside belongs to a task, which may read all that the model's outer body has. Its `lists` are
-        written where they are not empty."""
+        """Records operations as a task's, which may read all that the model's outer body has. Its `lists` are written
+        where they are not empty."""
         self.scope = self.body = Scope()
         self.tasks[name] = (self.scope, declared, lists)
         names = set(self._names)

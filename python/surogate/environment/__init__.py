@@ -1,1 +1,1 @@
-"""What Python runs in: the import path, the working directory, optional packages, the CUDA libraries of packages."""
+"""The interpreter's surroundings: import path, working directory, optional packages, CUDA libraries of packages."""

@@ -1,4 +1,4 @@
-"""Where the CUDA libraries of installed Python packages are on this machine."""
+"""Locations of the CUDA libraries in installed Python packages."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Head:
         self._answered = self._asked = time.monotonic()
 
     def answers(self) -> bool:
-        """Whether it did when it was asked last, a second ago at most."""
+        """True if it answered when it was asked last, a second ago at most."""
         if time.monotonic() > self._asked + ASKED:
             self._asked = time.monotonic()
             try:
@@ -107,7 +107,8 @@ class Calls:
         self.is_lost = False
 
     def __call__(self, function: Callable[..., Any], *arguments: object, **named: object) -> Any:
-        """What a function gives that takes `LOOK` seconds at most. Raises NodeLostError where it does not come back."""
+        """The result of a function that may take `LOOK` seconds at most. Raises NodeLostError if it does not return in
+        time."""
         if self._server is None:
             return function(*arguments, **named)
         if self.is_lost:
@@ -206,7 +207,7 @@ class Cluster:
             atexit.unregister(self._ray.shutdown)
 
     def machines(self) -> list[Machine]:
-        """Those that are alive: the one that this process speaks with first, the others by address."""
+        """The machines that are alive: the one that this process speaks with first, the others by address."""
         self._head.wait()
         here = self._call(lambda: self._ray.get_runtime_context().get_node_id())
         alive = [node for node in self._call(self._ray.nodes) if node["Alive"]]
@@ -250,7 +251,7 @@ class Workers:
             raise
 
     def _wait(self, seconds: float) -> bool:
-        """Whether there is room in time. Raises `Lost` where a machine is gone meanwhile."""
+        """True if there is room in time. Raises `Lost` if a machine is gone meanwhile."""
         until = time.monotonic() + seconds
         while not self._call(self._group.wait, min(LOOK, max(0.0, until - time.monotonic()))):
             self.wait_for_head()
@@ -284,17 +285,17 @@ class Workers:
         return self._call(lambda: getattr(self._actors[number], method).remote(*arguments))
 
     def ask(self, number: int, method: str, *arguments: object) -> Any:
-        """What a method of a worker gives. Raises `Lost`, or RunError with what the method raised."""
+        """The result of a worker's method. Raises `Lost`, or RunError with the message of its exception."""
         return self.answer(number, self.begin(number, method, *arguments), ANSWER)
 
     def ask_all(self, method: str, *arguments: object) -> list[Any]:
-        """What a method of every worker gives."""
+        """The result of a method of every worker."""
         until = time.monotonic() + ANSWER
         begun = [self.begin(number, method, *arguments) for number in range(len(self))]
         return [self.answer(number, call, max(0.1, until - time.monotonic())) for number, call in enumerate(begun)]
 
     def answer(self, number: int, call: Any, seconds: float) -> Any:
-        """What a call that was begun gives."""
+        """The result of a call that was begun."""
         errors = self._ray.exceptions
         until = time.monotonic() + seconds
         try:
@@ -312,7 +313,7 @@ class Workers:
             raise RunError(f"{self.machines[number]}: {error.cause}") from None
 
     def first(self, calls: list[Any], seconds: float) -> list[Any]:
-        """Those calls that are done, as soon as there is one."""
+        """The calls that are done, as soon as there is one."""
         done, _ = self._call(self._ray.wait, calls, num_returns=1, timeout=seconds)
         return list(done)
 

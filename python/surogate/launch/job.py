@@ -59,7 +59,7 @@ EXCEPTIONS = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the options say of nodes."""
+    """The options of nodes."""
 
     on_ray: bool
     ray_address: str
@@ -85,7 +85,7 @@ class Wanted:
 
 @dataclass
 class End:
-    """How a node ended: its exit code, and its last words."""
+    """The end of a node: its exit code, and its last words."""
 
     code: int
     words: str
@@ -93,7 +93,7 @@ class End:
 
 @dataclass
 class Words:
-    """What a node said on standard error."""
+    """A node's lines on standard error."""
 
     #: The last lines, and those that were not read yet.
     last: list[str] = field(default_factory=list)
@@ -315,7 +315,7 @@ def compare(machines: list[Machine], facts: list[dict[str, str]]) -> None:
 
 
 def ending(code: int, words: list[str]) -> End:
-    """How a process ended. One that a signal killed is lost."""
+    """The end of a process. One that a signal killed is lost."""
     begins = [at for at, line in enumerate(words) if line.startswith("surogate: ")]
     text = "\n".join(words[begins[-1] if begins else 0 :]).strip().removeprefix("surogate: ")
     if code < 0:
@@ -324,7 +324,7 @@ def ending(code: int, words: list[str]) -> End:
 
 
 def verdict(ends: dict[int, End], machines: list[Machine]) -> tuple[int, str]:
-    """What ended the run: the exit code of all, and the root cause with its node, not what came of it elsewhere."""
+    """The exit code of all and the cause of the end: the root cause with its node, not its consequences elsewhere."""
     if 0 in ends and (ends[0].code == 0 or ends[0].code > 128):
         return ends[0].code, ""
     failed = {number: end for number, end in sorted(ends.items()) if end.code}

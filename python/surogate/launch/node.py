@@ -37,7 +37,7 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Start:
-    """What a node is started with."""
+    """The settings that a node is started with."""
 
     task: str
     #: Name and text of the file of options.
@@ -52,7 +52,7 @@ class Start:
 
 @dataclass
 class Said:
-    """What a node has said since it was asked last."""
+    """The output of a node since it was asked last."""
 
     lines: list[str] = field(default_factory=list)
     #: Lines of standard error.
@@ -72,7 +72,7 @@ class Node:
         self._process: subprocess.Popen[str] | None = None
 
     def describe(self) -> dict[str, str]:
-        """What all nodes must have in common, by name."""
+        """Facts that must be equal on all nodes, by name."""
         from .. import _native
 
         facts = {"version of surogate": _native.__version__, "version of Python": platform.python_version()}
@@ -95,7 +95,7 @@ class Node:
             return int(free.getsockname()[1])
 
     def sees(self, folder: str, path: str) -> bool:
-        """Whether a path is there, which may be relative to a folder. A bucket is seen from everywhere."""
+        """True if a path exists, which may be relative to a folder. A bucket is seen from everywhere."""
         return is_address(path) or Path(folder, path).exists()
 
     def start(self, of: Start) -> None:
@@ -108,7 +108,7 @@ class Node:
         started.wait()
 
     def say(self, seconds: float) -> Said:
-        """What it has said since the last call; waits so long for something."""
+        """The output since the last call; waits up to the given time for some."""
         with self._changed:
             self._changed.wait_for(self._has_said, seconds)
             said, self._said = self._said, Said(code=self._said.code, ended=self._said.ended)

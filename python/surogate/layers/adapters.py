@@ -1,4 +1,5 @@
-"""How adapters in PEFT's form name the weights of mixtures of experts. Knows names; docs/ir.md says what the keys mean."""
+"""Names of the weights of mixtures of experts in adapters of PEFT's form. Knows names; docs/ir.md says what the keys
+mean."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ from typing import Any
 
 
 def experts_as_parameters(gate: str, up: str, down: str, *, renamed: dict[str, str] | None = None) -> dict[str, Any]:
-    """Of experts that were modules once, by the names of their matrices in files, and are two parameters for transformers 5
-    and PEFT. `renamed`: components of names, in files and for PEFT."""
+    """The entry for experts that were modules once, by the names of their matrices in files, and are two parameters for
+    transformers 5 and PEFT. `renamed`: components of names, in files and for PEFT."""
     return {
         "renamed": [list(pair) for pair in (renamed or {}).items()],
         "bare": ["gate", gate, up, down],

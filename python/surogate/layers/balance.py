@@ -1,4 +1,4 @@
-"""What layers give their experts, carried from layer to layer for the log and the loss that evens it out."""
+"""Loads of experts, carried from layer to layer for the log and for the loss that evens them out."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Balance:
 
 @dataclass(frozen=True)
 class Routing:
-    """How tokens are sent to experts, in all layers that have them."""
+    """The routing of tokens to experts, in all layers that have them."""
 
     experts: int
     top_k: int

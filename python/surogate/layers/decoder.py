@@ -75,11 +75,11 @@ class Decoder(Module):
         return self.embed_tokens(batch.input_ids)
 
     def carried(self) -> tuple[Unset, ...]:
-        """What goes from layer to layer after x."""
+        """The values that go from layer to layer after x."""
         return ()
 
     def shared(self, x: Tensor, batch: Batch) -> tuple[Any, ...]:
-        """What all layers are given, before the batch; x is the input of the first."""
+        """The values that all layers read, before the batch; x is the input of the first."""
         has_axes = getattr(self.rotary_emb, "axes", None) is not None
         return (self.rotary_emb(batch.token_axes if has_axes else batch.position_ids),)
 

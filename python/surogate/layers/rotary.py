@@ -114,8 +114,9 @@ class Rotation:
         theta: float = 10000.0,
         share: float | None = None,
     ) -> Self:
-        """With what follows from the rest of the config. `theta` is the architecture's own base, `share` its own part
-        of the columns; without one, all of them are rotated.
+        """The settings completed from the rest of the config. `theta` is the architecture's own base, `share` its own
+        part of the columns; without one, all of them are rotated. Most types are relative to the model's own length
+        where the config names no other, `dynamic` always.
 
         Most types are relative to the model's own length where the config names no other, `dynamic`
         always.
@@ -229,8 +230,8 @@ class Rotations:
         theta: float,
         share: float | None = None,
     ) -> dict[str, Rotation]:
-        """As of a :class:`Rotation`, by kind, which may have heads of other sizes. Layers with a window have the base of the
-        others where a config of transformers 4 names none of their own."""
+        """The settings of each kind completed as those of a :class:`Rotation`; kinds may have heads of other sizes.
+        Layers with a window have the base of the others where a config of transformers 4 names none of their own."""
         full = self.by_kind.get(FULL, Rotation())
         own = {FULL: full, SLIDING: self.by_kind.get(SLIDING, Rotation(full.theta))}
         sizes = head_dim if isinstance(head_dim, dict) else dict.fromkeys(own, head_dim)

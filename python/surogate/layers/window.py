@@ -1,4 +1,4 @@
-"""Which layers use sliding-window attention, and of which size, from config.json."""
+"""Reads from config.json which layers use sliding-window attention, and of which size."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ NEWEST = 0.1
 
 
 def is_requested() -> bool:
-    """Whether the process is in a TrainJob whose controller takes reports."""
+    """True if the process is in a TrainJob whose controller takes reports."""
     return bool(os.environ.get(URL))
 
 

@@ -68,7 +68,7 @@ class _Process:
             pass  # It has exited already.
 
     def wait(self, seconds: float | None) -> bool:
-        """Whether it exited in time; without a time, when it has exited."""
+        """True if it exited in time; without a time, waits until it has exited."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -155,7 +155,7 @@ class LogReaders:
 
 
 def is_installed(package: str, path: list[str]) -> bool:
-    """Whether a package is in one of these folders, or built in. A folder that only has its name does not count."""
+    """True if a package is in one of these folders, or built in. A folder that only has its name does not count."""
     found = (finder.find_spec(package, path) for finder in sys.meta_path if hasattr(finder, "find_spec"))
     return any(spec is not None and spec.has_location for spec in found)
 

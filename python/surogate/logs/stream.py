@@ -54,7 +54,7 @@ class Stream:
             return []
 
     def go_to_last_opening(self) -> None:
-        """What was before is not read: events of the run's earlier processes."""
+        """Skips to the last opening: events before it are those of the run's earlier processes."""
         at = 0
         try:
             with self.path.open("rb") as file:
@@ -141,7 +141,7 @@ class History:
 
     @property
     def manifest(self) -> Event:
-        """What the run is made of; empty before its first line."""
+        """The manifest in the run's opening; empty before its first line."""
         return self.opening.get("manifest") or {}
 
     @property
@@ -181,7 +181,7 @@ def log_of(run: Path) -> Path | None:
 
 
 def is_running(run: Path) -> bool:
-    """Whether a process holds the folder of a run, as the system lists its locks; nothing is touched."""
+    """True if a process holds the folder of a run, as the system lists its locks; nothing is touched."""
     try:
         held, inode = Path("/proc/locks").read_text(), run.stat().st_ino
     except OSError:

@@ -91,7 +91,7 @@ def predicting_layers(c: SparseFields) -> list[str]:
 
 
 class SharedMixture(Mixture):
-    """What the experts of a token give, and `shared_experts`(x), whose matrices have biases with `bias`."""
+    """The sum of the routed experts' output and `shared_experts`(x), whose matrices have biases with `bias`."""
 
     def __init__(self, c: SharedFields, router: Router, *, bias: bool = False) -> None:
         super().__init__(router, Experts(c.num_experts, c.hidden_size, c.moe_intermediate_size), c.num_experts)

@@ -89,7 +89,7 @@ class BiasedRouter(Router):
 
 
 class ErnieMixture(Mixture):
-    """What the experts of a token give, and `shared_experts`(x), if there are any."""
+    """The sum of the routed experts' output and `shared_experts`(x), if there are any."""
 
     def __init__(self, c: Ernie4_5MoeConfig) -> None:
         self.moe_statics = Statics(c.num_experts)

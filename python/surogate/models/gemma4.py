@@ -243,7 +243,7 @@ class Router(Module):
         return weights * ops.cast(ops.merge_heads(scales), dtype="f32"), index
 
     def load(self, present: Tensor) -> Tensor:
-        """What experts were given in the call that was recorded last, as that of a `Mixture`."""
+        """The load of the experts in the call that was recorded last, as that of a `Mixture`."""
         assert self.chosen is not None, "a layer is recorded before its load is requested"
         return ops.expert_load(*self.chosen, present, scores="softmax")
 

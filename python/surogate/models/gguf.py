@@ -76,7 +76,7 @@ def _rotated(config: Any) -> int:
 
 
 def _llama_sizes(config: Any) -> Metadata:
-    """What Llama and its kin are made of."""
+    """The sizes of Llama and of architectures like it, by key."""
     sizes = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
@@ -126,7 +126,7 @@ def _gpt2_sizes(config: Any) -> Metadata:
 
 
 def _llama_problems(config: Any) -> list[str]:
-    """What the form has no key for."""
+    """Settings for which the form has no key."""
     windows = [*getattr(config, "windows", []), getattr(config, "window", None)]
     shorter = any(window is not None and window < config.max_position_embeddings for window in windows)
     said = "`sliding_window`: readers of this form attend to everything; set it to null to say so"
@@ -211,7 +211,7 @@ def _gpt2_problems(config: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class Form:
-    """How one architecture is written."""
+    """The description of an architecture in a GGUF file."""
 
     name: str
     #: Rotated pairs are adjacent.

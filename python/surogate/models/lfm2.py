@@ -13,7 +13,7 @@ CONV = "conv"
 
 
 class ConvolutionFields(DecoderConfig):
-    """Of models with gated short convolutions."""
+    """Fields of models with gated short convolutions."""
 
     vocab_size: int = 65536
     num_key_value_heads: int = 8

@@ -21,7 +21,7 @@ from .qwen3_moe import kinds_of_layers, routed
 
 
 class SharedExpertConfig(MixtureConfig):
-    """Of mixtures with an expert that every token goes through."""
+    """Fields of mixtures with an expert that every token goes through."""
 
     moe_intermediate_size: int = 1408
     shared_expert_intermediate_size: int = 5632
@@ -50,7 +50,7 @@ class Qwen2MoeConfig(SharedExpertConfig):
 
 
 class GatedMixture(Mixture):
-    """What the experts of a token give, and sigmoid(x·`shared_expert_gate`) · `shared_expert`(x)."""
+    """The sum of the routed experts' output and sigmoid(x·`shared_expert_gate`) · `shared_expert`(x)."""
 
     def __init__(self, c: SharedExpertConfig) -> None:
         super().__init__(*routed(c, c.moe_intermediate_size, c.norm_topk_prob))

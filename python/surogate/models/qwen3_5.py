@@ -27,7 +27,7 @@ from .qwen_vision import PROJECTORS, Qwen3VisionConfig, with_tower
 LINEAR = "linear_attention"
 
 class HybridConfig(DecoderConfig):
-    """Of models with gated delta nets and gated attention."""
+    """Fields of models with gated delta nets and gated attention."""
 
     vocab_size: int = 248320
     num_attention_heads: int = 16
@@ -118,7 +118,7 @@ class Attention(layers.Attention):
 
 
 def delta_sizes(c: HybridConfig) -> dict[str, int]:
-    """Of a gated delta net."""
+    """The sizes of a gated delta net, by argument."""
     return dict(
         key_heads=c.linear_num_key_heads,
         heads=c.linear_num_value_heads,

@@ -166,7 +166,7 @@ def charts(history: History) -> list[Chart]:
 
 
 def answer_charts(history: History, of: Callable[[str], list[tuple[float, float | None]]]) -> list[Chart]:
-    """Of tasks that compare answers; a chart without a number is left out."""
+    """Charts of tasks that compare answers; a chart without a number is left out."""
 
     def line(name: str, key: str, colour: int, factor: float = 1.0) -> Line:
         return Line(name, smoothed(finite([(at, None if of_step is None else of_step * factor) for at, of_step in of(key)])), colour)
@@ -208,7 +208,7 @@ def answer_charts(history: History, of: Callable[[str], list[tuple[float, float 
 
 
 def router_charts(of: Callable[[str], list[tuple[float, float | None]]]) -> list[Chart]:
-    """Of mixtures of experts."""
+    """Charts of mixtures of experts."""
     if not finite(of("router_entropy")):
         return []
     return [

@@ -82,7 +82,8 @@ def _row(name: str, size: int, total: int, note: str, colour: int) -> list[str]:
 
 
 def decisions(history: History) -> str:
-    """What is saved, recomputed, chunked or offloaded, in the words of the log. Logs before them have no table."""
+    """The table of tensors that are saved, recomputed, chunked or offloaded, in the words of the log. Logs before them
+    have no table."""
     lines = (history.opening.get("plan") or {}).get("decisions") or []
     rows = [
         [
@@ -181,7 +182,7 @@ def _digest(value: Any) -> str:
 
 
 def marks(history: History) -> str:
-    """When the run was opened, saved, ended."""
+    """The times at which the run was opened, saved, ended."""
     rows = []
     for event in history.marks:
         text = {

@@ -128,7 +128,7 @@ SHAPES: dict[str, Any] = {
 
 
 def problem(event: Event) -> str | None:
-    """What is wrong with an event; none where a page can be made of it."""
+    """The problem of an event; None if a page can be made of it."""
     shape = SHAPES.get(event["event"])
     return None if shape is None else _unwritable(event, DEEPEST) or _differing(event, shape, "")
 

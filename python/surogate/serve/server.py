@@ -35,7 +35,7 @@ PAGE = Path(__file__).with_name("chat.html").read_text(encoding="utf-8")
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may take."""
+    """Limits of a request."""
 
     #: Bytes of a request.
     body: int
@@ -167,7 +167,8 @@ class Handler(BaseHTTPRequestHandler):
         return body
 
     def _events(self, job: Job) -> Iterator[Any]:
-        """What comes of a request, to its end. Raises BadRequest, also where the time is over or the client has gone."""
+        """Yields the events of a request, to its end. Raises BadRequest, also if the time is over or the client has
+        gone."""
         until = time.monotonic() + self.server.limits.seconds
         while True:
             try:
@@ -185,7 +186,7 @@ class Handler(BaseHTTPRequestHandler):
                 return
 
     def _has_gone(self) -> bool:
-        """Whether the client has closed the connection."""
+        """True if the client has closed the connection."""
         try:
             return self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except BlockingIOError:

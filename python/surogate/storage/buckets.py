@@ -34,7 +34,7 @@ INSTALL = "buckets need obstore: pip install 'surogate[cloud]'"
 
 
 def is_address(path: str) -> bool:
-    """Whether a dataset's path is in object storage."""
+    """True if a dataset's path is in object storage."""
     return path.startswith(("s3://", "gs://"))
 
 
@@ -60,7 +60,7 @@ def data_files(path: str, subset: str | None, split: str, endings: tuple[str, ..
 
 
 def cache_folder() -> Path:
-    """Where what was fetched is kept: SUROGATE_OBJECTS, else `surogate/objects` in the user's folder for caches."""
+    """The folder of fetched objects: SUROGATE_OBJECTS, else `surogate/objects` in the user's folder for caches."""
     if own := os.environ.get("SUROGATE_OBJECTS"):
         return Path(own)
     return _native.cache_folder("objects")
@@ -104,7 +104,7 @@ def _profile() -> dict[str, str]:
 def _objects(
     store: Any, key: str, path: str, subset: str | None, split: str, endings: tuple[str, ...]
 ) -> list[dict[str, Any]]:
-    """What is meant by a path: its objects, in the order in which they are read."""
+    """The objects that a path means, in the order in which they are read."""
     import obstore
 
     is_pattern = any(sign in key for sign in "*?[{")

@@ -103,7 +103,8 @@ def replace(path: Path, text: str) -> None:
 
 
 def replace_page(path: Path, text: str) -> None:
-    """As :func:`replace`, where nothing is or a page of this package. Raises FileExistsError where it is not one."""
+    """Replaces as :func:`replace` does, where nothing is or a page of this package. Raises FileExistsError where it is
+    not one."""
     check_page(path)
     replace(path, text.replace("<head>", f"<head>{MARK}", 1))
 
@@ -121,7 +122,7 @@ def check_page(path: Path) -> None:
 
 
 def _umask() -> int:
-    """What the process' umask takes away, which can only be read by setting it."""
+    """The process' umask, which can only be read by setting it."""
     with open("/proc/self/status", encoding="utf-8") as file:
         line = next((line for line in file if line.startswith("Umask:")), "Umask: 022")
     return int(line.split()[1], 8)

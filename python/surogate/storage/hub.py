@@ -178,7 +178,7 @@ def _cached_names(name: str, revision: str) -> list[str]:
 
 
 def _reached(what: str, online: Callable[[], Any], offline: Callable[[], Any]) -> Any:
-    """What the hub says, else what the cache holds: with a message unless offline mode is set."""
+    """The hub's answer, else that of the cache: with a message unless offline mode is set."""
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:
@@ -197,7 +197,7 @@ def _reached(what: str, online: Callable[[], Any], offline: Callable[[], Any]) -
 
 
 def _transport_error() -> type[Exception]:
-    """What the hub's HTTP library raises when there is no connection."""
+    """The exception that the hub's HTTP library raises when there is no connection."""
     for name in ("httpx2", "httpx"):
         with contextlib.suppress(ImportError):
             return importlib.import_module(name).TransportError
@@ -261,7 +261,7 @@ def model_config(path: Path) -> dict[str, Any]:
 
 
 def _ties(fields: dict[str, Any]) -> bool:
-    """Whether a model's head is its embedding, as its configuration or the default of its architecture says."""
+    """True if a model's head is its embedding, by its configuration or the default of its architecture."""
     from .. import models  # noqa: F401  importing the architectures registers them
     from ..dsl.model import find
 

@@ -21,7 +21,7 @@ BYTES = 256 << 20
 
 
 def read(path: Path) -> Any:
-    """What a file holds. Raises ConfigError, which names the field: nested too deeply, or a number that is none."""
+    """Reads a file. Raises ConfigError, which names the field: nested too deeply, or a number that is none."""
     try:
         status = path.stat()
         # What is no regular file may never end, or wait for a writer.
@@ -41,7 +41,7 @@ def read(path: Path) -> Any:
 
 
 def parse(text: str, place: str) -> Any:
-    """What a line of a file holds. Raises ConfigError, which names the place."""
+    """Parses a line of a file. Raises ConfigError, which names the place."""
     try:
         value = json.loads(text)
     except RecursionError:

@@ -1,5 +1,5 @@
-"""Where a run with `output_dir: s3://…` or `gs://…` writes on this machine, and what an earlier process of it left in the
-bucket.
+"""The local folder of a run with `output_dir: s3://…` or `gs://…`, and the files that an earlier process of it left in
+the bucket. `uploads.py` sends what the run writes; the engine knows only the local folder.
 
 `uploads.py` sends what the run writes; the engine knows only the local folder.
 """

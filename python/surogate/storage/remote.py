@@ -49,7 +49,7 @@ class Remote:
             raise RunError(f"`output_dir: {address}`: {buckets.INSTALL}") from error
 
     def why(self, error: Exception) -> str:
-        """What an error of the store means, in one line."""
+        """The meaning of an error of the store, in one line."""
         return buckets.reason(error, self._scheme)
 
     def names(self) -> dict[str, int]:

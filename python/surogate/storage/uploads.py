@@ -67,7 +67,7 @@ class Uploads:
         (self._output / COMPLETE).write_text(self._remote.address + "\n", encoding="utf-8")
 
     def _attempt(self, is_end: bool) -> bool:
-        """Whether everything was sent that is to be sent now."""
+        """True if everything was sent that is to be sent now."""
         import obstore
 
         now = time.monotonic()
@@ -150,7 +150,7 @@ class Uploads:
 
 
 def left_behind(output: Path) -> str | None:
-    """What to tell where the bucket does not have everything; none if it has."""
+    """A message if the bucket does not have everything; None if it has."""
     if (output / COMPLETE).is_file():
         return None
     return f"not everything was uploaded; all of it is in {output}, and the same command with resume_from_checkpoint=true uploads it"

@@ -18,8 +18,8 @@ from . import _native
 #: Codes of a terminal that begin and end dimmed text.
 DIM = ("\x1b[2m", "\x1b[0m")
 
-#: Seconds before a word on what takes long, and between further ones.
-PATIENCE = (2.0, 10.0)
+#: Seconds before the first note on work that takes long, and between further ones.
+NOTES_AFTER = (2.0, 10.0)
 
 
 class Collected:
@@ -87,7 +87,7 @@ def show_coloured(text: str) -> None:
 def waiting(what: str | Callable[[], str]) -> Iterator[None]:
     """Says on standard error what is being done, if it takes long, and again from time to time."""
     begun, over = monotonic(), threading.Event()
-    first, next_ones = PATIENCE
+    first, next_ones = NOTES_AFTER
 
     def tell() -> None:
         pause = first

@@ -657,10 +657,10 @@ def test_what_takes_long_says_so(capsys, run_file, monkeypatch):
 
     preview = _native.preview
     monkeypatch.setattr(_native, "preview", lambda *given: (time.sleep(0.3), preview(*given))[1])
-    monkeypatch.setattr(terminal, "PATIENCE", (0.05, 0.1))
+    monkeypatch.setattr(terminal, "NOTES_AFTER", (0.05, 0.1))
     code, out, err = run(capsys, "plan", run_file[0])
     assert code == 0 and re.search(r"surogate: planning, \d+ s so far\n", err) and "so far" not in out
-    monkeypatch.setattr(terminal, "PATIENCE", (60.0, 60.0))
+    monkeypatch.setattr(terminal, "NOTES_AFTER", (60.0, 60.0))
     assert run(capsys, "plan", run_file[0])[2] == ""
 
 

@@ -111,10 +111,10 @@ class Run:
 
     def meets(self, kind: str) -> None:
         """One process that meets a fault, or ends before it does."""
-        environment, limit, patience, allowed = dict(os.environ), None, None, {0}
+        environment, limit, timeout, allowed = dict(os.environ), None, None, {0}
         words = [sys.executable, "-m", "surogate", "sft", str(self.path)]
         if kind == "killed":
-            patience, allowed = self.moments.uniform(0.0, self.seconds), {0, -signal.SIGKILL}
+            timeout, allowed = self.moments.uniform(0.0, self.seconds), {0, -signal.SIGKILL}
         elif kind == "full":
             largest = max((file.stat().st_size for file in self.straight.glob("checkpoint-*/*")), default=1)
             limit, allowed = self.moments.randrange(4096, largest), {0, 1}
@@ -137,7 +137,7 @@ class Run:
             print(f"tracker: {how}")
             # One that hangs is waited for after the run; half of the processes are killed before their end.
             if how == "hangs" or self.moments.random() < 0.5:
-                patience, allowed = self.moments.uniform(0.0, 2 * self.seconds), {0, -signal.SIGKILL}
+                timeout, allowed = self.moments.uniform(0.0, 2 * self.seconds), {0, -signal.SIGKILL}
         elif kind == "clock" and self.clock is not None:
             years = self.moments.choice([-30, -1, 1, 30])
             after = int(self.moments.uniform(0, 1000 * self.seconds))
@@ -154,7 +154,7 @@ class Run:
             )
             begin = time.monotonic()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(patience)
+                process.wait(timeout)
             if process.poll() == 0 and kind != "tracker":
                 # Faults are to fall into the run, and the machine may have been busier before.
                 self.seconds = min(self.seconds, time.monotonic() - begin)

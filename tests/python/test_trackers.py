@@ -322,7 +322,7 @@ def test_a_package_that_is_missing_is_named_and_the_run_continues(tmp_path, capf
 )
 def test_a_client_that_misbehaves_does_not_touch_the_run(tmp_path, capfd, monkeypatch, client, reported):
     module(tmp_path, "wandb", client, monkeypatch)
-    monkeypatch.setattr(processes, "PATIENCE", 3.0)
+    monkeypatch.setattr(processes, "TIMEOUT", 3.0)
     begin = time.monotonic()
     assert main(options(tmp_path, **{"report_to": "[wandb]"})) == 0
     assert time.monotonic() - begin < 30

@@ -25,7 +25,7 @@ URL, CERTIFICATE, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL",
 INTERVAL = 5.0
 
 #: Seconds that the server may take.
-PATIENCE = 5.0
+TIMEOUT = 5.0
 
 #: Weight of the newest step in the mean time of a step.
 NEWEST = 0.1
@@ -98,7 +98,7 @@ class Progress:
             )
             context = ssl.create_default_context(cafile=os.environ.get(CERTIFICATE))
             opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirects())
-            with opener.open(request, timeout=PATIENCE):
+            with opener.open(request, timeout=TIMEOUT):
                 self._has_failed = False
         except (OSError, KeyError, ValueError) as error:
             if not self._has_failed:

@@ -22,7 +22,7 @@ from ..terminal import waiting, warn
 from . import kubeflow
 
 #: Seconds that a process may take to finish after the run before it is terminated.
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 #: Readers that need no package of their own.
@@ -134,7 +134,7 @@ class LogReaders:
 
     def finish(self) -> None:
         """Waits until all readers have processed the log; one that takes too long is terminated."""
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + TIMEOUT
         for process in self._processes:
             process.let_go()
         try:
@@ -143,7 +143,7 @@ class LogReaders:
                     with waiting("uploading"):
                         process.wait(None)
                 elif not process.wait(max(0.0, until - time.monotonic())):
-                    late = f"did not finish within {PATIENCE:.0f} s after the run and was terminated"
+                    late = f"did not finish within {TIMEOUT:.0f} s after the run and was terminated"
                     warn(f"surogate: {process.name} {late}")
         except KeyboardInterrupt:
             warn("surogate: trackers and uploads were stopped early: the log is complete")

@@ -51,7 +51,7 @@ METRICS: dict[str, dict[str, tuple[str, str, str]]] = {
 }
 
 #: Seconds that a client may take for its request.
-PATIENCE = 5.0
+TIMEOUT = 5.0
 
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -136,7 +136,7 @@ def parse(address: str) -> tuple[str, int]:
 
 def _server(host: str, port: int, text: Callable[[], str]) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
-        timeout = PATIENCE
+        timeout = TIMEOUT
         server_version, sys_version = "surogate", ""
 
         def do_GET(self) -> None:

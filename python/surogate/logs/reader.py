@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from .stream import ENDS, OPENINGS, Event, Stream
 
 #: Seconds that a reader may take to finish after the run. An upload takes as long as its bytes need.
-PATIENCE: dict[str, float] = {"upload": float("inf")}
-USUAL_PATIENCE = 600.0
+TIMEOUTS: dict[str, float] = {"upload": float("inf")}
+USUAL_TIMEOUT = 600.0
 
 
 class Reader(Protocol):
@@ -40,9 +40,9 @@ class Reader(Protocol):
 class Run(threading.Thread):
     """Waits for the exit of the run's process through a pipe."""
 
-    def __init__(self, fd: int, patience: float) -> None:
+    def __init__(self, fd: int, timeout: float) -> None:
         super().__init__(daemon=True)
-        self._patience = patience
+        self._timeout = timeout
         self.is_over = threading.Event()
         self._pipe = os.fdopen(fd, "rb")
 
@@ -56,8 +56,8 @@ class Run(threading.Thread):
         while self._pipe.readline():
             pass
         self.is_over.set()
-        if self._patience < float("inf"):
-            time.sleep(self._patience)
+        if self._timeout < float("inf"):
+            time.sleep(self._timeout)
             os._exit(1)
 
 
@@ -117,7 +117,7 @@ def main() -> int:
             pass  # The run has exited.
 
     os.nice(10)
-    run = Run(pipe, PATIENCE.get(spec["reader"], USUAL_PATIENCE))
+    run = Run(pipe, TIMEOUTS.get(spec["reader"], USUAL_TIMEOUT))
     try:
         announced = run.log()
         if announced is None:

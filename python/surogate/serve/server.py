@@ -25,7 +25,7 @@ from .engine import Done, Engine, Job
 from .protocol import BadRequest
 
 #: Connections at a time, and seconds that a client may take to send its request or to take a piece of the answer.
-CONNECTIONS, PATIENCE = 256, 30.0
+CONNECTIONS, TIMEOUT = 256, 30.0
 
 #: Seconds between looks at a client that waits.
 LOOK = 0.5
@@ -87,7 +87,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "surogate", ""
-    timeout = PATIENCE
+    timeout = TIMEOUT
 
     def log_message(self, *_: object) -> None:
         """Logs nothing: requests may hold private text."""

@@ -355,14 +355,23 @@ def load(
         folder = extend.for_adapter(folder, adapter_folder)
         fields = with_score(hub.model_config(folder), adapter_folder)
     fields = fields or hub.model_config(folder)
-    ir = models.build(fields)
-    native = _native.Model.load(folder, ir, adapter_folder, device, dtype, site_packages())
+    reads = reads_images(fields)
+
+    def loaded(images: bool) -> _native.Model:
+        ir = models.build(fields, images=images)
+        return _native.Model.load(folder, ir, adapter_folder, device, dtype, site_packages())
 
     def with_images() -> _native.Model:
-        whole = models.build(fields, images=True)
-        return _native.Model.load(folder, whole, adapter_folder, device, dtype, site_packages())
+        return loaded(True)
 
-    return Model(native, folder, is_reward_model(fields), with_images if reads_images(fields) else None)
+    try:
+        native = loaded(False)
+    except SurogateError:
+        # The text model refuses an adapter that is on the tower alone.
+        if adapter_folder is None or not reads:
+            raise
+        native = with_images()
+    return Model(native, folder, is_reward_model(fields), with_images if reads else None)
 
 
 def _pair(index: int, beginning: Any, continuation: Any) -> tuple[str, str] | tuple[list[int], list[int]]:

@@ -35,24 +35,33 @@ from test_mixtures import MIXTURES, tiny_qwen3_moe
 from test_text_parts import tiny_ministral3
 
 
+def tiny_gemma4_unified() -> dict[str, object]:
+    """A text of Gemma 4 without what its form without a tower does not have."""
+    absent = ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
+    fields = {name: value for name, value in tiny_gemma4().items() if name not in absent}
+    return fields | {"architectures": ["Gemma4UnifiedForCausalLM"], "model_type": "gemma4_unified_text"}
+
+
 def with_images(architecture: str, text: dict[str, object]) -> dict[str, object]:
     return {"architectures": [architecture], "text_config": text, "vision_config": {"hidden_size": 8}, "torch_dtype": "float32"}
 
 
 TEXT_MODELS = [make() for make in (
     tiny_gemma2, tiny_gemma3, tiny_gemma4_mixture, tiny_glm4, tiny_gpt2, tiny_granite, tiny_llama, tiny_mistral, tiny_olmo2,
-    tiny_olmo3, tiny_phi3, tiny_qwen2, tiny_qwen3, tiny_smollm3, tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next,
+    tiny_gemma4_unified, tiny_olmo3, tiny_phi3, tiny_qwen2, tiny_qwen3, tiny_smollm3, tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next,
     tiny_ministral3, tiny_seed_oss, tiny_exaone4, tiny_ernie4_5, tiny_lfm2, tiny_lfm2_moe, *MIXTURES,
 )]  # fmt: skip
 WITH_IMAGES = [
     with_images("Gemma3ForConditionalGeneration", tiny_gemma3()),
     with_images("Gemma4ForConditionalGeneration", tiny_gemma4()),
+    with_images("Gemma4UnifiedForConditionalGeneration", tiny_gemma4_unified()),
     with_images("Mistral3ForConditionalGeneration", tiny_ministral3()),
     with_images("Qwen3_5ForConditionalGeneration", tiny_qwen3_5()),
     with_images("Qwen3_5MoeForConditionalGeneration", tiny_qwen3_5_moe()),
     with_images("Qwen2VLForConditionalGeneration", tiny_qwen2()),
     with_images("Qwen2_5_VLForConditionalGeneration", tiny_qwen2()),
     with_images("Qwen3VLForConditionalGeneration", tiny_qwen3()),
+    with_images("Qwen3VLMoeForConditionalGeneration", tiny_qwen3_moe()),
     with_images("SmolVLMForConditionalGeneration", tiny_llama()),
     with_images("Idefics3ForConditionalGeneration", tiny_llama()),
 ]

@@ -43,6 +43,9 @@ pub struct MatrixStack {
     /// True if its matrices are [inputs, outputs].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub transposed: bool,
+    /// True if files may also hold its matrices with the two axes exchanged.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub swapped: bool,
 }
 
 /// The place of a weight among the parameters that adapters know.
@@ -62,6 +65,11 @@ pub enum AdapterPlace {
 }
 
 impl AdapterForm {
+    /// True for a parameter, by its name, whose matrices files may hold with exchanged axes.
+    pub fn may_be_swapped(&self, name: &str) -> bool {
+        self.stacks.iter().any(|stack| stack.swapped && name.rsplit('.').next() == Some(&stack.name))
+    }
+
     pub fn is_plain(&self) -> bool {
         *self == AdapterForm::default()
     }
@@ -118,6 +126,7 @@ mod tests {
             name: name.into(),
             parts: parts.iter().map(|part| (*part).to_owned()).collect(),
             transposed: false,
+            swapped: false,
         };
         AdapterForm {
             renamed: vec![["block".into(), "mlp".into()]],

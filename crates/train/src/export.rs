@@ -2,12 +2,12 @@
 //! back and compared with the live model before it counts: tensor by tensor (`recheck.rs`), and, where a second model
 //! is cheap, by its logits.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use compiler::{AdapterOptions, AdapterRules, CompileOptions, EntryOptions, Recipe, Sharding};
-use data::safetensors::{NamedTensor, TensorInfo, Weights, write};
+use data::safetensors::{NamedTensor, TensorInfo, Weights, exchange, write};
 use data::{Batch, Stop};
 use program::{Choices, Documents, EntryKind, ParameterSlot, Program, TensorRef, Variant};
 use tensor::{DType, HostTensor};
@@ -242,6 +242,8 @@ struct Contents<'a> {
     infos: Vec<TensorInfo>,
     /// The parameters that lie one after another in a tensor, by its name and their first elements.
     slots: HashMap<String, BTreeMap<usize, &'a ParameterSlot>>,
+    /// The parameters whose matrices the files have with exchanged axes, by their names in files.
+    swapped: HashSet<String>,
     /// Tensors that are taken over, and their names by those in files.
     own: Weights,
     carried: HashMap<String, String>,
@@ -256,14 +258,17 @@ impl<'a> Contents<'a> {
         let carried = source.carried(&source.folder)?;
         let mut infos = Vec::new();
         let mut slots: HashMap<String, BTreeMap<usize, &ParameterSlot>> = HashMap::new();
+        let mut swapped = HashSet::new();
         for slot in WeightSet::Base.of(program) {
             let (whole, first) = own.whole_of(&slot.name).unwrap_or((&slot.name, 0));
             let name = source.file_name(&own, whole);
             let parts = slots.entry(name.clone()).or_default();
             if parts.is_empty() {
                 let stored = source.stored_shape(&slot.name);
+                let held = own.swapped_in_file(&slot.name);
+                swapped.extend(held.is_some().then(|| name.clone()));
                 let shape = match whole == slot.name {
-                    true => stored.map_or_else(|| slot.shape().clone(), <[usize]>::to_vec),
+                    true => held.or(stored.map(<[usize]>::to_vec)).unwrap_or_else(|| slot.shape().clone()),
                     false => own.get(whole).map_err(TrainError::model_file)?.shape.to_vec(),
                 };
                 infos.push(TensorInfo { name, dtype: slot.dtype(), shape });
@@ -276,7 +281,7 @@ impl<'a> Contents<'a> {
             infos.push(TensorInfo { name: there.clone(), dtype: view.dtype, shape: view.shape.to_vec() });
             names.insert(there, name.to_owned());
         }
-        Ok(Contents { infos, slots, own: carried, carried: names })
+        Ok(Contents { infos, slots, swapped, own: carried, carried: names })
     }
 
     /// The bytes of a tensor; `of` gives those of a parameter.
@@ -289,8 +294,19 @@ impl<'a> Contents<'a> {
         for slot in parts.values() {
             bytes.append(&mut of(slot)?);
         }
-        Ok(bytes)
+        Ok(if self.swapped.contains(&tensor.name) { exchanged(&bytes, tensor) } else { bytes })
     }
+}
+
+/// The bytes of a tensor [groups, columns, rows] from those of its matrices [rows, columns].
+fn exchanged(bytes: &[u8], tensor: &TensorInfo) -> Vec<u8> {
+    let [_, columns, rows] = *tensor.shape else { unreachable!("stacks have three axes") };
+    let (size, mut result) = (tensor.dtype.size(), vec![0; bytes.len()]);
+    let length = rows * columns * size;
+    for (from, to) in bytes.chunks_exact(length).zip(result.chunks_exact_mut(length)) {
+        exchange(from, to, rows, size);
+    }
+    result
 }
 
 /// The trained part of a model and how it is written; the tensors themselves come from elsewhere.
@@ -343,6 +359,9 @@ impl Trained {
         };
         let tensors = slots.iter().map(|slot| Ok((WeightSet::Adapter.name(slot), read(&slot.weight)?)));
         let (mut tensors, path) = (tensors.collect::<Result<Vec<_>>>()?, folder.join("adapter_model.safetensors"));
+        for (name, tensor) in &mut tensors {
+            self.give_axes_of_convolution(name, tensor);
+        }
         let embedding = compiler::tied(&self.source.model);
         let tied = slots.iter().position(|slot| slot.saved && Some(slot.name.as_str()) == embedding);
         if let Some(index) = tied {
@@ -362,6 +381,22 @@ impl Trained {
         let parts = (!form.carried.is_empty(), others);
         let config = peft::config(adapter, &self.program, &self.base, parts, embedding)?;
         write_synced(&folder.join("adapter_config.json"), pretty(&config).as_bytes())
+    }
+}
+
+impl Trained {
+    /// Gives the matrices of an adapter on a convolution the shapes that PEFT has for them: A those of the kernel for each
+    /// rank, B a kernel of one element.
+    fn give_axes_of_convolution(&self, name: &str, tensor: &mut HostTensor) {
+        let Some(name) = name.strip_prefix(peft::PREFIX) else { return };
+        let of = [".lora_A.weight", ".lora_B.weight"].map(|end| name.strip_suffix(end));
+        let Some(module) = of[0].or(of[1]) else { return };
+        let Some([_, kernel @ ..]) = self.source.stored_shape(&format!("{module}.weight")) else { return };
+        if kernel.len() > 1 && of[0].is_some() {
+            tensor.shape.splice(1.., kernel.iter().copied());
+        } else if kernel.len() > 1 {
+            tensor.shape.extend(kernel[1..].iter().map(|_| 1));
+        }
     }
 }
 

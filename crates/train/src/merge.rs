@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use compiler::{AdapterOf, AdapterOptions, AdapterRules};
+use compiler::{AdapterOf, AdapterOptions, AdapterRules, Stacked};
 use data::Stop;
 use data::safetensors::{TensorInfo, Weights};
 use graph::AdapterForm;
@@ -328,10 +328,14 @@ fn targets(
             Some(of_module) => Ok(of_module.clone()),
             None => matrix(base, module, rules, &options.form, renamed).map(|one| vec![one]),
         };
-        for (weight, of) in found_weights.unwrap_or_else(|problem| {
+        for (weight, mut of) in found_weights.unwrap_or_else(|problem| {
             problems.push(problem);
             Vec::new()
         }) {
+            if options.form.may_be_swapped(&weight) && check(base, adapters, &weight, &of, options, transposed).is_err()
+            {
+                of.stack = of.stack.map(|stack| Stacked { transposed: !stack.transposed, ..stack });
+            }
             match check(base, adapters, &weight, &of, options, transposed) {
                 Ok(()) => drop(found.insert(weight, Change::Added(of))),
                 Err(problem) => problems.push(problem),

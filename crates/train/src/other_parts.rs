@@ -3,6 +3,7 @@
 //!
 //! Knows names; merging, which goes by the model's files, needs none of this.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use compiler::{AdapterOptions, AdapterRules};
@@ -34,6 +35,9 @@ pub fn modules(files: &Weights, form: &FileForm) -> Vec<String> {
 /// the adapter has only elsewhere. Errors: an adapter that is on other parts alone.
 pub fn read_options(folder: &Path, dtype: DType, model: &Model) -> Result<AdapterOptions> {
     let mut options = peft::read_options(folder, dtype, &model.adapters)?;
+    if !model.adapters.apart.is_empty() {
+        reach_parts(&mut options, &peft::weights(folder)?)?;
+    }
     if model.files.carried.is_empty() {
         return Ok(options);
     }
@@ -75,7 +79,37 @@ pub fn read_options(folder: &Path, dtype: DType, model: &Model) -> Result<Adapte
     Ok(options)
 }
 
+/// Adds the modules of parts beside the text that an adapter holds matrices for and that its targets do not reach: for PEFT
+/// every name reaches all parts, here only names with dots do. Targets without a module in the adapter are left out.
+fn reach_parts(options: &mut AdapterOptions, files: &Weights) -> Result<()> {
+    let module = |name: &str| Some(name.strip_prefix(PREFIX)?.strip_suffix(FIRST)?.to_owned());
+    let modules: Vec<String> = files.names().into_iter().filter_map(module).collect();
+    let hits = |rules: &AdapterRules, module: &String| matches!(rules.of(&format!("{module}.weight")), Ok(Some(_)));
+    let is_apart = |module: &String| options.form.apart.iter().any(|part| module.starts_with(part.as_str()));
+    let rules = AdapterRules::new(options)?;
+    let missing: Vec<_> = modules.iter().filter(|of| is_apart(of) && !hits(&rules, of)).cloned().collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let mut targets = Vec::new();
+    for target in &options.targets {
+        let alone = AdapterOptions { targets: vec![target.clone()], parameters: Vec::new(), ..options.clone() };
+        let rules = AdapterRules::new(&alone)?;
+        targets.extend(modules.iter().any(|of| hits(&rules, of)).then(|| target.clone()));
+    }
+    targets.extend(missing);
+    options.targets = targets;
+    Ok(())
+}
+
 /// The weights of an adapter folder on the part of the model that is computed.
 pub fn weights(folder: &Path, form: &FileForm) -> Result<Weights> {
-    Ok(peft::weights(folder)?.filtered(|name| !is_other(name, form)))
+    let files = peft::weights(folder)?.filtered(|name| !is_other(name, form));
+    // PEFT gives the matrices of convolutions, such as that of patches, the axes of the convolution.
+    let of_matrix = |name: &str| {
+        let shape = files.get(name).ok().filter(|_| name.contains(".lora_"))?.shape;
+        (shape.len() > 2).then(|| (name.to_owned(), vec![shape[0], shape[1..].iter().product()]))
+    };
+    let flat: HashMap<String, Vec<usize>> = files.names().into_iter().filter_map(of_matrix).collect();
+    Ok(files.reshaped(|name| flat.get(name).map(Vec::as_slice)))
 }

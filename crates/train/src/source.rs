@@ -221,7 +221,8 @@ impl ModelSource {
             None => files,
         };
         let files = files.unstacked(&stacks(&self.model.adapters)).map_err(TrainError::model_file)?;
-        Ok(files.reshaped(|name| self.reshaped(name).map(|of| of.shape.as_slice())))
+        let files = files.reshaped(|name| self.reshaped(name).map(|of| of.shape.as_slice()));
+        Ok(files.swapped(|name| self.swapped(name).map(|of| of.shape.as_slice())))
     }
 
     /// Returns the reader of images; an error where the model reads none, or its folder has no processor.
@@ -251,6 +252,12 @@ impl ModelSource {
             pictures.extend(views.map_err(|problem| TrainError::Usage(format!("image {}: {problem}", number + 1)))?);
         }
         Ok(pictures)
+    }
+
+    /// The parameter of this name, where files may hold its matrices with exchanged axes.
+    fn swapped(&self, name: &str) -> Option<&ParameterSpec> {
+        let may_be = self.model.adapters.may_be_swapped(name);
+        self.model.weights().find(|of| may_be && of.is_named(name))
     }
 
     /// The parameter of this name, where it has another shape in files.

@@ -9,7 +9,7 @@ from .decoder import CausalLM, Decoder, DecoderLayer, TextPart
 from .delta import ChannelConv, GatedDeltaNet
 from .dropout import dropout
 from .embedding import Embedding
-from .experts import CorrectedRouter, Experts, Mixture, Router
+from .experts import CorrectedRouter, Experts, Mixture, Router, StackedExperts
 from .files import SIGLIP_RENAMED, VISION_CARRIED, VISION_RENAMED
 from .heads import HeadsConfig
 from .linear import Conv1D, Linear
@@ -56,6 +56,7 @@ __all__ = [
     "Rotations",
     "Router",
     "Routing",
+    "StackedExperts",
     "TextPart",
     "activation",
     "count_of_experts",

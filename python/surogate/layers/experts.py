@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..dsl import Module, Parameter, Tensor, ops, region
+from .activation import activation
 from .linear import Linear
 
 
@@ -47,6 +48,23 @@ class Experts(Module):
         gate, up, down = self.names
         both = ops.split(product(rows, gate, up), sizes=[self.intermediate_size] * 2)
         return product(ops.swiglu(*both), down)
+
+
+class StackedExperts(Module):
+    """`gate_up_proj` [experts, 2·intermediate, hidden], gate and up of each expert behind one another, and `down_proj`, as
+    files have them: down(function(gate) · up)."""
+
+    def __init__(self, count: int, hidden_size: int, intermediate_size: int, function: str = "silu") -> None:
+        self.gate_up_proj = Parameter(count, 2 * intermediate_size, hidden_size)
+        self.down_proj = Parameter(count, hidden_size, intermediate_size, residual_projection=True)
+        self.count, self.sizes, self.function = count, [intermediate_size] * 2, function
+
+    def forward(self, rows: Tensor, offsets: Tensor) -> Tensor:
+        """Applies expert e to its rows `offsets[e]..offsets[e + 1]` of rows [N, hidden_size]."""
+        both = ops.grouped_linear(rows, self.gate_up_proj, offsets, groups=self.count)
+        gate, up = ops.split(both, sizes=self.sizes)
+        inner = ops.swiglu(gate, up) if self.function == "silu" else activation(self.function, gate) * up
+        return ops.grouped_linear(inner, self.down_proj, offsets, groups=self.count)
 
 
 class Router(Module):

@@ -24,6 +24,7 @@ from ..layers import (
     Rotation,
     Rotations,
     Routing,
+    StackedExperts,
     TextPart,
     activation,
     layer_types,
@@ -76,6 +77,9 @@ class Gemma4Config(DecoderConfig):
     moe_intermediate_size: int | None = None
     rope: Rotations
 
+    #: The window of layers with one where the config does not say it.
+    usual_window = 512
+
     def derive(self, reader: Reader) -> None:
         count = self.num_hidden_layers
         self.layer_types = layer_types(reader, count, [SLIDING if (i + 1) % 6 else FULL for i in range(count)])
@@ -83,7 +87,7 @@ class Gemma4Config(DecoderConfig):
         self.heads = self.heads_by_type(reader)
         self.read_rotations(reader)
         super().derive(reader)
-        self.window = window(reader, 512)
+        self.window = window(reader, self.usual_window)
         self.first_shared = count - (self.num_kv_shared_layers or 0)
         if not 0 <= self.first_shared <= count:
             reader.problem("num_kv_shared_layers", f"{self.num_kv_shared_layers} is not supported, expected 0 to {count}")
@@ -248,21 +252,6 @@ class Router(Module):
         return ops.expert_load(*self.chosen, present, scores="softmax")
 
 
-class Experts(Module):
-    """`gate_up_proj`: of each expert gate and up one after another; `down_proj`."""
-
-    def __init__(self, c: Gemma4Config) -> None:
-        self.count, self.inner, self.function = c.num_experts, c.moe_intermediate_size, c.hidden_activation
-        self.gate_up_proj = Parameter(self.count, 2 * self.inner, c.hidden_size)
-        self.down_proj = Parameter(self.count, c.hidden_size, self.inner, residual_projection=True)
-
-    def forward(self, rows: Tensor, offsets: Tensor) -> Tensor:
-        both = ops.grouped_linear(rows, self.gate_up_proj, offsets, groups=self.count)
-        gate, up = ops.split(both, sizes=[self.inner] * 2)
-        inner = activation(self.function, gate) * up
-        return ops.grouped_linear(inner, self.down_proj, offsets, groups=self.count)
-
-
 class Layer(Module):
     """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))), in mixtures with the results of the experts added to that of
     the feed-forward layer, each after a norm of its own. Then what the layer's own embedding of the token gives, gated by x;
@@ -294,7 +283,8 @@ class Layer(Module):
         self.count = c.num_experts if c.enable_moe_block else None
         if self.count:
             self.router = Router(c)
-            self.experts = Experts(c)
+            inner, function = c.moe_intermediate_size, c.hidden_activation
+            self.experts = StackedExperts(c.num_experts, c.hidden_size, inner, function)
             self.post_feedforward_layernorm_1 = norm()
             self.post_feedforward_layernorm_2 = norm()
             self.pre_feedforward_layernorm_2 = norm()

@@ -16,13 +16,16 @@ class Qwen3MoeConfig(Qwen3Config, MixtureConfig):
     num_experts_per_tok: int = 8
     norm_topk_prob: bool = False
 
+    #: Experts of a layer where the config does not say it.
+    experts = 128
+
     def derive(self, reader: Reader) -> None:
         own = reader.fields
         window = own.get("sliding_window") if own.get("use_sliding_window") else None
         super().derive(reader)
         self.windows = [window] * self.num_hidden_layers  # of every layer, where it is used
         self.kinds = kinds_of_layers(reader, self.num_hidden_layers, self.decoder_sparse_step)
-        self.read_experts(reader, 128, self.kinds.count("sparse"))
+        self.read_experts(reader, self.experts, self.kinds.count("sparse"))
 
 
 def kinds_of_layers(reader: Reader, layers: int, step: int) -> list[str]:

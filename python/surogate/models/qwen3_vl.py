@@ -3,6 +3,7 @@ added after the first layers of the text, too."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..dsl import Batch, Module, Tensor, each, model
@@ -62,16 +63,24 @@ class ImageDecoder(Decoder):
         return *rotate, each(self.added + [self.added[-1]] * (self.count - self.deep))
 
 
-class Qwen3VLWhole(CausalLM):
-    def __init__(self, c: Qwen3VLTextConfig, v: Qwen3VisionConfig) -> None:
-        visual, deep, mlp = Qwen3Tower(v), len(v.deep), lambda: GatedMLP(c.hidden_size, c.intermediate_size)
+class DeepstackWhole(CausalLM):
+    """A text with the tower of Qwen3-VL. `mlps` says the kind of feed-forward layer that each layer has, which `mlp` makes."""
+
+    def __init__(self, c: Qwen3Config, v: Qwen3VisionConfig, mlps: list[str], mlp: Callable[[str], Module]) -> None:
+        visual, deep = Qwen3Tower(v), len(v.deep)
         rotary = RotaryEmbedding(c.head_dim, c.rope, axes=c.rope.axes(c.head_dim // 2, SECTIONS))
-        kinds = ["deep"] * deep + ["plain"] * (c.num_hidden_layers - deep)
-        of = {"deep": DeepLayer, "plain": PlainLayer} if deep else {"plain": DecoderLayer}
-        layers = {kind: of[kind](c, Attention(c), mlp()) for kind in dict.fromkeys(kinds)}
+        of = {True: DeepLayer, False: PlainLayer if deep else DecoderLayer}
+        kinds = [f"{'deep' if i < deep else 'plain'}_{kind}" for i, kind in enumerate(mlps)]
+        layers = {name: of[i < deep](c, Attention(c), mlp(mlps[i])) for i, name in enumerate(kinds)}
         decoder = ImageDecoder(c, layers, visual, v.spatial_merge_size, deep, pattern=kinds, rotary=rotary)
         super().__init__(c, Whole(decoder, visual))
         self.images, self.projectors = v.form(table=v.table, stretched=True), PROJECTORS
+
+
+class Qwen3VLWhole(DeepstackWhole):
+    def __init__(self, c: Qwen3VLTextConfig, v: Qwen3VisionConfig) -> None:
+        dense = ["dense"] * c.num_hidden_layers
+        super().__init__(c, v, dense, lambda _: GatedMLP(c.hidden_size, c.intermediate_size))
 
 
 @model(

@@ -223,6 +223,12 @@ impl Processor {
                     (of.count("pooling_kernel_size", 3, BLOCK)?, of.count("max_soft_tokens", 280, EDGE)?);
                 (Kind::Gemma4 { pool, tokens }, Filter::Bicubic, NONE)
             }
+            // Its patches are as large as those of a token.
+            "Gemma4UnifiedImageProcessor" => {
+                patch = of.count("patch_size", 16, PATCH)? * of.count("pooling_kernel_size", 3, BLOCK)?;
+                let tokens = of.count("max_soft_tokens", 280, EDGE)?;
+                (Kind::Gemma4 { pool: 1, tokens }, Filter::Bicubic, NONE)
+            }
             "PixtralImageProcessor" => {
                 let longest = of.inside("size", "longest_edge", EDGE)?.unwrap_or(1024);
                 let patch = of.fixed("patch_size", 16)?;
@@ -236,7 +242,7 @@ impl Processor {
             }
             "SiglipImageProcessor" => (Kind::Fixed { size: of.fixed("size", 224)? }, Filter::Bicubic, HALF),
             _ => {
-                let known = "Qwen2VL-, Gemma3-, Gemma4-, Pixtral-, SmolVLM-, Idefics3- and SiglipImageProcessor";
+                let known = "Qwen2VL-, Gemma3-, Gemma4-, Gemma4Unified-, Pixtral-, SmolVLM-, Idefics3- and SiglipImageProcessor";
                 let what = format!("`image_processor_type` is `{name}`, which is not available yet; there are {known}");
                 return Err(DataError::invalid(place, what));
             }
@@ -248,7 +254,7 @@ impl Processor {
                 number.ok_or_else(|| of.problem("resample", "1 (Lanczos), 2 (bilinear) or 3 (bicubic)"))?
             }
         };
-        let normalizes = of.flag("do_normalize", class != "Gemma4ImageProcessor")?;
+        let normalizes = of.flag("do_normalize", !class.starts_with("Gemma4"))?;
         let own = [of.channels("image_mean", mean)?, of.channels("image_std", deviation)?];
         let [mean, deviation] = if normalizes { own } else { NONE };
         if deviation.contains(&0.0) {

@@ -5,12 +5,14 @@
 mod placed;
 mod read;
 mod stacks;
+mod swapped;
 mod write;
 
 pub use placed::{PlacedWriter, RawTensor};
 pub(crate) use read::Raw;
 pub use read::{SafeTensors, TensorView, Weights};
 pub use stacks::Stack;
+pub use swapped::exchange;
 pub use write::{FolderWriter, NamedTensor, TensorInfo, write, write_folder};
 
 use tensor::DType;

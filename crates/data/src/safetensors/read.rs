@@ -14,6 +14,7 @@ use crate::quantised::{self, Linear, Scheme};
 use crate::small_file;
 
 use super::stacks::{self, Member, Stack};
+use super::swapped;
 
 /// Bytes that two tensors are compared by at a time.
 const BLOCK: usize = 1 << 20;
@@ -34,6 +35,8 @@ enum Source<'a> {
     File(&'a PartFile, usize),
     /// The values of codes, in f32; of a part of them where it has a first element.
     Codes(&'a Linear, &'a [SafeTensors], Option<usize>),
+    /// Matrices that the file holds as [columns, rows], from this byte on, and their rows and columns.
+    Swapped(&'a PartFile, usize, [usize; 2]),
 }
 
 impl<'a> TensorView<'a> {
@@ -42,6 +45,7 @@ impl<'a> TensorView<'a> {
         let source = match self.source {
             Source::File(file, start) => Source::File(file, start + first * self.dtype.size()),
             Source::Codes(linear, files, _) => Source::Codes(linear, files, Some(first)),
+            Source::Swapped(..) => unreachable!("tensors of other axes have no parts"),
         };
         let length = shape.iter().product::<usize>() * self.dtype.size();
         assert!(first * self.dtype.size() + length <= self.length, "a part lies inside of its tensor");
@@ -67,6 +71,7 @@ impl<'a> TensorView<'a> {
                 assert!(begin.is_multiple_of(size) && bytes.len().is_multiple_of(size), "whole elements are read");
                 linear.read(files, first.unwrap_or(0) + begin / size, bytes)
             }
+            Source::Swapped(file, start, shape) => swapped::read(file, start, shape, self.dtype.size(), begin, bytes),
         }
     }
 
@@ -78,7 +83,7 @@ impl<'a> TensorView<'a> {
     /// The packed form that has the values of a dequantised tensor to the bit, if there is one.
     pub fn packing(&self) -> Option<Packing> {
         match self.source {
-            Source::File(..) | Source::Codes(_, _, Some(_)) => None,
+            Source::File(..) | Source::Swapped(..) | Source::Codes(_, _, Some(_)) => None,
             Source::Codes(linear, _, None) => linear.packing(),
         }
     }
@@ -89,7 +94,9 @@ impl<'a> TensorView<'a> {
     /// If there is no such form.
     pub fn planes(&self) -> Result<Vec<u8>, DataError> {
         match self.source {
-            Source::File(..) | Source::Codes(_, _, Some(_)) => panic!("a plain tensor or a part has no planes"),
+            Source::File(..) | Source::Swapped(..) | Source::Codes(_, _, Some(_)) => {
+                panic!("a plain tensor or a part has no planes")
+            }
             Source::Codes(linear, files, None) => linear.planes(files),
         }
     }
@@ -290,6 +297,8 @@ pub struct Weights {
     /// Matrices of stacks, by name; their wholes have their places in `wholes`.
     members: BTreeMap<String, Member>,
     wholes: BTreeMap<String, (usize, String)>,
+    /// Shapes of the tensors whose matrices are read with exchanged axes.
+    swapped: BTreeMap<String, Vec<usize>>,
 }
 
 impl Weights {
@@ -299,7 +308,8 @@ impl Weights {
     }
 
     fn of(folder: PathBuf, files: Vec<SafeTensors>, place: HashMap<String, (usize, String)>) -> Self {
-        Weights { folder, files, place, linears: BTreeMap::new(), members: BTreeMap::new(), wholes: BTreeMap::new() }
+        let (linears, members, wholes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Weights { folder, files, place, linears, members, wholes, swapped: BTreeMap::new() }
     }
 
     /// Opens a folder, or a single `.safetensors` file.
@@ -410,6 +420,24 @@ impl Weights {
         self
     }
 
+    /// Reads matrices with their axes exchanged where the files hold them so: `shape_of` a name is the wanted shape
+    /// [groups, rows, columns], where it has one.
+    pub fn swapped<'a>(mut self, shape_of: impl Fn(&str) -> Option<&'a [usize]>) -> Self {
+        let held = |name: &str| {
+            let (&[groups, rows, columns], view) = (shape_of(name)?, self.get(name).ok()?) else { return None };
+            let other =
+                rows != columns && view.shape == [groups, columns, rows] && matches!(view.source, Source::File(..));
+            other.then(|| (name.to_owned(), vec![groups, rows, columns]))
+        };
+        self.swapped = self.names().into_iter().filter_map(held).collect();
+        self
+    }
+
+    /// The shape that a tensor has in its file where its matrices are read with exchanged axes.
+    pub fn swapped_in_file(&self, name: &str) -> Option<Vec<usize>> {
+        self.swapped.get(name).map(|of| vec![of[0], of[2], of[1]])
+    }
+
     /// The stack that a matrix is a part of, and the matrix's first element in it.
     pub fn whole_of(&self, name: &str) -> Option<(&str, usize)> {
         self.members.get(name).map(|member| (member.whole.as_str(), member.first))
@@ -456,6 +484,10 @@ impl Weights {
             }
             None => self.files[*number].get(there)?,
         };
+        if let (Some(shape), Source::File(file, start)) = (self.swapped.get(name), whole.source) {
+            let source = Source::Swapped(file, start, [shape[1], shape[2]]);
+            return Ok(TensorView { shape, source, ..whole });
+        }
         Ok(match self.members.get(name) {
             Some(member) => whole.part(member.first, &member.shape),
             None => whole,

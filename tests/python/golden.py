@@ -37,12 +37,13 @@ FAMILIES = [
     "exaone4",
     "ernie4_5",
     "lfm2",
+    "falcon_h1",
 ]
 
 #: Mixtures of experts. In bfloat16 transformers takes other experts for some tokens: not compared.
 MIXTURES = [
     "qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "glm4_moe", "qwen3_5_moe", "gemma4_moe",
-    "deepseek_v2", "glm4_moe_lite", "ernie4_5_moe", "lfm2_moe",
+    "deepseek_v2", "glm4_moe_lite", "ernie4_5_moe", "lfm2_moe", "nemotron_h", "granitemoehybrid",
 ]
 
 #: Those with recorded values of rows with images.

@@ -53,6 +53,8 @@ operations! {
     SCALE_BY = "scale_by": elementwise::SCALE_BY,
     STANDARDIZE = "standardize": elementwise::STANDARDIZE,
     SCALE_COLUMNS = "scale_columns": elementwise::SCALE_COLUMNS,
+    SCALE_COLUMNS_GRADIENTS = "scale_columns_gradients": elementwise::SCALE_COLUMNS_GRADIENTS,
+    SHIFT_COLUMNS = "shift_columns": elementwise::SHIFT_COLUMNS,
     SHIFT = "shift": elementwise::SHIFT,
     DETACH = "detach": elementwise::DETACH,
     LOG_COMPLEMENT = "log_complement": elementwise::LOG_COMPLEMENT,

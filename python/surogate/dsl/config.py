@@ -99,8 +99,8 @@ class Reader:
         """Collects a problem of a field: all of them are reported together."""
         self.problems.append(f"`{field}`: {message}")
 
-    def finish(self) -> None:
-        """Checks the fields that were not read, then raises if there was a problem."""
+    def unread(self) -> list[str]:
+        """Checks the fields that were not read: those without a neutral value that no architecture knows."""
         unknown = []
         for name, value in self.fields.items():
             if name in self.read or name in BOOKKEEPING or name.startswith("_") or value is None or value is False:
@@ -110,6 +110,11 @@ class Reader:
                     self.problem(name, f"{value!r} is not supported for a {self.architecture}")
             else:
                 unknown.append(name)
+        return unknown
+
+    def finish(self) -> None:
+        """Checks the fields that were not read, then raises if there was a problem."""
+        unknown = self.unread()
         if self.problems:
             raise ModelConfigError(self.architecture, self.problems)
         if unknown:
@@ -138,14 +143,29 @@ class ModelConfig:
             if not isinstance(part, dict):
                 raise ModelConfigError(architecture, [f"`{cls.section}`: is missing, expected an object of settings"])
             fields = part | {name: fields[name] for name in OF_THE_WHOLE if name in fields}
-        config, reader = cls(), Reader(architecture, fields)
+        reader = Reader(architecture, fields)
+        config = cls._of(reader)
+        reader.finish()
+        return config
+
+    @classmethod
+    def _of(cls, reader: Reader) -> typing.Self:
+        config = cls()
         for name, kind in typing.get_type_hints(cls).items():
             if get_origin(kind) is not ClassVar and not name.startswith("_"):
                 setattr(config, name, _read(reader, name, kind, getattr(cls, name, _MISSING)))
         if not reader.problems:
             config.derive(reader)
-        reader.finish()
         return config
+
+    @classmethod
+    def unlike(cls, architecture: str, fields: dict[str, Any]) -> list[str]:
+        """Names of the fields of a config.json that this class rejects or does not use."""
+        reader = Reader(architecture, fields)
+        cls._of(reader)
+        unknown = reader.unread()
+        rejected = [problem.split("`")[1].split(".")[0] for problem in reader.problems]
+        return list(dict.fromkeys([*rejected, *unknown]))
 
     def derive(self, reader: Reader) -> None:
         """Fills in what follows from other fields and checks them against each other."""

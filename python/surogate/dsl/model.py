@@ -96,13 +96,39 @@ def find(fields: dict[str, Any]) -> Architecture:
     if found is None and names[0].endswith(CLASSIFIER):
         found = _classifier(names[0], fields)
     if found is None:
-        near = difflib.get_close_matches(names[0], ARCHITECTURES, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
         known = ", ".join(sorted(ARCHITECTURES))
         raise ModelConfigError(
-            "model", [f"`architectures`: {names[0]} is not available yet, supported are {known}{hint}"]
+            "model", [f"`architectures`: {names[0]} is not available yet, supported are {known}{_nearest(names[0], fields)}"]
         )
     return found
+
+
+#: Fields that a message names, at most.
+NAMED = 12
+
+#: The page on adding an architecture, in a checkout.
+PAGE = "docs/adding-a-model.md"
+
+
+def _nearest(name: str, fields: dict[str, Any]) -> str:
+    """What a message says on the known architecture whose fields are nearest to those of a config.json."""
+    near = difflib.get_close_matches(name, ARCHITECTURES, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    if "hidden_size" not in fields:
+        return f"{hint}; {PAGE} says how to add one"
+    whole = [of for of in ARCHITECTURES.values() if of.config.section is None]
+    unlike = {of.name: of.config.unlike(of.name, fields) for of in whole}
+    like = difflib.SequenceMatcher(None, name)
+
+    def distance(known: str) -> tuple[int, float]:
+        like.set_seq2(known)
+        return len(unlike[known]), -like.ratio()
+
+    nearest = min(unlike, key=distance)
+    names = [f"`{field}`" for field in unlike[nearest]]
+    shown = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+    fits = f"but for the fields {shown}" if names else "in all fields"
+    return f"{hint}; the config is one of {nearest} {fits}; {PAGE} says how to add an architecture"
 
 
 #: The end of the names of architectures with a score in the place of logits.

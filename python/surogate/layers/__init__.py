@@ -13,8 +13,9 @@ from .experts import CorrectedRouter, Experts, Mixture, Router, StackedExperts
 from .files import SIGLIP_RENAMED, VISION_CARRIED, VISION_RENAMED
 from .heads import HeadsConfig
 from .linear import Conv1D, Linear
+from .mamba import MOST_STEP, Mamba2, MambaFields, MambaSizes, time_limits
 from .mlp import FusedGatedMLP, GatedMLP
-from .norm import LayerNorm, RMSNorm
+from .norm import GroupedRMSNorm, LayerNorm, RMSNorm
 from .rotary import ImageRotation, RotaryByKind, RotaryEmbedding, Rotation, Rotations
 from .scale import scale_rows
 from .softcap import soft_cap
@@ -23,6 +24,7 @@ from .window import FULL, SLIDING, layer_types, layer_windows, window
 __all__ = [
     "EXPERTS_AS_PARAMETERS",
     "FULL",
+    "MOST_STEP",
     "SIGLIP_RENAMED",
     "SLIDING",
     "STACKED_EXPERTS",
@@ -43,10 +45,14 @@ __all__ = [
     "FusedGatedMLP",
     "GatedDeltaNet",
     "GatedMLP",
+    "GroupedRMSNorm",
     "HeadsConfig",
     "ImageRotation",
     "LayerNorm",
     "Linear",
+    "Mamba2",
+    "MambaFields",
+    "MambaSizes",
     "Mixture",
     "MixtureConfig",
     "RMSNorm",
@@ -66,5 +72,6 @@ __all__ = [
     "layer_windows",
     "scale_rows",
     "soft_cap",
+    "time_limits",
     "window",
 ]

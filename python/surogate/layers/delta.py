@@ -11,14 +11,17 @@ EPS = 1e-6
 
 
 class ChannelConv(Module):
-    """`weight` [channels, 1, width]: each channel over the last `width` tokens of its document."""
+    """`weight` [channels, 1, width]: each channel over the last `width` tokens of its document, and optionally `bias`
+    [channels]."""
 
-    def __init__(self, channels: int, width: int) -> None:
+    def __init__(self, channels: int, width: int, *, bias: bool = False) -> None:
         self.weight = Parameter(channels, 1, width)
+        self.bias = Parameter(channels, init="zeros") if bias else None
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
         """Causal convolution of x [B, T, channels] over time, within each document."""
-        return ops.causal_conv(x, self.weight, batch.document_start)
+        y = ops.causal_conv(x, self.weight, batch.document_start)
+        return y if self.bias is None else ops.shift_columns(y, self.bias)
 
 
 class GatedDeltaNet(Module):

@@ -148,7 +148,10 @@ class Mixture(Module):
     @region("mlp")
     def forward(self, x: Tensor) -> Tensor:
         """The weighted sum of the chosen experts' outputs for each token of x [B, T, hidden_size]."""
-        weights, index = self.routing(x)
+        return self.mix(x, *self.routing(x))
+
+    def mix(self, x: Tensor, weights: Tensor, index: Tensor) -> Tensor:
+        """The sum of the outputs of the experts `index` [B, T, top_k] for x, weighted by `weights`."""
         order, places, offsets = ops.group_rows(index, groups=self.count)
         rows = self.experts(ops.to_groups(x, order, places), offsets)
         return ops.from_groups(rows, order, places, weights)

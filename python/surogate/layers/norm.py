@@ -19,6 +19,20 @@ class RMSNorm(Module):
         return y
 
 
+class GroupedRMSNorm(RMSNorm):
+    """`weight` [size]; the same within each of `groups` groups of neighboring columns."""
+
+    def __init__(self, size: int, eps: float, groups: int) -> None:
+        super().__init__(size, eps)
+        self.groups, self.columns = groups, size // groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.groups == 1:
+            return super().forward(x)
+        y, _ = ops.unit_norm(ops.split_heads(x, head_dim=self.columns), eps=self.eps)
+        return ops.scale_columns(ops.merge_heads(y), self.weight)
+
+
 class LayerNorm(Module):
     """`weight` and `bias` [size]; y = (x - mean) / √(variance + eps) · weight + bias."""
 

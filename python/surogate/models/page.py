@@ -37,6 +37,7 @@ RECORDED = {
     "exaone4": "Exaone4ForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
+    "falcon_h1": "FalconH1ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
@@ -48,6 +49,8 @@ RECORDED = {
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
 }
 
 #: Families with recorded values of rows with images, and their architectures.
@@ -71,8 +74,10 @@ MIXTURES = {
     "Glm4MoeForCausalLM",
     "Glm4MoeLiteForCausalLM",
     "GptOssForCausalLM",
+    "GraniteMoeHybridForCausalLM",
     "Lfm2MoeForCausalLM",
     "MixtralForCausalLM",
+    "NemotronHForCausalLM",
     "OlmoeForCausalLM",
     "Qwen2MoeForCausalLM",
     "Qwen3MoeForCausalLM",

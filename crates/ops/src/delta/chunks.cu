@@ -7,6 +7,7 @@
 //   dbeta_t = d_correction_t.miss_t
 //   dg_t = sum over s >= t of its document in the chunk of (q_s.dq_s + reading dk_s.k_s - writing dk_s.k_s), and dS.S_end
 //     where the document goes on; a decay scales all that was written before t and is read behind it.
+// With ADDITIVE nothing reads the state but o: the terms of n are absent, and miss = v.
 // A block has a chunk (blockIdx.x) of a key head (.y) of a row (.z) and goes through the heads that share it, in order;
 // 16 x 16 threads have 4 tokens and every 16th column each. Fixed order: the same bits on every run. 5.9 ms for
 // 8192 tokens of 32 heads of 128, 16 key heads, on an H200.
@@ -121,7 +122,9 @@ gated_delta_chunks(const Q_T* __restrict__ q, const K_T* __restrict__ k, const G
     __syncthreads();
 
     const auto correction = [&](int t, int d) { return t < count ? rate[t] * missed[(size_t)t * DV + d] : 0.0f; };
+#if !ADDITIVE
     const auto reading = [&](int t, int d) { return t < count ? -rate[t] * d_corrected[(size_t)t * DV + d] : 0.0f; };
+#endif
     const auto d_out = [&](int t, int d) { return t < count ? load(d_o + DO_AT(b, first + t, h) + d) : 0.0f; };
     const auto key = [&](int t, int d) { return t < count && d < DK ? load(k + K_AT(b, first + t, key_head) + d) : 0.0f; };
     const auto query = [&](int t, int d) {
@@ -137,13 +140,17 @@ gated_delta_chunks(const Q_T* __restrict__ q, const K_T* __restrict__ k, const G
     add_product(part, tiles, DV, [&](int t, int d) { return from_start[t] * d_out(t, d); }, state_t);
     take(part, sum_q, d_gate, query, 1.0f);
     add_product(part, tiles, CHUNK, weight_t, query);
+#if !ADDITIVE
     weigh(w, decay, tiles, reading, correction, false);
     add_product(part, tiles, CHUNK, weight_t, key);
+#endif
     add_product(part, tiles, DV, [&](int t, int d) { return decay[count - 1][t] * correction(t, d); }, d_state_t);
     take(part, sum_k, d_gate, key, -1.0f);
+#if !ADDITIVE
     add_product(part, tiles, CHUNK, weight, key);
     add_product(part, tiles, DV, [&](int t, int d) { return from_start[t] * reading(t, d); }, state_t);
     take(part, sum_k, d_gate, key, 1.0f);
+#endif
 
     // dS.S_end: the state behind the chunk is that in front of the next.
     float along = 0.0f;

@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use super::{CHUNK, Extents, scale};
+use super::{CHUNK, Extents, additive, scale};
 use crate::call::{Call, Input};
 use crate::real::Real;
 use crate::vector::{Loop, vectorised};
@@ -12,6 +12,7 @@ use crate::vector::{Loop, vectorised};
 pub(super) struct Head<T> {
     key_dim: usize,
     value_dim: usize,
+    additive: bool,
     q: Vec<T>,
     k: Vec<T>,
     v: Vec<T>,
@@ -27,14 +28,14 @@ fn rows_of<T: Real>(x: &[T], [row, tokens, heads, head, columns]: [usize; 5]) ->
 }
 
 impl<T: Real> Head<T> {
-    /// Reads head `head` of row `row`; queries times `scale`. `begins`: true if the state is empty before a token, from
+    /// Reads head `head` of row `row`; queries times `scale`, and whether values are only added. `begins`: true if the state is empty before a token, from
     /// its place in the row and the operand after `beta`.
     pub fn of(
         inputs: &[Input<'_, T>],
         e: &Extents,
         [row, head]: [usize; 2],
         begins: fn(usize, i32) -> bool,
-        scale: T,
+        (scale, additive): (T, bool),
     ) -> Head<T> {
         let key_head = head / (e.heads / e.key_heads);
         let of_key = |x: &Input<'_, T>| rows_of(x.real(), [row, e.tokens, e.key_heads, key_head, e.key_dim]);
@@ -44,6 +45,7 @@ impl<T: Real> Head<T> {
         Head {
             key_dim: e.key_dim,
             value_dim: e.value_dim,
+            additive,
             q: of_key(&inputs[0]).into_iter().map(|q| q * scale).collect(),
             k: of_key(&inputs[1]),
             v: of_value(&inputs[2], e.value_dim),
@@ -64,8 +66,12 @@ impl<T: Real> Head<T> {
         &self.v[t * self.value_dim..][..self.value_dim]
     }
 
-    /// S ← decay·S; returns v − kᵀS.
+    /// S ← decay·S; returns v − kᵀS, or v where it is only added.
     fn miss(&self, t: usize, state: &mut [T]) -> Vec<T> {
+        if self.additive {
+            vectorised(Decay, (state, self.decay[t]));
+            return self.value(t).to_vec();
+        }
         vectorised(Miss, (state, self.decay[t], self.key(t), self.value(t)))
     }
 
@@ -88,6 +94,19 @@ impl<T: Real> Head<T> {
             o.extend(vectorised(Product, (&*state, self.query(t), self.value_dim)));
         }
         o
+    }
+}
+
+/// S ← decay·S for a state S [DK, DV].
+struct Decay;
+
+impl<'a, T: Real> Loop<(&'a mut [T], T)> for Decay {
+    type Output = ();
+
+    #[inline(always)]
+    fn run((state, decay): (&'a mut [T], T)) {
+        // Not 0·S where nothing is left: S may be infinite.
+        state.iter_mut().for_each(|s| *s = if decay == T::default() { decay } else { decay * *s });
     }
 }
 
@@ -167,9 +186,9 @@ fn starts_there(t: usize, start: i32) -> bool {
 pub fn forward<T: Real>(call: &mut Call<'_, T>) {
     let e = Extents::of(call.inputs[1].shape, call.inputs[2].shape);
     let scale = T::from_f64(scale(call.attrs, e.key_dim).expect("checked by the shape rule"));
-    let inputs = call.inputs;
+    let (inputs, additive) = (call.inputs, additive(call.attrs));
     let of_head = |at: usize| {
-        let head = Head::of(inputs, &e, [at / e.heads, at % e.heads], starts_there, scale);
+        let head = Head::of(inputs, &e, [at / e.heads, at % e.heads], starts_there, (scale, additive));
         head.forward(e.tokens, &mut head.zeros())
     };
     let heads: Vec<Vec<T>> = (0..e.batch * e.heads).into_par_iter().map(of_head).collect();
@@ -266,25 +285,26 @@ impl<T: Real> Head<T> {
         let dk = &mut result.dk[t * self.key_dim..][..self.key_dim];
         vectorised(AddProduct, (&mut *dk, &*d_state, miss.as_slice(), beta));
         result.dbeta[t] = crate::vector::dot(&d_correction, &miss);
-        vectorised(AddProduct, (dk, decayed.as_slice(), d_correction.as_slice(), -beta));
-        vectorised(AddOuter, (&mut *d_state, k, d_correction.as_slice(), -beta));
+        if !self.additive {
+            vectorised(AddProduct, (dk, decayed.as_slice(), d_correction.as_slice(), -beta));
+            vectorised(AddOuter, (&mut *d_state, k, d_correction.as_slice(), -beta));
+        }
         let dv = &mut result.dv[t * self.value_dim..][..self.value_dim];
         dv.iter_mut().zip(&d_correction).for_each(|(dv, d)| *dv = beta * *d);
         result.dg[t] = crate::vector::dot(d_state, &decayed);
-        let decay = self.decay[t];
-        d_state.iter_mut().for_each(|d| *d = if decay == T::default() { decay } else { decay * *d });
+        vectorised(Decay, (d_state, self.decay[t]));
     }
 }
 
 pub fn backward<T: Real>(call: &mut Call<'_, T>) {
     let e = Extents::of(call.inputs[1].shape, call.inputs[2].shape);
     let scale = T::from_f64(scale(call.attrs, e.key_dim).expect("checked by the shape rule"));
-    let (inputs, group) = (call.inputs, e.heads / e.key_heads);
+    let (inputs, group, additive) = (call.inputs, e.heads / e.key_heads, additive(call.attrs));
     let of_key_head = |at: usize| {
         let (row, key_head) = (at / e.key_heads, at % e.key_heads);
         let of_head = |head: usize| {
             let d_o = rows_of(inputs[6].real(), [row, e.tokens, e.heads, head, e.value_dim]);
-            Head::of(inputs, &e, [row, head], starts_there, scale).gradients(&d_o, scale)
+            Head::of(inputs, &e, [row, head], starts_there, (scale, additive)).gradients(&d_o, scale)
         };
         (key_head * group..(key_head + 1) * group).map(of_head).collect::<Vec<_>>()
     };

@@ -68,5 +68,12 @@ pub fn calls() -> Vec<Given> {
         // Far tokens of a chunk, and chunks, depend on each other where little decays.
         Given { least: -0.02, ..Given::new([1, 1, 2, 64, 128], &[100, 2, 40]) },
         Given { least: -0.02, ..Given::new([1, 1, 1, 128, 64], &[64, 65]) },
+        Given { attrs: Attrs::new().with("additive", true), ..Given::new([2, 2, 4, 8, 8], &[5, 1, 6]) },
+        Given {
+            attrs: Attrs::new().with("additive", true).with("scale", 1.0),
+            least: -0.05,
+            ..Given::new([1, 1, 4, 128, 64], &[37, 60, 40])
+        },
+        Given { attrs: Attrs::new().with("additive", true), ..Given::new([1, 3, 3, 66, 33], &[130]) },
     ]
 }

@@ -26,7 +26,8 @@ impl Op for GatedDelta {
     fn doc(&self) -> &'static str {
         "The gated delta rule. Each head has a state S [DK, DV], zero where a document starts. Every token lets it \
          decay and moves what it gives for the key towards the value: S ← e^g·S, S ← S + k·(beta·(v − kᵀS)), o = \
-         scale·qᵀS. q, k [B, T, key_heads, DK], v [B, T, heads, DV] (heads share key heads in groups of neighbours), g \
+         scale·qᵀS. With `additive`, S ← S + k·(beta·v): the scan of Mamba-2, with C, B, x, dt·A and dt for q, k, v, g \
+         and beta. q, k [B, T, key_heads, DK], v [B, T, heads, DV] (heads share key heads in groups of neighbours), g \
          and beta [B, T, heads], document_start i32 [B, T] → o like v. The state is f32."
     }
 

@@ -4,7 +4,7 @@
 
 use program::{Arch, Arg, Arithmetic, TensorRef};
 
-use super::{CHUNK, Extents, scale, tensor_cores};
+use super::{CHUNK, Extents, additive, scale, tensor_cores};
 use crate::kernel::{KernelSpec, LowerCall, device_type};
 
 pub const RECURRENCE: &str = include_str!("recurrence.cu");
@@ -96,6 +96,7 @@ pub fn kernel(
         ("COLUMNS", COLUMNS),
         ("LANES", LANES),
         ("STEP", STEP),
+        ("ADDITIVE", usize::from(additive(call.attrs))),
     ];
     let mut defines: Vec<_> = numbers.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec();
     let scale = scale(call.attrs, e.key_dim).expect("checked by the shape rule");

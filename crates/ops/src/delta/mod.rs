@@ -1,6 +1,7 @@
 //! The gated delta rule (Yang et al. 2024, arXiv 2412.06464): linear attention whose state forgets, and is corrected
 //! towards each value instead of only added to. The rule and its gradients, the convolution over tokens before it
-//! (`causal_conv`), and its decay (`delta_decay`).
+//! (`causal_conv`), and its decay (`delta_decay`). Without the correction, the same recurrence is the scan of a
+//! state-space model (Mamba-2; Dao & Gu 2024, arXiv 2405.21060).
 //!
 //! Documents of a packed row never see each other: the convolution ends and the state is empty again where
 //! `document_start` says that one starts. Does not know how queries, keys and gates come about.
@@ -32,8 +33,10 @@ const MAX_HEAD_DIM: usize = 128;
 /// Tokens between the states that the backward pass computes its gradients from.
 const CHUNK: usize = 64;
 
-const ATTRIBUTES: &[Attribute] =
-    &[Attribute { name: "scale", kind: "float?", doc: "factor of the queries; absent for 1/√DK" }];
+const ATTRIBUTES: &[Attribute] = &[
+    Attribute { name: "scale", kind: "float?", doc: "factor of the queries; absent for 1/√DK" },
+    Attribute { name: "additive", kind: "bool?", doc: "add values to the state without the correction by kᵀS" },
+];
 
 /// The extents of a call.
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +67,11 @@ impl Extents {
     fn flops(&self, passes: f64) -> f64 {
         (self.batch * self.tokens * self.heads * self.key_dim * self.value_dim) as f64 * passes
     }
+}
+
+/// True if values are added to the state as they are.
+fn additive(attrs: &Attrs) -> bool {
+    attrs.flag("additive").expect("checked by the shape rule")
 }
 
 /// The factor of the queries.
@@ -105,6 +113,7 @@ fn check_rows([q, k, v, g, beta]: [&ValueType; 5], attrs: &Attrs) -> Result<Valu
         return Err("q, k, v, g and beta must be floating point".into());
     }
     scale(attrs, *key_dim)?;
+    attrs.flag("additive")?;
     Ok(v.clone())
 }
 

@@ -4,6 +4,7 @@
 // Columns of a state do not depend on each other: a block has COLUMNS columns (blockIdx.x) of one head (.y) of one row (.z)
 // and walks over its tokens; LANES neighbouring threads share the rows of a column, which they hold in registers. Keys,
 // queries and values of STEP tokens are read at once. Compute bound: 7 DK DV operations for a token and head.
+// With ADDITIVE, nothing is corrected: miss = v, and dS <- e^g dS.
 //   gated_delta_forward: o.
 //   cached_delta: o from the states [slots, HEADS, DK, DV] of the rows' slots, f32, to those behind the last token of each row.
 //     Here starts are the positions in the sequences, below 0 for padding, which is behind all tokens.
@@ -117,8 +118,13 @@ gated_delta_states(const K_T* __restrict__ k, const V_T* __restrict__ v, const G
       }
 #endif
       float sum = 0.0f;
+#if ADDITIVE
+      EACH_ROW s[r] = decayed(s[r], decay[t]);
+      const float missed = vs[t][c], correction = rate[t] * missed;
+#else
       EACH_ROW s[r] = decayed(s[r], decay[t]), sum += ks[t][r * LANES + lane] * s[r];
       const float missed = vs[t][c] - over_lanes(sum), correction = rate[t] * missed;
+#endif
       EACH_ROW s[r] += ks[t][r * LANES + lane] * correction;
 #if !defined(STATES)
       sum = 0.0f;
@@ -166,7 +172,11 @@ gated_delta_reverse(const Q_T* __restrict__ q, const K_T* __restrict__ k, const 
       EACH_ROW s[r] += qs[t][r * LANES + lane] * ds[t][c], sum += ks[t][r * LANES + lane] * s[r];
       sum = over_lanes(sum);
       const float value = rate[t] * sum;
+#if ADDITIVE
+      EACH_ROW s[r] = decayed(s[r], decay[t]);
+#else
       EACH_ROW s[r] = decayed(s[r] - ks[t][r * LANES + lane] * value, decay[t]);
+#endif
       if (lane == 0 && column < DV) {
         d_correction[(((size_t)b * HEADS + h) * TOKENS + first + t) * DV + column] = sum;
         store(dv + DV_OUT_AT(b, first + t, h) + column, value);

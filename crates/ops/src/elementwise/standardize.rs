@@ -9,7 +9,8 @@ use crate::op::{Example, ExampleInput};
 use crate::registry::id;
 use crate::rowwise::{Extent, Form, Rowwise};
 
-fn infer(inputs: &[ValueType], columns: usize) -> Result<Vec<ValueType>, String> {
+/// Checks x and `columns` numbers a column.
+pub(super) fn infer(inputs: &[ValueType], columns: usize) -> Result<Vec<ValueType>, String> {
     let Some((x, of_columns)) = inputs.split_first().filter(|(_, rest)| rest.len() == columns) else {
         return Err(format!("takes a tensor and {columns} numbers a column"));
     };
@@ -23,7 +24,8 @@ fn infer(inputs: &[ValueType], columns: usize) -> Result<Vec<ValueType>, String>
     Ok(vec![x.clone()])
 }
 
-fn examples(columns: usize) -> Vec<Example> {
+/// Calls with x and `columns` numbers a column, differentiated by x.
+pub(super) fn examples(columns: usize) -> Vec<Example> {
     let example = |shape: &[usize]| {
         let last = *shape.last().expect("shapes have axes");
         let x = ExampleInput::Normal { shape: shape.to_vec(), scale: 1.0 };
@@ -49,21 +51,4 @@ pub static STANDARDIZE: Rowwise = Rowwise {
         Gradients::Inputs(vec![call.wanted(0, id::SCALE_COLUMNS, &inputs, Attrs::new()), None, None])
     },
     examples: || examples(2),
-};
-
-/// Columns times numbers of their own: y = x·scale.
-pub static SCALE_COLUMNS: Rowwise = Rowwise {
-    id: id::SCALE_COLUMNS,
-    doc: "x·scale, by column; nothing flows back to scale. x […, H], scale [H] → like x.",
-    attributes: &[],
-    infer: |inputs, _| infer(inputs, 1),
-    form: |_| Form {
-        operands: vec![Extent::Element, Extent::Column],
-        results: vec![(Extent::Element, Expr::Input(0) * Expr::Input(1))],
-    },
-    gradient: |call| {
-        let inputs = [call.dy(), call.input(1)];
-        Gradients::Inputs(vec![call.wanted(0, id::SCALE_COLUMNS, &inputs, Attrs::new()), None])
-    },
-    examples: || examples(1),
 };

@@ -9,7 +9,7 @@ use super::{SLOTS, check_places, checked_slots, places, slot_of};
 use crate::call::Call;
 use crate::delta::cpu::{Head, write};
 use crate::delta::examples::Given;
-use crate::delta::{ATTRIBUTES, Extents, check_rows, launch, scale};
+use crate::delta::{ATTRIBUTES, Extents, additive, check_rows, launch, scale};
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
@@ -37,7 +37,7 @@ impl Op for CachedDelta {
     }
 
     fn attributes(&self) -> &'static [Attribute] {
-        const OWN: &[Attribute] = &[ATTRIBUTES[0], SLOTS];
+        const OWN: &[Attribute] = &[ATTRIBUTES[0], ATTRIBUTES[1], SLOTS];
         OWN
     }
 
@@ -96,6 +96,8 @@ impl Op for CachedDelta {
             example([1, 2, 128, 128], 1, &[(70, 1), (1, 1)], Attrs::new()),
             example([2, 2, 16, 40], 70, &[(0, 70), (5, 33), (2, 0)], Attrs::new().with("scale", 0.3)),
             example([1, 3, 66, 33], 40, &[(1, 17)], Attrs::new()),
+            example([2, 4, 16, 40], 70, &[(0, 70), (5, 33), (2, 0)], Attrs::new().with("additive", true)),
+            example([1, 8, 128, 64], 1, &[(70, 1), (0, 1)], Attrs::new().with("additive", true).with("scale", 1.0)),
         ]
     }
 }
@@ -103,6 +105,7 @@ impl Op for CachedDelta {
 fn reference<T: Real>(call: &mut Call<'_, T>) {
     let e = Extents::of(call.inputs[1].shape, call.inputs[2].shape);
     let scale = T::from_f64(scale(call.attrs, e.key_dim).expect("checked by the shape rule"));
+    let additive = additive(call.attrs);
     let (inputs, positions, slots) = (call.inputs, call.inputs[5].int(), call.inputs[6].int());
     let [o, states] = call.outputs_mut();
     let (count, size) = (states.shape()[0], e.key_dim * e.value_dim);
@@ -111,7 +114,7 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
     let tokens_of = |row: usize| positions[row * e.tokens..][..e.tokens].iter().take_while(|p| **p >= 0).count();
     let of_head = |at: usize| {
         let (row, tokens) = (at / e.heads, tokens_of(at / e.heads));
-        let head = Head::of(inputs, &e, [row, at % e.heads], |_, position| position == 0, scale);
+        let head = Head::of(inputs, &e, [row, at % e.heads], |_, position| position == 0, (scale, additive));
         let mut state = if tokens == 0 { Vec::new() } else { states[place(at)..][..size].to_vec() };
         let mut o = head.forward(tokens, &mut state);
         o.resize(e.tokens * e.value_dim, T::default());

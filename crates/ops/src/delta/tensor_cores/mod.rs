@@ -6,7 +6,7 @@ use program::{Arch, Arg, TensorRef};
 use tensor::DType;
 
 use super::launch::{extents, kernel, operands};
-use super::{CHUNK, Extents, scale};
+use super::{CHUNK, Extents, additive, scale};
 use crate::kernel::{KernelSpec, LowerCall};
 
 const PREPARE: &str = include_str!("prepare.cu");
@@ -50,6 +50,7 @@ pub fn suits(call: &LowerCall<'_>) -> bool {
         && of_heads.into_iter().all(|tensor| aligned(&tensor))
         // Gradients are divided by it in between.
         && factor.is_normal()
+        && !additive(call.attrs)
 }
 
 /// The offsets in bytes of what the kernels hand one another: for each head of each chunk a row of numbers for each of

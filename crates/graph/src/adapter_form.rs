@@ -46,6 +46,9 @@ pub struct MatrixStack {
     /// True if files may also hold its matrices with the two axes exchanged.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub swapped: bool,
+    /// The end of its whole name in files, and of its module's name in adapters, where adapters know it by another name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<[String; 2]>,
 }
 
 /// The place of a weight among the parameters that adapters know.
@@ -91,12 +94,15 @@ impl AdapterForm {
     /// Returns the place of the parameter of this name; none for vectors and other parameters that are no matrices, by
     /// name.
     pub fn place(&self, parameter: &str) -> Option<AdapterPlace> {
-        let own = parameter.rsplit_once('.').and_then(|(container, last)| {
-            let stack = self.stacks.iter().position(|stack| stack.parts.is_empty() && stack.name == last)?;
-            Some(AdapterPlace::Stacked { container: self.renamed(container), stack, member: None })
-        });
-        if own.is_some() {
-            return own;
+        let stacked = |container: &str, stack| AdapterPlace::Stacked { container: container.into(), stack, member: None };
+        for (number, stack) in self.stacks.iter().enumerate().filter(|(_, stack)| stack.parts.is_empty()) {
+            if let Some([end, container]) = &stack.held {
+                if let Some(before) = parameter.strip_suffix(end.as_str()) {
+                    return Some(stacked(&format!("{before}{container}"), number));
+                }
+            } else if let Some((container, _)) = parameter.rsplit_once('.').filter(|(_, last)| *last == stack.name) {
+                return Some(stacked(&self.renamed(container), number));
+            }
         }
         let module = parameter.strip_suffix(".weight")?;
         let member = || {
@@ -127,6 +133,7 @@ mod tests {
             parts: parts.iter().map(|part| (*part).to_owned()).collect(),
             transposed: false,
             swapped: false,
+            held: None,
         };
         AdapterForm {
             renamed: vec![["block".into(), "mlp".into()]],

@@ -13,8 +13,14 @@ from .granite import GraniteConfig
 
 KINDS = {"linear_attention": "mamba", "full_attention": "attention", "mamba": "mamba", "attention": "attention"}
 
-#: Of experts and routers, which are no linear modules to PEFT.
-ADAPTERS = {"bare": ["layer"]}
+#: Of experts, which are two parameters of a module `experts` to PEFT, and of routers, which are no linear modules to it.
+ADAPTERS = {
+    "bare": ["layer"],
+    "stacks": [
+        {"name": "gate_up_proj", "held": ["block_sparse_moe.input_linear.weight", "block_sparse_moe.experts"]},
+        {"name": "down_proj", "held": ["block_sparse_moe.output_linear.weight", "block_sparse_moe.experts"]},
+    ],
+}
 
 
 class GraniteMoeHybridConfig(MambaFields, GraniteConfig, layers.MixtureConfig):

@@ -137,6 +137,7 @@ def compress(
     output: Path,
     *,
     method: str = "rtn",
+    smoothing_strength: float | None = None,
     group_size: int | None = None,
     asymmetric: bool = False,
     calibration: Config | None = None,

@@ -179,8 +179,7 @@ pub fn write_compressed(
         let _ = writeln!(text, "| elements of a group | {} |", of.group_size);
     }
     let _ = writeln!(text, "| bytes of weights, before | {} |\n| bytes of weights | {} |", of.bytes.0, of.bytes.1);
-    let method = if request.gptq { "gptq" } else { "rtn" };
-    let _ = writeln!(text, "| method | `{method}` |");
+    let _ = writeln!(text, "| method | `{}` |", request.method.name());
     if of.measured > 0 {
         let _ = writeln!(text, "| tokens that activations were measured on | {} |", of.measured);
     }

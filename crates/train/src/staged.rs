@@ -113,7 +113,7 @@ impl Staged {
 }
 
 /// A folder's lock, if it is free and its file system has locks.
-fn lock(folder: &Path) -> Option<File> {
+pub fn lock(folder: &Path) -> Option<File> {
     let file = File::open(folder).ok()?;
     flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok().then_some(file)
 }

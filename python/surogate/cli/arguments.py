@@ -73,8 +73,8 @@ COMMAND_FLAGS = {
         "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1,
     },
     "quantize": {
-        "--scheme": 1, "--method": 1, "--group-size": 1, "--asymmetric": 0, "--calibration": 1, "--samples": 1,
-        "--base": 1, "--device": 1, "--output": 1,
+        "--scheme": 1, "--method": 1, "--smoothing-strength": 1, "--group-size": 1, "--asymmetric": 0, "--calibration": 1,
+        "--samples": 1, "--base": 1, "--device": 1, "--output": 1,
     },
     "serve": {
         "--address": 1, "--adapters": 1, "--token-file": 1, "--max-sequences": 1, "--max-waiting": 1, "--max-tokens": 1,
@@ -86,6 +86,9 @@ COMMAND_FLAGS = {
 
 #: Number formats of `quantize`.
 SCHEMES = ["fp8-dynamic", "fp8-static", "fp8-block", "int8-w8a8", "w4a16", "w8a16", "nvfp4", "nvfp4a16", "mxfp4a16"]
+
+#: Choices of codes of `quantize`.
+METHODS = ["rtn", "gptq", "awq", "smoothquant"]
 
 #: Commands that generate text.
 GENERATE = ["generate", "chat"]
@@ -334,8 +337,10 @@ def _extend_flags(extend: argparse.ArgumentParser) -> None:
 def _quantize_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", metavar="MODEL", type=_path, help=OF_MODEL)
     command.add_argument("--scheme", choices=SCHEMES, required=True, help="number format of the weights")
-    of_method = "choice of the codes: the nearest (rtn, the default), or by what matrices are multiplied with (gptq)"
-    command.add_argument("--method", choices=["rtn", "gptq"], default="rtn", help=of_method)
+    of_method = "choice of the codes: the nearest (rtn, the default), by what matrices are multiplied with (gptq), or the nearest once channels are scaled (awq, smoothquant)"
+    command.add_argument("--method", choices=METHODS, default="rtn", help=of_method)
+    of_strength = "share of the ranges of activations in the factors of smoothquant, 0 to 1 (default: 0.5)"
+    command.add_argument("--smoothing-strength", metavar="X", type=float, help=of_strength)
     of_groups = "elements that share a scale, -1 for a whole row (default: the largest of 128, 64, … 8 that divides all rows)"
     command.add_argument("--group-size", metavar="N", type=int, help=of_groups)
     command.add_argument("--asymmetric", action="store_true", help="with a zero point for each group, of w4a16 and w8a16")

@@ -56,6 +56,7 @@ def _quantize(folder: Path, name: str, options: Namespace, output: Path) -> None
             options.scheme,
             output,
             method=options.method,
+            smoothing_strength=options.smoothing_strength,
             group_size=options.group_size,
             asymmetric=options.asymmetric,
             calibration=_calibration(folder, options.calibration),

@@ -2,10 +2,8 @@
 
 use data::quantised::Layout;
 use rayon::prelude::*;
-use tensor::compressed::{Codes, Extent, Range, Scales, global_scale};
+use tensor::compressed::{Codes, Extent, Form, Range, Scales, global_scale};
 use tensor::small::Small;
-
-use super::gptq::{self, Moments};
 
 /// Elements that one thread works on at a time, about.
 const BAND: usize = 1 << 17;
@@ -23,17 +21,47 @@ pub fn range(x: &[f32]) -> Range {
     x.par_chunks(BAND).map(Range::of).reduce(Range::default, Range::with)
 }
 
-/// Encodes a matrix [outputs, inputs]; `whole` is the range of all that shares its scale. With moments of what it is multiplied
-/// with, GPTQ chooses the codes.
-pub fn encode(layout: Layout, x: &[f32], shape: [usize; 2], whole: Range, moments: Option<&Moments>) -> Encoded {
+/// Elements of whole rows of blocks of a matrix that one thread works on.
+fn band(form: &Form, shape: [usize; 2]) -> usize {
+    let rows = if form.extent == Extent::Tensor { 1 } else { form.extent.block(shape)[0] };
+    rows * (BAND / (rows * shape[1])).max(1) * shape[1]
+}
+
+/// The scales of a matrix [outputs, inputs]; `whole` is the range of all that shares its scale.
+pub fn scales(layout: Layout, x: &[f32], shape: [usize; 2], whole: Range) -> Scales {
+    let form = layout.form;
+    let made: Vec<Scales> =
+        x.par_chunks(band(&form, shape)).map(|x| form.scales(x, shape[1], layout.dtype, whole)).collect();
+    let mut all = Scales { factors: Vec::new(), zeros: Vec::new(), codes: Vec::new() };
+    made.into_iter().for_each(|of| join(&form, &mut all, of));
+    all
+}
+
+/// Adds the scales of further rows: a tensor has one.
+fn join(form: &Form, all: &mut Scales, of: Scales) {
+    if form.extent == Extent::Tensor && !all.factors.is_empty() {
+        return;
+    }
+    all.factors.extend(of.factors);
+    all.zeros.extend(of.zeros);
+    all.codes.extend(of.codes);
+}
+
+/// Encodes a matrix [outputs, inputs]; `whole` is the range of all that shares its scale. `codes`: those in the place of the
+/// nearest.
+pub fn encode(layout: Layout, x: &[f32], shape: [usize; 2], whole: Range, codes: Option<Vec<u8>>) -> Encoded {
     let (form, columns) = (layout.form, shape[1]);
-    let rows = form.extent.block(shape)[0];
     let global = global_scale(whole.magnitude(), layout.dtype);
-    // Bands are whole rows of blocks.
-    let rows = if form.extent == Extent::Tensor { 1 } else { rows };
-    let band = rows * (BAND / (rows * columns)).max(1) * columns;
+    if let Some(codes) = codes {
+        let scales = scales(layout, x, shape, whole);
+        let values = match form.codes {
+            Codes::Nvfp4 => values_of_nvfp4(&codes, columns, &scales, global),
+            _ => form.decode(&codes, columns, &scales),
+        };
+        return Encoded { parts: layout.bytes(shape, &codes, &scales, global), values };
+    }
     let made: Vec<(Scales, Vec<u8>, Vec<f32>)> = x
-        .par_chunks(band)
+        .par_chunks(band(&form, shape))
         .map(|x| {
             let scales = form.scales(x, columns, layout.dtype, whole);
             let codes = form.encode(x, columns, &scales);
@@ -49,19 +77,7 @@ pub fn encode(layout: Layout, x: &[f32], shape: [usize; 2], whole: Range, moment
     for (of, mut of_codes, mut of_values) in made {
         codes.append(&mut of_codes);
         values.append(&mut of_values);
-        if form.extent == Extent::Tensor && !scales.factors.is_empty() {
-            continue;
-        }
-        scales.factors.extend(of.factors);
-        scales.zeros.extend(of.zeros);
-        scales.codes.extend(of.codes);
-    }
-    if let Some(moments) = moments {
-        codes = gptq::codes(&form, x, &scales, moments);
-        values = match form.codes {
-            Codes::Nvfp4 => values_of_nvfp4(&codes, columns, &scales, global),
-            _ => form.decode(&codes, columns, &scales),
-        };
+        join(&form, &mut scales, of);
     }
     Encoded { parts: layout.bytes(shape, &codes, &scales, global), values }
 }

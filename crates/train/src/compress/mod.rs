@@ -3,14 +3,21 @@
 //!
 //! Knows the order of the work. Which matrices become codes `chosen.rs` says, in which format `scheme.rs`.
 
-mod capture;
+mod calibrated;
 mod chosen;
 mod compared;
 mod encode;
 mod gptq;
+mod layers;
+mod mapping;
+mod part;
+mod reads;
+mod record;
 mod result;
 mod rows;
+mod scaling;
 mod scheme;
+mod smooth;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -19,16 +26,18 @@ use std::sync::Arc;
 use data::Stop;
 use data::safetensors::PlacedWriter;
 use tensor::DType;
-use tensor::compressed::{Extent, Range};
+use tensor::compressed::Extent;
 
 pub use compared::Compared;
-pub use scheme::CompressRequest;
+pub use scheme::{CompressRequest, Method};
 
-use self::capture::Capture;
-use self::chosen::{Chosen, Kept, Matrix, choose};
-use self::gptq::Moments;
-use self::result::{Digests, Measured, Plan};
+use self::calibrated::calibrated;
+use self::chosen::{Chosen, Kept, choose};
+use self::layers::Layers;
+use self::record::Journal;
+use self::result::{Digests, Plan};
 use self::rows::Rows;
+use self::scaling::Scaling;
 use self::scheme::Scheme;
 use crate::card;
 use crate::config::Config;
@@ -74,8 +83,9 @@ pub struct Calibration<'a> {
     pub device: Arc<Device>,
 }
 
-/// Writes a model with its matrices in a number format of compressed-tensors. The folder appears whole; asked to stop, there is
-/// nothing. What a killed process left is removed first. `name`: the model as the user calls it.
+/// Writes a model with its matrices in a number format of compressed-tensors. The folder appears whole. Asked to stop, or killed,
+/// a command that measures activations leaves its decisions in a hidden folder, from which the same command goes on; what else a
+/// killed process left is removed first. `name`: the model as the user calls it.
 ///
 /// Errors: options that the scheme does not have, a method or scheme that needs data without them, a model without a matrix that
 /// fits, numbers that are not finite, and anything that stands at `output` already.
@@ -103,7 +113,7 @@ pub fn compress(
         return Err(nothing_fits(folder, request, &notes));
     }
     let saved = source.dtype().unwrap_or(DType::BF16);
-    let plan = Plan { own: &own, scheme, saved, chosen: &chosen };
+    let mut plan = Plan { own: &own, scheme, saved, chosen: &chosen, scaling: Scaling::default() };
     let groups = plan.groups()?;
     let dtype = plan.dtype()?;
     let transposed = chosen.matrices.iter().any(|of| of.transposed);
@@ -120,27 +130,34 @@ pub fn compress(
     let mut writer = PlacedWriter::new(staged.path(), groups, SHARD_BYTES);
     let bytes = (own.names().iter().filter_map(|name| own.get(name).ok()).map(|of| of.length()).sum(), writer.total());
     let mut digests = Digests { progress, done: 0, all: bytes.0, of: BTreeMap::new() };
-    plan.write_kept(&mut writer, &mut digests, stop)?;
     let mut measured = 0;
     match (data, &rows) {
-        (Some(data), Some(rows)) if request.gptq || scheme.measures_activations() => {
+        (Some(data), Some(rows)) if request.method != Method::Rtn || scheme.measures_activations() => {
             measured = rows.tokens();
-            let capture = Capture::open(data.device.clone(), source, &rows.calibration)?;
-            let nearest = calibrated(&plan, request.gptq, capture, &mut writer, &mut digests, stop)?;
-            notes.extend(nearest);
+            let journal = Journal::open(output, &digest(source, request, data, rows)?)?;
+            let parameters = chosen.matrices.iter().map(|of| of.parameter.as_str()).collect();
+            let layers = Layers::open(data.device.clone(), source, &parameters, &rows.calibration);
+            let done = layers
+                .and_then(|layers| calibrated(&mut plan, request, layers, &journal, &mut writer, &mut digests, stop));
+            // What is stopped goes on later.
+            if !matches!(done, Err(TrainError::Stopped)) {
+                journal.remove()?;
+            }
+            notes.extend(done?);
         }
         _ => {
             let mut ranges = BTreeMap::new();
             for of in &chosen.matrices {
                 go_on(stop)?;
-                plan.write_matrix(of, &Measured::default(), &mut writer, &mut digests, &mut ranges)?;
+                plan.write_matrix(of, None, None, &mut writer, &mut digests, &mut ranges)?;
             }
         }
     }
+    plan.write_kept(&mut writer, &mut digests, stop)?;
     writer.finish().map_err(|e| TrainError::Failed(e.to_string()))?;
     let ignored: Vec<String> = chosen.ignored.iter().cloned().collect();
     let mut config = source.config.with_dtype(dtype).0;
-    config["quantization_config"] = scheme.config(&ignored, transposed, request.gptq);
+    config["quantization_config"] = scheme.config(&ignored, transposed, request.method == Method::Gptq);
     write_synced(&staged.path().join(hf_config::FILE), pretty(&config).as_bytes())?;
     write_companions(folder, None, staged.path())?;
     verify(staged.path(), &digests, stop)?;
@@ -158,63 +175,23 @@ pub fn compress(
     Ok(done)
 }
 
-/// Writes all matrices with what is measured of their activations, layer by layer: each layer reads what the layers before it
-/// make with their new values where codes are chosen by it. Notes on matrices that nothing is measured of.
-fn calibrated(
-    plan: &Plan<'_>,
-    gptq: bool,
-    mut capture: Capture<'_>,
-    writer: &mut PlacedWriter,
-    digests: &mut Digests<'_>,
-    stop: Stop<'_>,
-) -> Result<Option<String>> {
-    let known = capture.parameters();
-    let unknown: Vec<&Matrix> = plan.chosen.matrices.iter().filter(|of| !known.contains(&of.parameter)).collect();
-    let listed = unknown.first().map(|of| match unknown.len() {
-        1 => format!("`{}`", of.module),
-        count => format!("`{}` and {} more", of.module, count - 1),
-    });
-    if let (true, Some(listed)) = (plan.scheme.measures_activations(), &listed) {
-        let text = format!(
-            "{listed}: activations of the experts of a mixture are not measured\n  hint: take a scheme without scales of \
-             activations, such as fp8-dynamic or nvfp4a16"
-        );
-        return Err(TrainError::Usage(text));
-    }
-    let mut ranges = BTreeMap::new();
-    for layer in 0..capture.layers() {
-        let mut of_layer: BTreeMap<String, (Option<Moments>, Range)> = BTreeMap::new();
-        let mut readers: BTreeMap<String, String> = BTreeMap::new();
-        capture.run(layer, &mut |parameters, x| {
-            go_on(stop)?;
-            let first = &parameters[0];
-            let width = plan.width(first).unwrap_or(0);
-            let (moments, range) = of_layer
-                .entry(first.clone())
-                .or_insert_with(|| ((gptq && width > 0).then(|| Moments::new(width)), Range::default()));
-            *range = range.with(encode::range(x));
-            moments.iter_mut().for_each(|moments| moments.add(x));
-            readers.extend(parameters.iter().map(|of| (of.clone(), first.clone())));
-            Ok(())
-        })?;
-        for of in &plan.chosen.matrices {
-            let Some((moments, range)) = readers.get(&of.parameter).and_then(|first| of_layer.get(first)) else {
-                continue;
-            };
-            go_on(stop)?;
-            let measured = Measured { moments: moments.as_ref(), range: Some(*range) };
-            let values = plan.write_matrix(of, &measured, writer, digests, &mut ranges)?;
-            if gptq {
-                capture.replace(&of.parameter, values)?;
+/// The digest of everything that decisions about layers follow from.
+fn digest(source: &ModelSource, request: &CompressRequest, data: &Calibration<'_>, rows: &Rows) -> Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    let what = format!("{:?} {:?} {:?}", source.digest(true)?, request, data.device.machine.arch);
+    hasher.update(env!("CARGO_PKG_VERSION").as_bytes()).update(what.as_bytes());
+    for batch in &rows.calibration {
+        hasher.update(&[batch.batch, batch.seq_len].map(usize::to_le_bytes).concat());
+        for ids in [&batch.input_ids, &batch.position_ids, &batch.document_start] {
+            for id in ids {
+                hasher.update(&id.to_le_bytes());
             }
         }
+        for present in &batch.present {
+            hasher.update(&present.to_le_bytes());
+        }
     }
-    for of in &unknown {
-        go_on(stop)?;
-        plan.write_matrix(of, &Measured::default(), writer, digests, &mut ranges)?;
-    }
-    Ok(listed
-        .map(|listed| format!("{listed}: the nearest codes, since what experts are multiplied with is not measured")))
+    Ok(hasher.finalize().to_hex().to_string())
 }
 
 fn nothing_fits(folder: &Path, request: &CompressRequest, notes: &[String]) -> TrainError {

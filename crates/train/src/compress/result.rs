@@ -12,20 +12,14 @@ use tensor::{DType, HostTensor};
 
 use super::Progress;
 use super::chosen::{Chosen, Matrix};
-use super::encode::{Encoded, encode, range};
-use super::gptq::Moments;
+use super::encode::{Encoded, encode, range, scales};
+use super::gptq::{self, Moments};
+use super::scaling::Scaling;
 use super::scheme::Scheme;
 use crate::error::{Result, TrainError, go_on};
 
 /// Matrices of one module that engines compute as one, so that they share the scale of scales of NVFP4.
 const FUSED: [&[&str]; 3] = [&["q_proj", "k_proj", "v_proj"], &["gate_proj", "up_proj"], &["w1", "w3"]];
-
-/// Measurements of the activations that a matrix is multiplied with.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Measured<'a> {
-    pub moments: Option<&'a Moments>,
-    pub range: Option<Range>,
-}
 
 /// Digests of the values that were written, to be compared with those that are read.
 pub struct Digests<'a> {
@@ -51,6 +45,7 @@ pub struct Plan<'a> {
     /// The type of what the model's files have in codes.
     pub saved: DType,
     pub chosen: &'a Chosen,
+    pub scaling: Scaling,
 }
 
 impl Plan<'_> {
@@ -101,36 +96,30 @@ impl Plan<'_> {
             go_on(stop)?;
             let tensor = self.read(&of.tensor)?;
             let read = tensor.bytes.len();
-            let tensor = tensor.cast(self.dtype_of(&of.tensor)?);
+            let tensor = self.scaling.kept(&of.tensor, tensor.cast(self.dtype_of(&of.tensor)?));
             writer.put(&of.name, &tensor.bytes).map_err(|e| TrainError::Failed(e.to_string()))?;
             digests.add(of.name.clone(), &tensor.bytes, read);
         }
         Ok(())
     }
 
-    /// Writes a matrix: with the codes of GPTQ where there are moments of what it is multiplied with, else with the nearest.
-    /// Gives its values as the model has them.
+    /// Writes a matrix: with these codes, or the nearest. `of_activations`: the range of what it is multiplied with. Gives its values
+    /// as the model has them.
     pub fn write_matrix(
         &self,
         of: &Matrix,
-        measured: &Measured<'_>,
+        codes: Option<&Vec<u8>>,
+        of_activations: Option<Range>,
         writer: &mut PlacedWriter,
         digests: &mut Digests<'_>,
         ranges: &mut BTreeMap<String, Range>,
     ) -> Result<HostTensor> {
         let layout = self.layout(of)?;
-        let (x, read) = self.numbers(of, layout.dtype)?;
-        let own = range(&x);
-        if !(own.least.is_finite() && own.most.is_finite()) || x.iter().any(|x| x.is_nan()) {
-            return Err(not_finite(of, &x));
-        }
-        let whole = match layout.form.codes {
-            Codes::Nvfp4 => self.range_of_fused(of, own, ranges)?,
-            _ => own,
-        };
-        let Encoded { mut parts, values } = encode(layout, &x, of.shape, whole, measured.moments);
+        let (x, read) = self.numbers(of)?;
+        let whole = self.range_of_scale(of, &x, ranges)?;
+        let Encoded { mut parts, values } = encode(layout, &x, of.shape, whole, codes.cloned());
         if self.scheme.measures_activations() {
-            let range = measured.range.expect("activations of every matrix are measured");
+            let range = of_activations.expect("activations of every matrix are measured");
             parts.push(self.scheme.scale_of_activations(range, layout.dtype));
         }
         for (tensor, bytes) in self.tensors(of)?.iter().zip(&parts) {
@@ -141,6 +130,32 @@ impl Plan<'_> {
         let values = HostTensor::from_f32(shape, &values);
         digests.add(format!("{}.weight", of.module), &values.bytes, read);
         Ok(values)
+    }
+
+    /// The codes that GPTQ chooses for the matrix of a parameter.
+    pub fn codes(&self, parameter: &str, moments: &Moments) -> Result<Vec<u8>> {
+        let of = self.matrix(parameter).expect("it becomes codes");
+        let layout = self.layout(of)?;
+        let (x, _) = self.numbers(of)?;
+        let whole = self.range_of_scale(of, &x, &mut BTreeMap::new())?;
+        Ok(gptq::codes(&layout.form, &x, &scales(layout, &x, of.shape, whole), moments))
+    }
+
+    /// The values of the nearest codes of other numbers in the place of a matrix's; `whole`: the range of all that shares a scale.
+    pub fn values(&self, of: &Matrix, x: &[f32], whole: Range) -> Result<Vec<f32>> {
+        Ok(encode(self.layout(of)?, x, of.shape, whole, None).values)
+    }
+
+    /// The range of what shares the largest scale of a matrix. An error where its numbers are not finite.
+    fn range_of_scale(&self, of: &Matrix, x: &[f32], ranges: &mut BTreeMap<String, Range>) -> Result<Range> {
+        let own = range(x);
+        if !(own.least.is_finite() && own.most.is_finite()) || x.iter().any(|x| x.is_nan()) {
+            return Err(not_finite(of, x));
+        }
+        match self.scheme.form.codes {
+            Codes::Nvfp4 => self.range_of_fused(of, own, ranges),
+            _ => Ok(own),
+        }
     }
 
     /// Returns the tensors that a matrix is in the files.
@@ -154,17 +169,30 @@ impl Plan<'_> {
         Ok(tensors)
     }
 
-    /// The numbers of a matrix, [outputs, inputs], rounded to this type; and the bytes that were read.
-    fn numbers(&self, of: &Matrix, dtype: DType) -> Result<(Vec<f32>, usize)> {
+    /// The numbers of a matrix, [outputs, inputs], rounded to the type of its scales; and the bytes that were read.
+    pub fn numbers(&self, of: &Matrix) -> Result<(Vec<f32>, usize)> {
+        let dtype = self.dtype_of_matrix(of)?;
         let tensor = self.read(&of.parameter)?;
         let read = tensor.bytes.len();
         let x = tensor.cast(dtype).to_f32();
-        Ok((if of.transposed { transpose(&x, of.shape[0]) } else { x }, read))
+        let mut x = if of.transposed { transpose(&x, of.shape[0]) } else { x };
+        self.scaling.matrix(&of.parameter, &mut x, of.shape[1], dtype);
+        Ok((x, read))
     }
 
-    /// The columns of the matrix of a parameter, if it becomes codes.
-    pub fn width(&self, parameter: &str) -> Option<usize> {
-        self.chosen.matrices.iter().find(|of| of.parameter == parameter).map(|of| of.shape[1])
+    /// The matrix of a parameter, if it becomes codes.
+    pub fn matrix(&self, parameter: &str) -> Option<&Matrix> {
+        self.chosen.matrices.iter().find(|of| of.parameter == parameter)
+    }
+
+    /// The columns of the matrix of a parameter that becomes codes.
+    pub fn width_of(&self, parameter: &str) -> usize {
+        self.matrix(parameter).expect("it becomes codes").shape[1]
+    }
+
+    /// True if a parameter is a tensor of its own in the files, so that its numbers can be scaled.
+    pub fn can_scale(&self, parameter: &str) -> bool {
+        self.matrix(parameter).is_some() || self.chosen.kept.iter().any(|of| of.tensor == parameter)
     }
 
     fn read(&self, tensor: &str) -> Result<HostTensor> {
@@ -181,7 +209,7 @@ impl Plan<'_> {
             let Some(other) = self.chosen.matrices.iter().find(|of| of.module == module) else { continue };
             let range = match known.get(&module) {
                 Some(range) => *range,
-                None => range(&self.numbers(other, self.dtype_of_matrix(other)?)?.0),
+                None => range(&self.numbers(other)?.0),
             };
             known.insert(module, range);
             whole = whole.with(range);
@@ -202,7 +230,7 @@ fn not_finite(of: &Matrix, x: &[f32]) -> TrainError {
 }
 
 /// [rows, columns] → [columns, rows].
-fn transpose(values: &[f32], columns: usize) -> Vec<f32> {
+pub fn transpose(values: &[f32], columns: usize) -> Vec<f32> {
     let rows = values.len() / columns;
     (0..values.len()).map(|i| values[i % rows * columns + i / rows]).collect()
 }

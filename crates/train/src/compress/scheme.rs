@@ -18,7 +18,7 @@ const GROUPS: [usize; 5] = [128, 64, 32, 16, 8];
 const TILE: usize = 128;
 
 /// A scheme with the options that are given for it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct CompressRequest {
     /// Its name, such as `w4a16`.
     pub scheme: String,
@@ -26,8 +26,39 @@ pub struct CompressRequest {
     pub group_size: Option<i64>,
     /// True if groups have zero points.
     pub asymmetric: bool,
-    /// Codes are chosen by GPTQ, else the nearest are taken.
-    pub gptq: bool,
+    pub method: Method,
+    /// The share of the ranges of activations in the factors of SmoothQuant; a half where it is not given.
+    pub smoothing_strength: Option<f64>,
+}
+
+/// The choice of codes, and of factors that are moved between weights before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Method {
+    /// The nearest codes.
+    #[default]
+    Rtn,
+    Gptq,
+    Awq,
+    SmoothQuant,
+}
+
+impl Method {
+    pub const ALL: [Method; 4] = [Method::Rtn, Method::Gptq, Method::Awq, Method::SmoothQuant];
+
+    /// Returns the name that users give it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Method::Rtn => "rtn",
+            Method::Gptq => "gptq",
+            Method::Awq => "awq",
+            Method::SmoothQuant => "smoothquant",
+        }
+    }
+
+    /// True if channels are scaled before codes are made.
+    pub const fn scales_channels(self) -> bool {
+        matches!(self, Method::Awq | Method::SmoothQuant)
+    }
 }
 
 /// A scheme by the name that users give it.
@@ -45,6 +76,10 @@ pub enum Name {
 }
 
 impl Name {
+    const fn leaves_activations(self) -> bool {
+        matches!(self, Name::W4A16 | Name::W8A16 | Name::Nvfp4A16 | Name::Mxfp4A16)
+    }
+
     const fn measures_activations(self) -> bool {
         matches!(self, Name::Fp8Static | Name::Nvfp4)
     }
@@ -77,8 +112,25 @@ impl CompressRequest {
     pub fn check(&self, has_data: bool) -> Result<()> {
         let name = self.name()?;
         let hint = "give a run whose rows activations are measured on, --calibration run.yaml";
-        if self.gptq && !has_data {
-            return Err(TrainError::Usage(format!("--method gptq: it needs data\n  hint: {hint}")));
+        if self.method != Method::Rtn && !has_data {
+            let method = self.method.name();
+            return Err(TrainError::Usage(format!("--method {method}: it needs data\n  hint: {hint}")));
+        }
+        if self.method == Method::SmoothQuant && name.leaves_activations() {
+            return Err(TrainError::Usage(format!(
+                "--method smoothquant: `{}` does not quantize activations, whose ranges it evens out\n  hint: take --method \
+                 awq, or a scheme such as int8-w8a8",
+                self.scheme
+            )));
+        }
+        if let Some(strength) = self.smoothing_strength {
+            if self.method != Method::SmoothQuant {
+                let text = "--smoothing-strength: without --method smoothquant it has no effect";
+                return Err(TrainError::Usage(text.to_owned()));
+            }
+            if !(0.0..=1.0).contains(&strength) {
+                return Err(TrainError::Usage(format!("--smoothing-strength {strength}: expected 0 to 1")));
+            }
         }
         if name.measures_activations() && !has_data {
             let other = if name == Name::Nvfp4 { "nvfp4a16" } else { "fp8-dynamic" };
@@ -88,6 +140,11 @@ impl CompressRequest {
             )));
         }
         Ok(())
+    }
+
+    /// The share of the ranges of activations in the factors of SmoothQuant.
+    pub fn strength(&self) -> f64 {
+        self.smoothing_strength.unwrap_or(0.5)
     }
 
     /// The scheme that is named. Errors: an unknown name, and options that it does not have.
@@ -331,7 +388,13 @@ mod tests {
     use super::*;
 
     fn request(scheme: &str) -> CompressRequest {
-        CompressRequest { scheme: scheme.into(), group_size: None, asymmetric: false, gptq: false }
+        CompressRequest {
+            scheme: scheme.into(),
+            group_size: None,
+            asymmetric: false,
+            method: Method::Rtn,
+            smoothing_strength: None,
+        }
     }
 
     #[test]

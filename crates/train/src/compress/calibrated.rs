@@ -1,0 +1,306 @@
+//! Matrices written layer by layer with what is measured of their activations: codes of GPTQ, factors of AWQ and SmoothQuant,
+//! ranges.
+//!
+//! Knows the order of the work in a layer; not how files are laid out.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use data::Stop;
+use data::safetensors::PlacedWriter;
+use graph::ValueType;
+use tensor::HostTensor;
+use tensor::compressed::Range;
+
+use super::encode::range;
+use super::gptq::Moments;
+use super::layers::{Layers, rows_of_tokens};
+use super::mapping::{Mapping, mappings};
+use super::part;
+use super::reads::{Experts, Read, reads};
+use super::record::{Journal, Record};
+use super::result::{Digests, Plan};
+use super::scheme::{CompressRequest, Method};
+use super::smooth;
+use crate::error::{Result, TrainError, go_on};
+
+/// Bytes of moments of experts that are summed in one pass over the rows.
+const OF_EXPERTS: usize = 4 << 30;
+
+/// What a matrix is multiplied with, over all rows.
+#[derive(Default)]
+struct Inputs {
+    moments: Option<Moments>,
+    range: Range,
+}
+
+/// Writes all matrices, each layer once the layers before it are decided. Notes on what was not measured.
+pub fn calibrated(
+    plan: &mut Plan<'_>,
+    request: &CompressRequest,
+    mut layers: Layers<'_>,
+    journal: &Journal,
+    writer: &mut PlacedWriter,
+    digests: &mut Digests<'_>,
+    stop: Stop<'_>,
+) -> Result<Vec<String>> {
+    let chosen = plan.chosen;
+    let types = part::types(layers.model());
+    let (mut notes, mut fused) = (Vec::new(), BTreeMap::new());
+    let (mut written, mut unmeasured, mut unreached) = (BTreeSet::new(), Vec::new(), Vec::new());
+    let (mut mapped, mut resumed) = (0, 0);
+    for layer in 0..layers.count() {
+        let place = layers.place();
+        let own: BTreeSet<String> = layers.block().parameters.iter().map(|of| place.numbered(&of.name)).collect();
+        let found = of_method(plan, request, &layers, &types);
+        mapped += found.len();
+        let record = match journal.read(layer)? {
+            Some(record) => {
+                resumed += 1;
+                record
+            }
+            None => {
+                let record = decide(plan, request, &found, &mut layers, stop)?;
+                journal.write(layer, &record)?;
+                record
+            }
+        };
+        for mapping in &found {
+            if let Some(factors) = record.factors.get(&mapping.value) {
+                plan.scaling.add(mapping, place, factors);
+            }
+        }
+        for of in chosen.matrices.iter().filter(|of| own.contains(&of.parameter)) {
+            go_on(stop)?;
+            let (codes, range) = (record.codes.get(&of.parameter), record.ranges.get(&of.parameter).copied());
+            if plan.scheme.measures_activations() && range.is_none() {
+                return Err(not_measured(&of.module));
+            }
+            let values = plan.write_matrix(of, codes, range, writer, digests, &mut fused)?;
+            written.insert(of.parameter.clone());
+            if request.method == Method::Gptq {
+                layers.replace(&of.parameter, values);
+                if codes.is_none() && !record.unreached.contains(&of.parameter) {
+                    unmeasured.push(of.module.clone());
+                }
+            }
+        }
+        unreached.extend(record.unreached);
+        layers.advance()?;
+    }
+    if request.method.scales_channels() && mapped == 0 {
+        let text = format!(
+            "--method {}: no value of the model's layers can be scaled\n  hint: take --method gptq",
+            request.method.name()
+        );
+        return Err(TrainError::Usage(text));
+    }
+    if resumed > 0 {
+        let of = layers.count();
+        notes.push(format!("{resumed} of {of} layers were done by a command that ended early"));
+    }
+    if let Some(listed) = listed(&unmeasured) {
+        notes.push(format!("{listed}: the nearest codes, since what it is multiplied with is not measured"));
+    }
+    if let Some(listed) = listed(&unreached) {
+        notes.push(format!("{listed}: the nearest codes, since no token reached the expert: more --samples may"));
+    }
+    for of in chosen.matrices.iter().filter(|of| !written.contains(&of.parameter)) {
+        go_on(stop)?;
+        plan.write_matrix(of, None, None, writer, digests, &mut fused)?;
+    }
+    Ok(notes)
+}
+
+/// The first of some names, and how many more there are.
+fn listed(names: &[String]) -> Option<String> {
+    let first = names.first()?;
+    Some(match names.len() {
+        1 => format!("`{first}`"),
+        count => format!("`{first}` and {} more", count - 1),
+    })
+}
+
+fn not_measured(module: &str) -> TrainError {
+    let text = format!(
+        "`{module}`: what it is multiplied with is not measured\n  hint: take a scheme without scales of activations, such as \
+         fp8-dynamic or nvfp4a16"
+    );
+    TrainError::Usage(text)
+}
+
+/// The mappings of the layer that the method has factors for.
+fn of_method(
+    plan: &Plan<'_>,
+    request: &CompressRequest,
+    layers: &Layers<'_>,
+    types: &BTreeMap<String, ValueType>,
+) -> Vec<Mapping> {
+    if !request.method.scales_channels() {
+        return Vec::new();
+    }
+    let place = layers.place();
+    let mut found = mappings(layers.block(), types, &|name| plan.matrix(&place.numbered(name)).is_some());
+    // What a weight of several matrices in one tensor, or of another shape, is divided by has no place in files.
+    let fits = |name: &String| plan.can_scale(&place.numbered(name));
+    found.retain(|of| of.others.iter().all(fits) && of.weights().all(fits));
+    if request.method == Method::SmoothQuant {
+        found.retain(Mapping::is_of_norm);
+    }
+    found
+}
+
+/// Decides everything about the layer.
+fn decide(
+    plan: &mut Plan<'_>,
+    request: &CompressRequest,
+    found: &[Mapping],
+    layers: &mut Layers<'_>,
+    stop: Stop<'_>,
+) -> Result<Record> {
+    let mut record = Record::default();
+    for mapping in found {
+        let factors = match request.method {
+            Method::SmoothQuant => Some(smooth::even(layers, plan, mapping, request.strength(), stop)?),
+            _ => smooth::searched(layers, plan, mapping, stop)?,
+        };
+        record.factors.extend(factors.map(|factors| (mapping.value.clone(), factors)));
+    }
+    let gptq = request.method == Method::Gptq;
+    if !gptq && !plan.scheme.measures_activations() {
+        return Ok(record);
+    }
+    let place = layers.place();
+    for mapping in found {
+        if let Some(factors) = record.factors.get(&mapping.value) {
+            plan.scaling.add(mapping, place, factors);
+        }
+    }
+    let is_coded = |name: &String| plan.matrix(&place.numbered(name)).is_some();
+    let all: Vec<Read> = reads(layers.block()).into_iter().filter(|of| of.matrices.iter().any(is_coded)).collect();
+    let (of_experts, of_tokens): (Vec<&Read>, Vec<&Read>) = all.iter().partition(|of| of.experts.is_some());
+    let mut take = |matrices: &[String], inputs: &Inputs| -> Result<()> {
+        for name in matrices.iter().filter(|name| is_coded(name)) {
+            let name = place.numbered(name);
+            if let Some(moments) = &inputs.moments {
+                go_on(stop)?;
+                record.codes.insert(name.clone(), plan.codes(&name, moments)?);
+            }
+            record.ranges.insert(name, inputs.range);
+        }
+        Ok(())
+    };
+    for (read, inputs) in of_tokens.iter().zip(inputs_of_tokens(plan, &of_tokens, layers, gptq, stop)?) {
+        take(&read.matrices, &inputs)?;
+    }
+    let mut unreached = Vec::new();
+    for read in of_experts {
+        let experts = read.experts.as_ref().expect("it is of experts");
+        let each = read.matrices.len() / experts.count;
+        let width = plan.width_of(&place.numbered(&read.matrices[0]));
+        let at_once = if gptq { (OF_EXPERTS / (8 * width * width)).max(1) } else { experts.count };
+        let mut whole = Range::default();
+        let mut waiting: Vec<String> = Vec::new();
+        for first in (0..experts.count).step_by(at_once) {
+            let last = experts.count.min(first + at_once);
+            for (expert, inputs) in (first..last).zip(inputs_of_experts(plan, read, first..last, layers, gptq, stop)?) {
+                let matrices = &read.matrices[expert * each..][..each];
+                match inputs {
+                    Some(inputs) => {
+                        whole = whole.with(inputs.range);
+                        take(matrices, &inputs)?;
+                    }
+                    None => waiting.extend(matrices.iter().cloned()),
+                }
+            }
+        }
+        // What no token reached gets the range of what the other experts read.
+        take(&waiting, &Inputs { moments: None, range: whole })?;
+        unreached.extend(waiting.iter().filter(|_| gptq).map(|name| place.numbered(name)));
+    }
+    record.unreached = unreached;
+    Ok(record)
+}
+
+/// Adds rows to what is known of a matrix's inputs: divided by the factors that its columns have.
+fn add(plan: &Plan<'_>, inputs: &mut Inputs, matrix: &str, x: &[f32]) {
+    inputs.range = inputs.range.with(match plan.scaling.of_columns(matrix) {
+        Some(factors) => {
+            let of_row = |row: &[f32]| {
+                let scaled: Vec<f32> = row.iter().zip(factors).map(|(x, factor)| x / factor).collect();
+                Range::of(&scaled)
+            };
+            x.chunks(factors.len()).map(of_row).fold(Range::default(), Range::with)
+        }
+        None => range(x),
+    });
+    inputs.moments.iter_mut().for_each(|moments| moments.add(x));
+}
+
+fn fresh(width: usize, gptq: bool) -> Inputs {
+    Inputs { moments: gptq.then(|| Moments::new(width)), range: Range::default() }
+}
+
+fn inputs_of_tokens(
+    plan: &Plan<'_>,
+    reads: &[&Read],
+    layers: &mut Layers<'_>,
+    gptq: bool,
+    stop: Stop<'_>,
+) -> Result<Vec<Inputs>> {
+    let place = layers.place();
+    let first = |read: &Read| -> String {
+        let coded = read.matrices.iter().map(|name| place.numbered(name)).find(|name| plan.matrix(name).is_some());
+        coded.expect("one of them becomes codes")
+    };
+    let names: Vec<String> = reads.iter().map(|read| first(read)).collect();
+    let mut found: Vec<Inputs> = names.iter().map(|name| fresh(plan.width_of(name), gptq)).collect();
+    let wanted: Vec<String> = reads.iter().map(|read| read.value.clone()).collect();
+    let batches = layers.batches;
+    layers.run(&wanted, &mut |index, values| {
+        go_on(stop)?;
+        for ((value, inputs), name) in values.iter().zip(&mut found).zip(&names) {
+            add(plan, inputs, name, &rows_of_tokens(value, &batches[index]));
+        }
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+/// What the matrices of some experts are multiplied with; none for those that no token reached.
+fn inputs_of_experts(
+    plan: &Plan<'_>,
+    read: &Read,
+    experts: std::ops::Range<usize>,
+    layers: &mut Layers<'_>,
+    gptq: bool,
+    stop: Stop<'_>,
+) -> Result<Vec<Option<Inputs>>> {
+    let place = layers.place();
+    let Experts { count, offsets, order } = read.experts.as_ref().expect("it is of experts");
+    let each = read.matrices.len() / count;
+    let name_of = |expert: usize| place.numbered(&read.matrices[expert * each]);
+    let mut found: Vec<Option<Inputs>> = experts.clone().map(|_| None).collect();
+    let batches = layers.batches;
+    layers.run(&[read.value.clone(), offsets.clone(), order.clone()], &mut |index, values| {
+        go_on(stop)?;
+        let (x, offsets, order) = (values[0].to_f32(), ints(&values[1]), ints(&values[2]));
+        let present = &batches[index].present;
+        let (width, choices) = (x.len() / order.len(), order.len() / present.len());
+        for (expert, inputs) in experts.clone().zip(&mut found) {
+            let name = name_of(expert);
+            let places = offsets[expert] as usize..offsets[expert + 1] as usize;
+            let is_there = |place: &usize| present[order[*place] as usize / choices] != 0.0;
+            let rows: Vec<f32> =
+                places.filter(is_there).flat_map(|place| x[place * width..][..width].iter().copied()).collect();
+            if !rows.is_empty() {
+                add(plan, inputs.get_or_insert_with(|| fresh(width, gptq)), &name, &rows);
+            }
+        }
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+fn ints(tensor: &HostTensor) -> Vec<i32> {
+    tensor.bytes.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect()
+}

@@ -1,0 +1,188 @@
+"""Methods of `surogate quantize` that read activations: factors of channels, experts, and commands that were killed."""
+
+from __future__ import annotations
+
+import glob
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import surogate
+from conftest import tiny_gemma2, tiny_gemma3, tiny_gpt2, tiny_phi3, tiny_qwen2, tiny_seed_oss
+from quantized import calibration, quantize, raw, wide
+from safetensors.numpy import load_file
+from test_mixtures import tiny_qwen3_moe
+
+
+def floats(tensor: tuple[str, list[int], bytes]) -> np.ndarray:
+    assert tensor[0] == "F32"
+    return np.frombuffer(tensor[2], np.float32)
+
+
+LAYER = [
+    ("awq.asym", ["--method", "awq", "--scheme", "w4a16", "--group-size", "32", "--asymmetric"]),
+    ("awq.sym", ["--method", "awq", "--scheme", "w4a16", "--group-size", "32"]),
+    ("smoothquant.0.5", ["--method", "smoothquant", "--scheme", "int8-w8a8"]),
+    ("smoothquant.0.8", ["--method", "smoothquant", "--scheme", "int8-w8a8", "--smoothing-strength", "0.8"]),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), LAYER)
+def test_factors_are_the_recorded_ones(capsys, tmp_path, shared, name, options):
+    folder = shared / "golden" / "compress" / "algos"
+    recorded = load_file(folder / "awq_smoothquant.safetensors")
+    ids = recorded["calibration_ids"]
+    rows = np.concatenate([ids, ids[:4]])
+    unshuffled = dict(shuffle=False, validation_split_ratio=0, per_device_train_batch_size=4)
+    run = calibration(tmp_path, folder / "layer", rows, **unshuffled)
+    data = ["--calibration", run, "--samples", len(ids), "--device", "cpu"]
+    code, out, err = quantize(capsys, folder / "layer", tmp_path / "out", *options, *data)
+    assert code == 0, err
+    before, after = load_file(folder / "layer" / "model.safetensors"), raw(tmp_path / "out")
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        weight = f"model.layers.0.{norm}.weight"
+        factors = before[weight] / floats(after[weight])
+        np.testing.assert_allclose(factors, recorded[f"{name}.{norm}.scales"], rtol=1e-5)
+
+
+FILES = [
+    ("awq_w4a16_asym_g32", ["--method", "awq", "--scheme", "w4a16", "--asymmetric"]),
+    ("smoothquant_int8_w8a8", ["--method", "smoothquant", "--scheme", "int8-w8a8"]),
+]
+
+
+@pytest.mark.parametrize(("form", "options"), FILES)
+def test_files_with_factors_are_those_of_the_package(capsys, tmp_path, shared, form, options):
+    folder = shared / "golden" / "compress" / "models" / "llama"
+    model = shared / "golden" / "llama"
+    ids = load_file(folder / "inputs.safetensors")["calibration_ids"]
+    rows = np.concatenate([ids, ids[:4]])
+    unshuffled = dict(shuffle=False, validation_split_ratio=0, per_device_train_batch_size=4)
+    run = calibration(tmp_path, model, rows, **unshuffled)
+    data = ["--calibration", run, "--samples", "16", "--device", "cpu"]
+    code, out, err = quantize(capsys, model, tmp_path / "out", *options, *data)
+    assert code == 0, err
+    found, expected = raw(tmp_path / "out"), raw(folder / form)
+    assert found.keys() == expected.keys()
+    for name in found:
+        if found[name][0] == "F32":
+            np.testing.assert_allclose(floats(found[name]), floats(expected[name]), rtol=1e-5, err_msg=name)
+        else:
+            own, theirs = (np.frombuffer(of[name][2], np.uint8) for of in (found, expected))
+            assert np.mean(own != theirs) < 1e-3, name
+    changed = [name for name in found if name.endswith("layernorm.weight")]
+    plain = load_file(model / "model.safetensors")
+    assert len(changed) == 6 and all(np.abs(floats(found[name]) / plain[name] - 1).max() > 0.01 for name in changed)
+
+
+def heads(**changes: object) -> dict[str, object]:
+    """As many key heads as heads, so that values can be scaled."""
+    return {"num_attention_heads": 4, "num_key_value_heads": 4, **changes}
+
+
+FAMILIES = {
+    "llama": lambda: wide(**heads()),
+    "gpt2": lambda: tiny_gpt2(initializer_range=0.2),
+    "gemma2": lambda: tiny_gemma2(initializer_range=0.1),
+    "gemma3": lambda: tiny_gemma3(initializer_range=0.1),
+    "phi3": lambda: tiny_phi3(initializer_range=0.1),
+    "qwen2": lambda: tiny_qwen2(initializer_range=0.1, **heads()),
+    "seed_oss": lambda: tiny_seed_oss(initializer_range=0.1, **heads()),
+    "qwen3_moe": lambda: tiny_qwen3_moe(initializer_range=0.1, **heads()),
+}
+
+
+@pytest.mark.parametrize(("method", "scheme"), [("awq", "w8a16"), ("smoothquant", "int8-w8a8")])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_factors_move_between_weights_without_changing_what_is_computed(capsys, tmp_path, make_model, family, method, scheme):
+    model = make_model(FAMILIES[family]())
+    ids = np.random.default_rng(1).integers(1, 90, (24, 16))
+    run = calibration(tmp_path, model, ids, validation_split_ratio=0.25)
+    options = ["--scheme", scheme, "--method", method, "--calibration", run, "--device", "cpu"]
+    code, out, err = quantize(capsys, model, tmp_path / "out", *options)
+    assert code == 0, err
+    exact, found = (surogate.load(str(of)).forward(ids) for of in (model, tmp_path / "out"))
+    assert 0 < np.linalg.norm(found - exact) < 0.05 * np.linalg.norm(exact)
+    before, after = raw(model), raw(tmp_path / "out")
+    norms = [name for name in before if "norm" in name or ".ln_" in name]
+    assert any(before[name] != after[name] for name in norms)
+
+
+def lost(out: str) -> float:
+    return float(next(line for line in out.splitlines() if "KL divergence" in line).rsplit(" ", 1)[1])
+
+
+def test_each_expert_gets_codes_by_what_it_reads(capsys, tmp_path, make_model):
+    model = make_model(tiny_qwen3_moe(initializer_range=0.2))
+    ids = np.random.default_rng(0).integers(1, 90, (160, 16))
+    run = calibration(tmp_path, model, ids, validation_split_ratio=0.25)
+    losses = []
+    for method in ("rtn", "gptq"):
+        options = ["--scheme", "w4a16", "--method", method, "--calibration", run, "--device", "cpu"]
+        code, out, err = quantize(capsys, model, tmp_path / method, *options)
+        assert code == 0 and "the nearest codes" not in out, err + out
+        losses.append(lost(out))
+    assert losses[1] < 0.8 * losses[0], losses
+    name = next(name for name in raw(tmp_path / "rtn") if "experts.1." in name and name.endswith("weight_packed"))
+    assert raw(tmp_path / "rtn")[name] != raw(tmp_path / "gptq")[name]
+
+
+def test_experts_that_no_token_reaches_are_named(capsys, tmp_path, make_model):
+    model = make_model(tiny_qwen3_moe(initializer_range=0.2, num_experts=32))
+    ids = np.random.default_rng(0).integers(1, 90, (3, 4))
+    run = calibration(tmp_path, model, ids, validation_split_ratio=0, per_device_train_batch_size=1)
+    options = ["--scheme", "w4a16", "--method", "gptq", "--calibration", run, "--samples", "1", "--device", "cpu"]
+    code, out, err = quantize(capsys, model, tmp_path / "out", *options)
+    assert code == 0, err
+    assert "more: the nearest codes, since no token reached the expert: more --samples may" in out
+
+
+def test_scales_of_activations_of_experts_are_measured(capsys, tmp_path, make_model):
+    model = make_model(tiny_qwen3_moe(initializer_range=0.2))
+    ids = np.random.default_rng(0).integers(1, 90, (24, 16))
+    run = calibration(tmp_path, model, ids, validation_split_ratio=0.25)
+    options = ["--scheme", "fp8-static", "--calibration", run, "--device", "cpu"]
+    code, out, err = quantize(capsys, model, tmp_path / "out", *options)
+    assert code == 0, err
+    tensors = raw(tmp_path / "out")
+    scales = {name: floats(of)[0] for name, of in tensors.items() if "experts." in name and name.endswith("input_scale")}
+    assert scales and all(scale > 0 for scale in scales.values()) and len(set(scales.values())) > 4
+
+
+def test_what_a_method_does_not_go_with_is_refused(capsys, tmp_path, make_model):
+    model = make_model(wide())
+    run = calibration(tmp_path, model, np.ones((8, 16), dtype=int))
+    for options, what in [
+        (["--scheme", "w4a16", "--method", "smoothquant"], "`w4a16` does not quantize activations"),
+        (["--scheme", "w4a16", "--method", "awq", "--smoothing-strength", "0.5"], "it has no effect"),
+        (["--scheme", "int8-w8a8", "--method", "smoothquant", "--smoothing-strength", "1.5"], "expected 0 to 1"),
+    ]:
+        code, _, err = quantize(capsys, model, tmp_path / "out", *options, "--calibration", run)
+        assert code == 2 and what in err, err
+    code, _, err = quantize(capsys, model, tmp_path / "out", "--scheme", "w4a16", "--method", "awq")
+    assert code == 2 and "--method awq: it needs data" in err
+
+
+def test_a_killed_command_goes_on_behind_the_last_layer(capsys, tmp_path, make_model):
+    model = make_model(wide(num_hidden_layers=12, initializer_range=0.1, hidden_size=256, intermediate_size=512))
+    ids = np.random.default_rng(0).integers(1, 96, (48, 16))
+    run = calibration(tmp_path, model, ids, validation_split_ratio=0.25)
+    options = ["--scheme", "w4a16", "--method", "gptq", "--calibration", str(run), "--device", "cpu"]
+    assert quantize(capsys, model, tmp_path / "whole", *options)[0] == 0
+    command = [sys.executable, "-m", "surogate", "quantize", str(model), "--output", str(tmp_path / "out"), *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ)
+    layers = str(tmp_path / ".out.quantize.*.layers" / "layer.3.safetensors")
+    while not glob.glob(layers):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert not (tmp_path / "out").exists()
+    code, out, err = quantize(capsys, model, tmp_path / "out", *options)
+    assert code == 0, err
+    assert " of 12 layers were done by a command that ended early" in out
+    assert raw(tmp_path / "out") == raw(tmp_path / "whole")
+    assert not glob.glob(str(tmp_path / ".out.*"))

@@ -138,6 +138,7 @@ def compress(
     *,
     method: str = "rtn",
     smoothing_strength: float | None = None,
+    observer: str = "minmax",
     group_size: int | None = None,
     asymmetric: bool = False,
     calibration: Config | None = None,

@@ -11,8 +11,8 @@ import time
 import numpy as np
 import pytest
 import surogate
-from conftest import tiny_gemma2, tiny_gemma3, tiny_gpt2, tiny_phi3, tiny_qwen2, tiny_seed_oss
-from quantized import calibration, quantize, raw, wide
+from conftest import tiny_gemma2, tiny_gemma3, tiny_gemma4, tiny_gpt2, tiny_phi3, tiny_qwen2, tiny_seed_oss
+from quantized import calibration, config, quantize, raw, wide
 from safetensors.numpy import load_file
 from test_mixtures import tiny_qwen3_moe
 
@@ -111,6 +111,37 @@ def test_factors_move_between_weights_without_changing_what_is_computed(capsys, 
     assert any(before[name] != after[name] for name in norms)
 
 
+def test_layers_that_share_keys_and_values_are_measured(capsys, tmp_path, make_model):
+    model = make_model(tiny_gemma4())
+    ids = np.random.default_rng(1).integers(1, 90, (24, 16))
+    run = calibration(tmp_path, model, ids, validation_split_ratio=0.25)
+    options = ["--scheme", "w8a16", "--method", "gptq", "--calibration", run, "--device", "cpu"]
+    code, out, err = quantize(capsys, model, tmp_path / "out", *options)
+    assert code == 0 and "the nearest codes" not in out, err + out
+    exact, found = (surogate.load(str(of)).forward(ids) for of in (model, tmp_path / "out"))
+    assert 0 < np.linalg.norm(found - exact) < 0.05 * np.linalg.norm(exact)
+
+
+def test_narrower_ranges_lose_less(capsys, tmp_path, make_model):
+    model = make_model(wide(initializer_range=0.1))
+    ids = np.random.default_rng(0).integers(1, 96, (80, 16))
+    run = calibration(tmp_path, model, ids, validation_split_ratio=0.25)
+    losses = []
+    for observer in ("minmax", "mse"):
+        options = ["--scheme", "w4a16", "--observer", observer, "--calibration", run, "--device", "cpu"]
+        code, out, err = quantize(capsys, model, tmp_path / observer, *options)
+        assert code == 0, err
+        assert config(tmp_path / observer)["config_groups"]["group_0"]["weights"]["observer"] == f"memoryless_{observer}"
+        losses.append(lost(out))
+    assert losses[1] < 0.98 * losses[0], losses
+    for scheme in ("nvfp4a16", "fp8-dynamic", "int8-w8a8"):
+        output = tmp_path / scheme
+        code, out, err = quantize(capsys, model, output, "--scheme", scheme, "--observer", "mse")
+        assert code == 0 and np.isfinite(surogate.load(str(output)).forward(ids[:2])).all(), err
+    code, _, err = quantize(capsys, model, tmp_path / "out", "--scheme", "mxfp4a16", "--observer", "mse")
+    assert code == 2 and "`mxfp4a16` has scales of whole ranges only" in err
+
+
 def lost(out: str) -> float:
     return float(next(line for line in out.splitlines() if "KL divergence" in line).rsplit(" ", 1)[1])
 
@@ -166,7 +197,7 @@ def test_what_a_method_does_not_go_with_is_refused(capsys, tmp_path, make_model)
     assert code == 2 and "--method awq: it needs data" in err
 
 
-def test_a_killed_command_goes_on_behind_the_last_layer(capsys, tmp_path, make_model):
+def test_a_killed_command_goes_on_after_the_last_layer(capsys, tmp_path, make_model):
     model = make_model(wide(num_hidden_layers=12, initializer_range=0.1, hidden_size=256, intermediate_size=512))
     ids = np.random.default_rng(0).integers(1, 96, (48, 16))
     run = calibration(tmp_path, model, ids, validation_split_ratio=0.25)

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use train::{Calibration, CompressRequest, Device, DeviceRequest, Method, ModelSource};
+use train::{Calibration, CompressRequest, Device, DeviceRequest, Method, ModelSource, RangeObserver};
 
 use crate::config::Config;
 use crate::model::device_setting;
@@ -24,7 +24,7 @@ type Done = (usize, (usize, usize), usize, usize, Vec<String>, Option<(usize, f6
 /// `calibration`: a run, of whose rows up to `samples` are what activations are measured on; `progress` is called with the bytes
 /// that were read, and all.
 #[pyfunction]
-#[pyo3(signature = (folder, ir, name, scheme, output, *, method = "rtn", smoothing_strength = None, group_size = None,
+#[pyo3(signature = (folder, ir, name, scheme, output, *, method = "rtn", smoothing_strength = None, observer = "minmax", group_size = None,
     asymmetric = false, calibration = None, samples = 256, device = "cpu", site_packages = Vec::new(), progress = None))]
 #[allow(clippy::too_many_arguments)] // keywords of a Python function
 pub fn compress(
@@ -36,6 +36,7 @@ pub fn compress(
     output: PathBuf,
     method: &str,
     smoothing_strength: Option<f64>,
+    observer: &str,
     group_size: Option<i64>,
     asymmetric: bool,
     calibration: Option<&Config>,
@@ -47,7 +48,9 @@ pub fn compress(
     let signals = Signals::default();
     let found = Method::ALL.into_iter().find(|of| of.name() == method);
     let method = found.ok_or_else(|| PyValueError::new_err(format!("there is no method `{method}`")))?;
-    let request = CompressRequest { scheme, group_size, asymmetric, method, smoothing_strength };
+    let found = RangeObserver::ALL.into_iter().find(|of| of.name() == observer);
+    let observer = found.ok_or_else(|| PyValueError::new_err(format!("there is no observer `{observer}`")))?;
+    let request = CompressRequest { scheme, group_size, asymmetric, method, observer, smoothing_strength };
     let device = DeviceRequest { device: device_setting(device)?, site_packages, ..DeviceRequest::default() };
     let config = calibration.map(|config| &config.config);
     let done = py.detach(|| {

@@ -89,7 +89,7 @@ mod weights;
 mod words;
 mod written;
 
-pub use compress::{Calibration, Compared, CompressRequest, Compressed, Method, compress};
+pub use compress::{Calibration, Compared, CompressRequest, Compressed, Method, RangeObserver, compress};
 pub use device::{Device, DeviceRequest};
 pub use encoded::Encoded;
 pub use error::{Result, TrainError};

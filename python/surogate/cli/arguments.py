@@ -73,8 +73,8 @@ COMMAND_FLAGS = {
         "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1,
     },
     "quantize": {
-        "--scheme": 1, "--method": 1, "--smoothing-strength": 1, "--group-size": 1, "--asymmetric": 0, "--calibration": 1,
-        "--samples": 1, "--base": 1, "--device": 1, "--output": 1,
+        "--scheme": 1, "--method": 1, "--smoothing-strength": 1, "--observer": 1, "--group-size": 1, "--asymmetric": 0,
+        "--calibration": 1, "--samples": 1, "--base": 1, "--device": 1, "--output": 1,
     },
     "serve": {
         "--address": 1, "--adapters": 1, "--token-file": 1, "--max-sequences": 1, "--max-waiting": 1, "--max-tokens": 1,
@@ -341,6 +341,8 @@ def _quantize_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--method", choices=METHODS, default="rtn", help=of_method)
     of_strength = "share of the ranges of activations in the factors of smoothquant, 0 to 1 (default: 0.5)"
     command.add_argument("--smoothing-strength", metavar="X", type=float, help=of_strength)
+    of_observer = "range of a scale: of all its numbers (minmax, the default), or the narrower one with the smallest error (mse)"
+    command.add_argument("--observer", choices=["minmax", "mse"], default="minmax", help=of_observer)
     of_groups = "elements that share a scale, -1 for a whole row (default: the largest of 128, 64, … 8 that divides all rows)"
     command.add_argument("--group-size", metavar="N", type=int, help=of_groups)
     command.add_argument("--asymmetric", action="store_true", help="with a zero point for each group, of w4a16 and w8a16")

@@ -57,6 +57,7 @@ def _quantize(folder: Path, name: str, options: Namespace, output: Path) -> None
             output,
             method=options.method,
             smoothing_strength=options.smoothing_strength,
+            observer=options.observer,
             group_size=options.group_size,
             asymmetric=options.asymmetric,
             calibration=_calibration(folder, options.calibration),

@@ -108,28 +108,51 @@ impl Form {
     /// scale beyond these rows: of the tensor, or of the matrices that share the scale of NVFP4. `dtype`: the type of the
     /// weight, which every step is rounded to.
     pub fn scales(&self, x: &[f32], columns: usize, dtype: DType, whole: Range) -> Scales {
+        match self.extent {
+            Extent::Tensor => self.scales_of(&[whole], dtype, whole),
+            _ => self.scales_of(&self.ranges(x, columns), dtype, whole),
+        }
+    }
+
+    /// The ranges of blocks of the same rows.
+    pub fn ranges(&self, x: &[f32], columns: usize) -> Vec<Range> {
         let shape = [x.len() / columns.max(1), columns];
         let [block_rows, block_columns] = self.extent.block(shape);
         let across = self.extent.scales(shape)[1];
-        let mut made = Scales { factors: Vec::new(), zeros: Vec::new(), codes: Vec::new() };
-        let mut put = |range: Range| {
-            let scale = scales::scale(self.codes, range, dtype, whole);
-            made.factors.push(scale.factor);
-            made.zeros.extend(scale.zero);
-            made.codes.extend(scale.code);
-        };
-        if self.extent == Extent::Tensor {
-            put(whole);
-            return made;
-        }
-        for band in x.chunks(block_rows * columns) {
+        let mut found = Vec::new();
+        for band in x.chunks((block_rows * columns).max(1)) {
             for block in 0..across {
                 let columns_of = block * block_columns..columns.min((block + 1) * block_columns);
                 let of_row = |row: &[f32]| Range::of(&row[columns_of.clone()]);
-                put(band.chunks(columns).map(of_row).fold(Range::default(), Range::with));
+                found.push(band.chunks(columns).map(of_row).fold(Range::default(), Range::with));
             }
         }
+        found
+    }
+
+    /// The scales of blocks by their ranges.
+    pub fn scales_of(&self, ranges: &[Range], dtype: DType, whole: Range) -> Scales {
+        let mut made = Scales { factors: Vec::new(), zeros: Vec::new(), codes: Vec::new() };
+        for range in ranges {
+            let scale = scales::scale(self.codes, *range, dtype, whole);
+            made.factors.push(scale.factor);
+            made.zeros.extend(scale.zero);
+            made.codes.extend(scale.code);
+        }
         made
+    }
+
+    /// The differences of a block's numbers from their values with a scale of this range, each to a power, summed. The scale of
+    /// NVFP4 counts before it becomes a code.
+    pub fn error(&self, x: &[f32], range: Range, dtype: DType, power: f32) -> f32 {
+        let scale = scales::scale(self.codes, range, dtype, range);
+        let factor = match self.codes {
+            Codes::Nvfp4 => scales::plain_factor(range, dtype),
+            _ => scale.factor,
+        };
+        let zero = scale.zero.unwrap_or(0);
+        let of = |x: &f32| (x - self.value(self.code(*x, factor, zero), factor, zero)).abs().powf(power);
+        x.iter().map(of).sum()
     }
 
     /// The codes of the same rows, one to a byte.

@@ -26,6 +26,12 @@ impl Range {
     pub fn magnitude(self) -> f32 {
         self.most.max(-self.least)
     }
+
+    /// Returns the range with both ends nearer to 0, rounded to a type.
+    #[must_use]
+    pub fn shrunk(self, share: f32, dtype: DType) -> Range {
+        Range { least: round_to(dtype, self.least * share), most: round_to(dtype, self.most * share) }
+    }
 }
 
 /// The factor of a block's codes, with the parts of it that are stored by themselves.
@@ -58,6 +64,12 @@ fn least(dtype: DType) -> f32 {
         DType::F16 => 2f32.powi(-10),
         _ => f32::EPSILON,
     }
+}
+
+/// The factor of a block of FP4, rounded to the type of the weight.
+pub(super) fn plain_factor(range: Range, dtype: DType) -> f32 {
+    let factor = round_to(dtype, range.magnitude() / Small::E2M1.largest());
+    if factor == 0.0 { least(dtype) } else { factor }
 }
 
 pub(super) fn scale(codes: Codes, range: Range, dtype: DType, whole: Range) -> Scale {

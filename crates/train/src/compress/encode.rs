@@ -5,6 +5,8 @@ use rayon::prelude::*;
 use tensor::compressed::{Codes, Extent, Form, Range, Scales, global_scale};
 use tensor::small::Small;
 
+use super::observer::{RangeObserver, narrowed};
+
 /// Elements that one thread works on at a time, about.
 const BAND: usize = 1 << 17;
 
@@ -28,13 +30,32 @@ fn band(form: &Form, shape: [usize; 2]) -> usize {
 }
 
 /// The scales of a matrix [outputs, inputs]; `whole` is the range of all that shares its scale.
-pub fn scales(layout: Layout, x: &[f32], shape: [usize; 2], whole: Range) -> Scales {
+pub fn scales(layout: Layout, x: &[f32], shape: [usize; 2], whole: Range, observer: RangeObserver) -> Scales {
     let form = layout.form;
+    if observer == RangeObserver::Mse {
+        return form.scales_of(&narrowed(layout, x, shape), layout.dtype, whole);
+    }
     let made: Vec<Scales> =
         x.par_chunks(band(&form, shape)).map(|x| form.scales(x, shape[1], layout.dtype, whole)).collect();
     let mut all = Scales { factors: Vec::new(), zeros: Vec::new(), codes: Vec::new() };
     made.into_iter().for_each(|of| join(&form, &mut all, of));
     all
+}
+
+/// The nearest codes of a matrix whose blocks lie in one piece of a row, or are the whole matrix.
+fn nearest(form: &Form, x: &[f32], shape: [usize; 2], scales: &Scales) -> Vec<u8> {
+    let (columns, across) = (shape[1], form.extent.scales(shape)[1]);
+    let rows = (BAND / columns.max(1)).max(1);
+    let of_band = |(band, x): (usize, &[f32])| {
+        let blocks = match form.extent {
+            Extent::Tensor => 0..1,
+            _ => band * rows * across..(band * rows + x.len() / columns) * across,
+        };
+        let zeros = if scales.zeros.is_empty() { Vec::new() } else { scales.zeros[blocks.clone()].to_vec() };
+        let own = Scales { factors: scales.factors[blocks].to_vec(), zeros, codes: Vec::new() };
+        form.encode(x, columns, &own)
+    };
+    x.par_chunks((rows * columns).max(1)).enumerate().flat_map_iter(of_band).collect()
 }
 
 /// Adds the scales of further rows: a tensor has one.
@@ -49,11 +70,19 @@ fn join(form: &Form, all: &mut Scales, of: Scales) {
 
 /// Encodes a matrix [outputs, inputs]; `whole` is the range of all that shares its scale. `codes`: those in the place of the
 /// nearest.
-pub fn encode(layout: Layout, x: &[f32], shape: [usize; 2], whole: Range, codes: Option<Vec<u8>>) -> Encoded {
+pub fn encode(
+    layout: Layout,
+    x: &[f32],
+    shape: [usize; 2],
+    whole: Range,
+    codes: Option<Vec<u8>>,
+    observer: RangeObserver,
+) -> Encoded {
     let (form, columns) = (layout.form, shape[1]);
     let global = global_scale(whole.magnitude(), layout.dtype);
-    if let Some(codes) = codes {
-        let scales = scales(layout, x, shape, whole);
+    if codes.is_some() || observer == RangeObserver::Mse {
+        let scales = scales(layout, x, shape, whole, observer);
+        let codes = codes.unwrap_or_else(|| nearest(&form, x, shape, &scales));
         let values = match form.codes {
             Codes::Nvfp4 => values_of_nvfp4(&codes, columns, &scales, global),
             _ => form.decode(&codes, columns, &scales),

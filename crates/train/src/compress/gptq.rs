@@ -14,6 +14,9 @@ const BAND: usize = 16;
 /// Rows of activations that are summed in f32 before they are added in f64.
 const PIECE: usize = 256;
 
+/// Columns of products that are summed in one pass over the rows.
+const TOGETHER: usize = 4;
+
 /// Σ xᵀx over rows of activations.
 #[derive(Clone, Debug)]
 pub struct Moments {
@@ -33,19 +36,35 @@ impl Moments {
         let size = self.size;
         self.rows += x.len() / size;
         for piece in x.chunks(PIECE * size) {
-            self.sums.par_chunks_mut(size).enumerate().for_each_init(
-                || vec![0.0f32; size],
-                |sums, (column, to)| {
+            let columns = self.sums.par_chunks_mut(TOGETHER * size).enumerate();
+            columns.for_each_init(
+                || vec![0.0f32; TOGETHER * size],
+                |sums, (block, to)| {
+                    let first = block * TOGETHER;
+                    let count = to.len() / size;
                     // The lower triangle is enough.
-                    let sums = &mut sums[..=column];
+                    let width = first + count;
                     sums.fill(0.0);
+                    let (a, rest) = sums.split_at_mut(size);
+                    let (b, rest) = rest.split_at_mut(size);
+                    let (c, d) = rest.split_at_mut(size);
                     for row in piece.chunks(size) {
-                        let factor = row[column];
-                        if factor != 0.0 {
-                            sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += factor * x);
+                        let factor = |index: usize| row.get(first + index).copied().unwrap_or(0.0);
+                        let factors = [factor(0), factor(1), factor(2), factor(3)];
+                        if factors == [0.0; TOGETHER] {
+                            continue;
+                        }
+                        let sums = a.iter_mut().zip(b.iter_mut()).zip(c.iter_mut().zip(d.iter_mut()));
+                        for (((a, b), (c, d)), x) in sums.zip(&row[..width]) {
+                            *a += factors[0] * x;
+                            *b += factors[1] * x;
+                            *c += factors[2] * x;
+                            *d += factors[3] * x;
                         }
                     }
-                    to.iter_mut().zip(sums.iter()).for_each(|(to, sum)| *to += f64::from(*sum));
+                    for (to, sums) in to.chunks_mut(size).zip([&*a, &*b, &*c, &*d]) {
+                        to[..width].iter_mut().zip(sums).for_each(|(to, sum)| *to += f64::from(*sum));
+                    }
                 },
             );
         }

@@ -10,6 +10,7 @@ mod encode;
 mod gptq;
 mod layers;
 mod mapping;
+mod observer;
 mod part;
 mod reads;
 mod record;
@@ -29,6 +30,7 @@ use tensor::DType;
 use tensor::compressed::Extent;
 
 pub use compared::Compared;
+pub use observer::RangeObserver;
 pub use scheme::{CompressRequest, Method};
 
 use self::calibrated::calibrated;
@@ -113,7 +115,8 @@ pub fn compress(
         return Err(nothing_fits(folder, request, &notes));
     }
     let saved = source.dtype().unwrap_or(DType::BF16);
-    let mut plan = Plan { own: &own, scheme, saved, chosen: &chosen, scaling: Scaling::default() };
+    let mut plan =
+        Plan { own: &own, scheme, saved, chosen: &chosen, scaling: Scaling::default(), observer: request.observer };
     let groups = plan.groups()?;
     let dtype = plan.dtype()?;
     let transposed = chosen.matrices.iter().any(|of| of.transposed);
@@ -157,7 +160,8 @@ pub fn compress(
     writer.finish().map_err(|e| TrainError::Failed(e.to_string()))?;
     let ignored: Vec<String> = chosen.ignored.iter().cloned().collect();
     let mut config = source.config.with_dtype(dtype).0;
-    config["quantization_config"] = scheme.config(&ignored, transposed, request.method == Method::Gptq);
+    config["quantization_config"] =
+        scheme.config(&ignored, transposed, request.method == Method::Gptq, request.observer);
     write_synced(&staged.path().join(hf_config::FILE), pretty(&config).as_bytes())?;
     write_companions(folder, None, staged.path())?;
     verify(staged.path(), &digests, stop)?;

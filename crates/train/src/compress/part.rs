@@ -48,14 +48,15 @@ pub fn types(model: &Model) -> BTreeMap<String, ValueType> {
             }
             Item::Repeat(repeat) => repeat,
         };
-        for block in &repeat.blocks {
-            found.extend(block.nodes.iter().flat_map(of_node));
-            for (of, carried) in repeat.carry.iter().zip(&block.carry) {
-                let known = of.initial.as_ref().and_then(|name| found.get(name)).or_else(|| found.get(&carried.next));
-                let Some(known) = known.cloned() else { continue };
-                found.insert(carried.inside.clone(), known.clone());
-                found.insert(of.result.clone(), known);
-            }
+        found.extend(repeat.blocks.iter().flat_map(|block| &block.nodes).flat_map(of_node));
+        for (index, of) in repeat.carry.iter().enumerate() {
+            // Some layers only hand on what another kind of layer makes.
+            let names = repeat.blocks.iter().map(|block| &block.carry[index].next);
+            let Some(known) = of.initial.iter().chain(names).find_map(|name| found.get(name)).cloned() else {
+                continue;
+            };
+            found.extend(repeat.blocks.iter().map(|block| (block.carry[index].inside.clone(), known.clone())));
+            found.insert(of.result.clone(), known);
         }
     }
     found

@@ -14,6 +14,7 @@ use super::Progress;
 use super::chosen::{Chosen, Matrix};
 use super::encode::{Encoded, encode, range, scales};
 use super::gptq::{self, Moments};
+use super::observer::{RangeObserver, narrowed};
 use super::scaling::Scaling;
 use super::scheme::Scheme;
 use crate::error::{Result, TrainError, go_on};
@@ -46,6 +47,7 @@ pub struct Plan<'a> {
     pub saved: DType,
     pub chosen: &'a Chosen,
     pub scaling: Scaling,
+    pub observer: RangeObserver,
 }
 
 impl Plan<'_> {
@@ -117,7 +119,7 @@ impl Plan<'_> {
         let layout = self.layout(of)?;
         let (x, read) = self.numbers(of)?;
         let whole = self.range_of_scale(of, &x, ranges)?;
-        let Encoded { mut parts, values } = encode(layout, &x, of.shape, whole, codes.cloned());
+        let Encoded { mut parts, values } = encode(layout, &x, of.shape, whole, codes.cloned(), self.observer);
         if self.scheme.measures_activations() {
             let range = of_activations.expect("activations of every matrix are measured");
             parts.push(self.scheme.scale_of_activations(range, layout.dtype));
@@ -138,12 +140,12 @@ impl Plan<'_> {
         let layout = self.layout(of)?;
         let (x, _) = self.numbers(of)?;
         let whole = self.range_of_scale(of, &x, &mut BTreeMap::new())?;
-        Ok(gptq::codes(&layout.form, &x, &scales(layout, &x, of.shape, whole), moments))
+        Ok(gptq::codes(&layout.form, &x, &scales(layout, &x, of.shape, whole, self.observer), moments))
     }
 
     /// The values of the nearest codes of other numbers in the place of a matrix's; `whole`: the range of all that shares a scale.
     pub fn values(&self, of: &Matrix, x: &[f32], whole: Range) -> Result<Vec<f32>> {
-        Ok(encode(self.layout(of)?, x, of.shape, whole, None).values)
+        Ok(encode(self.layout(of)?, x, of.shape, whole, None, self.observer).values)
     }
 
     /// The range of what shares the largest scale of a matrix. An error where its numbers are not finite.
@@ -152,10 +154,21 @@ impl Plan<'_> {
         if !(own.least.is_finite() && own.most.is_finite()) || x.iter().any(|x| x.is_nan()) {
             return Err(not_finite(of, x));
         }
+        let own = self.observed(of, x)?;
         match self.scheme.form.codes {
             Codes::Nvfp4 => self.range_of_fused(of, own, ranges),
             _ => Ok(own),
         }
+    }
+
+    /// The range that a scale of a whole matrix follows from.
+    pub fn observed(&self, of: &Matrix, x: &[f32]) -> Result<Range> {
+        Ok(match self.observer {
+            RangeObserver::MinMax => range(x),
+            RangeObserver::Mse => {
+                narrowed(self.layout(of)?, x, of.shape).into_iter().fold(Range::default(), Range::with)
+            }
+        })
     }
 
     /// Returns the tensors that a matrix is in the files.
@@ -209,7 +222,7 @@ impl Plan<'_> {
             let Some(other) = self.chosen.matrices.iter().find(|of| of.module == module) else { continue };
             let range = match known.get(&module) {
                 Some(range) => *range,
-                None => range(&self.numbers(other)?.0),
+                None => self.observed(other, &self.numbers(other)?.0)?,
             };
             known.insert(module, range);
             whole = whole.with(range);

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use tensor::compressed::{Codes, Extent, Form, Range, global_scale, round_to};
 use tensor::{DType, HostTensor};
 
+use super::observer::RangeObserver;
 use crate::error::{Result, TrainError};
 
 /// The version of compressed-tensors whose files these are.
@@ -27,6 +28,7 @@ pub struct CompressRequest {
     /// True if groups have zero points.
     pub asymmetric: bool,
     pub method: Method,
+    pub observer: RangeObserver,
     /// The share of the ranges of activations in the factors of SmoothQuant; a half where it is not given.
     pub smoothing_strength: Option<f64>,
 }
@@ -120,6 +122,12 @@ impl CompressRequest {
             return Err(TrainError::Usage(format!(
                 "--method smoothquant: `{}` does not quantize activations, whose ranges it evens out\n  hint: take --method \
                  awq, or a scheme such as int8-w8a8",
+                self.scheme
+            )));
+        }
+        if self.observer == RangeObserver::Mse && matches!(name, Name::Fp8Block | Name::Mxfp4A16) {
+            return Err(TrainError::Usage(format!(
+                "--observer mse: `{}` has scales of whole ranges only\n  hint: leave it out",
                 self.scheme
             )));
         }
@@ -288,7 +296,7 @@ impl Scheme {
 
     /// `quantization_config` of a model; `ignored`: modules that stay as they are. `gptq`: columns went in the order of their
     /// activations.
-    pub fn config(&self, ignored: &[String], transposed: bool, gptq: bool) -> Value {
+    pub fn config(&self, ignored: &[String], transposed: bool, gptq: bool, observer: RangeObserver) -> Value {
         let format = self.format();
         let group = json!({
             "format": format,
@@ -312,6 +320,7 @@ impl Scheme {
         if gptq {
             config["config_groups"]["group_0"]["weights"]["actorder"] = "static".into();
         }
+        config["config_groups"]["group_0"]["weights"]["observer"] = format!("memoryless_{}", observer.name()).into();
         if transposed {
             config["transposed"] = true.into();
         }
@@ -337,7 +346,6 @@ impl Scheme {
         if !symmetric {
             of["zp_dtype"] = "torch.int8".into();
         }
-        of["observer"] = "memoryless_minmax".into();
         of
     }
 
@@ -393,6 +401,7 @@ mod tests {
             group_size: None,
             asymmetric: false,
             method: Method::Rtn,
+            observer: RangeObserver::MinMax,
             smoothing_strength: None,
         }
     }

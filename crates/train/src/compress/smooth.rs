@@ -9,7 +9,6 @@ use tensor::HostTensor;
 use tensor::compressed::{Codes, Range};
 
 use super::chosen::Matrix;
-use super::encode::range;
 use super::layers::{Given, Layers, rows_of_tokens};
 use super::mapping::Mapping;
 use super::result::{Plan, transpose};
@@ -203,8 +202,11 @@ fn rounded(
     let x = scaled(&matrix.x);
     // Matrices that share the scale of scales are balanced together.
     let whole = match plan.scheme.form.codes {
-        Codes::Nvfp4 => all.iter().map(|of| range(&scaled(&of.x))).fold(Range::default(), Range::with),
-        _ => range(&x),
+        Codes::Nvfp4 => all
+            .iter()
+            .map(|of| plan.observed(of.of, &scaled(&of.x)))
+            .try_fold(Range::default(), |whole, range| range.map(|range| whole.with(range)))?,
+        _ => plan.observed(matrix.of, &x)?,
     };
     let mut values = plan.values(matrix.of, &x, whole)?;
     if let Some(factors) = factors {

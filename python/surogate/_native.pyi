@@ -149,6 +149,29 @@ def compress(
 ) -> tuple[
     int, tuple[int, int], int, int, list[str], tuple[int, float, float, float, bool, bool] | None
 ]: ...
+def prune(
+    folder: Path,
+    ir: str,
+    name: str,
+    output: Path,
+    *,
+    calibration: Config,
+    build: Callable[[str], str],
+    layers: int | None = None,
+    hidden_size: int | None = None,
+    intermediate_size: int | None = None,
+    heads: int | None = None,
+    key_value_heads: int | None = None,
+    experts: int | None = None,
+    parameters: float | None = None,
+    layers_by: str = "influence",
+    over_tokens: str = "mean",
+    over_rows: str = "l2",
+    scores: Path | None = None,
+    samples: int = 256,
+    device: str = "cpu",
+    site_packages: list[Path] = [],
+) -> tuple[tuple[int, int], list[tuple[str, int, int]], int, tuple[int, float, float, float, bool]]: ...
 def write_gguf(
     model: Path, description: str, encoding: str, output: Path
 ) -> tuple[int, int, list[tuple[str, str]], str | None]: ...

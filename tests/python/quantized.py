@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from conftest import tiny_llama
-from surogate.cli import main
+from surogate.cli.commands import main
 
 
 def wide(**changes: object) -> dict[str, object]:
@@ -22,9 +22,9 @@ def quantize(capsys, model: object, output: Path, *options: object) -> tuple[int
     return code, out, err
 
 
-def raw(folder: Path) -> dict[str, tuple[str, list[int], bytes]]:
+def raw(folder: Path, name: str = "model.safetensors") -> dict[str, tuple[str, list[int], bytes]]:
     """Type, shape and bytes of each tensor, whatever its type."""
-    data = (folder / "model.safetensors").read_bytes()
+    data = (folder / name).read_bytes()
     start = 8 + struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8:start])
     header.pop("__metadata__", None)

@@ -13,7 +13,7 @@ import pytest
 import surogate
 from conftest import tiny_gemma2, tiny_gemma3, tiny_gemma4, tiny_gpt2, tiny_phi3, tiny_qwen2, tiny_seed_oss
 from quantized import calibration, config, quantize, raw, wide
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from test_mixtures import tiny_qwen3_moe
 
 
@@ -120,6 +120,29 @@ def test_layers_that_share_keys_and_values_are_measured(capsys, tmp_path, make_m
     assert code == 0 and "the nearest codes" not in out, err + out
     exact, found = (surogate.load(str(of)).forward(ids) for of in (model, tmp_path / "out"))
     assert 0 < np.linalg.norm(found - exact) < 0.05 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options"),
+    [
+        ("w4a16_g32", ["--scheme", "w4a16", "--group-size", "32"]),
+        ("w4a16_asym_g32", ["--scheme", "w4a16", "--group-size", "32", "--asymmetric"]),
+        ("int8_w8a8", ["--scheme", "int8-w8a8"]),
+        ("fp8_dynamic", ["--scheme", "fp8-dynamic"]),
+    ],
+)
+def test_narrower_ranges_are_those_of_the_package(capsys, tmp_path, shared, make_model, scheme, options):
+    formats = shared / "golden" / "compress" / "formats"
+    weight = load_file(formats / "inputs.safetensors")["a"]
+    model = make_model(wide(hidden_size=weight.shape[1], intermediate_size=weight.shape[0]))
+    weights = load_file(model / "model.safetensors")
+    weights["model.layers.1.mlp.gate_proj.weight"] = weight
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    code, out, err = quantize(capsys, model, tmp_path / "out", *options, "--observer", "mse")
+    assert code == 0, err
+    found = floats(raw(tmp_path / "out")["model.layers.1.mlp.gate_proj.weight_scale"])
+    expected = floats(raw(formats, f"{scheme}.mse.safetensors")["a.f32.weight_scale"])
+    assert np.mean(np.abs(found / expected - 1) < 1e-6) >= 0.98
 
 
 def test_narrower_ranges_lose_less(capsys, tmp_path, make_model):

@@ -15,6 +15,7 @@ mod images;
 mod merge;
 mod model;
 mod operations;
+mod prune;
 mod run;
 mod score;
 mod signals;
@@ -54,6 +55,8 @@ mod _native {
     use crate::model::Model;
     #[pymodule_export]
     use crate::operations::{batch_inputs, infer, op_schemas};
+    #[pymodule_export]
+    use crate::prune::prune;
     #[pymodule_export]
     use crate::run::{cache_folder, machine_names, preview, run, say, signalled, unsaid, visible, visible_text};
     #[pymodule_export]

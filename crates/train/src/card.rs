@@ -9,10 +9,11 @@ use std::path::Path;
 use options::{Reader, Tree};
 use serde_json::Value;
 
-use crate::compress::{CompressRequest, Compressed};
+use crate::compress::{Compared, CompressRequest, Compressed};
 use crate::config::{Task, rows};
 use crate::error::{Result, TrainError};
 use crate::model_folder::leads_out;
+use crate::prune::Pruned;
 use crate::staged::write_synced;
 use crate::trainer::Trainer;
 use crate::words::count;
@@ -196,6 +197,32 @@ pub fn write_compressed(
     for note in &of.notes {
         let _ = writeln!(text, "\nNote: {note}.");
     }
+    write_synced(&folder.join(FILE), text.as_bytes())
+}
+
+/// Writes the card of a smaller model into its folder. `name`: the model that it was made from, as the user calls it, in `from`.
+pub fn write_pruned(from: &Path, name: &str, of: &Pruned, folder: &Path) -> Result<()> {
+    let mut text = String::from("---\n");
+    if let Some(name) = hub_name(name) {
+        let _ = writeln!(text, "base_model: {name}\nbase_model_relation: finetune");
+    }
+    let _ = writeln!(text, "library_name: transformers\npipeline_tag: text-generation");
+    text += &licence(from);
+    let _ = writeln!(text, "tags:\n- surogate\n- pruned\n---");
+    let (base, version) = (public_name(name), env!("CARGO_PKG_VERSION"));
+    let _ = writeln!(text, "\n# {base}, pruned\n\nA part of {base}, made with Surogate {version}.");
+    let _ = writeln!(text, "\n| | before | after |\n|---|--:|--:|");
+    let _ = writeln!(text, "| parameters | {} | {} |", of.parameters.0, of.parameters.1);
+    for (name, before, after) in &of.sizes {
+        let _ = writeln!(text, "| `{name}` | {before} | {after} |");
+    }
+    let Compared { before, after, divergence, tokens, are_held_out, .. } = of.compared;
+    let _ = writeln!(text, "| perplexity | {:.4} | {:.4} |", before.exp(), after.exp());
+    let _ = writeln!(text, "| KL divergence from the model before, nats | | {divergence:.5} |");
+    let rows = if are_held_out { "the validation data" } else { "further rows of the data" };
+    let measured = count(of.measured as u64, "token");
+    let compared = count(tokens as u64, "token");
+    let _ = writeln!(text, "\nActivations were measured on {measured}; perplexities are of {compared} of {rows}.");
     write_synced(&folder.join(FILE), text.as_bytes())
 }
 

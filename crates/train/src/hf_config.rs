@@ -195,6 +195,33 @@ impl HfConfig {
         changed
     }
 
+    /// True if the language model has a field.
+    pub fn has(&self, name: &str) -> bool {
+        self.text().get(name).is_some_and(|value| !value.is_null())
+    }
+
+    /// The same with another value of a field of the language model.
+    pub fn with(&self, name: &str, value: Value) -> HfConfig {
+        let mut changed = self.clone();
+        let is_part = self.0.get(TEXT).is_some_and(Value::is_object);
+        let fields = if is_part { &mut changed.0[TEXT] } else { &mut changed.0 };
+        fields[name] = value;
+        changed
+    }
+
+    /// The same with some of its layers: lists with a value for each layer keep those.
+    pub fn with_layers(&self, count: usize, kept: &[usize]) -> HfConfig {
+        let mut changed = self.clone();
+        let is_part = self.0.get(TEXT).is_some_and(Value::is_object);
+        let fields = if is_part { &mut changed.0[TEXT] } else { &mut changed.0 };
+        let lists = fields.as_object_mut().into_iter().flat_map(|fields| fields.iter_mut());
+        for (_, value) in lists.filter(|(name, _)| name.contains("layer")) {
+            let Some(list) = value.as_array_mut().filter(|list| list.len() == count) else { continue };
+            *list = kept.iter().map(|index| list[*index].clone()).collect();
+        }
+        changed
+    }
+
     /// The same with another coefficient of the loss of uneven loads of experts; 0 is none.
     pub fn with_router_loss(&self, coefficient: f64) -> HfConfig {
         let mut changed = self.clone();

@@ -76,6 +76,11 @@ COMMAND_FLAGS = {
         "--scheme": 1, "--method": 1, "--smoothing-strength": 1, "--observer": 1, "--group-size": 1, "--asymmetric": 0,
         "--calibration": 1, "--samples": 1, "--base": 1, "--device": 1, "--output": 1,
     },
+    "prune": {
+        "--layers": 1, "--hidden-size": 1, "--intermediate-size": 1, "--heads": 1, "--key-value-heads": 1, "--experts": 1,
+        "--parameters": 1, "--layers-by": 1, "--calibration": 1, "--samples": 1, "--over-tokens": 1, "--over-rows": 1, "--scores": 1, "--base": 1, "--device": 1,
+        "--output": 1,
+    },
     "serve": {
         "--address": 1, "--adapters": 1, "--token-file": 1, "--max-sequences": 1, "--max-waiting": 1, "--max-tokens": 1,
         "--max-body": 1, "--timeout": 1, "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1,
@@ -290,6 +295,8 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("--output", type=_path, help="folder or file to write (default: inside RUN, named after the format)")
     quantize = _command(commands, "quantize", "write a model with quantized weights, for engines that serve it", reads_run=False)
     _quantize_flags(quantize)
+    prune = _command(commands, "prune", "write a smaller model with the channels, heads and layers that matter most", reads_run=False)
+    _prune_flags(prune)
     push = _command(commands, "push", "upload the result of a run to the Hugging Face Hub", reads_run=False)
     push.add_argument("run", metavar="RUN", type=_path, help="output_dir of a run, a checkpoint, a model or an adapter")
     push.add_argument("name", metavar="OWNER/NAME", help="repository, created if it does not exist")
@@ -301,7 +308,7 @@ def parser() -> argparse.ArgumentParser:
     status = _command(commands, "status", "print how far a run is, what it wrote and how it ended", False)
     status.add_argument("run", metavar="RUN", type=_path, help="output_dir of a run, or its log")
     status.add_argument("--json", action="store_true", help="print one JSON object")
-    for saying in (tokenize, init, report, extend, merge, export, push, quantize):
+    for saying in (tokenize, init, report, extend, merge, export, push, quantize, prune):
         saying.add_argument("--json", action="store_true", help="print what was done as one JSON object, an error too")
     completion = _command(commands, "completion", "print the shell completion script", False)
     completion.add_argument("shell", choices=["bash", "zsh", "fish"])
@@ -349,6 +356,30 @@ def _quantize_flags(command: argparse.ArgumentParser) -> None:
     of_data = "run whose rows activations are measured on; the result is compared with the model on its validation data"
     command.add_argument("--calibration", metavar="run.yaml", type=_path, help=of_data)
     command.add_argument("--samples", metavar="N", type=_count(1), default=256, help="rows to measure activations on (default: 256)")
+    command.add_argument("--base", metavar="MODEL", type=_path, help="model of an adapter (default: the one that the adapter names)")
+    command.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device of measurements (default: auto)")
+    command.add_argument("--output", metavar="DIR", type=_path, required=True, help="folder to write")
+
+
+def _prune_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", metavar="MODEL", type=_path, help=OF_MODEL)
+    command.add_argument("--layers", metavar="N", type=_count(1), help="layers that stay: see --layers-by")
+    command.add_argument("--hidden-size", metavar="N", type=_count(1), help="channels of the residual stream that stay")
+    command.add_argument("--intermediate-size", metavar="N", type=_count(1), help="channels of the feed-forward layers that stay")
+    command.add_argument("--heads", metavar="N", type=_count(1), help="attention heads that stay, as many of each group")
+    command.add_argument("--key-value-heads", metavar="N", type=_count(1), help="heads of keys and values that stay, with their group of heads")
+    command.add_argument("--experts", metavar="N", type=_count(1), help="experts of each layer that stay, by their weights and what they make")
+    of_layers = "order of layers: how much they change what they read (influence, the default), or the loss without them"
+    command.add_argument("--layers-by", choices=["influence", "loss"], default="influence", help=of_layers)
+    of_limit = "parameters of the result at most, below 1 a share of the model's: hidden and intermediate size shrink alike"
+    command.add_argument("--parameters", metavar="N", type=_positive, help=of_limit)
+    of_data = "run whose rows activations are measured on; the result is compared with the model on its validation data"
+    command.add_argument("--calibration", metavar="run.yaml", type=_path, required=True, help=of_data)
+    command.add_argument("--samples", metavar="N", type=_count(1), default=256, help="rows to measure activations on (default: 256)")
+    of_tokens = "sum of scores over the tokens of a row: mean (the default), or l2, the root of the sum of squares"
+    command.add_argument("--over-tokens", choices=["mean", "l2"], default="mean", help=of_tokens)
+    command.add_argument("--over-rows", choices=["mean", "l2"], default="l2", help="the same over rows (default: l2)")
+    command.add_argument("--scores", metavar="FILE", type=_path, help="write the scores to a new safetensors file")
     command.add_argument("--base", metavar="MODEL", type=_path, help="model of an adapter (default: the one that the adapter names)")
     command.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device of measurements (default: auto)")
     command.add_argument("--output", metavar="DIR", type=_path, required=True, help="folder to write")

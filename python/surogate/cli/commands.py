@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from .. import _native, errors
-from ..convert import export, extend, merge, quantize
+from ..convert import export, extend, merge, prune, quantize
 from ..environment import extras
 from ..environment.cuda_libraries import site_packages
 from ..logs.processes import LogReaders
@@ -51,11 +51,11 @@ EXIT_CODES: list[tuple[type[Exception], int]] = [
 
 #: Commands that write, and whose engine asks for signals: what is unfinished is removed at SIGTERM. The others, but
 #: runs, which have a way of their own, end at once.
-UNDONE = {"tokenize", "extend", "merge", "export", "quantize"}
+UNDONE = {"tokenize", "extend", "merge", "export", "quantize", "prune"}
 
 
 #: Commands whose words are one JSON object with `--json`.
-SAYING = {"tokenize", "init", "extend", "merge", "export", "push", "quantize", "report"}
+SAYING = {"tokenize", "init", "extend", "merge", "export", "push", "quantize", "prune", "report"}
 
 
 class _Terminated(BaseException):
@@ -317,6 +317,11 @@ def _export(options: Namespace, overrides: Overrides) -> int:
     return export.run(options)
 
 
+def _prune(options: Namespace, overrides: Overrides) -> int:
+    _refuse(overrides)
+    return prune.run(options)
+
+
 def _quantize(options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
     return quantize.run(options)
@@ -408,6 +413,7 @@ COMMANDS: dict[str, Callable[[Namespace, Overrides], int]] = {
     "extend": _extend,
     "export": _export,
     "quantize": _quantize,
+    "prune": _prune,
     "generate": _generate,
     "chat": _chat,
     "serve": _serve,

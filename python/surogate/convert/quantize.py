@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 
 from .. import _native, models
@@ -22,22 +23,27 @@ from . import extend, merge
 
 
 def run(options: Namespace) -> int:
-    """Quantizes and says what was done. An adapter is merged first, next to the result."""
+    """Quantizes and says what was done."""
+    on_model(options, lambda folder, name, output: _quantize(folder, name, options, output))
+    return 0
+
+
+def on_model(options: Namespace, act: Callable[[Path, str, Path], None]) -> None:
+    """Acts on the folder of a model, with its name and the folder to write. An adapter is merged first, next to that."""
     output = Path(options.output)
     if os.path.lexists(output) and (not output.is_dir() or any(output.iterdir())):
         raise ConfigError(f"{output} already exists: nothing is overwritten")
     model, adapter = generate.places(options.model, None, options.base)
     if adapter is None:
-        _quantize(hub.folder(model), model, options, output)
-        return 0
+        act(hub.folder(model), model, output)
+        return
     output.parent.mkdir(parents=True, exist_ok=True)
     with files.folder_beside(output) as folder:
         base, merged = extend.for_adapter(hub.folder(model), adapter), folder / "merged"
         *_, notes = _native.merge(base, adapter, merged, merge.names(base))
         for note in notes:
             show(f"Note: {note}")
-        _quantize(merged, options.model, options, output)
-    return 0
+        act(merged, options.model, output)
 
 
 def _quantize(folder: Path, name: str, options: Namespace, output: Path) -> None:
@@ -60,7 +66,7 @@ def _quantize(folder: Path, name: str, options: Namespace, output: Path) -> None
             observer=options.observer,
             group_size=options.group_size,
             asymmetric=options.asymmetric,
-            calibration=_calibration(folder, options.calibration),
+            calibration=calibration(folder, options.calibration),
             samples=options.samples,
             device=options.device,
             site_packages=site_packages(),
@@ -85,7 +91,7 @@ def _quantize(folder: Path, name: str, options: Namespace, output: Path) -> None
         show(f"Note: the perplexity rose by more than 5 %: {_advice(options)}")
 
 
-def _calibration(folder: Path, run: str | None) -> _native.Config | None:
+def calibration(folder: Path, run: str | None) -> _native.Config | None:
     """The run whose rows are read, with the model that is quantized, on whose tokenizer they depend."""
     if run is None:
         return None

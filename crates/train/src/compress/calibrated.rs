@@ -26,7 +26,7 @@ use crate::error::{Result, TrainError, go_on};
 /// Bytes of moments of experts that are summed in one pass over the rows.
 const OF_EXPERTS: usize = 4 << 30;
 
-/// What a matrix is multiplied with, over all rows.
+/// The inputs of a matrix over all rows.
 #[derive(Default)]
 struct Inputs {
     moments: Option<Moments>,
@@ -266,7 +266,7 @@ fn inputs_of_tokens(
     Ok(found)
 }
 
-/// What the matrices of some experts are multiplied with; none for those that no token reached.
+/// The inputs of the matrices of some experts; none for those that no token reached.
 fn inputs_of_experts(
     plan: &Plan<'_>,
     read: &Read,

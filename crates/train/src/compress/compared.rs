@@ -71,7 +71,7 @@ pub fn compare(
 }
 
 /// Returns the log-probabilities of all tokens in f64.
-fn distribution(logits: &[f32]) -> Vec<f64> {
+pub fn distribution(logits: &[f32]) -> Vec<f64> {
     let most = logits.iter().fold(f32::NEG_INFINITY, |most, x| most.max(*x));
     let sum: f64 = logits.iter().map(|x| f64::from(x - most).exp()).sum();
     let whole = f64::from(most) + sum.ln();

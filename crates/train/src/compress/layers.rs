@@ -41,6 +41,8 @@ pub struct Layers<'b> {
     places: Vec<Place>,
     /// The number of the layer that is next.
     at: usize,
+    /// True if values after the last layer are computed, too.
+    to_the_end: bool,
     /// Values that the layer reads of the one before it, by their place among those that the stack hands on; for each batch.
     carried: Vec<Option<Vec<HostTensor>>>,
     /// Results of stacks that are done.
@@ -95,6 +97,7 @@ impl<'b> Layers<'b> {
             batches,
             places,
             at: 0,
+            to_the_end: false,
             carried: Vec::new(),
             results: Given::new(),
             replaced: BTreeMap::new(),
@@ -103,6 +106,11 @@ impl<'b> Layers<'b> {
         };
         layers.begin_stack()?;
         Ok(layers)
+    }
+
+    /// The same, going on after the last layer: see [`Layers::after`].
+    pub fn reaching_the_end(self) -> Layers<'b> {
+        Layers { to_the_end: true, ..self }
     }
 
     /// Returns the number of layers.
@@ -162,7 +170,7 @@ impl<'b> Layers<'b> {
     /// Goes to the next layer, which reads what this one makes with its weights as they are. False after the last one.
     pub fn advance(&mut self) -> Result<bool> {
         let is_last = self.at + 1 == self.places.len();
-        if is_last {
+        if is_last && !self.to_the_end {
             self.at += 1;
             return Ok(false);
         }
@@ -178,15 +186,50 @@ impl<'b> Layers<'b> {
             self.carried[index] = Some(values);
         }
         self.replaced.clear();
+        self.next()
+    }
+
+    /// Goes to the next layer as if this one were not there.
+    pub fn pass_over(&mut self) -> Result<bool> {
+        self.replaced.clear();
+        self.next()
+    }
+
+    /// Goes back to before the first layer.
+    pub fn restart(&mut self) -> Result<()> {
+        self.replaced.clear();
+        self.at = 0;
+        self.results.clear();
+        self.begin_stack()
+    }
+
+    /// Takes what was computed to the next layer. False after the last one.
+    fn next(&mut self) -> Result<bool> {
+        let is_last = self.at + 1 == self.places.len();
         let before = self.place();
         self.at += 1;
-        if self.place().item != before.item {
+        if is_last || self.place().item != before.item {
             let results = before.stack(&self.source.model).carry.iter().map(|of| of.result.clone());
             let values = std::mem::take(&mut self.carried);
             self.results.extend(results.zip(values).filter_map(|(name, values)| Some((name, values?))));
             self.begin_stack()?;
         }
-        Ok(true)
+        Ok(!is_last)
+    }
+
+    /// A value that the layer reads of the one before it for a batch, by its place among what the stack hands on.
+    pub fn carried(&self, index: usize, batch: usize) -> Option<&HostTensor> {
+        self.carried.get(index)?.as_ref()?.get(batch)
+    }
+
+    /// Computes values after the last layer, which was left by [`Layers::advance`].
+    pub fn after(&mut self, wanted: &[String], take: &mut Take<'_>) -> Result<()> {
+        let given = self.results.keys().cloned().collect();
+        let model = part::before_stack(&self.source.model, self.source.model.body.len(), &given, wanted);
+        let results = std::mem::take(&mut self.results);
+        let done = self.compute(model, &results, wanted, take);
+        self.results = results;
+        done
     }
 
     /// Computes what the first layer of a stack reads.
@@ -210,7 +253,7 @@ impl<'b> Layers<'b> {
             self.results = results;
             done?;
             // The table of tokens is needed no more.
-            self.parts.clear();
+            self.parts.pop();
         }
         let of = |name: &String| values.get(name).or_else(|| self.results.get(name)).cloned();
         self.carried = initial.iter().map(|name| name.as_ref().and_then(of)).collect();

@@ -25,7 +25,7 @@ pub struct Mapping {
 /// The weights that are divided by the factors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Made {
-    /// Of a norm; y = x · (1 + weight) with `offset`.
+    /// The weight of a norm; y = x · (1 + weight) with `offset`.
     Norm { weight: String, bias: Option<String>, offset: bool },
     /// Rows of a matrix from `first` on, and of its bias.
     Rows { weight: String, bias: Option<String>, first: usize },

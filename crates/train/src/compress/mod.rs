@@ -5,17 +5,17 @@
 
 mod calibrated;
 mod chosen;
-mod compared;
+pub(crate) mod compared;
 mod encode;
 mod gptq;
-mod layers;
+pub(crate) mod layers;
 mod mapping;
 mod observer;
-mod part;
+pub(crate) mod part;
 mod reads;
 mod record;
 mod result;
-mod rows;
+pub(crate) mod rows;
 mod scaling;
 mod scheme;
 mod smooth;
@@ -31,6 +31,7 @@ use tensor::compressed::Extent;
 
 pub use compared::Compared;
 pub use observer::RangeObserver;
+pub(crate) use part::same_layer;
 pub use scheme::{CompressRequest, Method};
 
 use self::calibrated::calibrated;

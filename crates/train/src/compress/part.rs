@@ -159,6 +159,23 @@ impl<'a> Needed<'a> {
     }
 }
 
+/// True if layers of two models have the same nodes, with the same attributes but for sizes of parts.
+pub fn same_layer(a: &Model, place_a: Place, b: &Model, place_b: Place) -> bool {
+    let nodes = |model: &Model, place: Place| -> Vec<(String, Vec<String>, Attrs)> {
+        let of = |node: &NodeSpec| {
+            let mut attrs = of_one(&node.attrs, place.layer);
+            attrs.0.retain(|name, _| name != "sizes" && name != "groups");
+            (node.op.clone(), if node.op == "stack" { Vec::new() } else { node.inputs.clone() }, attrs)
+        };
+        place.block(model).nodes.iter().map(of).collect()
+    };
+    nodes(a, place_a)
+        .iter()
+        .zip(nodes(b, place_b))
+        .all(|((op, inputs, attrs), other)| *op == other.0 && inputs.len() == other.1.len() && *attrs == other.2)
+        && place_a.block(a).nodes.len() == place_b.block(b).nodes.len()
+}
+
 /// Attributes with a layer's value of each that differs from layer to layer.
 fn of_one(attrs: &Attrs, layer: usize) -> Attrs {
     let of = |value: &serde_json::Value| {

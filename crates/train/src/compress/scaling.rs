@@ -19,7 +19,7 @@ struct Divided {
     offset: bool,
 }
 
-/// What is done to weights, by the names of their parameters.
+/// The changes of weights, by the names of their parameters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scaling {
     /// Factors of a matrix's columns.

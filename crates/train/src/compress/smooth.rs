@@ -33,7 +33,7 @@ pub struct Channels {
 }
 
 impl Channels {
-    /// Of a value's rows, batch by batch.
+    /// Measures a value's rows, batch by batch.
     fn of(values: &[HostTensor], layers: &Layers<'_>) -> Channels {
         let mut found = Channels::default();
         let mut rows = 0usize;

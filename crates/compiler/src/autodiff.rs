@@ -46,7 +46,7 @@ pub fn differentiate(graph: &mut Graph) -> Result<(), CompileError> {
     for (number, value) in crossing.received.iter().enumerate() {
         let gradient = backward.total(*value, &mut append).ok_or_else(|| {
             let name = &append.graph.value(*value).name;
-            CompileError::Model(format!("`{name}` has no gradient: nothing behind it in this stage is differentiable"))
+            CompileError::Model(format!("`{name}` has no gradient: nothing after it in this stage is differentiable"))
         })?;
         returned.push((named(RETURNED, number), gradient));
     }

@@ -47,7 +47,7 @@ pub(crate) fn program(
             let seed = options.seed;
             let mut update = update::entry(name, parameters, optimizer, scales_loss, seed, &homes, &mut lowering);
             if let Some(prepared) = prepared.as_ref().filter(|_| again) {
-                update.steps.extend(behind(&update, prepared));
+                update.steps.extend(after(&update, prepared));
             }
             entries.push(update);
         }
@@ -118,7 +118,7 @@ fn event_of(instruction: &Instruction) -> Option<u32> {
 
 /// Returns the steps of an entry for use after those of another, with events numbered from that entry's last on: an
 /// entry records each of its events once.
-fn behind(before: &Entry, of: &Entry) -> Vec<Step> {
+fn after(before: &Entry, of: &Entry) -> Vec<Step> {
     let taken = before.steps.iter().filter_map(|step| event_of(&step.instruction)).max().map_or(0, |e| e + 1);
     let moved = |step: &Step| {
         let provenance = Provenance { phase: program::Phase::Update, ..step.provenance.clone() };
@@ -342,11 +342,11 @@ fn entry(
     let end = graph.nodes.len();
     let from = graph.nodes.last().map(|node| provenance(graph, node)).unwrap_or_default();
     let last = buffers.gradient_buckets.end(end);
-    for behind in end..last {
-        transfers.before(behind, &from, &mut streams);
-        reduction.send(behind, &mut streams, lowering);
-        reduction.sum_before(behind + 1, &mut streams, lowering);
-        for (number, _) in transfers.due(behind) {
+    for after in end..last {
+        transfers.before(after, &from, &mut streams);
+        reduction.send(after, &mut streams, lowering);
+        reduction.sum_before(after + 1, &mut streams, lowering);
+        for (number, _) in transfers.due(after) {
             transfers.store(number, &from, &mut streams);
         }
     }

@@ -89,11 +89,11 @@ impl Readings {
         let slot = &mut self.slots[index];
         let mut rest = &mut slot.buffer.bytes_mut()[..bytes];
         for (buffer, offset, bytes) in from {
-            let (part, behind) = rest.split_at_mut(*bytes);
+            let (part, after) = rest.split_at_mut(*bytes);
             // SAFETY: the slot is taken: it is read after its event, and freed after the session has waited
             // for its stream.
             unsafe { buffer.read_pinned(stream, *offset, part)? };
-            rest = behind;
+            rest = after;
         }
         slot.event.record(stream)?;
         self.last += 1;

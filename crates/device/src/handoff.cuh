@@ -78,7 +78,7 @@ __device__ __forceinline__ u32 cluster_rank() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-// All threads of the cluster meet; barriers that were made before are seen by all behind it.
+// All threads of the cluster meet; barriers that were made before are seen by all after it.
 __device__ __forceinline__ void cluster_meet() {
   asm volatile(
       "fence.mbarrier_init.release.cluster;\nbarrier.cluster.arrive.release.aligned;\n"

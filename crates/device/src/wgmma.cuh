@@ -1,7 +1,7 @@
 // Hopper's asynchronous products: tiles in shared memory as the tensor cores read them, and the products of one
 // warpgroup. sm_90a only.
 // A tile of R rows of 64 bf16 is in 128-byte rows, the 16-byte chunk c of row r at chunk c ^ (r & 7) (the
-// 128-byte swizzle); its address is a multiple of 1024. Wider tiles are halves of 64 columns behind one another.
+// 128-byte swizzle); its address is a multiple of 1024. Wider tiles are halves of 64 columns one after another.
 #pragma once
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -130,7 +130,7 @@ PRODUCT_OF_REGISTERS(256, SUM_128, 128, 129, 130, 131, 132, F64(d, 0), F64(d, 64
 #undef F32
 #undef F64
 
-// Ordinary stores of this thread to shared memory become visible to products behind the next barrier.
+// Ordinary stores of this thread to shared memory become visible to products after the next barrier.
 __device__ __forceinline__ void publish_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Four 8x8 matrices of bf16 pairs from a warp's registers; lane l names the address of row l % 8 of matrix l / 8.

@@ -22,8 +22,8 @@ impl Walk {
         let mut folded: Vec<usize> = Vec::new();
         let mut strides: Vec<Vec<usize>> = vec![Vec::new(); tensors.len()];
         for axis in (0..shape.len()).filter(|axis| shape[*axis] != 1) {
-            let behind = |i: usize| strides[i].last() == Some(&(tensors[i].strides[axis] * shape[axis]));
-            if !folded.is_empty() && (0..tensors.len()).all(behind) {
+            let after = |i: usize| strides[i].last() == Some(&(tensors[i].strides[axis] * shape[axis]));
+            if !folded.is_empty() && (0..tensors.len()).all(after) {
                 *folded.last_mut().expect("checked to have an axis") *= shape[axis];
                 for (list, tensor) in strides.iter_mut().zip(tensors) {
                     *list.last_mut().expect("as long as the shape") = tensor.strides[axis];

@@ -47,13 +47,13 @@ fn expand_with<'p>(path: &'p str, home: Option<&str>) -> Result<Cow<'p, str>, Un
 /// The first variable of a path, as it is written there.
 fn variable(path: &str) -> Option<&str> {
     path.match_indices('$').find_map(|(at, _)| {
-        let behind = &path[at + 1..];
-        let closed = |close: char| behind.find(close).map_or(path.len(), |end| at + end + 2);
-        let end = match behind.chars().next()? {
+        let after = &path[at + 1..];
+        let closed = |close: char| after.find(close).map_or(path.len(), |end| at + end + 2);
+        let end = match after.chars().next()? {
             '{' => closed('}'),
             '(' => closed(')'),
             c if c.is_ascii_alphabetic() || c == '_' => {
-                let length = behind.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(behind.len());
+                let length = after.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(after.len());
                 at + 1 + length
             }
             _ => return None,

@@ -92,9 +92,9 @@ pub trait Session: Send {
         let mut bytes = vec![0; at.iter().map(TensorRef::bytes).sum()];
         let mut rest = bytes.as_mut_slice();
         for tensor in at {
-            let (part, behind) = rest.split_at_mut(tensor.bytes());
+            let (part, after) = rest.split_at_mut(tensor.bytes());
             self.read(tensor, part)?;
-            rest = behind;
+            rest = after;
         }
         Ok(Reading::Done(bytes))
     }

@@ -98,9 +98,9 @@ mod tests {
         for draw in [normals, uniforms] {
             let mut whole = vec![0.0; 1001];
             draw(of, 0.5, &mut whole);
-            let mut behind = vec![0.0; 101];
-            draw(Sequence { start: 100, ..of }, 0.5, &mut behind);
-            assert_eq!(behind, whole[100..201]);
+            let mut after = vec![0.0; 101];
+            draw(Sequence { start: 100, ..of }, 0.5, &mut after);
+            assert_eq!(after, whole[100..201]);
         }
     }
 

@@ -447,12 +447,12 @@ impl Config {
         names::use_first_names(&mut reader, &mut root);
         // The folder that is said for several runs is that in which each has its own.
         let of_all = |key: &str| run.is_some() && key.replace('-', "_") == "output_dir";
-        let (before, behind): (Vec<_>, Vec<_>) = overrides.iter().partition(|(key, _)| of_all(key));
+        let (before, after): (Vec<_>, Vec<_>) = overrides.iter().partition(|(key, _)| of_all(key));
         for (key, value) in before {
             names::override_option(&mut reader, &mut root, key, value);
         }
         runs::choose(&mut reader, &mut root, run);
-        for (key, value) in behind {
+        for (key, value) in after {
             names::override_option(&mut reader, &mut root, key, value);
         }
         let Tree::Map(entries) = &root.tree else { unreachable!("overrides change entries of the root, not the root") };

@@ -83,10 +83,10 @@ fn framed(parts: &[Vec<u8>]) -> Vec<u8> {
 fn unframed(bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
     let mut rest = bytes.strip_prefix(&[DOCUMENTS])?;
     let mut parts = Vec::new();
-    while let Some((length, behind)) = rest.split_first_chunk::<8>() {
-        let (part, behind) = behind.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+    while let Some((length, after)) = rest.split_first_chunk::<8>() {
+        let (part, after) = after.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
         parts.push(part.to_vec());
-        rest = behind;
+        rest = after;
     }
     rest.is_empty().then_some(parts)
 }

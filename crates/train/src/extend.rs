@@ -269,7 +269,7 @@ fn add_tokens(tokenizer: &mut Value, tokens: &[String]) -> std::result::Result<u
     }
     let first = known.iter().map(|(_, id)| id + 1).max().unwrap_or(0);
     if first + tokens.len() > most {
-        return Err(format!("{} tokens behind the {first} there are would be more than {most}", tokens.len()));
+        return Err(format!("{} tokens after the {first} there are would be more than {most}", tokens.len()));
     }
     if !tokenizer["added_tokens"].is_array() {
         tokenizer["added_tokens"] = json!([]);

@@ -39,8 +39,8 @@ pub fn of_weights(program: &Program) -> Option<f64> {
                 // The factors of a product, and of a second one that is added: after the offsets, and the scales of codes,
                 // which are no matrices.
                 let has_scales = launch.inputs.get(4).is_some_and(|of| of.shape.len() == 1);
-                let behind = if has_scales { 5 } else { 3 };
-                let second = launch.inputs.get(behind..behind + 2);
+                let after = if has_scales { 5 } else { 3 };
+                let second = launch.inputs.get(after..after + 2);
                 for factors in [launch.inputs.get(..2), second].into_iter().flatten() {
                     let of = origins.of(&factors[1]).unwrap_or_default();
                     let of_adapter = of.iter().any(|number| program.layout.parameters[*number].adapter);

@@ -256,8 +256,8 @@ fn first_host(hosts: &str) -> String {
     let until = |text: &str, ends: &[char]| text.split(ends).next().unwrap_or_default().to_owned();
     match hosts.split_once('[') {
         Some((prefix, rest)) if !prefix.contains(',') => {
-            let (inside, behind) = rest.split_once(']').unwrap_or((rest, ""));
-            prefix.to_owned() + &until(inside, &['-', ',']) + &until(behind, &[','])
+            let (inside, after) = rest.split_once(']').unwrap_or((rest, ""));
+            prefix.to_owned() + &until(inside, &['-', ',']) + &until(after, &[','])
         }
         _ => until(hosts, &[',']),
     }

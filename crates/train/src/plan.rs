@@ -384,7 +384,7 @@ fn check_family(config: &Config, source: &ModelSource, problems: &mut Vec<Proble
     let found = source.model_type();
     // A family's name stands for its generations: `qwen` for `qwen3`.
     let generation = found.strip_prefix(requested.to_ascii_lowercase().as_str());
-    if generation.is_none_or(|behind| behind.starts_with(|c: char| c.is_ascii_alphabetic())) {
+    if generation.is_none_or(|after| after.starts_with(|c: char| c.is_ascii_alphabetic())) {
         let message = format!("`model_type: {requested}`, but the model's configuration says `{found}`");
         problems.push(config.mistake("model_type", message, Some("remove `model_type`".into())));
     }

@@ -127,8 +127,7 @@ def dropout(*inputs: Tensor | Parameter, p: float | each[float], seed: int | eac
     first_per_part: how much larger that is for each next part of a sequence"""
 
 def deal_heads(*inputs: Tensor | Parameter, parts: int | each[int]) -> Any:
-    """Heads in S parts, one behind another: y[s, t, h, d] = x[0, t, s·H/S + h, d]. x [1, T, H, D] → y [S, T, H/S,
-    D].
+    """Heads in S parts, one after another: y[s, t, h, d] = x[0, t, s·H/S + h, d]. x [1, T, H, D] → y [S, T, H/S, D].
 
     parts: S"""
 
@@ -137,9 +136,9 @@ def collect_heads(*inputs: Tensor | Parameter) -> Any:
     D]."""
 
 def exchange(*inputs: Tensor | Parameter, among: int | each[int], rows: int | each[int] | None = None) -> Any:
-    """Piece s of x of every one of S ranks in a row goes to rank s, which has them one behind another in the order
-    of the ranks. With `rows` x [S, T, H, D] → y [rows, S·T/rows, H, D], all tokens of some heads; without it x
-    [B, T, H, D] → y [S, B·T/S, H, D], the own tokens of all heads, or x [S, D] → like x, a row from every rank.
+    """Piece s of x of every one of S ranks in a row goes to rank s, which has them one after another in the order of
+    the ranks. With `rows` x [S, T, H, D] → y [rows, S·T/rows, H, D], all tokens of some heads; without it x [B,
+    T, H, D] → y [S, B·T/S, H, D], the own tokens of all heads, or x [S, D] → like x, a row from every rank.
 
     among: S
     rows: rows of the batch, where the result has all tokens"""
@@ -281,7 +280,7 @@ def compress(*inputs: Tensor | Parameter, form: str | each[str], elements: int |
     """Blocks of 256 elements in fewer bytes, of x and of the error that was left before: x f32 [n] → codes u8
     [bytes], error f32 [n], which then has what the codes have not. `int8`: a scale in f32 and codes of eight
     bits, the nearest. `topk`: the 16 largest elements in f32 and their places. `onebit`: the mean of the
-    magnitudes in f32 and signs of a bit. Codes behind those of x are zeros.
+    magnitudes in f32 and signs of a bit. Codes after those of x are zeros.
 
     form: `int8`, `topk` or `onebit`
     elements: elements for which there are codes: at least those of x"""
@@ -304,8 +303,8 @@ def gradient_scale(*inputs: Tensor | Parameter, max_norm: float | each[float], p
     gives scale = applied = 0. sum_squares, weight_sum, loss_scale (optional) → norm, scale, applied, all f32 [1].
 
     max_norm: clip the norm to this; 0 for not at all
-    parts: sum_squares is that of so many parts of the gradients: the norm is at least that of their sum; default
-        1"""
+    parts: sum_squares is that of this number of parts of the gradients: the norm is at least that of their sum;
+        default 1"""
 
 def next_loss_scale(*inputs: Tensor | Parameter, growth_interval: int | each[int]) -> Any:
     """Dynamic loss scaling. used = scale; where applied is 0: scale ← scale/2, count ← 0; else count ← count + 1,
@@ -371,8 +370,8 @@ def momentum(*inputs: Tensor | Parameter, momentum: float | each[float]) -> Any:
 
 def momentum_part(*inputs: Tensor | Parameter, beta1: float | each[float], nodes: int | each[int]) -> Any:
     """gradient ← β₁/nodes·m + (1 − β₁)·gradient·gradient_scale, or 0 where v is 0: of all nodes together the
-    momentum behind the step. NaN when applied is 0. first (m), second (v) f32 [n], gradient_scale, applied f32
-    [1] → gradient f32 [n].
+    momentum after the step. NaN when applied is 0. first (m), second (v) f32 [n], gradient_scale, applied f32 [1]
+    → gradient f32 [n].
 
     beta1: what a step keeps of the momentum
     nodes: how many have the same momentum"""
@@ -497,7 +496,7 @@ def rowwise(*inputs: Tensor | Parameter, of: list[str] | each[list[str]], expres
     accumulate: add sums over rows to the result instead of overwriting it"""
 
 def stack(*inputs: Tensor | Parameter, axis: int | each[int] | None = None) -> Any:
-    """The inputs […, nᵢ, …] behind one another along an axis → […, Σ nᵢ, …]. A view: the inputs lie inside the
+    """The inputs […, nᵢ, …] one after another along an axis → […, Σ nᵢ, …]. A view: the inputs lie inside the
     result.
 
     axis: the axis along which the parts lie; 0 where it is left out"""
@@ -605,7 +604,7 @@ def low_rank_backward(*inputs: Tensor | Parameter, scale: float | each[float] | 
     accumulate: add to each db instead of overwriting it"""
 
 def dropout_linear(*inputs: Tensor | Parameter, p: float | each[float], seed: int | each[int] | None = None, stream: int | each[int] | None = None) -> Any:
-    """t = dropout(x)·aᵀ: `linear` behind `dropout` without what lies between them. x […, K], micro_step i32 [1], a
+    """t = dropout(x)·aᵀ: `linear` after `dropout` without what lies between them. x […, K], micro_step i32 [1], a
     [r, K] → t […, r].
 
     p: probability of dropping an element, in [0, 1)
@@ -630,24 +629,24 @@ def dequantise(*inputs: Tensor | Parameter, packing: str | each[str], shape: lis
     packing: code, block and scales, such as `nf4 flat:64 mapped:256`
     shape: of the tensor
     axes: their names, such as `B T -`
-    members: so many such tensors behind one another
+    members: number of such tensors, one after another
     unscaled: the factor of the whole tensor is left out"""
 
 def own_amax(*inputs: Tensor | Parameter, factor: bool | each[bool] | None = None, groups: int | each[int] | None = None) -> Any:
     """The largest magnitudes of 256 parts of the rows of each x, by bits: NaN above infinity above what is finite.
     With `factor`, an f32 [1] comes first, and all results are 0 where it is not. x […, K] → f32 [x's, 256]; with
-    `groups` those of each of G matrices that lie behind one another in x, f32 [G, 256].
+    `groups` those of each of G matrices that lie one after another in x, f32 [G, 256].
 
     factor: the first input is a factor that may make this unnecessary
-    groups: G, matrices behind one another, each scaled by itself; 1 if absent"""
+    groups: G, matrices one after another, each scaled by itself; 1 if absent"""
 
 def quantise(*inputs: Tensor | Parameter, format: str | each[str], top: int | each[int], factor: bool | each[bool] | None = None, transposed: bool | each[bool] | None = None, record: bool | each[bool] | None = None, count: bool | each[bool] | None = None, groups: int | each[int] | None = None) -> Any:
     """x·2^k rounded to codes of eight bits, saturating, and 2^−k. With `factor`, 2^k is the factor unless that is 0;
     else k is the largest with amax·2^k ≤ 1.75·2^top, amax the largest of parts. x […, K], parts f32 [n, 256],
     factor f32 [1] if `factor` → codes […, K], f32 [1]; if `transposed` codes [K, rows up to a multiple of 16],
-    zeros behind; if `record` f32 [1], raised to the largest magnitude of x; if `count` two f64 [1], where the
+    zeros after them; if `record` f32 [1], raised to the largest magnitude of x; if `count` two f64 [1], where the
     factor is 0 raised by the number of elements that are not 0 and by that of those among them that become 0 in
-    E4M3. With `groups` each of the G matrices that lie behind one another in x has its own power from parts f32
+    E4M3. With `groups` each of the G matrices that lie one after another in x has its own power from parts f32
     [G, 256]: 2^−k f32 [G], transposed codes [G·K, rows of a matrix].
 
     format: `e4m3` or `e5m2`
@@ -656,7 +655,7 @@ def quantise(*inputs: Tensor | Parameter, format: str | each[str], top: int | ea
     transposed: the codes are given transposed, too
     record: the largest magnitude is kept
     count: elements that become 0 are counted, where the factor is 0
-    groups: G, matrices behind one another, each scaled by itself; 1 if absent"""
+    groups: G, matrices one after another, each scaled by itself; 1 if absent"""
 
 def quantise_blocks(*inputs: Tensor | Parameter, tiles: bool | each[bool] | None = None, operand: bool | each[bool] | None = None, transposed: bool | each[bool] | None = None, groups: int | each[int] | None = None, stream: int | each[int] | None = None, seed: int | each[int] | None = None, first: int | each[int] | None = None, width: int | each[int] | None = None) -> Any:
     """x as NVFP4: codes of four bits in blocks of 16 of a row, or in tiles of 16 by 16, with E4M3 scales; the factor
@@ -665,13 +664,13 @@ def quantise_blocks(*inputs: Tensor | Parameter, tiles: bool | each[bool] | None
     `first`). x […, K], parts f32 [n, 256], micro_step i32 [1] if `stream` → u8 [bytes], g f32 [1]. With `operand`
     codes and scales apart, as units of four bits read them: codes u8 […, K up to a multiple of 32 / 2], scales u8
     [bytes] in tiles of 128 rows by 4 blocks; with `transposed` those of xᵀ, whose tiles are the same. With
-    `groups` each of G matrices that lie behind one another has a part of f32 [G, 256], a packed tensor of u8
+    `groups` each of G matrices that lie one after another has a part of f32 [G, 256], a packed tensor of u8
     [bytes·G] and a factor of f32 [G].
 
     tiles: blocks are 16 rows high
     operand: codes and scales apart, as units of four bits read them
     transposed: of the transpose; for tiles that are an operand
-    groups: G, matrices behind one another, each scaled by itself; 1 if absent
+    groups: G, matrices one after another, each scaled by itself; 1 if absent
     stream: of the random numbers; rounds to nearest if absent
     seed: of the random numbers
     first: place of the first element among the random numbers
@@ -681,22 +680,22 @@ def rotate(*inputs: Tensor | Parameter, groups: int | each[int] | None = None) -
     """The transpose of x, 16 neighbours of its rows times diag(σ)·H/4 with the Hadamard matrix H and fixed signs σ;
     rows of x are filled up with zeros. x […, K] → [K, rows up to a multiple of 16]. With `groups` rows of x are
     those of G groups, by offsets i32 [G + 1], each filled up with zeros: → [K, P] and where groups begin among
-    the P, i32 [G + 1]. P is a bound: zeros are behind the last group, too.
+    the P, i32 [G + 1]. P is a bound: zeros are after the last group, too.
 
     groups: G, groups of rows that begin at multiples of 16 each"""
 
 def decode(*inputs: Tensor | Parameter) -> Any:
-    """The numbers that codes stand for: code·scale, exact. codes […], scale f32 [1], or f32 [G] for G matrices
-    behind one another → float […]."""
+    """The numbers that codes stand for: code·scale, exact. codes […], scale f32 [1], or f32 [G] for G matrices one
+    after another → float […]."""
 
 def transpose_codes(*inputs: Tensor | Parameter) -> Any:
     """Codes of eight bits with all axes but the last folded, transposed. codes […, K] → codes [K, rows up to a
-    multiple of 16], zeros behind."""
+    multiple of 16], zeros after."""
 
 def matmul_codes(*inputs: Tensor | Parameter, transpose_a: bool | each[bool] | None = None, transpose_b: bool | each[bool] | None = None, f32: bool | each[bool] | None = None, fast_sum: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None, blocks: bool | each[bool] | None = None, bias: bool | each[bool] | None = None, scale: float | each[float] | None = None, columns: list[int] | each[list[int]] | None = None, across: bool | each[bool] | None = None) -> Any:
     """y = sa·sb·op(a)·op(b) (+ bias), then y[…, start:start+len] += scale·t·op(c) for each adapter; of a and b all
     axes but the last count as rows. a and b codes of eight bits, or numbers, sa and sb f32 [1]; with `blocks`
-    codes of four bits along the sum, u8 […, K/2] and [N, K/2], and behind sa and sb the E4M3 scales of their
+    codes of four bits along the sum, u8 […, K/2] and [N, K/2], and after sa and sb the E4M3 scales of their
     blocks, u8 [bytes]; bias [N] if `bias`, then for each adapter t […, r] and c [len, r], or [r, len] if `across`
     → […, N], or [M, N] if `transpose_a`.
 
@@ -706,13 +705,13 @@ def matmul_codes(*inputs: Tensor | Parameter, transpose_a: bool | each[bool] | N
     fast_sum: the sum may keep fewer bits than f32 has
     accumulate: add to what is there
     blocks: a and b are operands of units of four bits
-    bias: there is a bias in front of the adapters
+    bias: there is a bias before the adapters
     scale: factor of the adapters, 1 if absent
     columns: first column and number of columns of each adapter; they may not overlap; absent for none
     across: the second matrix of an adapter is [r, len]"""
 
 def amax_history(*inputs: Tensor | Parameter, quantisers: int | each[int], window: int | each[int]) -> Any:
-    """Each amax above 0 enters its history behind the entries that are there, the oldest goes where all are taken;
+    """Each amax above 0 enters its history after the entries that are there, the oldest goes where all are taken;
     factor = 2^k for the largest k with the history's largest·2^k ≤ 1.75·2^top, without entries 0 in the first two
     steps and 1 later; amax = 0, steps + 1, clipped = number of amax·factor above their limits. An amax that is
     not finite enters nothing and makes clipped and sum_squares NaN. limits f32 [Q], tops i32 [Q] → amax f32 [Q],
@@ -986,7 +985,7 @@ def attention(*inputs: Tensor | Parameter, scale: float | each[float] | None = N
     scale: factor of the scores q·k; absent for 1/√D
     window: keys up to itself that a query sees, itself included; absent for all of its document
     soft_cap: c: the score s becomes c·tanh(s/c)
-    bidirectional: queries see keys behind them, to the end of the row; where rows end or hold documents,
+    bidirectional: queries see keys after them, to the end of the row; where rows end or hold documents,
         `last_key` says it
     dropout: probability of dropping a weight of the softmax; the compiler takes it off where nothing drops"""
 
@@ -1000,7 +999,7 @@ def attention_backward(*inputs: Tensor | Parameter, scale: float | each[float] |
     scale: factor of the scores q·k; absent for 1/√D
     window: keys up to itself that a query sees, itself included; absent for all of its document
     soft_cap: c: the score s becomes c·tanh(s/c)
-    bidirectional: queries see keys behind them, to the end of the row; where rows end or hold documents,
+    bidirectional: queries see keys after them, to the end of the row; where rows end or hold documents,
         `last_key` says it
     dropout: probability of dropping a weight of the softmax; the compiler takes it off where nothing drops"""
 
@@ -1035,7 +1034,7 @@ def cached_attention(*inputs: Tensor | Parameter, scale: float | each[float] | N
 def cached_conv(*inputs: Tensor | Parameter, slots: int | each[int], dtype: str | each[str] | None = None) -> Any:
     """`causal_conv` of new tokens, whose sequences' last K tokens are kept: the one at position p of the sequence in
     slot s in kept[s, p mod K]. Token t of row b, at position p, is convolved with those at max(0, p + 1 − K) … p,
-    of this batch or kept, and then kept itself. Tokens of a row follow one another; a position below 0, behind
+    of this batch or kept, and then kept itself. Tokens of a row follow one another; a position below 0, after
     them, is padding, and its result 0. x [B, T, channels], w [channels, 1, K], positions i32 [B, T], slots i32
     [B], each another one → y like x, kept [slots, K, channels].
 
@@ -1044,10 +1043,10 @@ def cached_conv(*inputs: Tensor | Parameter, slots: int | each[int], dtype: str 
 
 def cached_delta(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, slots: int | each[int]) -> Any:
     """`gated_delta` of new tokens, whose sequences' states are kept: rows go on from the state of their slot, and
-    leave there that behind their last token. It is zero in front of position 0. Tokens of a row follow one
-    another; a position below 0, behind them, is padding, and its result 0. q, k [B, T, key_heads, DK], v [B, T,
-    heads, DV], g and beta [B, T, heads], positions i32 [B, T], slots i32 [B], each another one → o like v, states
-    f32 [slots, heads, DK, DV].
+    leave there that after their last token. It is zero before position 0. Tokens of a row follow one another; a
+    position below 0, after them, is padding, and its result 0. q, k [B, T, key_heads, DK], v [B, T, heads, DV], g
+    and beta [B, T, heads], positions i32 [B, T], slots i32 [B], each another one → o like v, states f32 [slots,
+    heads, DK, DV].
 
     scale: factor of the queries; absent for 1/√DK
     slots: sequences that are kept at a time"""

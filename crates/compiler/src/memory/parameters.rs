@@ -239,8 +239,8 @@ impl ParameterPlan {
     pub fn of_stages(&self) -> [TensorRef; 2] {
         let (stages, start) = (self.sharding.stages, align(self.own_scalar_bytes(), ALIGNMENT_BYTES));
         let numbers = TensorRef::dense(arena::SCALARS, start, DType::F32, [stages, SCALAR_BYTES / DType::F32.size()]);
-        let behind = align(start + numbers.bytes(), ALIGNMENT_BYTES);
-        [numbers, TensorRef::dense(arena::SCALARS, behind, DType::F32, [stages])]
+        let after = align(start + numbers.bytes(), ALIGNMENT_BYTES);
+        [numbers, TensorRef::dense(arena::SCALARS, after, DType::F32, [stages])]
     }
 }
 

@@ -142,7 +142,7 @@ mod tests {
         for between in [false, true] {
             let mut graph = graph(between);
             run(&mut graph, &Machine::h200()).expect("the pass runs");
-            ops::verify(&graph).expect("values are read behind what gives them");
+            ops::verify(&graph).expect("values are read after what gives them");
             let joined = graph.nodes.iter().any(|node| node.op == id::LOW_RANK_BACKWARD);
             assert_eq!(joined, !between);
         }

@@ -18,12 +18,12 @@ use crate::CompileError;
 /// Rewrites every such call, and puts the form right after the node that gives the tensor.
 pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
     let (uses, producers) = (graph.use_counts(), graph.producers());
-    let mut behind: HashMap<usize, Vec<Node>> = HashMap::new();
+    let mut after: HashMap<usize, Vec<Node>> = HashMap::new();
     let mut instead: HashMap<usize, Option<Node>> = HashMap::new();
     for index in 0..graph.nodes.len() {
         let Some(found) = Found::at(graph, &uses, &producers, index) else { continue };
         let (place, nodes) = found.form(graph);
-        behind.entry(place).or_default().extend(nodes);
+        after.entry(place).or_default().extend(nodes);
         instead.insert(found.amax, None);
         instead.insert(index, found.transposed(graph));
         if let Some(joint) = found.joint.filter(|joint| uses[graph.nodes[*joint].outputs[0].0 as usize] == 2) {
@@ -34,7 +34,7 @@ pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
     let nodes = std::mem::take(&mut graph.nodes);
     for (index, node) in nodes.into_iter().enumerate() {
         graph.nodes.extend(instead.remove(&index).unwrap_or(Some(node)));
-        graph.nodes.extend(behind.remove(&index).unwrap_or_default());
+        graph.nodes.extend(after.remove(&index).unwrap_or_default());
     }
     Ok(())
 }

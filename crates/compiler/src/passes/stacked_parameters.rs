@@ -28,7 +28,7 @@ pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
             if !of.shape.iter().product::<usize>().is_multiple_of(ALIGNMENT_ELEMENTS) {
                 let place = node.at.as_deref().unwrap_or("the model");
                 let text = format!(
-                    "{place}: `{}` has {:?} elements, and matrices that lie behind one another need a multiple of \
+                    "{place}: `{}` has {:?} elements, and matrices that lie one after another need a multiple of \
                      {ALIGNMENT_ELEMENTS}",
                     of.name, of.shape
                 );

@@ -141,8 +141,8 @@ fn homes(graph: &Graph, nodes: &[Option<usize>]) -> Vec<Option<usize>> {
 
 /// Returns the values from before `boundary` that stages from it on read.
 fn crossing(graph: &Graph, nodes: &[Option<usize>], homes: &[Option<usize>], boundary: usize) -> Vec<ValueId> {
-    let behind = graph.nodes.iter().zip(nodes).filter(|(_, home)| home.is_some_and(|home| home >= boundary));
-    let read = behind.flat_map(|(node, _)| node.inputs.iter().copied());
+    let after = graph.nodes.iter().zip(nodes).filter(|(_, home)| home.is_some_and(|home| home >= boundary));
+    let read = after.flat_map(|(node, _)| node.inputs.iter().copied());
     let mut found: Vec<ValueId> = read.filter(|id| homes[id.0 as usize].is_some_and(|home| home < boundary)).collect();
     found.sort_unstable();
     found.dedup();

@@ -126,7 +126,7 @@ impl Clones<'_> {
         let kept = intermediate(self.graph, node).filter(|index| self.kept.contains(&node.outputs[*index]));
         let part = kept.map(|index| match around(self.graph, node, index) {
             (_, Some(front)) if front.outputs.contains(&wanted) => front,
-            (behind, _) => behind,
+            (after, _) => after,
         });
         let node = part.as_ref().unwrap_or(node);
         let inputs = node.inputs.iter().map(|id| self.again(*id)).collect();

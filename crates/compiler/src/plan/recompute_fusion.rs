@@ -10,7 +10,7 @@ pub fn join(graph: &mut Graph) {
     let mut index = 0;
     while index < nodes.len() {
         match fusion(graph, &nodes, index) {
-            Some((gradient, node, behind)) => put_together(&mut nodes, index, gradient, &behind, node),
+            Some((gradient, node, after)) => put_together(&mut nodes, index, gradient, &after, node),
             None => index += 1,
         }
     }
@@ -35,21 +35,21 @@ fn fusion(graph: &Graph, nodes: &[Node], again: usize) -> Option<(usize, Node, V
     let gradient = again + 1 + nodes[again + 1..].iter().position(reads_the_same)?;
     let second = &nodes[gradient];
     let mut depends: Vec<ValueId> = first.outputs.clone();
-    let mut behind = Vec::new();
+    let mut after = Vec::new();
     for (index, node) in nodes.iter().enumerate().take(gradient).skip(again + 1) {
         if node.inputs.iter().any(|id| depends.contains(id)) {
             depends.extend(&node.outputs);
-            behind.push(index);
+            after.push(index);
         }
     }
     let free = second.inputs.iter().all(|id| first.outputs.contains(id) || !depends.contains(id));
     let node = joined(graph, first, second, &first.outputs).filter(|_| free)?;
-    Some((gradient, node, behind))
+    Some((gradient, node, after))
 }
 
-fn put_together(nodes: &mut Vec<Node>, again: usize, gradient: usize, behind: &[usize], joint: Node) {
-    let later: Vec<Node> = behind.iter().map(|index| nodes[*index].clone()).collect();
-    let between = (again + 1..gradient).filter(|index| !behind.contains(index)).map(|index| nodes[index].clone());
+fn put_together(nodes: &mut Vec<Node>, again: usize, gradient: usize, after: &[usize], joint: Node) {
+    let later: Vec<Node> = after.iter().map(|index| nodes[*index].clone()).collect();
+    let between = (again + 1..gradient).filter(|index| !after.contains(index)).map(|index| nodes[index].clone());
     let order: Vec<Node> = between.chain([joint]).chain(later).collect();
     nodes.splice(again..=gradient, order);
 }

@@ -222,10 +222,10 @@ impl Rewrite<'_> {
             if let (Some((stream, order)), Some(step)) = (dice, self.step) {
                 inputs.push(step);
                 let own = columns(self.graph, *tensor);
-                let width = if order == Order::Behind { own } else { side_by_side };
+                let width = if order == Order::After { own } else { side_by_side };
                 attrs = attrs.with("stream", stream).with("seed", self.seed).with("first", first).with("width", width);
                 let elements = self.graph.value(*tensor).shape.iter().product::<usize>();
-                first += if order == Order::Behind { elements } else { own };
+                first += if order == Order::After { elements } else { own };
             }
             let results = emit(self.graph, self.compute, nodes, like, id::QUANTISE_BLOCKS, &inputs, attrs);
             all.push(self.codes(*tensor, &results, NVFP4));
@@ -304,5 +304,5 @@ enum Order {
     /// The rows of all tensors side by side make a row.
     SideBySide,
     /// The rows of one come after those of the one before.
-    Behind,
+    After,
 }

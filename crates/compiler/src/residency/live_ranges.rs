@@ -142,7 +142,7 @@ pub(super) fn leave(live_ranges: &mut [LiveRange], clock: &Clock, end: usize) {
         free = free.max(clock.begin(stored + 1)) + clock.transfer(live_range.bytes());
         let mut under_way = 0;
         let others =
-            live_ranges[index + 1..].iter().filter_map(|behind| behind.stored.map(|stored| (stored, behind.bytes())));
+            live_ranges[index + 1..].iter().filter_map(|after| after.stored.map(|stored| (stored, after.bytes())));
         let most = { others }.find(|(_, bytes)| {
             under_way += bytes;
             under_way > ahead

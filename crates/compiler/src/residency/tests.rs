@@ -255,7 +255,7 @@ fn updates_find_what_they_touch() {
         memory.run(&entry(EntryKind::Update, streams));
         for (piece, tensors) in homes_of.iter().enumerate() {
             for (index, (at, writes)) in tensors.iter().enumerate() {
-                assert_eq!(memory.at(at), Some((named(piece, index), usize::from(*writes))), "{at} behind the update");
+                assert_eq!(memory.at(at), Some((named(piece, index), usize::from(*writes))), "{at} after the update");
             }
         }
         slots = slots.max(live_ranges.len());

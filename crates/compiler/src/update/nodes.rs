@@ -161,7 +161,7 @@ pub(super) fn sum(
     let mut sums =
         NodeSums { group: sharding.inter_node_group(), summed, blocks, taken: end, streams, lowering, events };
     for round in 0..buckets.len() + AT_ONCE - 1 {
-        let of = |behind: usize| round.checked_sub(behind).filter(|number| *number < buckets.len());
+        let of = |after: usize| round.checked_sub(after).filter(|number| *number < buckets.len());
         if let Some(number) = of(0) {
             sums.send(number, &buckets[number]);
         }

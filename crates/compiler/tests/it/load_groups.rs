@@ -129,7 +129,7 @@ fn what_is_trained_or_read_as_it_is_stays() {
             check(&program, &format!("{recipe:?}"));
             groups(&program).into_values().flatten().map(str::to_owned).collect()
         };
-        assert!(names(&with(recipe, false)).is_empty(), "full training: codes are made again behind each update");
+        assert!(names(&with(recipe, false)).is_empty(), "full training: codes are made again after each update");
         assert!(names(&with(Recipe::Uniform, true)).is_empty());
         let skipped = match recipe {
             Recipe::Nvfp4(of) => Recipe::Nvfp4(Nvfp4 { skip_last: 1, ..of }),

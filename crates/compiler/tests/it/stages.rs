@@ -59,9 +59,9 @@ fn only_the_residual_stream_is_handed_on_and_only_what_was_received_is_kept() {
         for entry in program.entries.iter().filter(|entry| entry.variant.is_some()) {
             let (of, last) = (&entry.stage, entry.stage.number == 2);
             let counts = [&of.from_previous, &of.to_next, &of.from_next, &of.to_previous].map(Vec::len);
-            let [before, behind] = [usize::from(of.number > 0), usize::from(!last)];
+            let [before, after] = [usize::from(of.number > 0), usize::from(!last)];
             let expected = match (entry.kind, entry.name.as_str()) {
-                (EntryKind::Forward, STAGE) | (EntryKind::Evaluate, _) => [before, behind, 0, 0],
+                (EntryKind::Forward, STAGE) | (EntryKind::Evaluate, _) => [before, after, 0, 0],
                 _ if last => [1, 0, 0, 1],
                 // What was handed on lies there since the forward pass.
                 _ => [0, 0, 1, before],

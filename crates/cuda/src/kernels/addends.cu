@@ -1,7 +1,7 @@
 // Low-rank addends onto a product that is already there: D[:, slice s] += SCALE·T_s·op(B_s), bf16, summed in
 // f32 and rounded once. D [ROWS, …] by D_ROW; T_s [ROWS, RANK] by T_ROW(s), 4-byte aligned; B_s [count, RANK] by
 // B_ROW(s), or [RANK, count] where B_ACROSS. A warp takes 32 columns of one slice and TALL rows. The columns of
-// its four 8-wide products are distributed so that a lane's results are behind one another in D: 16 bytes a row.
+// its four 8-wide products are distributed so that a lane's results are one after another in D: 16 bytes a row.
 typedef unsigned int u32;
 #define TALL 64
 #define STEPS ((RANK + 15) / 16)

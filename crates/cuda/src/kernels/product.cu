@@ -82,7 +82,7 @@ struct Walk {
   Stage at;
   u32 base, full;
   int half, thread;
-  // Waits for the next stage, and goes on to the one behind it; its two tiles.
+  // Waits for the next stage, and goes on to the one after it; its two tiles.
   __device__ __forceinline__ void take(u32& a, u32& b) {
     barrier_wait(full + 8 * at.index, at.phase);
     const u32 from = base + at.index * STAGE_BYTES;

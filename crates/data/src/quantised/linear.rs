@@ -223,11 +223,11 @@ impl Linear {
         };
         let mut index = begin;
         while index < end {
-            let (block, behind) = self.run(index, columns);
-            let behind = behind.min(end);
+            let (block, after) = self.run(index, columns);
+            let after = after.min(end);
             let scale = scales[block - blocks.start];
             let zero = zeros.as_ref().map_or(0.0, |zeros| zeros[block - blocks.start]);
-            for (index, to) in (index..behind).zip(bytes[(index - begin) * 4..].chunks_exact_mut(4)) {
+            for (index, to) in (index..after).zip(bytes[(index - begin) * 4..].chunks_exact_mut(4)) {
                 let value = (self.code(&codes, stored(index) - first) - zero) * scale;
                 let value = match self.whole {
                     Whole::Nothing => value,
@@ -236,7 +236,7 @@ impl Linear {
                 };
                 to.copy_from_slice(&value.to_le_bytes());
             }
-            index = behind;
+            index = after;
         }
         Ok(())
     }

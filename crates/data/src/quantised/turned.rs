@@ -49,7 +49,7 @@ impl Turned {
         let (mut at, mut rest) = (begin * SIZE, bytes);
         while !rest.is_empty() {
             let (number, inside) = (at / whole, at % whole);
-            let (part, behind) = rest.split_at_mut(rest.len().min(whole - inside));
+            let (part, after) = rest.split_at_mut(rest.len().min(whole - inside));
             let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
             if last.as_ref().is_none_or(|matrix| matrix.number != number) {
                 *last = Some(Matrix { number, values: self.matrix(number, &stored)?, left: whole });
@@ -60,7 +60,7 @@ impl Turned {
             }
             last.take_if(|matrix| matrix.left == 0);
             at += part.len();
-            rest = behind;
+            rest = after;
         }
         Ok(())
     }

@@ -158,13 +158,13 @@ fn another_number_of_nodes_deals_what_is_left_of_the_epoch() {
             let spec = LoaderSpec { epochs: Some(1), ..spec(layout.clone(), count) };
             let sets = if count == 1 { vec![alone(&path)] } else { nodes(&path, count) };
             let left: u64 = remaining(&sets[0], &spec, position.clone()).unwrap().iter().sum();
-            let (rounds, behind) = deal(&sets, &spec, &position, most);
+            let (rounds, after) = deal(&sets, &spec, &position, most);
             assert!(rounds.len() == most || rounds.len() as u64 == left, "{left} rounds were left");
             assert!(!rounds.is_empty(), "{count} nodes have nothing left to do");
             all.extend(rounds);
             // As a checkpoint keeps it.
-            position = serde_json::from_value(serde_json::to_value(&behind).unwrap()).unwrap();
-            assert_eq!(position, behind);
+            position = serde_json::from_value(serde_json::to_value(&after).unwrap()).unwrap();
+            assert_eq!(position, after);
         }
         let expected: BTreeMap<usize, usize> = kept().into_iter().map(|row| (row, 1)).collect();
         assert_eq!(times(&all), expected, "{layout:?}");

@@ -73,7 +73,7 @@ fn mask_defines(call: &LowerCall<'_>) -> Vec<(String, String)> {
 
 /// The type `X_T` and the strides `X_B`, `X_S`, `X_H` of a tensor [B, T, heads, D].
 pub fn strides(name: &str, tensor: &TensorRef) -> Vec<(String, String)> {
-    assert!(tensor.strides[3] == 1 || tensor.shape[3] == 1, "the columns of a head lie behind one another: {tensor}");
+    assert!(tensor.strides[3] == 1 || tensor.shape[3] == 1, "the columns of a head lie one after another: {tensor}");
     let axes = ["B", "S", "H"].into_iter().zip(&tensor.strides);
     let mut defines: Vec<_> = axes.map(|(axis, stride)| (format!("{name}_{axis}"), stride.to_string())).collect();
     defines.push((format!("{name}_T"), device_type(tensor.dtype).to_owned()));

@@ -45,7 +45,7 @@ const ATTRIBUTES: &[Attribute] = &[
     Attribute {
         name: "bidirectional",
         kind: "bool?",
-        doc: "queries see keys behind them, to the end of the row; where rows end or hold documents, `last_key` says it",
+        doc: "queries see keys after them, to the end of the row; where rows end or hold documents, `last_key` says it",
     },
     Attribute {
         name: "dropout",
@@ -97,7 +97,7 @@ fn check(
         return Err(format!("the sink must be [{heads}], one number for each head"));
     }
     if Reading::of(attrs, *head_dim)?.bidirectional && last_key.is_some() {
-        return Err("`bidirectional` and `last_key` both say which keys behind itself a query sees: give one".into());
+        return Err("`bidirectional` and `last_key` both say which later keys a query sees: give one".into());
     }
     let o = ValueType::new(q.dtype, [batch.clone(), tokens.clone(), Dim::Fixed(*heads), Dim::Fixed(*value_dim)]);
     Ok([o, ValueType::new(Element::F32, [batch.clone(), Dim::Fixed(*heads), tokens.clone()])])

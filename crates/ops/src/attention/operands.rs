@@ -81,8 +81,8 @@ impl Extents {
     pub fn pairs(&self, reading: &Reading) -> f64 {
         let tokens = self.tokens as f64;
         let window = reading.window.map_or(tokens, |window| (window as f64).min(tokens));
-        let behind = if reading.bidirectional { tokens * (tokens - 1.0) / 2.0 } else { 0.0 };
-        (self.batch * self.heads) as f64 * (window * (window + 1.0) / 2.0 + (tokens - window) * window + behind)
+        let after = if reading.bidirectional { tokens * (tokens - 1.0) / 2.0 } else { 0.0 };
+        (self.batch * self.heads) as f64 * (window * (window + 1.0) / 2.0 + (tokens - window) * window + after)
     }
 
     /// Returns the multiplications and additions of `by_head` products over q's columns and `by_value` products over
@@ -138,7 +138,7 @@ impl Optional {
             [2] => (Some(required), None),
             [1] => (None, Some(required)),
             [2, 1] => (Some(required), Some(required + 1)),
-            _ => return Err("behind document_start it takes last_key [B, T] and then a sink [heads], at most".into()),
+            _ => return Err("after document_start it takes last_key [B, T] and then a sink [heads], at most".into()),
         };
         Ok(Optional { last_key, sink })
     }

@@ -1,12 +1,12 @@
 // Gradients of the gated delta rule within chunks of CHUNK tokens, f32; names as in recurrence.cu. With S the state in front
-// of the chunk, dS the gradient of that behind it, G(t, s) the decay from token s to token t of one document (0 for others),
+// of the chunk, dS the gradient of that after it, G(t, s) the decay from token s to token t of one document (0 for others),
 // G(t) that from the chunk's start, G(s, end) that to its end, u = beta miss the correction and n = -beta d_correction:
 //   dq_t = scale (sum over s <= t of G(t, s) (do_t.u_s) k_s + G(t) S do_t)
 //   dk_t = sum over s < t of G(t, s) (n_t.u_s) k_s + G(t) S n_t                       (what reads the state)
 //        + sum over s > t of G(s, t) (n_s.u_t) k_s + sum over s >= t of G(s, t) (do_s.u_t) scale q_s + G(t, end) dS u_t
 //   dbeta_t = d_correction_t.miss_t
 //   dg_t = sum over s >= t of its document in the chunk of (q_s.dq_s + reading dk_s.k_s - writing dk_s.k_s), and dS.S_end
-//     where the document goes on; a decay scales all that was written before t and is read behind it.
+//     where the document goes on; a decay scales all that was written before t and is read after it.
 // With ADDITIVE nothing reads the state but o: the terms of n are absent, and miss = v.
 // A block has a chunk (blockIdx.x) of a key head (.y) of a row (.z) and goes through the heads that share it, in order;
 // 16 x 16 threads have 4 tokens and every 16th column each. Fixed order: the same bits on every run. 5.9 ms for
@@ -152,7 +152,7 @@ gated_delta_chunks(const Q_T* __restrict__ q, const K_T* __restrict__ k, const G
     take(part, sum_k, d_gate, key, 1.0f);
 #endif
 
-    // dS.S_end: the state behind the chunk is that in front of the next.
+    // dS.S_end: the state after the chunk is that before the next.
     float along = 0.0f;
     if (chunk + 1 < CHUNKS)
       for (int i = id; i < DK * DV; i += 256) along += d_state[i] * state[(size_t)DK * DV + i];

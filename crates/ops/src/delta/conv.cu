@@ -2,7 +2,7 @@
 // X at X_AT(r); w [CHANNELS, WIDTH], the last column for the token itself; starts i32 [batch, TOKENS]. A block has THREADS
 // channels, a thread one, of STRIP tokens of one row (blockIdx.y, .z), whose last or next WIDTH values it holds in registers.
 //   causal_conv: y[t] = sum of w[WIDTH-1-j] x[t-j] for t-j >= starts[t].
-//   causal_conv_backward: the same of what comes behind: y[t] = sum of w[WIDTH-1-j] x[t+j] for starts[t+j] <= t.
+//   causal_conv_backward: the same of what comes after: y[t] = sum of w[WIDTH-1-j] x[t+j] for starts[t+j] <= t.
 //   causal_conv_weight_partial: partial[strip, c, WIDTH-1-j] = sum over the strip of y[t] x[t-j]; `sum_partials` adds the
 //     strips. Fixed order: the same bits on every run.
 #include "types.cuh"

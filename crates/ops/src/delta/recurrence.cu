@@ -6,12 +6,12 @@
 // queries and values of STEP tokens are read at once. Compute bound: 7 DK DV operations for a token and head.
 // With ADDITIVE, nothing is corrected: miss = v, and dS <- e^g dS.
 //   gated_delta_forward: o.
-//   cached_delta: o from the states [slots, HEADS, DK, DV] of the rows' slots, f32, to those behind the last token of each row.
-//     Here starts are the positions in the sequences, below 0 for padding, which is behind all tokens.
-//   gated_delta_states: states [B, HEADS, CHUNKS, DK, DV], in front of every CHUNK-th token, and miss = v - k.S
+//   cached_delta: o from the states [slots, HEADS, DK, DV] of the rows' slots, f32, to those after the last token of each row.
+//     Here starts are the positions in the sequences, below 0 for padding, which is after all tokens.
+//   gated_delta_states: states [B, HEADS, CHUNKS, DK, DV], before every CHUNK-th token, and miss = v - k.S
 //     [B, HEADS, TOKENS, DV], f32.
-//   gated_delta_reverse, from the last token: with dS the gradient of the state behind a token, dS += scale q do,
-//     d_correction = k.dS, dv = beta d_correction, dS <- e^g (dS - k dv). d_states like states: dS behind the last token of
+//   gated_delta_reverse, from the last token: with dS the gradient of the state after a token, dS += scale q do,
+//     d_correction = k.dS, dv = beta d_correction, dS <- e^g (dS - k dv). d_states like states: dS after the last token of
 //     every chunk, without that token's do; d_correction like miss.
 // One row of 8192 tokens, 32 heads of 128, on an H200: 5.4 ms, 3.5 ms, 5.6 ms. Four of 2048: 2.0 ms, 1.3 ms, 2.1 ms.
 #include "types.cuh"
@@ -33,7 +33,7 @@ __device__ __forceinline__ float over_lanes(float x) {
 // A decay, 0 where nothing is left of the state: it may be infinite.
 __device__ __forceinline__ float decayed(float s, float decay) { return decay == 0.0f ? 0.0f : s * decay; }
 
-// STEP tokens from `first` of a row of DK columns; zeros behind the last token and column.
+// STEP tokens from `first` of a row of DK columns; zeros after the last token and column.
 #define READ_ROWS(X, from, head, factor, to)                                                     \
   for (int i = threadIdx.x; i < STEP * ROWS * LANES; i += THREADS) {                             \
     const int t = first + i / (ROWS * LANES), d = i % (ROWS * LANES);                            \

@@ -1,6 +1,6 @@
 // y = the values of a packed tensor: a code's value times its block's scale, and for E4M3 scales times the tensor's where
 // WHOLE, each product rounded to f32, then to the type of y. Planes of `packed` in bytes from its start: CODES_AT,
-// SCALES_AT, OUTER_AT, TENSOR_AT; y is dense, COUNT elements. Tensors lie behind one another, MEMBER_BYTES and
+// SCALES_AT, OUTER_AT, TENSOR_AT; y is dense, COUNT elements. Tensors lie one after another, MEMBER_BYTES and
 // COUNT apart: each is a row of the grid.
 // BLOCK_OF(i) is the block of element i; BLOCK_WHOLE: WIDTH neighbours share one. BITS 4 or 8, CODE 0 NF4, 1 E2M1,
 // 2 E4M3, 3 E5M2; SCALES 0 f32, 1 powers of two, 2 E4M3, 3 a code book's values times OUTER_BLOCK-wise f32, plus an f32.
@@ -70,7 +70,7 @@ dequantise(const u8* __restrict__ packed, Y_T* __restrict__ y) {
 #pragma unroll
   for (int round = 0; round < ROUNDS; round++) {
     const u64 index = first + (u64)round * THREADS * WIDTH;
-    // Behind the last code its plane goes on to a multiple of 256 bytes, where another plane follows.
+    // After the last code its plane goes on to a multiple of 256 bytes, where another plane follows.
     if (index < COUNT) codes[round] = read_pack<BYTES>(packed + CODES_AT + index * BITS / 8);
   }
 #pragma unroll

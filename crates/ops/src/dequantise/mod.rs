@@ -77,7 +77,7 @@ fn dims(attrs: &Attrs, shape: &[usize]) -> Result<Vec<Dim>, String> {
     match shape.first_mut() {
         Some(rows) => *rows *= members,
         None if members == 1 => {}
-        None => return Err("numbers without an axis do not lie behind one another".into()),
+        None => return Err("numbers without an axis do not lie one after another".into()),
     }
     let Some(axes) = attrs.optional_text("axes").map_err(|e| e.0)? else {
         return Ok(shape.into_iter().map(Dim::Fixed).collect());
@@ -194,7 +194,7 @@ impl Op for Dequantise {
             },
             Attribute { name: "shape", kind: "list of int", doc: "of the tensor" },
             Attribute { name: "axes", kind: "string?", doc: "their names, such as `B T -`" },
-            Attribute { name: "members", kind: "int?", doc: "so many such tensors behind one another" },
+            Attribute { name: "members", kind: "int?", doc: "number of such tensors, one after another" },
             Attribute { name: "unscaled", kind: "bool?", doc: "the factor of the whole tensor is left out" },
         ]
     }

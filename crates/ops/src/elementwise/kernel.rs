@@ -113,12 +113,12 @@ fn place(lines: &mut Lines, walk: &Walk) {
     let index = if wide { "u64" } else { "u32" };
     lines.add(1, format!("const {index} first = (({index})blockIdx.x * {THREADS} + threadIdx.x) * {};", walk.width));
     lines.add(1, format!("if (first >= {}ull) return;", walk.len()));
-    let mut behind = 1;
+    let mut after = 1;
     for axis in (0..walk.shape.len()).rev() {
-        let quotient = if behind == 1 { "first".to_owned() } else { format!("first / {behind}") };
+        let quotient = if after == 1 { "first".to_owned() } else { format!("first / {after}") };
         let value = if axis == 0 { quotient } else { format!("{quotient} % {}", walk.shape[axis]) };
         lines.add(1, format!("const u64 c{axis} = {value};"));
-        behind *= walk.shape[axis];
+        after *= walk.shape[axis];
     }
 }
 

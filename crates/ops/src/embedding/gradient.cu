@@ -62,7 +62,7 @@ embedding_rank(const int* __restrict__ ids, int* __restrict__ rank, int* __restr
 #endif
 
 #if defined(SCAN)
-// A warp has a run of neighbouring tokens: it adds up their counts, then numbers them behind those of the warps before.
+// A warp has a run of neighbouring tokens: it adds up their counts, then numbers them after those of the warps before.
 #define RUN ((TOKENS + 1023) / 1024 * 32)
 extern "C" __global__ void __launch_bounds__(1024)
 embedding_starts(const int* __restrict__ rank, const int* __restrict__ total, int* __restrict__ start) {

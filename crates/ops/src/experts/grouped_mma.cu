@@ -55,7 +55,7 @@ template <bool TURNED> __device__ __forceinline__ void right(u32 (&b)[4], u32 ti
   else load_matrices(b, tile + (n + lane / 16 * 8 + lane % 8) * ALONG_PITCH + (k + lane / 8 % 2 * 8) * 2);
 }
 
-// The sum over `terms`, whose tiles `fetch_step(to, first)` fetches: the left one, and the right one TILE_BYTES behind it.
+// The sum over `terms`, whose tiles `fetch_step(to, first)` fetches: the left one, and the right one TILE_BYTES after it.
 template <bool LEFT_ACROSS, bool RIGHT_ACROSS, typename Fetch>
 __device__ __forceinline__ void products(float (&sum)[4][4][4], int terms, Fetch fetch_step) {
   extern __shared__ __align__(16) unsigned char memory[];

@@ -1,6 +1,6 @@
 // A stable counting sort of choices by group: index i32 [CHOICES] -> order, places i32 [CHOICES], offsets i32 [GROUPS + 1].
 // Three kernels: blocks count the choices of their CHUNK by group (counts i32 [CHUNKS, GROUPS]); one block turns the counts
-// into the places where each chunk's choices of a group begin; blocks place their choices, each behind those of its group
+// into the places where each chunk's choices of a group begin; blocks place their choices, each after those of its group
 // before it. Sums of whole numbers only: the same on every run.
 #include "types.cuh"
 

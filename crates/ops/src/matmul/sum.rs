@@ -46,7 +46,7 @@ impl Op for MatmulSum {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("built by fusion behind differentiation")
+        Gradients::NoGradient("built by fusion after differentiation")
     }
 
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {

@@ -63,7 +63,7 @@ impl Op for OwnAmax {
     fn doc(&self) -> &'static str {
         "The largest magnitudes of 256 parts of the rows of each x, by bits: NaN above infinity above what is finite. With \
          `factor`, an f32 [1] comes first, and all results are 0 where it is not. x […, K] → f32 [x's, 256]; with `groups` \
-         those of each of G matrices that lie behind one another in x, f32 [G, 256]."
+         those of each of G matrices that lie one after another in x, f32 [G, 256]."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -95,7 +95,7 @@ impl Op for OwnAmax {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("part of a precision recipe, behind differentiation")
+        Gradients::NoGradient("part of a precision recipe, after differentiation")
     }
 
     fn cost(&self, inputs: &[TensorRef], _outputs: &[TensorRef], attrs: &Attrs) -> Cost {

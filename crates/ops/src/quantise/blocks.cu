@@ -1,6 +1,6 @@
 // NVFP4 of X: E2M1 codes at the start of `packed`, the first of two in the low half of a byte, E4M3 scales of 16
 // neighbours of a row (with TILES of 16 rows by 16 columns) SCALES_AT, the tensor's factor TENSOR_AT and in `factor`.
-// A thread has 16 neighbours of a row; with TILES 16 threads behind one another have a tile. Every step is one of IEEE
+// A thread has 16 neighbours of a row; with TILES 16 threads one after another have a tile. Every step is one of IEEE
 // f32, so divisions and products are said outright. With SEED codes are rounded up or down by the byte of the element
 // FIRST + row * WIDTH + column: 16 neighbours are one block of random words. Every matrix of ROWS rows in X, a layer of blocks
 // each, has parts, a packed tensor of GROUP_BYTES and a factor of its own. Memory-bound.

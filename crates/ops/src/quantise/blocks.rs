@@ -143,7 +143,7 @@ impl Op for QuantiseBlocks {
          x […, K], parts f32 [n, 256], micro_step i32 [1] if `stream` → u8 [bytes], g f32 [1]. With `operand` codes and scales \
          apart, as units of four bits read them: codes u8 […, K up to a multiple of 32 / 2], scales u8 [bytes] in tiles of 128 \
          rows by 4 blocks; with `transposed` those of xᵀ, whose tiles are the same. With `groups` each of G matrices that lie \
-         behind one another has a part of f32 [G, 256], a packed tensor of u8 [bytes·G] and a factor of f32 [G]."
+         one after another has a part of f32 [G, 256], a packed tensor of u8 [bytes·G] and a factor of f32 [G]."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -204,7 +204,7 @@ impl Op for QuantiseBlocks {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("part of a precision recipe, behind differentiation")
+        Gradients::NoGradient("part of a precision recipe, after differentiation")
     }
 
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], attrs: &Attrs) -> Cost {

@@ -115,9 +115,9 @@ impl Op for Quantise {
         "x·2^k rounded to codes of eight bits, saturating, and 2^−k. With `factor`, 2^k is the factor unless that is 0; \
          else k is the largest with amax·2^k ≤ 1.75·2^top, amax the largest of parts. x […, K], parts f32 [n, 256], \
          factor f32 [1] if `factor` → codes […, K], f32 [1]; if `transposed` codes [K, rows up to a multiple of 16], zeros \
-         behind; if `record` f32 [1], raised to the largest magnitude of x; if `count` two f64 [1], where the factor is 0 \
+         after them; if `record` f32 [1], raised to the largest magnitude of x; if `count` two f64 [1], where the factor is 0 \
          raised by the number of elements that are not 0 and by that of those among them that become 0 in E4M3. With \
-         `groups` each of the G matrices that lie behind one another in x has its own power from parts f32 [G, 256]: 2^−k \
+         `groups` each of the G matrices that lie one after another in x has its own power from parts f32 [G, 256]: 2^−k \
          f32 [G], transposed codes [G·K, rows of a matrix]."
     }
 
@@ -176,7 +176,7 @@ impl Op for Quantise {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("part of a precision recipe, behind differentiation")
+        Gradients::NoGradient("part of a precision recipe, after differentiation")
     }
 
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {

@@ -63,7 +63,7 @@ impl Op for AmaxHistory {
     }
 
     fn doc(&self) -> &'static str {
-        "Each amax above 0 enters its history behind the entries that are there, the oldest goes where all are taken; \
+        "Each amax above 0 enters its history after the entries that are there, the oldest goes where all are taken; \
          factor = 2^k for the largest k with the history's largest·2^k ≤ 1.75·2^top, without entries 0 in the first two \
          steps and 1 later; amax = 0, steps + 1, clipped = number of amax·factor above their limits. An amax that is not \
          finite enters nothing and makes clipped and sum_squares NaN. limits f32 [Q], tops i32 [Q] → amax f32 [Q], history f32 [Q, n], \

@@ -58,7 +58,7 @@ fn matrix(shape: &[usize]) -> (usize, usize) {
 const GROUPS: Attribute = Attribute {
     name: "groups",
     kind: "int?",
-    doc: "G, matrices behind one another, each scaled by itself; 1 if absent",
+    doc: "G, matrices one after another, each scaled by itself; 1 if absent",
 };
 
 fn groups_of(attrs: &Attrs) -> Result<usize, String> {

@@ -45,7 +45,7 @@ impl Op for Decode {
     }
 
     fn doc(&self) -> &'static str {
-        "The numbers that codes stand for: code·scale, exact. codes […], scale f32 [1], or f32 [G] for G matrices behind one \
+        "The numbers that codes stand for: code·scale, exact. codes […], scale f32 [1], or f32 [G] for G matrices one after \
          another → float […]."
     }
 
@@ -60,7 +60,7 @@ impl Op for Decode {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("part of a precision recipe, behind differentiation")
+        Gradients::NoGradient("part of a precision recipe, after differentiation")
     }
 
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {

@@ -1,5 +1,5 @@
 // Where units of four bits expect the E4M3 scale of 16 elements of a row: tiles of 128 rows by 4 blocks, 512 bytes each, those
-// of the same rows behind one another; in a tile rows 32 apart are neighbours.
+// of the same rows one after another; in a tile rows 32 apart are neighbours.
 #pragma once
 
 __device__ __forceinline__ u64 scale_at(u64 row, u32 block, u32 blocks) {

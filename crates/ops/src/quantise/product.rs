@@ -133,7 +133,7 @@ impl Op for MatmulCodes {
     fn doc(&self) -> &'static str {
         "y = sa·sb·op(a)·op(b) (+ bias), then y[…, start:start+len] += scale·t·op(c) for each adapter; of a and b all axes \
          but the last count as rows. a and b codes of eight bits, or numbers, sa and sb f32 [1]; with `blocks` codes of four \
-         bits along the sum, u8 […, K/2] and [N, K/2], and behind sa and sb the E4M3 scales of their blocks, u8 [bytes]; bias \
+         bits along the sum, u8 […, K/2] and [N, K/2], and after sa and sb the E4M3 scales of their blocks, u8 [bytes]; bias \
          [N] if `bias`, then for each adapter t […, r] and c [len, r], or [r, len] if `across` → […, N], or [M, N] if `transpose_a`."
     }
 
@@ -145,7 +145,7 @@ impl Op for MatmulCodes {
             Attribute { name: "fast_sum", kind: "bool?", doc: "the sum may keep fewer bits than f32 has" },
             Attribute { name: "accumulate", kind: "bool?", doc: "add to what is there" },
             Attribute { name: "blocks", kind: "bool?", doc: "a and b are operands of units of four bits" },
-            Attribute { name: "bias", kind: "bool?", doc: "there is a bias in front of the adapters" },
+            Attribute { name: "bias", kind: "bool?", doc: "there is a bias before the adapters" },
             Attribute { name: "scale", kind: "float?", doc: "factor of the adapters, 1 if absent" },
             Attribute {
                 name: "columns",
@@ -211,7 +211,7 @@ impl Op for MatmulCodes {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("part of a precision recipe, behind differentiation")
+        Gradients::NoGradient("part of a precision recipe, after differentiation")
     }
 
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], attrs: &Attrs) -> Cost {

@@ -1,5 +1,5 @@
 // y = x transposed, 16 neighbours of its rows times diag(s) H / 4: s is -1 where NEGATIVE has a bit. A thread has 16 rows
-// of one column; sums are in the order of the reference. Rows of x behind the last are zeros. With GROUPS of rows, each begins
+// of one column; sums are in the order of the reference. Rows of x after the last are zeros. With GROUPS of rows, each begins
 // at a multiple of 16, which `pad_groups` finds, and no others are among its 16. Memory-bound.
 #include "types.cuh"
 
@@ -33,7 +33,7 @@ rotate(const X_T* __restrict__ x, Y_T* __restrict__ y
   if (column >= COLUMNS || first >= PADDED) return;
   int row = first, end = ROWS;
 #ifdef GROUPS
-  // The last group that begins here or before; GROUPS behind the last.
+  // The last group that begins here or before; GROUPS after the last.
   int group = 0;
   for (int most = GROUPS; group < most;) {
     const int middle = (group + most + 1) / 2;

@@ -110,7 +110,7 @@ impl Op for Rotate {
         "The transpose of x, 16 neighbours of its rows times diag(σ)·H/4 with the Hadamard matrix H and fixed signs σ; \
          rows of x are filled up with zeros. x […, K] → [K, rows up to a multiple of 16]. With `groups` rows of x are those of \
          G groups, by offsets i32 [G + 1], each filled up with zeros: → [K, P] and where groups begin among the P, \
-         i32 [G + 1]. P is a bound: zeros are behind the last group, too."
+         i32 [G + 1]. P is a bound: zeros are after the last group, too."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -133,7 +133,7 @@ impl Op for Rotate {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("part of a precision recipe, behind differentiation")
+        Gradients::NoGradient("part of a precision recipe, after differentiation")
     }
 
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {

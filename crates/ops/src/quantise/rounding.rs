@@ -51,9 +51,9 @@ impl Rounding {
     pub fn pack<T: Real>(&self, x: &[T], columns: usize, planes: &Planes, bytes: &mut [u8]) {
         bytes[planes.codes.bytes..planes.scales.offset].fill(0);
         bytes[planes.scales.offset + planes.scales.bytes..planes.tensor.offset].fill(0);
-        let (tensor, behind) = bytes[planes.tensor.offset..].split_at_mut(planes.tensor.bytes);
+        let (tensor, after) = bytes[planes.tensor.offset..].split_at_mut(planes.tensor.bytes);
         tensor.copy_from_slice(&self.g.to_le_bytes());
-        behind.fill(0);
+        after.fill(0);
         let (codes, rest) = bytes.split_at_mut(planes.scales.offset);
         self.quantise(x, columns, &mut codes[..planes.codes.bytes], &mut rest[..planes.scales.bytes]);
     }

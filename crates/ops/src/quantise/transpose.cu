@@ -1,4 +1,4 @@
-// Codes [ROWS, COLUMNS] as [COLUMNS, PADDED], zeros behind the rows: in tiles through shared memory. Memory-bound.
+// Codes [ROWS, COLUMNS] as [COLUMNS, PADDED], zeros after the rows: in tiles through shared memory. Memory-bound.
 #include "transpose.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -46,7 +46,7 @@ impl Op for TransposeCodes {
 
     fn doc(&self) -> &'static str {
         "Codes of eight bits with all axes but the last folded, transposed. codes […, K] → codes [K, rows up to a multiple \
-         of 16], zeros behind."
+         of 16], zeros after."
     }
 
     fn infer(&self, inputs: &[ValueType], _attrs: &Attrs) -> Result<Vec<ValueType>, String> {
@@ -62,7 +62,7 @@ impl Op for TransposeCodes {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("part of a precision recipe, behind differentiation")
+        Gradients::NoGradient("part of a precision recipe, after differentiation")
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {

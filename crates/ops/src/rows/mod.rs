@@ -72,7 +72,7 @@ impl Op for Stack {
     }
 
     fn doc(&self) -> &'static str {
-        "The inputs […, nᵢ, …] behind one another along an axis → […, Σ nᵢ, …]. A view: the inputs lie inside the \
+        "The inputs […, nᵢ, …] one after another along an axis → […, Σ nᵢ, …]. A view: the inputs lie inside the \
          result."
     }
 

@@ -70,7 +70,7 @@ fn quantised(chain: Example, places: &[usize], format: DType, top: i32, factor: 
     let of_codes = Form::parse(&codes).expect("codes are a form");
     let stored = |place: usize| form.results[places[place]].1.clone().stored_as(DType::BF16);
     let read = |operand: usize| if operand < places.len() { stored(operand) } else { Expr::Input(inputs.len()) };
-    let behind: Vec<_> = of_codes.results.iter().map(|(extent, e)| (*extent, e.substitute(&read))).collect();
+    let after: Vec<_> = of_codes.results.iter().map(|(extent, e)| (*extent, e.substitute(&read))).collect();
     let shape = match &inputs[0] {
         ExampleInput::Normal { shape, .. } => shape.clone(),
         _ => unreachable!("a chain reads a tensor first"),
@@ -87,7 +87,7 @@ fn quantised(chain: Example, places: &[usize], format: DType, top: i32, factor: 
     };
     let types = [types, texts(&codes, "dtypes").expect("codes have types")].concat();
     let operands = [form.operands, vec![Extent::Tensor]].concat();
-    let form = Form { operands, results: [form.results, behind].concat() };
+    let form = Form { operands, results: [form.results, after].concat() };
     let states = form.results.iter().zip(&types).map(|((extent, _), dtype)| state(*extent, dtype)).collect();
     inputs.push(one(factor));
     let attrs = form.attrs().with("of", vec!["quantise"]).with("dtypes", types);

@@ -141,8 +141,8 @@ pub fn kernels(form: &Form, call: &LowerCall<'_>) -> Vec<KernelSpec> {
     let sums: Vec<usize> = (0..form.results.len()).filter(|i| form.results[*i].0 == Extent::Column).collect();
     let written = (0..form.results.len()).filter(|i| !sums.contains(i)).map(Arg::Output);
     let partial = (!sums.is_empty()).then_some(Arg::Scratch(0));
-    let behind = sums.len() * deal.blocks * deal.columns * 4;
-    let parts = (!form.powers().is_empty()).then_some(Arg::Scratch(behind));
+    let after = sums.len() * deal.blocks * deal.columns * 4;
+    let parts = (!form.powers().is_empty()).then_some(Arg::Scratch(after));
     let kernel = KernelSpec {
         entry: "rowwise",
         source,
@@ -160,7 +160,7 @@ pub fn kernels(form: &Form, call: &LowerCall<'_>) -> Vec<KernelSpec> {
     });
     let mut kernels: Vec<KernelSpec> = [kernel].into_iter().chain(summed).collect();
     if !form.powers().is_empty() {
-        kernels.insert(0, magnitudes(form, call, behind));
+        kernels.insert(0, magnitudes(form, call, after));
     }
     kernels
 }

@@ -521,12 +521,12 @@ impl<'a> Writer<'a> {
         for (id, _) in &means {
             self.before.add(1, format!("float s{id} = 0.0f;"));
         }
-        let mut behind = self.of_packs(phase);
-        behind.0.push_str(&self.counting(phase).0);
+        let mut after = self.of_packs(phase);
+        after.0.push_str(&self.counting(phase).0);
         for (id, _) in &means {
-            behind.add(1, format!("const float r{id} = row_sum(s{id});"));
+            after.add(1, format!("const float r{id} = row_sum(s{id});"));
         }
-        (std::mem::take(&mut self.before), behind)
+        (std::mem::take(&mut self.before), after)
     }
 
     /// Writes the values that the tensor has one of: scales are written by one thread, magnitudes are collected.

@@ -30,7 +30,7 @@ impl Op for DealHeads {
     }
 
     fn doc(&self) -> &'static str {
-        "Heads in S parts, one behind another: y[s, t, h, d] = x[0, t, s·H/S + h, d]. x [1, T, H, D] → y [S, T, H/S, D]."
+        "Heads in S parts, one after another: y[s, t, h, d] = x[0, t, s·H/S + h, d]. x [1, T, H, D] → y [S, T, H/S, D]."
     }
 
     fn attributes(&self) -> &'static [Attribute] {

@@ -29,7 +29,7 @@ impl Op for Exchange {
     }
 
     fn doc(&self) -> &'static str {
-        "Piece s of x of every one of S ranks in a row goes to rank s, which has them one behind another in the order of the \
+        "Piece s of x of every one of S ranks in a row goes to rank s, which has them one after another in the order of the \
          ranks. With `rows` x [S, T, H, D] → y [rows, S·T/rows, H, D], all tokens of some heads; without it x [B, T, H, D] → \
          y [S, B·T/S, H, D], the own tokens of all heads, or x [S, D] → like x, a row from every rank."
     }
@@ -80,8 +80,8 @@ impl Op for Exchange {
 
     fn cost(&self, inputs: &[TensorRef], _outputs: &[TensorRef], attrs: &Attrs) -> Cost {
         let among = attrs.size("among").expect("checked by the shape rule");
-        let away = 1.0 - 1.0 / among as f64;
-        Cost { flops: 0.0, bytes: inputs[0].bytes() as f64 * (2.0 + BYTES_OF_MEMORY * away) }
+        let remote = 1.0 - 1.0 / among as f64;
+        Cost { flops: 0.0, bytes: inputs[0].bytes() as f64 * (2.0 + BYTES_OF_MEMORY * remote) }
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {

@@ -55,11 +55,11 @@ fn run_pair(rule: &Fusion, fused: &Instance, dtype: DType) -> Vec<HostTensor> {
     let count = first.examples()[0].inputs.len();
     let (head, rest) = fused.inputs.split_at(count);
     let count = results_of(first, &taken_by(first, &fused.attrs), head, dtype).len();
-    let (kept, behind) = fused.outputs.split_at(count - rule.keeps.dropped(count));
+    let (kept, after) = fused.outputs.split_at(count - rule.keeps.dropped(count));
     let made = run(first, &taken_by(first, &fused.attrs), head.to_vec(), kept, dtype);
     let mut inputs = rest.to_vec();
     inputs.insert(rule.operand, made[0].clone());
-    let results = run(second, &taken_by(second, &fused.attrs), inputs, behind, dtype);
+    let results = run(second, &taken_by(second, &fused.attrs), inputs, after, dtype);
     let dropped = rule.keeps.dropped(made.len());
     made.into_iter().skip(dropped).chain(results).collect()
 }
@@ -365,10 +365,10 @@ fn a_sum_need_not_be_an_addition() {
         let fused = fuse_all(&graph);
         let index = intermediate(&fused, &fused.nodes[0]).expect("the norm is computed from the sum");
         let sum = fused.nodes[0].outputs[index];
-        let (behind, front) = around(&fused, &fused.nodes[0], index);
-        assert_eq!((behind.inputs.first(), front), (Some(&sum), None));
+        let (after, front) = around(&fused, &fused.nodes[0], index);
+        assert_eq!((after.inputs.first(), front), (Some(&sum), None));
         let wanted = evaluate_stored(&fused, &given);
-        let rest = graph::Graph { nodes: vec![behind], ..fused.clone() };
+        let rest = graph::Graph { nodes: vec![after], ..fused.clone() };
         let found = evaluate_stored(&rest, &wanted);
         for id in &rest.nodes[0].outputs {
             assert!(wanted[id] == found[id], "{dtype}: {}", rest.node_text(&rest.nodes[0]));
@@ -389,13 +389,13 @@ fn a_sum_between_two_norms_parts_them() {
         let node = &fused.nodes[0];
         assert_eq!((fused.nodes.len(), ops::rowwise::names(node).len()), (1, 3));
         let index = intermediate(&fused, node).expect("the second norm is computed from the sum");
-        let (behind, front) = around(&fused, node, index);
+        let (after, front) = around(&fused, node, index);
         let front = front.expect("the first norm's scales are not computed from the sum");
-        assert_eq!(behind.inputs, [node.outputs[index], graph.inputs[2]]);
+        assert_eq!(after.inputs, [node.outputs[index], graph.inputs[2]]);
         assert_eq!(front.inputs, graph.inputs[..1]);
-        assert_eq!(front.outputs.len() + behind.outputs.len() + 1, node.outputs.len());
+        assert_eq!(front.outputs.len() + after.outputs.len() + 1, node.outputs.len());
         let wanted = evaluate_stored(&fused, &given);
-        for part in [front, behind] {
+        for part in [front, after] {
             let rest = graph::Graph { nodes: vec![part], ..fused.clone() };
             let found = evaluate_stored(&rest, &wanted);
             for id in &rest.nodes[0].outputs {

@@ -14,13 +14,13 @@ pub enum Turn {
 /// Returns the passes of a stage for a step of `micro_steps`. Before its first backward pass it does one forward pass
 /// for each later stage; from then on they alternate. The last stage has backward passes alone.
 pub fn schedule(stage: usize, stages: usize, micro_steps: usize) -> Vec<Turn> {
-    let behind = stages - 1 - stage;
-    if behind == 0 {
+    let after = stages - 1 - stage;
+    if after == 0 {
         return (0..micro_steps).map(Turn::Backward).collect();
     }
-    let ahead = (0..micro_steps.min(behind)).map(Turn::Forward);
+    let ahead = (0..micro_steps.min(after)).map(Turn::Forward);
     let both = (0..micro_steps).flat_map(|done| {
-        let next = done + behind;
+        let next = done + after;
         (next < micro_steps).then_some(Turn::Forward(next)).into_iter().chain([Turn::Backward(done)])
     });
     ahead.chain(both).collect()
@@ -103,11 +103,11 @@ mod tests {
             for (at, (stage, turn)) in order.iter().enumerate() {
                 let (Forward(number) | Backward(number)) = *turn;
                 let ahead = stage.checked_sub(1).map(|before| place(before, Forward(number)));
-                let behind = (stage + 1 < stages).then(|| place(stage + 1, Backward(number)));
+                let after = (stage + 1 < stages).then(|| place(stage + 1, Backward(number)));
                 match turn {
                     Forward(_) => assert!(ahead.is_none_or(|before| before.unwrap() < at)),
                     Backward(_) if stage + 1 == stages => assert!(ahead.is_none_or(|before| before.unwrap() < at)),
-                    Backward(_) => assert!(behind.unwrap().unwrap() < at),
+                    Backward(_) => assert!(after.unwrap().unwrap() < at),
                 }
                 // A result goes to a slot that is free.
                 let slots = stages - stage - 1;

@@ -85,7 +85,7 @@ impl<'a> Stored<'a> {
         let mut rest = out;
         while !rest.is_empty() {
             let (block, length) = self.run(at);
-            let (part, behind) = rest.split_at_mut(length.min(rest.len()));
+            let (part, after) = rest.split_at_mut(length.min(rest.len()));
             let (scale, tensor) = self.scale(block, book);
             for (index, value) in part.iter_mut().enumerate() {
                 *value = table[usize::from(self.code(at + index))] * scale;
@@ -94,7 +94,7 @@ impl<'a> Stored<'a> {
                 }
             }
             at += part.len();
-            rest = behind;
+            rest = after;
         }
     }
 

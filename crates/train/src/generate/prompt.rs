@@ -94,10 +94,10 @@ impl PromptEncoder {
         let failed = |e: data::RowError| TrainError::Usage(format!("the texts cannot be encoded: {e}"));
         let encoded = self.needed()?.encode_document(&format!("{beginning}{continuation}")).map_err(failed)?;
         let is_text = |(start, end): &(usize, usize)| end > start;
-        let behind = encoded.offsets.iter().rposition(is_text).map_or(encoded.ids.len(), |last| last + 1);
-        let border = encoded.offsets[..behind].iter().position(|(_, end)| *end > beginning.len()).unwrap_or(behind);
+        let after = encoded.offsets.iter().rposition(is_text).map_or(encoded.ids.len(), |last| last + 1);
+        let border = encoded.offsets[..after].iter().position(|(_, end)| *end > beginning.len()).unwrap_or(after);
         let ids = |part: &[u32]| part.iter().map(|id| *id as i32).collect();
-        Ok((ids(&encoded.ids[..border]), ids(&encoded.ids[border..behind])))
+        Ok((ids(&encoded.ids[..border]), ids(&encoded.ids[border..after])))
     }
 
     /// Tokens that end an answer: the one after an answer in the template, those that the model names, the tokenizer's.
@@ -117,9 +117,9 @@ impl PromptEncoder {
         const ANSWER: &str = "surogate answers so";
         let messages = [message("user", "?"), message("assistant", ANSWER)];
         let text = self.render(&Messages::of(messages.to_vec()), false).ok()?;
-        let behind = text.rsplit_once(ANSWER)?.1.trim_start();
+        let after = text.rsplit_once(ANSWER)?.1.trim_start();
         let special = self.tokenizer.as_ref()?.special_tokens();
-        let found = special.iter().filter(|token| behind.starts_with(&token.text));
+        let found = special.iter().filter(|token| after.starts_with(&token.text));
         found.max_by_key(|token| token.text.len()).map(|token| token.id)
     }
 

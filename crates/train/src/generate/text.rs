@@ -32,7 +32,7 @@ impl Text {
         if all.ends_with(BROKEN) {
             return Ok((String::new(), false));
         }
-        let new = self.behind(all, tokenizer)?;
+        let new = self.after(all, tokenizer)?;
         (self.context, self.read) = (self.read, self.ids.len());
         Ok(self.stops.push(&new))
     }
@@ -40,7 +40,7 @@ impl Text {
     /// The text that was held back, when no more tokens come.
     pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String> {
         let all = decode(tokenizer, &self.ids[self.context..])?;
-        let new = self.behind(all, tokenizer)?;
+        let new = self.after(all, tokenizer)?;
         let (mut text, ended) = self.stops.push(&new);
         if !ended {
             text.push_str(&self.stops.held);
@@ -49,7 +49,7 @@ impl Text {
     }
 
     /// The part of a text of all tokens from the context on that is after those that were read.
-    fn behind(&self, all: String, tokenizer: &Tokenizer) -> Result<String> {
+    fn after(&self, all: String, tokenizer: &Tokenizer) -> Result<String> {
         let before = decode(tokenizer, &self.ids[self.context..self.read])?;
         Ok(all.strip_prefix(&before).map_or_else(|| all.chars().skip(before.chars().count()).collect(), str::to_owned))
     }

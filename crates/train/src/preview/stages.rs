@@ -258,8 +258,8 @@ impl Expected<'_> {
         let update_seconds = updates.iter().map(|of| of.seconds).fold(0.0, f64::max);
         let received = |stage: usize| {
             let before = if stage > 0 { self.handed(stage - 1)[0] } else { 0 };
-            let behind = if stage + 1 < stages { self.handed(stage + 1)[1] } else { 0 };
-            micro_steps * (before + behind) as f64 + updates[stage].exchanged
+            let after = if stage + 1 < stages { self.handed(stage + 1)[1] } else { 0 };
+            micro_steps * (before + after) as f64 + updates[stage].exchanged
         };
         let evaluate = (0..stages)
             .map(|stage| self.mean(|variant| self.of_stage(stage, EntryKind::Evaluate, "", Some(variant))).seconds);

@@ -207,9 +207,9 @@ fn a_part_of_an_epoch_is_told_as_such() {
         train::check_data(&config, &source(), 0, &|| false).unwrap().table
     };
     let (whole, half) = (table(1.0), table(0.5));
-    let column = |table: &str, behind: &str| -> f64 {
+    let column = |table: &str, after: &str| -> f64 {
         let line = table.lines().find(|line| line.contains("in an epoch")).unwrap();
-        let before = line.split(behind).next().unwrap();
+        let before = line.split(after).next().unwrap();
         before.rsplit(' ').next().unwrap().parse().unwrap()
     };
     assert!(whole.contains(" in 1 epoch\n") && half.contains(" in 0.5 epochs\n"), "{whole}{half}");

@@ -31,7 +31,7 @@ impl Rewrite<'_> {
         if let Some(x) = x.filter(|_| !to_weights.is_empty()) {
             let tensors: Vec<ValueId> = to_weights.iter().map(|(_, dy)| *dy).collect();
             let Rotated { codes, starts } =
-                self.rotated(&mut nodes, &like, group, &tensors, Some((stream(1), Order::Behind)));
+                self.rotated(&mut nodes, &like, group, &tensors, Some((stream(1), Order::After)));
             let x = self.factor(&mut nodes, &like, x);
             let x = if starts.is_some() { self.in_rows(&mut nodes, &like, x) } else { x };
             for ((index, _), dy) in to_weights.iter().zip(&codes) {

@@ -203,14 +203,14 @@ fn every_expert_has_the_products_that_it_has_alone() {
         let values = evaluate(&graph, &given);
 
         let (of_x, g_x) = in_blocks(&[(&x, K)], None, |_, _| 0);
-        let [side, behind] = [0, 1].map(|stream| stochastic.then_some(stream));
+        let [side, after] = [0, 1].map(|stream| stochastic.then_some(stream));
         let tensors = [0, 1].map(|of| (gradients[of].as_slice(), N[of]));
         let (dys, g_dy) = in_blocks(&tensors, side, |of, row| row * (N[0] + N[1]) + of * N[0]);
         let turned_x = rotated(&x, K);
         let (turned_x, g_turned_x) = in_blocks(&[(&turned_x, WIDTH)], None, |_, _| 0);
         let turned = [0, 1].map(|of| rotated(&gradients[of], N[of]));
         let turned: Vec<(&[f32], usize)> = turned.iter().map(|of| (of.as_slice(), WIDTH)).collect();
-        let (turned, g_turned) = in_blocks(&turned, behind, |of, row| (row + of * N[0]) * WIDTH);
+        let (turned, g_turned) = in_blocks(&turned, after, |of, row| (row + of * N[0]) * WIDTH);
         for of in 0..2 {
             let n = N[of];
             let (mut y, mut dx) = (vec![0.0; ROWS * n], vec![0.0; ROWS * K]);

@@ -154,7 +154,7 @@ __device__ __forceinline__ void feed(const Item (&items)[2], u32 at, const Barri
   }
 }
 
-// Takes the scores of queries that do not see a thread's two keys, `key` and the eighth behind, out of a block.
+// Takes the scores of queries that do not see a thread's two keys, `key` and the eighth after, out of a block.
 __device__ __forceinline__ void hide(float (&s)[32], int key, const int4* intervals) {
 #pragma unroll
   for (int j = 0; j < 8; j++) {

@@ -54,7 +54,7 @@ template <int MT_, int NT> __device__ __forceinline__ void put(unsigned char* ti
 }
 
 // Without waiting for older accesses. That suffices to continue, since the sums are written and read in the second
-// cache alone, by instructions behind the barrier that follows; it saves 2 % of the pass.
+// cache alone, by instructions after the barrier that follows; it saves 2 % of the pass.
 __device__ __forceinline__ int early_turn(const int* turn) {
   int value;
   asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(turn) : "memory");
@@ -114,7 +114,7 @@ attention_gradients(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k
     wait_copies<0>();
     __syncthreads();
 #if TURNS
-    // What the block added to the sums of the last queries is passed on here, behind the barrier that every step has.
+    // What the block added to the sums of the last queries is passed on here, after the barrier that every step has.
     const int handed = (block + 1) * (GROUP / TURN_HEADS) - 1 - head / TURN_HEADS;
     int turn = 0;
     if (head % TURN_HEADS == 0) {

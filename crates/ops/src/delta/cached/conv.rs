@@ -32,7 +32,7 @@ impl Op for CachedConv {
     fn doc(&self) -> &'static str {
         "`causal_conv` of new tokens, whose sequences' last K tokens are kept: the one at position p of the sequence in slot s \
          in kept[s, p mod K]. Token t of row b, at position p, is convolved with those at max(0, p + 1 − K) … p, of this batch \
-         or kept, and then kept itself. Tokens of a row follow one another; a position below 0, behind them, is padding, and \
+         or kept, and then kept itself. Tokens of a row follow one another; a position below 0, after them, is padding, and \
          its result 0. x [B, T, channels], w [channels, 1, K], positions i32 [B, T], slots i32 [B], each another one → y like \
          x, kept [slots, K, channels]."
     }

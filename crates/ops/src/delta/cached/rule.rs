@@ -30,8 +30,8 @@ impl Op for CachedDelta {
 
     fn doc(&self) -> &'static str {
         "`gated_delta` of new tokens, whose sequences' states are kept: rows go on from the state of their slot, and leave \
-         there that behind their last token. It is zero in front of position 0. Tokens of a row follow one another; a \
-         position below 0, behind them, is padding, and its result 0. q, k [B, T, key_heads, DK], v [B, T, heads, DV], g and \
+         there that after their last token. It is zero before position 0. Tokens of a row follow one another; a \
+         position below 0, after them, is padding, and its result 0. q, k [B, T, key_heads, DK], v [B, T, heads, DV], g and \
          beta [B, T, heads], positions i32 [B, T], slots i32 [B], each another one → o like v, states f32 [slots, heads, DK, \
          DV]."
     }

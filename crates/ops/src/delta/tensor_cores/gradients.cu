@@ -133,7 +133,7 @@ gated_delta_gradients(const Q_T* __restrict__ q, const K_T* __restrict__ k, cons
     __syncthreads();
     fetch<DV>(ss, DK, DK, [&](int d) { return d_states + AT_STATE + (size_t)d * DV; });
     fetched();
-    float along = 0.0f;  // dS.S_end: the state behind the chunk is that in front of the next
+    float along = 0.0f;  // dS.S_end: the state after the chunk is that before the next
     if (chunk + 1 < CHUNKS)
       for (int i = id; i < DK * DV / 2; i += 256) {
         const float2 x = get(ss + i / (DV / 2) * VP + i % (DV / 2) * 2), y = get(states + AT_STATE + DK * DV + 2 * i);

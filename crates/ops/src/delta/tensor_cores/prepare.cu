@@ -1,9 +1,9 @@
 // The chunked form of the gated delta rule (Yang et al. 2024) on tensor cores, first step: what the tokens of a chunk do to one
 // another. With L[t][s] = G(t, s) k_t.k_s for s < t, G the decay, and T = (I + L diag(beta))^-1:
-//   values = T v, reads = T diag(G(t)) k; then miss = values - reads S for the state S in front of the chunk.
+//   values = T v, reads = T diag(G(t)) k; then miss = values - reads S for the state S before the chunk.
 //   BACK also: weights = T, and d_miss0 = P' do with P[t][s] = scale G(t, s) q_t.k_s for s <= t, [.., CHUNK, columns] each.
 // A block of 4 warps has a chunk (blockIdx.x) of a head (.y) of a row (.z). T is made in f32: blocks of 16 by substitution, then
-// X21 = -X22 N21 X11 twice; what products read is bf16. Chunks behind the last token are filled up with zeros.
+// X21 = -X22 N21 X11 twice; what products read is bf16. Chunks after the last token are filled up with zeros.
 // 8192 tokens of 32 heads of 128 on an H200: 0.38 ms, BACK 0.52 ms.
 #include "tiles.cuh"
 

@@ -1,6 +1,6 @@
 // The chunked form of the gated delta rule, second step: states from chunk to chunk, names as in prepare.cu.
-//   gated_delta_scan: states, in front of each chunk, and miss = values - reads S; S <- G(end) S + k' diag(G(end, t) beta) miss.
-//   gated_delta_scan_back, from the last chunk: with dS the gradient of the state behind a chunk, d_states, and d_miss =
+//   gated_delta_scan: states, before each chunk, and miss = values - reads S; S <- G(end) S + k' diag(G(end, t) beta) miss.
+//   gated_delta_scan_back, from the last chunk: with dS the gradient of the state after a chunk, d_states, and d_miss =
 //     d_miss0 + diag(G(end, t)) k dS (the gradient of beta miss); dS <- G(end) dS + q' diag(scale G(t)) do - reads' diag(beta) d_miss.
 // Columns of a state do not depend on each other: a block of 4 warps has COLUMNS columns (blockIdx.x) of one head (.y) of one row
 // (.z) and walks over its chunks; the state stays in registers, f32, and products read it rounded to bf16. The next chunk is

@@ -60,7 +60,7 @@ __device__ __forceinline__ void fetched() {
 }
 
 // Of the tokens of a chunk of a head: sums of the logarithms of decays since the chunk or the token's document began, the first
-// token of its document in the chunk, what is left of the state in front of the chunk, what of the token's own part is left behind
+// token of its document in the chunk, what is left of the state before the chunk, what of the token's own part is left after
 // the chunk, and the share of corrections. Decays below e^-100 are as good as none, and differences of sums stay exact.
 struct Gates {
   float sum[CHUNK], from_start[CHUNK], to_end[CHUNK], rate[CHUNK];

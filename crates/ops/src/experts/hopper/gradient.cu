@@ -5,7 +5,7 @@
 // Two blocks of a cluster take TALL rows of dw each and the same WIDE columns; each fetches half of b for both. One warp
 // fetches, two warpgroups multiply 64 rows of dw each, STAGES steps of DEEP rows in flight. Where dw has few rows or columns
 // (adapters), a CLUSTER is one block, and one warpgroup or fewer columns suffice. The last step of a group reads into
-// the next: what is behind the end is set to zero in shared memory, up to the next multiple of 16, and no more is multiplied.
+// the next: what is after the end is set to zero in shared memory, up to the next multiple of 16, and no more is multiplied.
 // An element of dw is added to once, by the copy engine: nothing is waited for. If SCALED, sums are multiplied with the scales
 // of a and b.
 #include "handoff.cuh"
@@ -47,7 +47,7 @@ __device__ __forceinline__ void fetch(const TensorMap* a, const TensorMap* b, co
   }
 }
 
-// Zeros behind the first `rows` rows of a stage, up to the next multiple of 16.
+// Zeros after the first `rows` rows of a stage, up to the next multiple of 16.
 __device__ __forceinline__ void cut(u32 stage, int rows) {
   const int chunks = ((rows + 15) / 16 * 16 - rows) * (STAGE_BYTES / BOX_BYTES) * 8;
   for (int i = threadIdx.x - 128; i < chunks; i += 128 * HALVES) {

@@ -26,11 +26,11 @@
 #define WIDE (64 * HALVES)
 #define PAIRS ((N + CLUSTER * WIDE - 1) / (CLUSTER * WIDE))
 #define STEPS ((K + DEEP - 1) / DEEP)
-// Those of the second product behind them.
+// Those of the second product after them.
 #define MORE ((R + DEEP - 1) / DEEP)
 #define BAND 4
 
-// First row of a tile, how many, first column of this block, group; no rows behind the last tile.
+// First row of a tile, how many, first column of this block, group; no rows after the last tile.
 struct Tile {
   int row, rows, column, group;
 };
@@ -102,7 +102,7 @@ template <int COUNT> __device__ __forceinline__ void add(float (&sum)[COUNT], co
   for (int i = 0; i < COUNT; i++) sum[i] += more[i];
 }
 
-// The sum over K; nothing is in flight behind it.
+// The sum over K; nothing is in flight after it.
 template <int ROWS> __device__ __forceinline__ void multiply_codes(Walk& walk, float (&sum)[ROWS / 2], int half) {
 #if PROMOTED
 #pragma unroll
@@ -179,7 +179,7 @@ __device__ __forceinline__ void fetch_step(const TensorMap* x, const TensorMap* 
   }
 }
 
-// Fetches the tiles of this block, and says behind the last that there are no more.
+// Fetches the tiles of this block, and says after the last that there are no more.
 __device__ __forceinline__ void fetch(const TensorMap* x, const TensorMap* w, const int* offsets, const TensorMap* t,
                                       const TensorMap* b, Tile* tile_of, Stages at, u32 rank) {
   const int lane = threadIdx.x % 32;

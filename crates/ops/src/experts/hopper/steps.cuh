@@ -26,9 +26,9 @@ __device__ __forceinline__ Stages begin(unsigned char* raw, u64* barriers, u32 b
 // What a warpgroup needs to walk through the stages.
 struct Walk {
   Stages at;
-  // The next stage is full behind this.
+  // The next stage is full after this.
   __device__ __forceinline__ void wait() { barrier_wait(at.full(), at.phase); }
-  // Waits for the next stage, and goes on to the one behind it; its memory.
+  // Waits for the next stage, and goes on to the one after it; its memory.
   __device__ __forceinline__ u32 take() {
     wait();
     const u32 from = at.memory();

@@ -192,7 +192,7 @@ impl Op for DropoutLinearBackward {
             [a, base] if a.dtype.is_float() && a.shape == factor && base.dtype.is_float() && base.shape == x.shape => {
                 Ok(vec![da, base.clone()])
             }
-            _ => Err(format!("behind the micro-step stand nothing, or a [{rank}, {columns}] and base like x")),
+            _ => Err(format!("after the micro-step stand nothing, or a [{rank}, {columns}] and base like x")),
         }
     }
 

@@ -102,7 +102,7 @@ impl Op for DropoutLinear {
     }
 
     fn doc(&self) -> &'static str {
-        "t = dropout(x)·aᵀ: `linear` behind `dropout` without what lies between them. x […, K], micro_step i32 [1], \
+        "t = dropout(x)·aᵀ: `linear` after `dropout` without what lies between them. x […, K], micro_step i32 [1], \
          a [r, K] → t […, r]."
     }
 

@@ -329,7 +329,7 @@ impl Op for LowRankBackward {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("built behind differentiation")
+        Gradients::NoGradient("built after differentiation")
     }
 
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], attrs: &Attrs) -> Cost {

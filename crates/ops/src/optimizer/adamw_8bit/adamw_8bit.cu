@@ -99,7 +99,7 @@ struct Divisor {
 };
 
 // The code of a quotient as the low byte of the result; the tables begin at `tables`, that of its sign at `offset`
-// behind. 0/0 takes the code of 0.
+// after. 0/0 takes the code of 0.
 __device__ __forceinline__ u32 code_in(const unsigned char* tables, u32 offset, float quotient) {
   const u32 bucket = __float_as_uint(fmaxf(fabsf(quotient), LEAST_QUOTIENT)) >> 16;
   const Bucket of = *reinterpret_cast<const Bucket*>(tables + (bucket * 8 + offset) - FIRST_BUCKET * 8);

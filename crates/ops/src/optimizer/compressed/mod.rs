@@ -213,7 +213,7 @@ impl Op for Compress {
         "Blocks of 256 elements in fewer bytes, of x and of the error that was left before: x f32 [n] → codes u8 [bytes], \
          error f32 [n], which then has what the codes have not. `int8`: a scale in f32 and codes of eight bits, the nearest. \
          `topk`: the 16 largest elements in f32 and their places. `onebit`: the mean of the magnitudes in f32 and signs of a \
-         bit. Codes behind those of x are zeros."
+         bit. Codes after those of x are zeros."
     }
 
     fn attributes(&self) -> &'static [Attribute] {

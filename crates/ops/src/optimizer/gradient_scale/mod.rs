@@ -57,7 +57,7 @@ impl Op for GradientScale {
             Attribute {
                 name: "parts",
                 kind: "int?",
-                doc: "sum_squares is that of so many parts of the gradients: the norm is at least that of their sum; default 1",
+                doc: "sum_squares is that of this number of parts of the gradients: the norm is at least that of their sum; default 1",
             },
         ]
     }

@@ -61,7 +61,7 @@ impl Op for MomentumPart {
 
     fn doc(&self) -> &'static str {
         "gradient ← β₁/nodes·m + (1 − β₁)·gradient·gradient_scale, or 0 where v is 0: of all nodes together the momentum \
-         behind the step. NaN when applied is 0. first (m), second (v) f32 [n], gradient_scale, applied f32 [1] → gradient \
+         after the step. NaN when applied is 0. first (m), second (v) f32 [n], gradient_scale, applied f32 [1] → gradient \
          f32 [n]."
     }
 

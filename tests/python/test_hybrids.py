@@ -53,10 +53,34 @@ def tiny_lfm2_moe(**changes: object) -> dict[str, object]:
     return tiny_lfm2(**{**own, "moe_intermediate_size": 24, "block_multiple_of": None, **changes})
 
 
+def tiny_falcon_h1(**changes: object) -> dict[str, object]:
+    """The config.json of a two-layer Falcon-H1, whose layers have attention and a state space side by side."""
+    own = {"architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1", "mamba_d_ssm": 32, "mamba_n_heads": 4}
+    own |= {"mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 2, "mamba_chunk_size": 8, "mamba_rms_norm": True}
+    return tiny_llama(**{**own, "num_hidden_layers": 2, "max_position_embeddings": 128, **changes})
+
+
+def tiny_nemotron_h(**changes: object) -> dict[str, object]:
+    """The config.json of a Nemotron-H with a layer of each kind."""
+    own = {"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "num_hidden_layers": None}
+    own |= {"layers_block_type": ["linear_attention", "full_attention", "moe", "mlp"], "mamba_num_heads": 4, "mamba_head_dim": 8}
+    own |= {"ssm_state_size": 8, "n_groups": 2, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    own |= {"moe_shared_expert_intermediate_size": 24, "hidden_act": None, "rms_norm_eps": None, "head_dim": 16}
+    return tiny_llama(**{**own, "max_position_embeddings": 128, **changes})
+
+
+def tiny_granitemoehybrid(**changes: object) -> dict[str, object]:
+    """The config.json of a three-layer Granite 4, its second layer with attention, with experts in each."""
+    own = {"architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "num_local_experts": 4}
+    own |= {"layer_types": ["mamba", "attention", "mamba"], "num_hidden_layers": 3, "num_experts_per_tok": 2}
+    own |= {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "shared_intermediate_size": 24}
+    return tiny_llama(**{**own, "max_position_embeddings": 128, **changes})
+
+
 HYBRIDS = [tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next]
 
 #: All of which a state goes from token to token.
-STATEFUL = [*HYBRIDS, tiny_lfm2, tiny_lfm2_moe]
+STATEFUL = [*HYBRIDS, tiny_lfm2, tiny_lfm2_moe, tiny_falcon_h1, tiny_nemotron_h, tiny_granitemoehybrid]
 
 
 def operations(fields: dict, op: str) -> list[dict]:

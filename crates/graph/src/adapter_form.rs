@@ -94,7 +94,8 @@ impl AdapterForm {
     /// Returns the place of the parameter of this name; none for vectors and other parameters that are no matrices, by
     /// name.
     pub fn place(&self, parameter: &str) -> Option<AdapterPlace> {
-        let stacked = |container: &str, stack| AdapterPlace::Stacked { container: container.into(), stack, member: None };
+        let stacked =
+            |container: &str, stack| AdapterPlace::Stacked { container: container.into(), stack, member: None };
         for (number, stack) in self.stacks.iter().enumerate().filter(|(_, stack)| stack.parts.is_empty()) {
             if let Some([end, container]) = &stack.held {
                 if let Some(before) = parameter.strip_suffix(end.as_str()) {

@@ -22,7 +22,7 @@ use crate::error::{Result, TrainError};
 use crate::source::ModelSource;
 use crate::weight_source::write_as_stored;
 
-/// Parts that stay compiled.
+/// The number of parts of a model that stay compiled on the device.
 const PARTS: usize = 12;
 
 /// Takes the wanted values of a batch, in the order in which they were named, each in its own type.

@@ -103,7 +103,7 @@ impl Journal {
         write(&self.path(layer), &named, &BTreeMap::new()).map_err(|e| TrainError::Failed(e.to_string()))
     }
 
-    /// Removes the folder.
+    /// Removes the folder with all decisions, once the command is done.
     pub fn remove(self) -> Result<()> {
         fs::remove_dir_all(&self.folder).map_err(|e| TrainError::io("remove", &self.folder, e))
     }

@@ -36,7 +36,7 @@ pub struct CompressRequest {
 /// The choice of codes, and of factors that are moved between weights before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Method {
-    /// The nearest codes.
+    /// The nearest codes of the numbers as they are.
     #[default]
     Rtn,
     Gptq,

@@ -26,7 +26,7 @@ const LEAST_OF_RANGES: f32 = 1e-5;
 /// Measurements of each channel of a value over all tokens.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Channels {
-    /// Mean magnitudes.
+    /// Mean magnitudes of each channel over all tokens.
     pub magnitude: Vec<f64>,
     pub least: Vec<f32>,
     pub most: Vec<f32>,

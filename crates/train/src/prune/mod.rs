@@ -40,7 +40,7 @@ const KEPT: &str = "pruned.json";
 /// The fields with the number of experts, as architectures name it.
 const EXPERTS: [&str; 4] = ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"];
 
-/// A request to prune.
+/// A request to leave out channels, heads, experts and layers.
 #[derive(Clone, Debug)]
 pub struct PruneRequest<'a> {
     pub sizes: Sizes,
@@ -51,10 +51,10 @@ pub struct PruneRequest<'a> {
     pub scores: Option<&'a Path>,
 }
 
-/// The result of [`prune`].
+/// The sizes and losses of a model that [`prune`] wrote.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pruned {
-    /// Parameters, before and now.
+    /// Numbers of parameters of the model and of the result.
     pub parameters: (usize, usize),
     /// Sizes by the names of the configuration, before and now.
     pub sizes: Vec<(String, usize, usize)>,

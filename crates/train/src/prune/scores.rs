@@ -50,7 +50,7 @@ pub struct Scores {
     pub influence: Vec<f64>,
 }
 
-/// A sum over rows.
+/// A sum of magnitudes over the tokens of rows, and over rows.
 struct Sum {
     how: Summing,
     sums: Vec<f64>,

@@ -1,4 +1,4 @@
-//! Smaller models, for Python.
+//! Pruning called from Python: reads the request, reports what was kept.
 
 use std::path::PathBuf;
 use std::sync::Arc;

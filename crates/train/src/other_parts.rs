@@ -79,7 +79,7 @@ pub fn read_options(folder: &Path, dtype: DType, model: &Model) -> Result<Adapte
     Ok(options)
 }
 
-/// Adds the modules of parts beside the text that an adapter holds matrices for and that its targets do not reach: for PEFT
+/// Adds the modules of parts other than the text that an adapter holds matrices for and that its targets do not reach: for PEFT
 /// every name reaches all parts, here only names with dots do. Targets without a module in the adapter are left out.
 fn reach_parts(options: &mut AdapterOptions, files: &Weights) -> Result<()> {
     let module = |name: &str| Some(name.strip_prefix(PREFIX)?.strip_suffix(FIRST)?.to_owned());

@@ -26,7 +26,16 @@ def standardize(*inputs: Tensor | Parameter) -> Any:
     """(x − shift)·scale, by column; nothing flows back to either. x […, H], shift [H], scale [H] → like x."""
 
 def scale_columns(*inputs: Tensor | Parameter) -> Any:
-    """x·scale, by column; nothing flows back to scale. x […, H], scale [H] → like x."""
+    """x·scale, by column. x […, H], scale [H] → like x."""
+
+def scale_columns_gradients(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | None = None) -> Any:
+    """Gradients of `scale_columns`: dx = dy·scale, dscale = Σ rows dy·x, in f32. x […, H], scale [H], dy […, H] → dx
+    like x, dscale f32 [H]. With `accumulate`, dscale is added to.
+
+    accumulate: add to dscale instead of overwriting it"""
+
+def shift_columns(*inputs: Tensor | Parameter) -> Any:
+    """x + shift, by column. x […, H], shift [H] → like x."""
 
 def shift(*inputs: Tensor | Parameter, offset: float | each[float]) -> Any:
     """x + offset, element by element. x […] → like x.
@@ -1041,7 +1050,7 @@ def cached_conv(*inputs: Tensor | Parameter, slots: int | each[int], dtype: str 
     slots: sequences that are kept at a time
     dtype: element type of what is kept; absent for that of x"""
 
-def cached_delta(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, slots: int | each[int]) -> Any:
+def cached_delta(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, additive: bool | each[bool] | None = None, slots: int | each[int]) -> Any:
     """`gated_delta` of new tokens, whose sequences' states are kept: rows go on from the state of their slot, and
     leave there that after their last token. It is zero before position 0. Tokens of a row follow one another; a
     position below 0, after them, is padding, and its result 0. q, k [B, T, key_heads, DK], v [B, T, heads, DV], g
@@ -1049,6 +1058,7 @@ def cached_delta(*inputs: Tensor | Parameter, scale: float | each[float] | None 
     heads, DK, DV].
 
     scale: factor of the queries; absent for 1/√DK
+    additive: add values to the state without the correction by kᵀS
     slots: sequences that are kept at a time"""
 
 def causal_conv(*inputs: Tensor | Parameter) -> Any:
@@ -1081,16 +1091,19 @@ def delta_decay_gradients(*inputs: Tensor | Parameter, accumulate: bool | each[b
 
     accumulate: add to da and db instead of overwriting them"""
 
-def gated_delta(*inputs: Tensor | Parameter, scale: float | each[float] | None = None) -> Any:
+def gated_delta(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, additive: bool | each[bool] | None = None) -> Any:
     """The gated delta rule. Each head has a state S [DK, DV], zero where a document starts. Every token lets it
     decay and moves what it gives for the key towards the value: S ← e^g·S, S ← S + k·(beta·(v − kᵀS)), o =
-    scale·qᵀS. q, k [B, T, key_heads, DK], v [B, T, heads, DV] (heads share key heads in groups of neighbours), g
+    scale·qᵀS. With `additive`, S ← S + k·(beta·v): the scan of Mamba-2, with C, B, x, dt·A and dt for q, k, v, g
+    and beta. q, k [B, T, key_heads, DK], v [B, T, heads, DV] (heads share key heads in groups of neighbours), g
     and beta [B, T, heads], document_start i32 [B, T] → o like v. The state is f32.
 
-    scale: factor of the queries; absent for 1/√DK"""
+    scale: factor of the queries; absent for 1/√DK
+    additive: add values to the state without the correction by kᵀS"""
 
-def gated_delta_backward(*inputs: Tensor | Parameter, scale: float | each[float] | None = None) -> Any:
+def gated_delta_backward(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, additive: bool | each[bool] | None = None) -> Any:
     """Gradients of `gated_delta`. States are recomputed, and kept for every 64th token while this runs. q, k, v, g,
     beta, document_start, d_o like v → dq, dk, dv, dg and dbeta like their operands.
 
-    scale: factor of the queries; absent for 1/√DK"""
+    scale: factor of the queries; absent for 1/√DK
+    additive: add values to the state without the correction by kᵀS"""

@@ -40,7 +40,7 @@ class MambaSizes:
 
 
 class Mamba2(Module):
-    """`in_proj` gives z, x, B, C and the time steps dt behind one another. Behind `conv1d` and SiLU over x, B and C, each head
+    """`in_proj` gives z, x, B, C and the time steps dt side by side. After `conv1d` and SiLU over x, B and C, each head
     has h ← e^(dt·A)·h + dt·x⊗B with A = −e^`A_log` and gives C·h + `D`·x; z gates it. `factors` multiply the five parts of
     `in_proj`."""
 

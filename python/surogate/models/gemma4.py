@@ -65,7 +65,7 @@ class Gemma4Config(DecoderConfig):
     hidden_act: str | None = None  # transformers does not read it
     attention_bias: bool = False
     final_logit_softcapping: float | None = None
-    use_bidirectional_attention: Literal["vision"] | None = None  # between tokens of an image, in layers with a window
+    use_bidirectional_attention: Literal["vision"] | None = None  # between tokens of an image
     vocab_size_per_layer_input: int = 262144
     hidden_size_per_layer_input: int | None = 256
     attention_k_eq_v: bool = False
@@ -79,6 +79,8 @@ class Gemma4Config(DecoderConfig):
 
     #: The window of layers with one where the config does not say it.
     usual_window = 512
+    #: The types of layers in which tokens of an image see each other both ways, where the config says that they do.
+    both_ways: tuple[str, ...] = (SLIDING,)
 
     def derive(self, reader: Reader) -> None:
         count = self.num_hidden_layers
@@ -332,7 +334,7 @@ class Decoder(layers.Decoder):
         by_kind = {kind: Layer(c, kind) for kind in dict.fromkeys(c.kinds)}
         for kind, layer in by_kind.items():
             sees = images and c.use_bidirectional_attention == "vision"
-            layer.self_attn.sees_images = sees and type_of(kind) == SLIDING
+            layer.self_attn.sees_images = sees and type_of(kind) in c.both_ways
         super().__init__(c, by_kind, pattern=c.kinds, rotary=rotary)
         self.kinds = list(by_kind)
         self.unset = [Unset("B", "T", c.heads[kind][1], c.heads[kind][0]) for kind in c.shared_types for _ in "kv"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from ..dsl import Batch, Module, Parameter, Tensor, model, ops
-from ..layers import LayerNorm, Linear, TextPart
+from ..layers import FULL, SLIDING, LayerNorm, Linear, TextPart
 from ..layers.vision import TowerConfig, pixels, placed
 from .gemma2 import CappedLM
 from .gemma4 import ADAPTERS, Decoder, Gemma4Config, unused
@@ -14,7 +14,7 @@ from .gemma4 import ADAPTERS, Decoder, Gemma4Config, unused
 #: The norms of patches have the eps that torch gives them.
 EPS = 1e-5
 
-CARRIED = ["model.embed_vision.", "model.embed_audio."]
+CARRIED = [f"model.{part}." for part in ("vision_embedder", "embed_vision", "embed_audio")]
 
 
 class UnifiedConfig(Gemma4Config):
@@ -23,6 +23,7 @@ class UnifiedConfig(Gemma4Config):
     use_bidirectional_attention: Literal["vision"] | None = "vision"
 
     usual_window = 1024
+    both_ways = (SLIDING, FULL)
 
 
 class UnifiedImageConfig(UnifiedConfig):
@@ -63,9 +64,9 @@ class Embedder(Module):
 
 
 class PatchEmbedder(Module):
-    """norm(norm(dense(norm(pixels))) + entries of column and row), then the embedder."""
+    """norm(norm(dense(norm(pixels))) + entries of column and row)."""
 
-    def __init__(self, c: UnifiedVisionConfig, hidden: int) -> None:
+    def __init__(self, c: UnifiedVisionConfig) -> None:
         self.width, self.inner = c.width, c.mm_embed_dim
         self.patch_ln1 = LayerNorm(c.width, EPS)
         self.patch_dense = Linear(c.width, c.mm_embed_dim, bias=True)
@@ -73,15 +74,14 @@ class PatchEmbedder(Module):
         stored = (c.mm_posemb_size, 2, c.mm_embed_dim)
         self.pos_embedding = Parameter(c.mm_posemb_size, 2 * c.mm_embed_dim, stored=stored)
         self.pos_norm = LayerNorm(c.mm_embed_dim, EPS)
-        self.multimodal_embedder = Embedder(c, hidden)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The rows of tokens [1, P, hidden] of the patches of a batch."""
+        """The features [1, P, mm_embed_dim] of the patches of a batch."""
         x = self.patch_ln2(self.patch_dense(self.patch_ln1(pixels(batch, self.width))))
         sizes = [self.inner] * 2
         of_column, _ = ops.split(ops.embedding(batch.patch_columns, self.pos_embedding), sizes=sizes)
         _, of_row = ops.split(ops.embedding(batch.patch_rows, self.pos_embedding), sizes=sizes)
-        return self.multimodal_embedder(self.pos_norm(x + (of_column + of_row)))
+        return self.pos_norm(x + (of_column + of_row))
 
 
 class Part(TextPart):
@@ -90,8 +90,8 @@ class Part(TextPart):
     def __init__(self, c: UnifiedImageConfig, v: UnifiedVisionConfig) -> None:
         text = Decoder(c, images=True)
         super().__init__(text)
-        self.embed_vision = PatchEmbedder(v, c.hidden_size)
-        text.place_images = lambda x, batch: placed(x, self.embed_vision(batch), batch, 1)
+        self.vision_embedder, self.embed_vision = PatchEmbedder(v), Embedder(v, c.hidden_size)
+        text.place_images = lambda x, batch: placed(x, self.embed_vision(self.vision_embedder(batch)), batch, 1)
 
 
 class UnifiedWhole(CappedLM):

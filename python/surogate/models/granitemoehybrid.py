@@ -1,5 +1,5 @@
 """Granite 4: Granite with Mamba-2 state-space models in most layers, attention without positions in the others, and in each a
-shared feed-forward layer, beside a mixture of experts where the config has one."""
+shared feed-forward layer, together with a mixture of experts where the config has one."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ impl Kept {
     fn attrs(&self, node: &Node, cache: &KeyValueCache, machine: &Machine) -> Attrs {
         let attrs = match self.place {
             Place::Pages => Attrs::new().with("pages", cache.pages).with("page", cache.page),
-            Place::Slot => some_of(&node.attrs, &["scale"]).with("slots", cache.sequences),
+            Place::Slot => some_of(&node.attrs, &["scale", "additive"]).with("slots", cache.sequences),
         };
         // The reference computes in f32: a cache of f32 is read where it lies, and has the same numbers.
         let has_choice = ops::get(self.op).attributes().iter().any(|of| of.name == "dtype");

@@ -4,7 +4,7 @@ use crate::error::DataError;
 use crate::part_file::PartFile;
 
 /// Fills `bytes` with those from byte `begin` on of matrices [rows, columns] of elements of `size` bytes, which the file holds
-/// behind one another from byte `start` on as [columns, rows]. Reads each matrix that the bytes touch once.
+/// one after another from byte `start` on as [columns, rows]. Reads each matrix that the bytes touch once.
 pub(super) fn read(
     file: &PartFile,
     start: usize,

@@ -30,8 +30,8 @@ __device__ __forceinline__ void put_rows(u32* tile, const uint4 (&rows)[4], int 
 __device__ __forceinline__ void write_columns(const u32* tile, unsigned char* to, size_t pitch, int columns, int rows) {
 #pragma unroll
   for (int n = 0; n < 4; n++) {
-    const int place = threadIdx.x + n * THREADS, column = place / (TILE / 16), behind = place % (TILE / 16) * 16;
-    if (column < columns && behind < rows)
-      *(uint4*)(to + column * pitch + behind) = *(const uint4*)(tile + word_of(column, behind / 4));
+    const int place = threadIdx.x + n * THREADS, column = place / (TILE / 16), first_row = place % (TILE / 16) * 16;
+    if (column < columns && first_row < rows)
+      *(uint4*)(to + column * pitch + first_row) = *(const uint4*)(tile + word_of(column, first_row / 4));
   }
 }

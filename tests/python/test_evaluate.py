@@ -96,7 +96,7 @@ def test_a_space_between_texts_is_encoded_once(stories):
 
 def test_what_cannot_be_scored_is_refused(stories):
     for pair, said in {
-        ((), (1,)): "no token in front",
+        ((), (1,)): "no token before",
         ((1,), ()): "an empty continuation",
         ((1,), (512,)): "token id 512 is outside",
         ((1,), (3,) * 513): "scores 513 tokens, and the model allows sequences of 512",

@@ -240,7 +240,7 @@ mod tests {
         assert_eq!((cut.len(), cut.ids), (2, vec![3, 4, 5]));
         for (context, continuation, said) in [
             (&[1][..], &[][..], "an empty continuation"),
-            (&[], &[1], "no token in front"),
+            (&[], &[1], "no token before"),
             (&[1], &[1, 2, 3], "scores 3 tokens, and the model allows sequences of 2"),
         ] {
             let error = Sequence::new(7, request(context, continuation), Some(2)).unwrap_err().to_string();

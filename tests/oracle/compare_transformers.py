@@ -191,7 +191,7 @@ def masks(config, visible: torch.Tensor, dtype):
 
     window = getattr(config, "sliding_window", None)
     near = torch.ones_like(visible) if window is None else torch.triu(torch.ones_like(visible), 1 - window)
-    if config.model_type in ("mistral", "phi3", "ministral3", "mixtral"):
+    if config.model_type in ("mistral", "phi3", "ministral3", "mixtral", "starcoder2"):
         return additive(visible & near)
     by_type = ("gpt_oss", "qwen2_moe", "qwen2", "qwen3", "smollm3", "gemma2", "olmo3", "gemma3_text", "gemma4_text", "exaone4")
     if config.model_type in by_type:
@@ -369,6 +369,8 @@ def draw_targets(rng: random.Random, model):
         return rng.choice([["q_proj"], r".*\.(q|in)_proj", ["k_proj", "out_proj"], r".*\.(out|v)_proj"])
     if model.config.model_type in [*MIXTURES, "gpt_oss"]:
         return rng.choice([["q_proj"], ["q_proj", "v_proj"], ["k_proj", "o_proj"], r".*\.(q|o)_proj"])
+    if model.config.model_type == "starcoder2":
+        return rng.choice(["all-linear", ["c_fc", "q_proj"], ["k_proj", "c_proj"], r".*\.(q|o|c)_proj"])
     if model.config.model_type == "lfm2":
         named = [["w1", "w2"], r".*\.(q|in)_proj", ["out_proj", "k_proj"], r".*\.(out|v)_proj"]
         return rng.choice(["all-linear", *named])
@@ -652,6 +654,8 @@ def named_linears(config) -> list[str]:
         return ["c_attn", "mlp.c_proj"]
     if config.model_type == "lfm2_moe":
         return ["out_proj", "q_proj"]
+    if config.model_type == "starcoder2":
+        return ["o_proj", "c_proj"]
     return ["out_proj", "w2"] if config.model_type == "lfm2" else ["o_proj", "down_proj"]
 
 

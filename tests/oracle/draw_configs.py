@@ -33,6 +33,7 @@ def draw_rope(rng: random.Random, head_dim: int) -> dict:
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "smollm3", "gpt2"]
 FAMILIES += ["gemma2", "gemma3_text", "phi3", "granite", "olmo2", "olmo3", "glm4", "ministral3", "seed_oss", "exaone4", "ernie4_5", "lfm2"]
+FAMILIES += ["gemma", "starcoder2"]
 
 #: Mixtures of experts: the names of gate, up and down of an expert in files, and of the layer that holds them.
 MIXTURES = {
@@ -131,6 +132,11 @@ def own_fields(rng: random.Random, family: str, fields: dict) -> dict:
         own["rope_parameters"] |= {"original_max_position_embeddings": rng.choice([4, 12, 64])}
         own["rope_parameters"] |= rng.choice([{}, {"mscale": 1.0, "mscale_all_dim": 1.0}])
         own["rope_parameters"]["llama_4_scaling_beta"] = rng.choice([0.1, 0.3])
+    if family == "gemma":
+        own |= {"hidden_act": rng.choice(["gelu", "gelu_pytorch_tanh", "silu"]), "attention_bias": rng.random() < 0.4}
+    if family == "starcoder2":
+        own |= {"norm_epsilon": fields.pop("rms_norm_eps"), "use_bias": rng.random() < 0.6, "hidden_act": "gelu_pytorch_tanh"}
+        own["sliding_window"] = rng.choice([None, window])
     if family == "gpt_oss":
         own |= {"num_local_experts": rng.choice([3, 4, 9]), "num_experts_per_tok": rng.choice([1, 2, 3])}
         own |= {"sliding_window": window, "swiglu_limit": rng.choice([0.3, 1.5, 7.0])}

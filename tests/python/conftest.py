@@ -145,6 +145,18 @@ def tiny_gemma3(**changes: object) -> dict[str, object]:
     return tiny_gemma2(**{**own, "num_hidden_layers": 3, **changes})
 
 
+def tiny_gemma(**changes: object) -> dict[str, object]:
+    """The config.json of a two-layer Gemma 1."""
+    own = {"architectures": ["GemmaForCausalLM"], "model_type": "gemma", "hidden_act": "gelu", "head_dim": 16}
+    return tiny_llama(**{**own, "tie_word_embeddings": True, **changes})
+
+
+def tiny_starcoder2(**changes: object) -> dict[str, object]:
+    """The config.json of a two-layer StarCoder2 with a window."""
+    own = {"architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2", "rms_norm_eps": None, "hidden_act": None}
+    return tiny_llama(**{**own, "norm_epsilon": 1e-5, "sliding_window": 5, **changes})
+
+
 def tiny_gemma4(**changes: object) -> dict[str, object]:
     """The config.json of a four-layer Gemma 4, whose last two layers read keys and values of the first two, and whose layers
     have embeddings of their own."""

@@ -10,6 +10,7 @@ import surogate
 from conftest import (
     tiny_ernie4_5,
     tiny_exaone4,
+    tiny_gemma,
     tiny_gemma2,
     tiny_gemma3,
     tiny_gemma4,
@@ -26,6 +27,7 @@ from conftest import (
     tiny_qwen3,
     tiny_seed_oss,
     tiny_smollm3,
+    tiny_starcoder2,
 )
 from surogate.cli.commands import main
 from surogate.dsl.model import ARCHITECTURES
@@ -57,7 +59,7 @@ def with_images(architecture: str, text: dict[str, object]) -> dict[str, object]
 
 TEXT_MODELS = [make() for make in (
     tiny_gemma2, tiny_gemma3, tiny_gemma4_mixture, tiny_glm4, tiny_gpt2, tiny_granite, tiny_llama, tiny_mistral, tiny_olmo2,
-    tiny_gemma4_unified, tiny_olmo3, tiny_phi3, tiny_qwen2, tiny_qwen3, tiny_smollm3, tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next,
+    tiny_gemma, tiny_gemma4_unified, tiny_starcoder2, tiny_olmo3, tiny_phi3, tiny_qwen2, tiny_qwen3, tiny_smollm3, tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next,
     tiny_ministral3, tiny_seed_oss, tiny_exaone4, tiny_ernie4_5, tiny_lfm2, tiny_lfm2_moe, tiny_falcon_h1,
     tiny_nemotron_h, tiny_granitemoehybrid, *MIXTURES,
 )]  # fmt: skip

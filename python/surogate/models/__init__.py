@@ -11,6 +11,7 @@ from . import (
     ernie4_5_moe,
     exaone4,
     falcon_h1,
+    gemma,
     gemma2,
     gemma3,
     gemma4,
@@ -45,6 +46,7 @@ from . import (
     seed_oss,
     smollm3,
     smolvlm,
+    starcoder2,
 )
 
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "ernie4_5_moe",
     "exaone4",
     "falcon_h1",
+    "gemma",
     "gemma2",
     "gemma3",
     "gemma4",
@@ -89,6 +92,7 @@ __all__ = [
     "seed_oss",
     "smollm3",
     "smolvlm",
+    "starcoder2",
     "tasks",
 ]
 

@@ -366,11 +366,14 @@ def load(
 
     try:
         native = loaded(False)
-    except SurogateError:
+    except SurogateError as error:
         # The text model refuses an adapter that is on the tower alone.
         if adapter_folder is None or not reads:
             raise
-        native = with_images()
+        try:
+            native = with_images()
+        except SurogateError:
+            raise error from None
     return Model(native, folder, is_reward_model(fields), with_images if reads else None)
 
 

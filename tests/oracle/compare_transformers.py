@@ -193,7 +193,7 @@ def masks(config, visible: torch.Tensor, dtype):
     near = torch.ones_like(visible) if window is None else torch.triu(torch.ones_like(visible), 1 - window)
     if config.model_type in ("mistral", "phi3", "ministral3", "mixtral", "starcoder2"):
         return additive(visible & near)
-    by_type = ("gpt_oss", "qwen2_moe", "qwen2", "qwen3", "smollm3", "gemma2", "olmo3", "gemma3_text", "gemma4_text", "exaone4")
+    by_type = ("gpt_oss", "qwen2_moe", "qwen2", "qwen3", "smollm3", "gemma2", "olmo3", "gemma3_text", "gemma4_text", "exaone4", "cohere2", "granite_swa")
     if config.model_type in by_type:
         return {"full_attention": additive(visible), "sliding_attention": additive(visible & near)}
     return additive(visible)
@@ -656,6 +656,8 @@ def named_linears(config) -> list[str]:
         return ["out_proj", "q_proj"]
     if config.model_type == "starcoder2":
         return ["o_proj", "c_proj"]
+    if config.model_type in ("mixtral", "minimax_m2"):
+        return ["o_proj", "q_proj"]
     return ["out_proj", "w2"] if config.model_type == "lfm2" else ["o_proj", "down_proj"]
 
 

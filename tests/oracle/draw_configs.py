@@ -33,13 +33,14 @@ def draw_rope(rng: random.Random, head_dim: int) -> dict:
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "smollm3", "gpt2"]
 FAMILIES += ["gemma2", "gemma3_text", "phi3", "granite", "olmo2", "olmo3", "glm4", "ministral3", "seed_oss", "exaone4", "ernie4_5", "lfm2"]
-FAMILIES += ["gemma", "starcoder2"]
+FAMILIES += ["gemma", "starcoder2", "cohere2", "hunyuan_v1_dense", "granite_swa"]
 
 #: Mixtures of experts: the names of gate, up and down of an expert in files, and of the layer that holds them.
 MIXTURES = {
     "qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "olmoe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
+    "minimax_m2": ("block_sparse_moe", "w1", "w3", "w2"),
     **dict.fromkeys(["qwen2_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "ernie4_5_moe"], ("mlp", "gate_proj", "up_proj", "down_proj")),
     "lfm2_moe": ("feed_forward", "w1", "w3", "w2"),
     **dict.fromkeys(["qwen3_5_moe_text", "qwen3_next"], ("mlp", "gate_proj", "up_proj", "down_proj")),
@@ -47,7 +48,7 @@ MIXTURES = {
 FAMILIES += [*MIXTURES, "gpt_oss", "qwen3_5_text", "gemma4_text"]
 
 #: Those of which peft adapts the matrices of experts, which are parameters of three axes there.
-STACKED = ["ernie4_5_moe", "qwen3_moe", "olmoe", "mixtral", "gpt_oss", "gemma4_text"]
+STACKED = ["ernie4_5_moe", "qwen3_moe", "olmoe", "mixtral", "minimax_m2", "gpt_oss", "gemma4_text"]
 
 #: Mixtures whose experts are in groups.
 GROUPED = ["deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite"]
@@ -98,7 +99,7 @@ def own_fields(rng: random.Random, family: str, fields: dict) -> dict:
     if family == "phi3":
         own["sliding_window"] = rng.choice([None, window])
         own["original_max_position_embeddings"] = fields["rope_parameters"].get("original_max_position_embeddings", 128)
-    if family == "granite":
+    if family in ("granite", "granite_swa"):
         own |= {"embedding_multiplier": rng.choice([1.0, 12.0]), "attention_multiplier": rng.choice([0.1, 0.3])}
         own |= {"residual_multiplier": rng.choice([0.22, 1.0]), "logits_scaling": rng.choice([1.0, 8.0])}
     if family in ("gemma2", "gemma3_text", "granite", "olmo2", "olmo3", "glm4"):
@@ -137,6 +138,18 @@ def own_fields(rng: random.Random, family: str, fields: dict) -> dict:
     if family == "starcoder2":
         own |= {"norm_epsilon": fields.pop("rms_norm_eps"), "use_bias": rng.random() < 0.6, "hidden_act": "gelu_pytorch_tanh"}
         own["sliding_window"] = rng.choice([None, window])
+    if family == "granite_swa":
+        own["sliding_window"] = window
+        own |= rng.choice([{}, {"layer_rope_theta": [rng.choice([0, 500.0, 10000.0]) for _ in range(layers)]}])
+        own["layer_types"] = [rng.choice(["full_attention", "sliding_attention"]) for _ in range(layers)]
+    if family == "hunyuan_v1_dense":
+        own["attention_bias"] = rng.random() < 0.4
+        if rng.random() < 0.5:
+            own["rope_parameters"] = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": rng.choice([3.0, 1000.0])}
+    if family == "cohere2":
+        own |= {"layer_norm_eps": fields.pop("rms_norm_eps"), "logit_scale": rng.choice([0.0625, 0.25, 1.0])}
+        own |= {"sliding_window": window, "attention_bias": rng.random() < 0.4}
+        own["layer_types"] = [rng.choice(["full_attention", "sliding_attention"]) for _ in range(layers)]
     if family == "gpt_oss":
         own |= {"num_local_experts": rng.choice([3, 4, 9]), "num_experts_per_tok": rng.choice([1, 2, 3])}
         own |= {"sliding_window": window, "swiglu_limit": rng.choice([0.3, 1.5, 7.0])}
@@ -163,6 +176,8 @@ def own_fields(rng: random.Random, family: str, fields: dict) -> dict:
         heads = rng.choice([2, 4])
         own |= {"num_attention_heads": heads, "num_key_value_heads": rng.choice([1, heads])}
         own |= {"head_dim": own["hidden_size"] // heads, "norm_topk_prob": rng.random() < 0.5}
+    if family == "minimax_m2" and fields["head_dim"] in (8, 16, 32, 64):
+        own["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": rng.choice([0.5, 1.0])}
     if family == "mixtral":
         own["sliding_window"] = rng.choice([None, window])
     if family == "qwen2_moe":

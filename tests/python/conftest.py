@@ -157,6 +157,24 @@ def tiny_starcoder2(**changes: object) -> dict[str, object]:
     return tiny_llama(**{**own, "norm_epsilon": 1e-5, "sliding_window": 5, **changes})
 
 
+def tiny_cohere2(**changes: object) -> dict[str, object]:
+    """The config.json of a four-layer Cohere 2, three of them with a window."""
+    own = {"architectures": ["Cohere2ForCausalLM"], "model_type": "cohere2", "rms_norm_eps": None, "layer_norm_eps": 1e-5}
+    return tiny_llama(**{**own, "num_hidden_layers": 4, "sliding_window": 5, "logit_scale": 0.25, **changes})
+
+
+def tiny_granite_swa(**changes: object) -> dict[str, object]:
+    """The config.json of a four-layer Granite with windows, of which one layer does not rotate."""
+    own = {"architectures": ["GraniteSWAForCausalLM"], "model_type": "granite_swa", "num_hidden_layers": 4}
+    return tiny_llama(**{**own, "sliding_window": 5, "layer_rope_theta": [0, 500.0, 500.0, 10000.0], **changes})
+
+
+def tiny_hunyuan(**changes: object) -> dict[str, object]:
+    """The config.json of a two-layer dense Hunyuan, whose rotation has an `alpha`."""
+    own = {"architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense"}
+    return tiny_llama(**{**own, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32}, **changes})
+
+
 def tiny_gemma4(**changes: object) -> dict[str, object]:
     """The config.json of a four-layer Gemma 4, whose last two layers read keys and values of the first two, and whose layers
     have embeddings of their own."""

@@ -10,6 +10,7 @@ import surogate
 from conftest import (
     tiny_ernie4_5,
     tiny_exaone4,
+    tiny_cohere2,
     tiny_gemma,
     tiny_gemma2,
     tiny_gemma3,
@@ -18,6 +19,8 @@ from conftest import (
     tiny_glm4,
     tiny_gpt2,
     tiny_granite,
+    tiny_granite_swa,
+    tiny_hunyuan,
     tiny_llama,
     tiny_mistral,
     tiny_olmo2,
@@ -42,7 +45,7 @@ from test_hybrids import (
     tiny_qwen3_5_moe,
     tiny_qwen3_next,
 )
-from test_mixtures import MIXTURES, tiny_qwen3_moe
+from test_mixtures import MIXTURES, tiny_mixtral, tiny_qwen3_moe
 from test_text_parts import tiny_ministral3
 
 
@@ -57,9 +60,16 @@ def with_images(architecture: str, text: dict[str, object]) -> dict[str, object]
     return {"architectures": [architecture], "text_config": text, "vision_config": {"hidden_size": 8}, "torch_dtype": "float32"}
 
 
+def tiny_minimax_m2() -> dict[str, object]:
+    """The config.json of a small MiniMax-M2, which rotates half of each head."""
+    own = {"architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2", "num_experts_per_tok": 2}
+    return tiny_mixtral() | own | {"rotary_dim": 4, "head_dim": 8}
+
+
 TEXT_MODELS = [make() for make in (
     tiny_gemma2, tiny_gemma3, tiny_gemma4_mixture, tiny_glm4, tiny_gpt2, tiny_granite, tiny_llama, tiny_mistral, tiny_olmo2,
-    tiny_gemma, tiny_gemma4_unified, tiny_starcoder2, tiny_olmo3, tiny_phi3, tiny_qwen2, tiny_qwen3, tiny_smollm3, tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next,
+    tiny_cohere2, tiny_gemma, tiny_gemma4_unified, tiny_granite_swa, tiny_hunyuan, tiny_minimax_m2, tiny_starcoder2, tiny_olmo3, tiny_phi3,
+    tiny_qwen2, tiny_qwen3, tiny_smollm3, tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next,
     tiny_ministral3, tiny_seed_oss, tiny_exaone4, tiny_ernie4_5, tiny_lfm2, tiny_lfm2_moe, tiny_falcon_h1,
     tiny_nemotron_h, tiny_granitemoehybrid, *MIXTURES,
 )]  # fmt: skip

@@ -278,6 +278,8 @@ def terminate():
     while not any('"step"' in log.read_text() for log in pathlib.Path({str(tmp_path / "second")!r}).glob("log-*.json")):
         time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGTERM)
+# A shell starts what runs in the background with interrupts ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 mine = lambda *_: print("mine", flush=True)
 signal.signal(signal.SIGUSR1, mine)
 before = [signal.getsignal(of) for of in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]

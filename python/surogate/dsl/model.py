@@ -116,7 +116,8 @@ def _nearest(name: str, fields: dict[str, Any]) -> str:
     hint = f"; did you mean {near[0]}?" if near else ""
     if "hidden_size" not in fields:
         return f"{hint}; {PAGE} says how to add one"
-    whole = [of for of in ARCHITECTURES.values() if of.config.section is None]
+    # Those with a tower have their fields in sections, or a config for each kind of text.
+    whole = [of for of in ARCHITECTURES.values() if getattr(of.config, "section", "text_config") is None]
     unlike = {of.name: of.config.unlike(of.name, fields) for of in whole}
     like = difflib.SequenceMatcher(None, name)
 

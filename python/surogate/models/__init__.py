@@ -5,6 +5,7 @@ from typing import Any
 
 from .. import dsl, tasks
 from . import (
+    cohere2,
     deepseek_v2,
     deepseek_v3,
     ernie4_5,
@@ -22,10 +23,13 @@ from . import (
     gpt2,
     gpt_oss,
     granite,
+    granite_swa,
     granitemoehybrid,
+    hunyuan_v1_dense,
     lfm2,
     lfm2_moe,
     llama,
+    minimax_m2,
     mistral,
     mistral3,
     mixtral,
@@ -51,6 +55,7 @@ from . import (
 
 __all__ = [
     "build",
+    "cohere2",
     "deepseek_v2",
     "deepseek_v3",
     "ernie4_5",
@@ -68,10 +73,13 @@ __all__ = [
     "gpt2",
     "gpt_oss",
     "granite",
+    "granite_swa",
     "granitemoehybrid",
+    "hunyuan_v1_dense",
     "lfm2",
     "lfm2_moe",
     "llama",
+    "minimax_m2",
     "mistral",
     "mistral3",
     "mixtral",

@@ -76,6 +76,7 @@ MIXTURES = {
     "GptOssForCausalLM",
     "GraniteMoeHybridForCausalLM",
     "Lfm2MoeForCausalLM",
+    "MiniMaxM2ForCausalLM",
     "MixtralForCausalLM",
     "NemotronHForCausalLM",
     "OlmoeForCausalLM",

@@ -50,8 +50,9 @@ fn form_candidate(
     producers.into_iter().rev().find_map(|first_index| {
         let first = nodes[first_index].as_ref().filter(|n| n.phase == second.phase)?;
         let read_here = |id: &ValueId| second.inputs.iter().filter(|i| *i == id).count();
-        let keep: Vec<ValueId> =
-            first.outputs.iter().copied().filter(|id| uses[id.0 as usize] > read_here(id)).collect();
+        let is_stored = |id: &ValueId| graph.stored.iter().any(|(stored, _)| stored == id);
+        let is_kept = |id: &ValueId| uses[id.0 as usize] > read_here(id) || is_stored(id);
+        let keep: Vec<ValueId> = first.outputs.iter().copied().filter(is_kept).collect();
         // The first node moves down to the second: no node in between may need what it computes.
         let mut between = nodes[first_index + 1..index].iter().flatten();
         if between.any(|n| n.inputs.iter().any(|id| first.outputs.contains(id))) {

@@ -171,8 +171,26 @@ def tiny_granite_swa(**changes: object) -> dict[str, object]:
 
 def tiny_hunyuan(**changes: object) -> dict[str, object]:
     """The config.json of a two-layer dense Hunyuan, whose rotation has an `alpha`."""
-    own = {"architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense"}
+    own = {"architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense", "head_dim": 8}
     return tiny_llama(**{**own, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32}, **changes})
+
+
+def tiny_gemma4_unified(**changes: object) -> dict[str, object]:
+    """A text of Gemma 4 without what its form without a tower does not have."""
+    absent = {"hidden_size_per_layer_input": None, "vocab_size_per_layer_input": None}
+    own = {"architectures": ["Gemma4UnifiedForCausalLM"], "model_type": "gemma4_unified_text"}
+    return tiny_gemma4(**{**absent, **own, **changes})
+
+
+def tiny_minimax_m2(**changes: object) -> dict[str, object]:
+    """The config.json of a two-layer MiniMax-M2, which rotates half of each head."""
+    own = {"architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2", "num_local_experts": 4}
+    return tiny_llama(**{**own, "num_experts_per_tok": 2, "rotary_dim": 8, "head_dim": 16, **changes})
+
+
+def recorded_ids() -> list[list[int]]:
+    """Two rows of tokens for recorded values, longer than windows of small models."""
+    return [[(7 * t + 3) % 90 + 3 for t in range(24)], [(11 * t * t + 5) % 90 + 3 for t in range(24)]]
 
 
 def tiny_gemma4(**changes: object) -> dict[str, object]:

@@ -16,12 +16,14 @@ from conftest import (
     tiny_gemma3,
     tiny_gemma4,
     tiny_gemma4_mixture,
+    tiny_gemma4_unified,
     tiny_glm4,
     tiny_gpt2,
     tiny_granite,
     tiny_granite_swa,
     tiny_hunyuan,
     tiny_llama,
+    tiny_minimax_m2,
     tiny_mistral,
     tiny_olmo2,
     tiny_olmo3,
@@ -45,25 +47,12 @@ from test_hybrids import (
     tiny_qwen3_5_moe,
     tiny_qwen3_next,
 )
-from test_mixtures import MIXTURES, tiny_mixtral, tiny_qwen3_moe
+from test_mixtures import MIXTURES, tiny_qwen3_moe
 from test_text_parts import tiny_ministral3
-
-
-def tiny_gemma4_unified() -> dict[str, object]:
-    """A text of Gemma 4 without what its form without a tower does not have."""
-    absent = ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
-    fields = {name: value for name, value in tiny_gemma4().items() if name not in absent}
-    return fields | {"architectures": ["Gemma4UnifiedForCausalLM"], "model_type": "gemma4_unified_text"}
 
 
 def with_images(architecture: str, text: dict[str, object]) -> dict[str, object]:
     return {"architectures": [architecture], "text_config": text, "vision_config": {"hidden_size": 8}, "torch_dtype": "float32"}
-
-
-def tiny_minimax_m2() -> dict[str, object]:
-    """The config.json of a small MiniMax-M2, which rotates half of each head."""
-    own = {"architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2", "num_experts_per_tok": 2}
-    return tiny_mixtral() | own | {"rotary_dim": 4, "head_dim": 8}
 
 
 TEXT_MODELS = [make() for make in (

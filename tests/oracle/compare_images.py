@@ -258,9 +258,7 @@ def main() -> int:
                     case(report, random.Random(f"{family} {number}"), family, Path(folder))
                 except Exception as error:
                     report.fail(f"{type(error).__name__}: {error}")
-    worst = ", ".join(f"{kind} {share:.2f}" for kind, share in report.worst.items())
-    print(f"{report.compared} comparisons, {report.failed} failed; worst shares of the tolerances: {worst}")
-    return int(report.failed > 0)
+    return report.end()
 
 
 if __name__ == "__main__":

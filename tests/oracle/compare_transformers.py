@@ -57,6 +57,12 @@ class Report:
             self.failed += 1
             print(f"FAILED {self.case}: {what}: {found:.2e}, allowed {allowed:.0e}", flush=True)
 
+    def end(self) -> int:
+        """Prints the worst of every kind; returns the exit code."""
+        worst = ", ".join(f"{kind} {share:.2f}" for kind, share in self.worst.items())
+        print(f"{self.compared} comparisons, {self.failed} failed; worst shares of the tolerances: {worst}")
+        return int(self.failed > 0)
+
     def fail(self, message: str) -> None:
         self.compared += 1
         self.failed += 1
@@ -731,9 +737,7 @@ def main() -> int:
                     PARTS[part](report, random.Random(f"{part} {case}"), Path(folder))
                 except Exception as error:
                     report.fail(f"{type(error).__name__}: {error}")
-    worst = ", ".join(f"{kind} {share:.2f}" for kind, share in report.worst.items())
-    print(f"{report.compared} comparisons, {report.failed} failed; worst shares of the tolerances: {worst}")
-    return int(report.failed > 0)
+    return report.end()
 
 
 if __name__ == "__main__":

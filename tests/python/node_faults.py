@@ -272,7 +272,7 @@ def check_recovered(launcher: Launcher, output: Path, before: int) -> float:
 
 
 def check_processes(launcher: Launcher) -> None:
-    """As many processes of the run as nodes: none remains."""
+    """One process of the run on each node: none remains."""
     file = str(launcher.folder / "run.json").encode()
     found = 0
     for process in Path("/proc").glob("[0-9]*"):

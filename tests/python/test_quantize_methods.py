@@ -79,7 +79,7 @@ def test_files_with_factors_are_those_of_the_package(capsys, tmp_path, shared, f
 
 
 def heads(**changes: object) -> dict[str, object]:
-    """As many key heads as heads, so that values can be scaled."""
+    """A model with a key head for each head, so that values can be scaled."""
     return {"num_attention_heads": 4, "num_key_value_heads": 4, **changes}
 
 

@@ -61,7 +61,7 @@ pub fn compress(
                 return;
             };
             reported.set(Some(Instant::now()));
-            // What it raises does not end the work: it only reports.
+            // An exception in it does not end the work: it only reports.
             let _ = Python::attach(|py| progress.call1(py, (done, all)));
         };
         let source = ModelSource::open(&folder, ir)?;

@@ -361,7 +361,7 @@ pub(crate) struct FirstShapes {
     pub seen: f64,
 }
 
-/// Of all pairs of a token and one up to it in its row, the share of those in one document.
+/// Returns the share of pairs of a token and one up to it in its row that lie in one document.
 fn seen_share(batch: &Batch) -> f64 {
     let places = batch.document_start.iter().enumerate().map(|(index, start)| (index % batch.seq_len, *start));
     let seen: f64 = places.map(|(at, start)| (at + 1) as f64 - f64::from(start)).sum();

@@ -111,12 +111,12 @@ PAGE = "docs/adding-a-model.md"
 
 
 def _nearest(name: str, fields: dict[str, Any]) -> str:
-    """What a message says on the known architecture whose fields are nearest to those of a config.json."""
+    """The part of a message on the known architecture whose fields are nearest to those of a config.json."""
     near = difflib.get_close_matches(name, ARCHITECTURES, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     if "hidden_size" not in fields:
         return f"{hint}; {PAGE} says how to add one"
-    # Those with a tower have their fields in sections, or a config for each kind of text.
+    # Architectures with a tower have their fields in sections, or a config for each kind of text.
     whole = [of for of in ARCHITECTURES.values() if getattr(of.config, "section", "text_config") is None]
     unlike = {of.name: of.config.unlike(of.name, fields) for of in whole}
     like = difflib.SequenceMatcher(None, name)

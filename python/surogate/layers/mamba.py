@@ -19,7 +19,7 @@ MOST_STEP = 3.4e38
 
 @dataclass(frozen=True)
 class MambaSizes:
-    """Of a mixer: `heads` of `head_dim` columns, which share B and C of `state` columns in `groups`. `limits` are those of
+    """The sizes of a mixer: `heads` of `head_dim` columns, which share B and C of `state` columns in `groups`. `limits` are those of
     time steps. `norm`: "after" the gate, "before" it, or none."""
 
     heads: int

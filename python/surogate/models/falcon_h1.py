@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from .. import layers
 from ..dsl import Batch, Module, Reader, Tensor, model, ops, output, region
-from ..layers import CausalLM, Decoder, DecoderConfig, Linear, Mamba2, MambaFields, RMSNorm
+from ..layers import CausalLM, DecoderConfig, Linear, Mamba2, MambaFields, RMSNorm
+from .granite import ScaledDecoder
 
 
 class FalconH1Config(MambaFields, DecoderConfig):
@@ -99,13 +100,8 @@ class Layer(Module):
         return x
 
 
-class ParallelDecoder(Decoder):
-    def __init__(self, c: FalconH1Config) -> None:
-        super().__init__(c, Layer(c))
-        self.factor = c.embedding_multiplier
-
-    def embed(self, batch: Batch) -> Tensor:
-        return self.embed_tokens(batch.input_ids) * self.factor
+class ParallelDecoder(ScaledDecoder):
+    """A decoder whose last norm has another name."""
 
     def declare_norm(self, norm: Module) -> None:
         self.final_layernorm = norm
@@ -123,7 +119,7 @@ class ParallelDecoder(Decoder):
 )
 class FalconH1(CausalLM):
     def __init__(self, c: FalconH1Config) -> None:
-        super().__init__(c, ParallelDecoder(c))
+        super().__init__(c, ParallelDecoder(c, Layer(c)))
         self.factor = c.lm_head_multiplier
 
     def head(self, x: Tensor) -> Tensor:

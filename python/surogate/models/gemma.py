@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from ..dsl import Batch, Reader, Tensor, model, ops
-from ..layers import Activation, Attention, CausalLM, Decoder, DecoderConfig, DecoderLayer, GatedMLP, RMSNorm
+from ..dsl import Reader, model
+from ..layers import Activation, Attention, CausalLM, DecoderConfig, DecoderLayer, GatedMLP
+from .gemma2 import Norm, ScaledDecoder
 
 #: The name of GELU by its error function in published files, which were trained with that by tanh.
 LEGACY = "gelu"
@@ -34,21 +35,11 @@ class GemmaConfig(DecoderConfig):
 
 
 class Layer(DecoderLayer):
+    """A layer whose norms scale by 1 + weight."""
+
     def __init__(self, c: GemmaConfig, attention: Attention, mlp: GatedMLP) -> None:
         super().__init__(c, attention, mlp)
-        self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps, offset=True)
-        self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps, offset=True)
-
-
-class ScaledDecoder(Decoder):
-    """Embeddings are multiplied by √hidden_size, which has their type."""
-
-    def __init__(self, c: GemmaConfig, layer: Any) -> None:
-        super().__init__(c, layer, norm=RMSNorm(c.hidden_size, c.rms_norm_eps, offset=True))
-        self.factor = c.hidden_size**0.5
-
-    def embed(self, batch: Batch) -> Tensor:
-        return ops.scale(self.embed_tokens(batch.input_ids), factor=self.factor, rounded=True)
+        self.input_layernorm, self.post_attention_layernorm = Norm(c), Norm(c)
 
 
 @model(

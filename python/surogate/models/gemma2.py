@@ -59,7 +59,7 @@ class Gemma2Config(DecoderConfig):
 class Norm(RMSNorm):
     """Scales by 1 + weight."""
 
-    def __init__(self, c: Gemma2Config, size: int | None = None) -> None:
+    def __init__(self, c: DecoderConfig, size: int | None = None) -> None:
         super().__init__(size or c.hidden_size, c.rms_norm_eps, offset=True)
 
 
@@ -84,7 +84,7 @@ class Layer(Module):
 class ScaledDecoder(Decoder):
     """Embeddings are multiplied by √hidden_size, which has their type."""
 
-    def __init__(self, c: Gemma2Config, layer: Any, **parts: Any) -> None:
+    def __init__(self, c: DecoderConfig, layer: Any, **parts: Any) -> None:
         super().__init__(c, layer, norm=Norm(c), **parts)
         self.factor = c.hidden_size**0.5
 

@@ -396,7 +396,7 @@ class Part(TextPart):
         text, side = Decoder(c, images=True), v.pooling_kernel_size
         super().__init__(text)
         self.vision_tower = Gemma4Tower(v)
-        self.embed_vision = Gemma4Embedder(v, c.hidden_size)
+        self.embed_vision = Gemma4Embedder(v.hidden_size, c.hidden_size, v.rms_norm_eps)
         text.place_images = lambda x, batch: placed(x, self.embed_vision(self.vision_tower(batch)), batch, side)
 
 

@@ -10,6 +10,7 @@ from ..layers import FULL, SLIDING, LayerNorm, Linear, TextPart
 from ..layers.vision import TowerConfig, pixels, placed
 from .gemma2 import CappedLM
 from .gemma4 import ADAPTERS, Decoder, Gemma4Config, unused
+from .gemma4_vision import Gemma4Embedder
 
 #: The norms of patches have the eps that torch gives them.
 EPS = 1e-5
@@ -50,19 +51,6 @@ class UnifiedVisionConfig(TowerConfig):
         return {"token": self.image_token, "width": self.width, "side": 1, "pad": pad, "table": self.mm_posemb_size}
 
 
-class Embedder(Module):
-    """A norm without a weight, then a product with a matrix."""
-
-    def __init__(self, c: UnifiedVisionConfig, hidden: int) -> None:
-        self.eps = c.rms_norm_eps
-        self.embedding_projection = Linear(c.output_proj_dims, hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The rows of tokens [1, P, hidden] from features [1, P, output_proj_dims]."""
-        x, _ = ops.unit_norm(x, eps=self.eps)
-        return self.embedding_projection(x)
-
-
 class PatchEmbedder(Module):
     """norm(norm(dense(norm(pixels))) + entries of column and row)."""
 
@@ -90,7 +78,8 @@ class Part(TextPart):
     def __init__(self, c: UnifiedImageConfig, v: UnifiedVisionConfig) -> None:
         text = Decoder(c, images=True)
         super().__init__(text)
-        self.vision_embedder, self.embed_vision = PatchEmbedder(v), Embedder(v, c.hidden_size)
+        self.vision_embedder = PatchEmbedder(v)
+        self.embed_vision = Gemma4Embedder(v.output_proj_dims, c.hidden_size, v.rms_norm_eps)
         text.place_images = lambda x, batch: placed(x, self.embed_vision(self.vision_embedder(batch)), batch, 1)
 
 

@@ -179,9 +179,9 @@ class Gemma4Tower(Module):
 class Gemma4Embedder(Module):
     """A norm without a weight, then a product with a matrix."""
 
-    def __init__(self, c: Gemma4VisionConfig, hidden: int) -> None:
-        self.eps = c.rms_norm_eps
-        self.embedding_projection = Linear(c.hidden_size, hidden)
+    def __init__(self, width: int, hidden: int, eps: float) -> None:
+        self.eps = eps
+        self.embedding_projection = Linear(width, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         x, _ = ops.unit_norm(x, eps=self.eps)

@@ -38,12 +38,26 @@ class Layer(DecoderLayer):
 
 
 class ScaledDecoder(Decoder):
-    def __init__(self, c: GraniteConfig) -> None:
-        super().__init__(c, Layer(c))
+    """Embeddings are multiplied by `embedding_multiplier`."""
+
+    def __init__(self, c: Any, layer: Any, **parts: Any) -> None:
+        super().__init__(c, layer, **parts)
         self.factor = c.embedding_multiplier
 
     def embed(self, batch: Batch) -> Tensor:
         return self.embed_tokens(batch.input_ids) * self.factor
+
+
+class ScaledLM(CausalLM):
+    """Logits are divided by `logits_scaling`."""
+
+    def __init__(self, c: GraniteConfig, decoder: Decoder) -> None:
+        super().__init__(c, decoder)
+        self.factor = 1.0 / c.logits_scaling
+
+    def head(self, x: Tensor) -> Tensor:
+        # The same as dividing the logits, which are far wider.
+        return self.lm_head(x * self.factor)
 
 
 @model(
@@ -53,11 +67,6 @@ class ScaledDecoder(Decoder):
     base="model",
     examples=["ibm-granite/granite-3.3-8b-base"],
 )
-class Granite(CausalLM):
+class Granite(ScaledLM):
     def __init__(self, c: GraniteConfig) -> None:
-        super().__init__(c, ScaledDecoder(c))
-        self.factor = 1.0 / c.logits_scaling
-
-    def head(self, x: Tensor) -> Tensor:
-        # The same as dividing the logits, which are far wider.
-        return self.lm_head(x * self.factor)
+        super().__init__(c, ScaledDecoder(c, Layer(c)))

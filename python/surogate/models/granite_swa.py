@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from .. import layers
 from ..dsl import Batch, Parameter, Reader, Tensor, model
-from ..layers import FULL, SLIDING, CausalLM, Decoder, RotaryByKind, RotaryEmbedding, layer_types, window
-from .granite import GraniteConfig, Layer
+from ..layers import FULL, SLIDING, RotaryByKind, RotaryEmbedding, layer_types, window
+from .granite import GraniteConfig, Layer, ScaledDecoder, ScaledLM
 
 
 class GraniteSWAConfig(GraniteConfig):
@@ -63,18 +63,14 @@ class SWALayer(Layer):
         self.self_attn = Attention(c, slides, theta)
 
 
-class SWADecoder(Decoder):
-    """Embeddings are multiplied by a factor."""
+class SWADecoder(ScaledDecoder):
+    """A decoder with a rotation for each kind of layer."""
 
     def __init__(self, c: GraniteSWAConfig) -> None:
         bases = {kind: replace(c.rope, theta=theta or c.rope.theta) for kind, (_, theta) in c.by_kind.items()}
         rotary = RotaryByKind(**{kind: RotaryEmbedding(c.head_dim, rope) for kind, rope in bases.items()})
         by_kind = {kind: SWALayer(c, *of) for kind, of in c.by_kind.items()}
         super().__init__(c, by_kind, pattern=c.kinds, rotary=rotary)
-        self.factor = c.embedding_multiplier
-
-    def embed(self, batch: Batch) -> Tensor:
-        return self.embed_tokens(batch.input_ids) * self.factor
 
 
 @model(
@@ -84,10 +80,6 @@ class SWADecoder(Decoder):
     base="model",
     examples=["ibm-granite/granite-swash-2b"],
 )
-class GraniteSWA(CausalLM):
+class GraniteSWA(ScaledLM):
     def __init__(self, c: GraniteSWAConfig) -> None:
         super().__init__(c, SWADecoder(c))
-        self.factor = 1.0 / c.logits_scaling
-
-    def head(self, x: Tensor) -> Tensor:
-        return self.lm_head(x * self.factor)

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from .. import layers
 from ..dsl import Batch, Module, Parameter, Reader, Tensor, model, ops, output, region
-from ..layers import CausalLM, Decoder, Linear, Mamba2, MambaFields, Mixture, RMSNorm, Router
-from .granite import GraniteConfig
+from ..layers import Linear, Mamba2, MambaFields, Mixture, RMSNorm, Router
+from .granite import GraniteConfig, ScaledDecoder, ScaledLM
 
 KINDS = {"linear_attention": "mamba", "full_attention": "attention", "mamba": "mamba", "attention": "attention"}
 
@@ -131,15 +131,6 @@ class Layer(Module):
         return x
 
 
-class HybridDecoder(Decoder):
-    def __init__(self, c: GraniteMoeHybridConfig) -> None:
-        super().__init__(c, {kind: Layer(c, kind) for kind in dict.fromkeys(c.kinds)}, pattern=c.kinds)
-        self.factor = c.embedding_multiplier
-
-    def embed(self, batch: Batch) -> Tensor:
-        return self.embed_tokens(batch.input_ids) * self.factor
-
-
 @model(
     "GraniteMoeHybridForCausalLM",
     config=GraniteMoeHybridConfig,
@@ -148,10 +139,7 @@ class HybridDecoder(Decoder):
     adapters=ADAPTERS,
     examples=["ibm-granite/granite-4.0-h-tiny", "ibm-granite/granite-4.0-h-micro"],
 )
-class GraniteMoeHybrid(CausalLM):
+class GraniteMoeHybrid(ScaledLM):
     def __init__(self, c: GraniteMoeHybridConfig) -> None:
-        super().__init__(c, HybridDecoder(c))
-        self.factor = 1.0 / c.logits_scaling
-
-    def head(self, x: Tensor) -> Tensor:
-        return self.lm_head(x * self.factor)
+        by_kind = {kind: Layer(c, kind) for kind in dict.fromkeys(c.kinds)}
+        super().__init__(c, ScaledDecoder(c, by_kind, pattern=c.kinds))

@@ -1,14 +1,15 @@
-"""MiniMax-M2: a mixture of experts in every layer, chosen by sigmoids with a correction that is not trained, norms of queries and keys
-over all heads, and a rotation of a part of each head."""
+"""MiniMax-M2: a mixture of experts in every layer, chosen by sigmoids with a correction that is not trained, norms of queries
+and keys over all heads, and a rotation of a part of each head."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 from .. import layers
-from ..dsl import Batch, Module, Parameter, Reader, Tensor, model, ops, output
-from ..layers import CausalLM, Decoder, Experts, Mixture, MixtureConfig, RMSNorm, Router, experts_as_parameters
+from ..dsl import Batch, Parameter, Reader, Tensor, model, ops
+from ..layers import CausalLM, Decoder, Experts, Mixture, MixtureConfig, RMSNorm, Router
+from .mixtral import ADAPTERS, NAMES, Layer
 
 
 class MiniMaxM2Config(MixtureConfig):
@@ -69,24 +70,8 @@ class CorrectedMixture(Mixture):
     def __init__(self, c: MiniMaxM2Config) -> None:
         self.e_score_correction_bias = Parameter(c.num_experts, init="zeros", buffer=True)
         router = SigmoidRouter(c.hidden_size, c.num_experts, self.e_score_correction_bias, top_k=c.num_experts_per_tok)
-        experts = Experts(c.num_experts, c.hidden_size, c.intermediate_size, ("w1", "w3", "w2"))
+        experts = Experts(c.num_experts, c.hidden_size, c.intermediate_size, NAMES)
         super().__init__(router, experts, c.num_experts)
-
-
-class Layer(Module):
-    """x + attention(norm(x)), then x + mixture(norm(x))."""
-
-    def __init__(self, c: MiniMaxM2Config) -> None:
-        self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.self_attn = Attention(c)
-        self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.block_sparse_moe = CorrectedMixture(c)
-
-    def forward(self, x: Tensor, *shared: Any) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), *shared)
-        x = x + self.block_sparse_moe(self.post_attention_layernorm(x))
-        output("hidden.layer.{i}", x)
-        return x
 
 
 @model(
@@ -94,9 +79,9 @@ class Layer(Module):
     config=MiniMaxM2Config,
     model_type="minimax_m2",
     base="model",
-    adapters=experts_as_parameters("w1", "w3", "w2", renamed={"block_sparse_moe": "mlp"}),
+    adapters=ADAPTERS,
     examples=["MiniMaxAI/MiniMax-M2"],
 )
 class MiniMaxM2(CausalLM):
     def __init__(self, c: MiniMaxM2Config) -> None:
-        super().__init__(c, Decoder(c, Layer(c)))
+        super().__init__(c, Decoder(c, Layer(c, Attention(c), CorrectedMixture(c))))

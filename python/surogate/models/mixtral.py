@@ -23,14 +23,20 @@ class MixtralConfig(MixtureConfig):
         self.read_experts(reader, 8)
 
 
+#: The names of gate, up and down projection of an expert.
+NAMES = ("w1", "w3", "w2")
+
+ADAPTERS = experts_as_parameters(*NAMES, renamed={"block_sparse_moe": "mlp"})
+
+
 class Layer(Module):
-    def __init__(self, c: MixtralConfig) -> None:
-        router = Router(c.hidden_size, c.num_experts, top_k=c.num_experts_per_tok, normalise=True)
-        experts = Experts(c.num_experts, c.hidden_size, c.intermediate_size, ("w1", "w3", "w2"))
+    """x + attention(norm(x)), then x + mixture(norm(x))."""
+
+    def __init__(self, c: MixtureConfig, attention: Attention, mixture: Mixture) -> None:
         self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.self_attn = Attention(c, window=c.window)
+        self.self_attn = attention
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.block_sparse_moe = Mixture(router, experts, c.num_experts)
+        self.block_sparse_moe = mixture
 
     def forward(self, x: Tensor, *shared: Any) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), *shared)
@@ -44,9 +50,12 @@ class Layer(Module):
     config=MixtralConfig,
     model_type="mixtral",
     base="model",
-    adapters=experts_as_parameters("w1", "w3", "w2", renamed={"block_sparse_moe": "mlp"}),
+    adapters=ADAPTERS,
     examples=["mistralai/Mixtral-8x7B-v0.1"],
 )
 class Mixtral(CausalLM):
     def __init__(self, c: MixtralConfig) -> None:
-        super().__init__(c, Decoder(c, Layer(c)))
+        router = Router(c.hidden_size, c.num_experts, top_k=c.num_experts_per_tok, normalise=True)
+        experts = Experts(c.num_experts, c.hidden_size, c.intermediate_size, NAMES)
+        mixture = Mixture(router, experts, c.num_experts)
+        super().__init__(c, Decoder(c, Layer(c, Attention(c, window=c.window), mixture)))

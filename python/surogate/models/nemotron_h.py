@@ -135,7 +135,7 @@ class Experts(Module):
 
 
 class SharedMixture(Mixture):
-    """What the experts of a token give, between `fc1_latent_proj` and `fc2_latent_proj` if they are narrower, and
+    """The sum of the outputs of a token's experts, between `fc1_latent_proj` and `fc2_latent_proj` if they are narrower, and
     `shared_experts`(x)."""
 
     def __init__(self, c: NemotronHConfig) -> None:

@@ -6,7 +6,7 @@
 // Each thread reads its own columns before it writes them, so x and y may be the same memory.
 #include "types.cuh"
 #include "pack.cuh"
-// What grid_dependency_synchronize() waits for may not be read ahead of it.
+// Nothing that grid_dependency_synchronize() waits for may be read ahead of it.
 #if FOLLOWS
 #include "dependent_launch.cuh"
 #define CONSTANT

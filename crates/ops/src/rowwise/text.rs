@@ -370,7 +370,7 @@ impl<'a> Writer<'a> {
     }
 
     fn parameters(&self) -> Vec<String> {
-        // What grid_dependency_synchronize() waits for may not be read ahead of it.
+        // Nothing that grid_dependency_synchronize() waits for may be read ahead of it.
         let constant = if self.deal.follows() { "" } else { "__restrict__ " };
         let input = |i: &usize| format!("const {}* {constant}in{i}", device_type(self.call.inputs[*i].dtype));
         let outputs = self.form.results.iter().zip(self.call.outputs).enumerate();

@@ -140,7 +140,7 @@ fn of_method(
     }
     let place = layers.place();
     let mut found = mappings(layers.block(), types, &|name| plan.matrix(&place.numbered(name)).is_some());
-    // What a weight of several matrices in one tensor, or of another shape, is divided by has no place in files.
+    // Factors of a weight of several matrices in one tensor, or of another shape, have no place in files.
     let fits = |name: &String| plan.can_scale(&place.numbered(name));
     found.retain(|of| of.others.iter().all(fits) && of.weights().all(fits));
     if request.method == Method::SmoothQuant {
@@ -213,7 +213,7 @@ fn decide(
                 }
             }
         }
-        // What no token reached gets the range of what the other experts read.
+        // Experts that no token reached get the range of what the others read.
         take(&waiting, &Inputs { moments: None, range: whole })?;
         unreached.extend(waiting.iter().filter(|_| gptq).map(|name| place.numbered(name)));
     }

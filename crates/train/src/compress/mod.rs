@@ -143,7 +143,7 @@ pub fn compress(
             let layers = Layers::open(data.device.clone(), source, &parameters, &rows.calibration);
             let done = layers
                 .and_then(|layers| calibrated(&mut plan, request, layers, &journal, &mut writer, &mut digests, stop));
-            // What is stopped goes on later.
+            // A stopped command goes on later.
             if !matches!(done, Err(TrainError::Stopped)) {
                 journal.remove()?;
             }

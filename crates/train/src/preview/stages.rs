@@ -292,7 +292,7 @@ fn step_seconds(stages: &[Pass], micro_steps: usize) -> f64 {
     let count = stages.len();
     let mut turns: Vec<VecDeque<Turn>> = (0..count).map(|stage| schedule(stage, count, micro_steps).into()).collect();
     let mut clocks = vec![0.0f64; count];
-    // When a micro-step comes to a stage from the one before, and from the one after.
+    // Times at which a micro-step comes to a stage from the one before, and from the one after.
     let mut on = vec![vec![None; micro_steps]; count];
     let mut back = vec![vec![None; micro_steps]; count];
     on[0].fill(Some(0.0));

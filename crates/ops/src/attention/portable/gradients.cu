@@ -114,7 +114,7 @@ attention_gradients(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k
     wait_copies<0>();
     __syncthreads();
 #if TURNS
-    // What the block added to the sums of the last queries is passed on here, after the barrier that every step has.
+    // Passes on what the block added to the sums of the last queries, after the barrier that every step has.
     const int handed = (block + 1) * (GROUP / TURN_HEADS) - 1 - head / TURN_HEADS;
     int turn = 0;
     if (head % TURN_HEADS == 0) {

@@ -26,7 +26,7 @@
 #define WIDE (64 * HALVES)
 #define PAIRS ((N + CLUSTER * WIDE - 1) / (CLUSTER * WIDE))
 #define STEPS ((K + DEEP - 1) / DEEP)
-// Those of the second product after them.
+// Steps of the second product, after these.
 #define MORE ((R + DEEP - 1) / DEEP)
 #define BAND 4
 

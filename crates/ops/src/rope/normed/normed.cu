@@ -11,7 +11,7 @@
 // with PARTIAL and its sums; 16,384 tokens 3.8, 4.2 and 3.2.
 #include "types.cuh"
 #include "pack.cuh"
-// What grid_dependency_synchronize() waits for may not be read ahead of it.
+// Nothing that grid_dependency_synchronize() waits for may be read ahead of it.
 #if FOLLOWS
 #include "dependent_launch.cuh"
 #define CONSTANT

@@ -278,3 +278,14 @@ def test_broken_images_are_rows_in_error_and_changed_ones_end_the_run(folder, tm
     with pytest.raises(surogate.SurogateError, match="has changed since the row was read"):
         for _ in range(3):
             trainer.step()
+
+
+def test_an_adapter_on_the_convolution_of_patches_has_its_axes(folder, tmp_path):
+    config = options(folder, tmp_path, lora=True, lora_rank=2, lora_target_modules=[r".*patch_embed\.proj"], max_steps=2)
+    trainer = surogate.Trainer(config)
+    assert trainer.step()["loss"] != trainer.step()["loss"]
+    trainer.export(tmp_path / "adapter")
+    with open(tmp_path / "adapter/adapter_model.safetensors", "rb") as file:
+        tensors = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    shapes = {name.rsplit(".", 2)[1]: of["shape"] for name, of in tensors.items() if name != "__metadata__"}
+    assert shapes == {"lora_A": [2, 3, 2, 8, 8], "lora_B": [32, 2, 1, 1, 1]}

@@ -83,7 +83,8 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def write_run(folder: pathlib.Path, device: str, options: dict[str, Any]) -> pathlib.Path:
-    """The file of a run that goes on until it is stopped: `folder` has the model and `data.jsonl`; `options` win."""
+    """The file of a run that goes on until it is stopped: `folder` has the model and `data.jsonl`; `options` win. Micro-steps are
+    those that they write."""
     values = {
         "model": str(folder / "model"),
         "init": "random",
@@ -98,6 +99,8 @@ def write_run(folder: pathlib.Path, device: str, options: dict[str, Any]) -> pat
         "optimizer": "adamw_8bit",
         "debug_time_breakdown": True,
     }
+    if "per_device_train_batch_size" in options:
+        values["micro_batch_size"] = options["per_device_train_batch_size"]
     run = folder / "run.yaml"
     run.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in (values | options).items()))
     return run

@@ -52,6 +52,7 @@ def test_the_plan_says_what_a_step_takes(work, model, row, tmp_path, capsys, mon
         "sample_packing": False,
         "per_device_train_batch_size": int(line["batch"]),
         "gradient_accumulation_steps": int(line["accumulation"]),
+        "micro_batch_size": int(line["batch"]),
         "sequence_len": int(line["seq_len"]),
         "datasets": [{"path": "none.jsonl", "type": "tokens"}],
     }

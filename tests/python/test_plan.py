@@ -338,7 +338,7 @@ def test_recommended_values_make_enough_steps_of_few_data(options, tmp_path, cap
         assert main(["plan", str(run), "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert main(["plan", str(run)]) == 0
-        return found["batch"] * found["gradient_accumulation_steps"], capsys.readouterr().out
+        return found["batch"] * found["micro_steps"], capsys.readouterr().out
 
     rows, text = planned()
     assert rows < 8 and f"{rows} row{'s' if rows > 1 else ''} per step, since 8 would make" in text, text

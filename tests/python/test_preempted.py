@@ -29,8 +29,8 @@ def options(folder: Path, **changes: object) -> Path:
         "device": "cpu",
         "torch_dtype": "float32",
         "sequence_len": 64,
-        "train_batch_size": 12,
-        "per_device_train_batch_size": 1,
+        "batch_size": 12,
+        "micro_batch_size": 1,
         "max_steps": STEPS,
         "save_steps": 1000,
         "eval_strategy": "no",
@@ -101,7 +101,7 @@ def test_a_run_that_is_preempted_on_changing_ranks_has_the_undisturbed_curve(tmp
 def test_a_number_of_ranks_that_does_not_divide_the_rows_is_refused_before_the_run(tmp_path):
     process = start(options(tmp_path), tmp_path / "output", 5)
     text = process.communicate(timeout=60)[0]
-    assert process.returncode == 2 and "`train_batch_size: 12` is no multiple of 5" in text, text
+    assert process.returncode == 2 and "`batch_size: 12` is no multiple of 5" in text, text
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_run_ends_within_its_grace_and_keeps_its_last_checkpoint(tmp_path, slo
     tokens = tmp_path / "tokens.jsonl"
     tokens.write_text(json.dumps({"input_ids": list(range(1, 90))}) + "\n")
     changes = {"model": str(slow), "datasets": [{"path": str(tokens), "type": "tokens", "repeats": 1000}], "save_grace_seconds": 1}
-    changes |= {"train_batch_size": 24, "validation_split_ratio": 0, "sequence_len": 128, "save_steps": 1, "max_steps": 20}
+    changes |= {"batch_size": 24, "validation_split_ratio": 0, "sequence_len": 128, "save_steps": 1, "max_steps": 20}
     process = start(options(tmp_path, **changes), tmp_path / "output")
     assert process.stdout
     lines: list[str] = []

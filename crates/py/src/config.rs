@@ -219,8 +219,8 @@ impl Config {
     }
 
     /// Returns the settings for starting the nodes of a run, as JSON: `on_ray`, the options of `distributed`, the ranks
-    /// of a node, the micro-batches that each accumulates, and `divides_rows` if that number follows from
-    /// `train_batch_size`.
+    /// of a node, the micro-batches that each accumulates, and `divides_rows` if the rows of a step are those of
+    /// `batch_size`; then it is the rows of each.
     #[getter]
     fn nodes(&self) -> String {
         let of = &self.config.multi_node.distributed;
@@ -232,8 +232,11 @@ impl Config {
             "ranks": self.config.local_ranks(),
             "timeout": of.timeout,
             "max_restarts": of.max_restarts,
-            "accumulation": self.config.accumulation().unwrap_or(self.config.training.gradient_accumulation_steps),
-            "divides_rows": self.config.training.train_batch_size.is_some(),
+            "accumulation": match self.config.training.batch_size {
+                Some(rows) => rows as usize / self.config.replicas().max(1),
+                None => self.config.training.gradient_accumulation_steps as usize,
+            },
+            "divides_rows": self.config.training.batch_size.is_some(),
         })
         .to_string()
     }

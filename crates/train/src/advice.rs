@@ -164,10 +164,15 @@ fn planned(config: &mut Config, _: &Known<'_>) -> Option<String> {
 
 /// Fewer rows in a micro-batch, as many more micro-batches: the same step.
 fn smaller_batch(config: &mut Config, _: &Known<'_>) -> Option<String> {
-    let of = &mut config.training;
-    let rows = of.per_device_train_batch_size;
+    let rows = config.micro_rows();
     let divisor = (2..=rows).take_while(|n| n * n <= rows).find(|n| rows.is_multiple_of(*n)).unwrap_or(rows);
+    config.micro_batch = None;
+    let of = &mut config.training;
     (rows > 1).then(|| {
+        if let Setting::Value(written) = &mut of.micro_batch_size {
+            *written /= divisor;
+            return format!("`micro_batch_size: {written}`");
+        }
         of.per_device_train_batch_size /= divisor;
         of.gradient_accumulation_steps = of.gradient_accumulation_steps.saturating_mul(divisor);
         format!(

@@ -30,6 +30,7 @@ mod recompute;
 mod reference;
 mod reinforcement;
 mod resolved;
+mod rows;
 mod run;
 mod runs;
 mod sharding;
@@ -174,6 +175,8 @@ macro_rules! union_of_tables {
             pub recommended: Option<Reasons>,
             /// Tokens of a row that the checkpoint recorded with which the run resumes, where they are left open.
             pub kept_sequence_len: Option<usize>,
+            /// Rows of a micro-step that the plan chose, or that the checkpoint recorded; None before that.
+            pub micro_batch: Option<Reason>,
             written: Written,
         }
 
@@ -212,21 +215,6 @@ macro_rules! union_of_tables {
     /// Micro-batches that are worked on at once.
     pub fn replicas(&self) -> usize {
         self.ranks() / self.sequence()
-    }
-
-    /// Micro-batches of a step on each rank, which `train_batch_size` may decide. Errors: the rows of a step cannot be divided
-    /// evenly, as a message and a hint.
-    pub fn accumulation(&self) -> Result<u32, (String, String)> {
-        let Some(rows) = self.training.train_batch_size else { return Ok(self.training.gradient_accumulation_steps) };
-        let (micro, replicas) = (self.training.per_device_train_batch_size, self.replicas().max(1));
-        let at_once = micro as usize * replicas;
-        if (rows as usize).is_multiple_of(at_once) {
-            return Ok((rows as usize / at_once) as u32);
-        }
-        let message = format!(
-            "`train_batch_size: {rows}` is no multiple of {at_once}, which are `per_device_train_batch_size: {micro}` × {replicas}"
-        );
-        Err((message, "lower `per_device_train_batch_size`, or use another number of GPUs".to_owned()))
     }
 
     /// Number of processes that train together.
@@ -270,10 +258,8 @@ macro_rules! union_of_tables {
         let refused = checks::refused_with_ranks(&config).into_iter();
         let mut problems: Vec<Problem> =
             refused.map(|(path, message, hint)| config.mistake(path, message, Some(hint))).collect();
-        match config.accumulation() {
-            Ok(steps) => config.training.gradient_accumulation_steps = steps,
-            Err((message, hint)) => problems.push(config.mistake("train_batch_size", message, Some(hint))),
-        }
+        let wrong = config.divide_rows();
+        problems.extend(wrong.map(|(path, message, hint)| config.mistake(path, message, Some(hint))));
         if problems.is_empty() { Ok(config) } else { Err(problems) }
     }
 
@@ -281,6 +267,7 @@ macro_rules! union_of_tables {
                 $( let $field = <$table as Table>::read_fields(fields); )+
                 Config {
                     task, $($field,)+ fetched: BTreeMap::new(), fetched_teacher: None, recommended: None, kept_sequence_len: None,
+                    micro_batch: None,
                     written: Written::default(),
                 }
             }

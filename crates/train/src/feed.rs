@@ -62,7 +62,7 @@ impl Feed {
         let Encoded { train, held_out, pad_id, images, .. } = encoded.clone();
         let workers = workers(config);
         let layout = layout(config, &[&train, &held_out], sequence_len);
-        let batch_size = config.training.per_device_train_batch_size as usize;
+        let batch_size = config.micro_rows() as usize;
         let row = row_length(&layout, sequence_len, batch_size);
         let train_spec = LoaderSpec {
             batch_size,
@@ -273,7 +273,7 @@ impl Feed {
 
     /// Passes over the data after `steps` steps: whole ones, and of the one that is begun the share of its steps.
     pub fn epochs(&self, config: &Config, steps: u64) -> f64 {
-        let accumulation = config.training.gradient_accumulation_steps as usize;
+        let accumulation = config.micro_steps() as usize;
         let of_epochs: Vec<u64> = self.train_extent.steps_by_epoch(accumulation).collect();
         let (mut left, mut passes) = (steps, 0.0);
         for (number, of_epoch) in of_epochs.iter().enumerate() {
@@ -287,7 +287,7 @@ impl Feed {
 
     /// The steps that end a pass over the data, of a run of `total` steps; the last may be the run's last.
     pub(crate) fn epoch_ends(&self, config: &Config, total: u64) -> Result<Vec<u64>> {
-        let accumulation = config.training.gradient_accumulation_steps as usize;
+        let accumulation = config.micro_steps() as usize;
         let first = self.train_extent.steps_by_epoch(accumulation).next().unwrap_or(1).max(1);
         // Every epoch is packed by itself, so some may have fewer rows than the first.
         let epochs = total.div_ceil(first);
@@ -310,13 +310,13 @@ impl Feed {
         }
         let spec = LoaderSpec { epochs: Some(passes.begun()), ..self.spec.clone() };
         let left = data::remaining(&self.documents, &spec, position.clone()).map_err(TrainError::Data)?;
-        let accumulation = config.training.gradient_accumulation_steps.into();
+        let accumulation = config.micro_steps().into();
         Ok(Some(done + left.iter().map(|rounds: &u64| rounds.div_ceil(accumulation)).sum::<u64>()))
     }
 
     /// Optimizer steps of the run.
     pub fn total_steps(&self, config: &Config) -> u64 {
-        let accumulation = config.training.gradient_accumulation_steps as usize;
+        let accumulation = config.micro_steps() as usize;
         config.training.fixed_steps().unwrap_or_else(|| self.train_extent.steps(accumulation))
     }
 }
@@ -347,7 +347,7 @@ fn layout(config: &Config, sets: &[&DocumentSet], sequence_len: usize) -> Layout
     if !config.template.padding_free {
         return Layout::Padded(lengths);
     }
-    let rows = config.training.per_device_train_batch_size as usize;
+    let rows = config.micro_rows() as usize;
     Layout::Joined(lengths.into_iter().map(|length| length * rows).collect())
 }
 
@@ -370,7 +370,7 @@ fn seen_share(batch: &Batch) -> f64 {
 
 /// Rows of a batch and their length where the documents are as long as they may be.
 pub(crate) fn fixed_lengths(config: &Config, sequence_len: usize) -> (usize, usize) {
-    let rows = config.training.per_device_train_batch_size as usize;
+    let rows = config.micro_rows() as usize;
     match config.template.padding_free && !config.data.sample_packing {
         true => (1, rows * sequence_len.next_multiple_of(LENGTH_UNIT).min(sequence_len)),
         false => (rows, sequence_len),

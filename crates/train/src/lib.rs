@@ -76,6 +76,7 @@ mod scaling;
 pub mod schedule;
 mod score;
 pub mod source;
+mod split;
 mod staged;
 mod startup;
 mod step;

@@ -119,8 +119,7 @@ pub(crate) fn headline(config: &Config, sequence_len: usize, steps: u64) -> Vec<
     }
     let on_cpus = config.hardware.device == Setting::Value(crate::config::Device::Cpu);
     let (of_node, all) = if on_cpus { ("Ranks", "ranks") } else { ("GPUs", "GPUs") };
-    let of = &config.training;
-    let rows = (of.per_device_train_batch_size * of.gradient_accumulation_steps) as usize * config.replicas();
+    let rows = config.device_rows() as usize * config.replicas();
     vec![
         format!("Starting distributed training with {} nodes...", config.nodes()),
         format!("Nodes: {}", config.nodes()),

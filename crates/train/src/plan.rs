@@ -74,6 +74,7 @@ impl Plan {
         problems.extend(check_compression(config, dtype));
         notes.extend(formats::note_on_loss_scale(dtype, master));
         notes.extend(formats::note_on_determinism(config));
+        notes.extend(config.note_on_split());
         notes.extend(config.notes_on_preferences());
         notes.extend(note_on_score(config, source));
         notes.extend(config::inert_notes(config));
@@ -194,7 +195,7 @@ fn memory_options(config: &Config) -> PlanOptions {
         attention_chunks: parts(config.memory.attn_bwd_chunks),
         memory_limit: config.offload.memory_limit.map(|limit| usize::try_from(limit.0).unwrap_or(usize::MAX)),
         reserved: 0,
-        micro_steps: config.training.gradient_accumulation_steps as usize,
+        micro_steps: config.micro_steps() as usize,
         offload: OffloadOptions {
             residual: requested(config.offload.offload_residual),
             master: requested(config.offload.offload_master),

@@ -1,10 +1,11 @@
 //! `apply_recommended_values`: values for options that the user left out, with which the same training takes less time,
 //! or fits at all. Each is found by planning with it; nothing that the user wrote is changed.
 //!
-//! Decides the split of a step into micro-batches, how many GPUs share one, the formats of products and of frozen weights, and
-//! packing. What stays `auto`, such as offloading, is decided by the plan, with or without this.
+//! Decides how many GPUs share a row, the formats of products and of frozen weights, packing, and fewer rows in a step where the
+//! data would make few steps. What stays `auto`, such as offloading, is decided by the plan, with or without this; the split of a
+//! step into micro-steps is, too (`split.rs`), and each value here is tried with each split.
 
-use program::{Arch, EntryKind, Machine};
+use program::{Arch, Machine};
 use serde_json::{Value, json};
 
 use crate::config::{Config, MachineFacts, Reason, Reasons, Recipe};
@@ -13,12 +14,10 @@ use crate::error::Result;
 use crate::feed::Feed;
 use crate::few_steps::Steps;
 use crate::plan::Plan;
-use crate::preview::Preview;
 use crate::source::ModelSource;
+use crate::split::{self, Fit};
 use crate::words::count;
 
-/// Expected times that differ by less than this are the same: the smaller plan is taken.
-const AS_FAST: f64 = 0.985;
 /// By how much products of eight bits must be faster: other losses are not taken for less.
 const WORTH_EIGHT_BITS: f64 = 1.1;
 /// By how much codes of four bits for frozen weights must be faster: they are other weights.
@@ -30,44 +29,46 @@ const BATCH: &str = "per_device_train_batch_size";
 const ACCUMULATION: &str = "gradient_accumulation_steps";
 const SEQUENCE: &str = "sequence_parallel_size";
 
-/// The configuration with the best values for what was left out, where the options ask for it; `data`: the documents,
-/// where they are available. A configuration that has recorded choices keeps them.
+/// The configuration with the best values for what was left out, where the options ask for it, and with the split of its steps;
+/// `data`: the documents, where they are available. A configuration that has recorded choices keeps them.
 pub fn recommended(config: &Config, source: &ModelSource, machine: &Machine, data: Option<&Encoded>) -> Result<Config> {
     if !config.run.apply_recommended_values || config.recommended.is_some() {
-        return Ok(config.clone());
+        return split::with_split(config, source, machine, data);
     }
     let mut chosen = packing(config);
     chosen.extend(unquantised_layers(config, source));
-    let (packed, rows_in_words) = fewer_rows(config.with_recommended(chosen.clone()), source, data)?;
+    let (packed, fewer) = fewer_rows(config.with_recommended(chosen.clone()), source, data)?;
+    chosen.extend(fewer);
     let with_margin = beside_display(config, machine);
-    let planned = |config: &Config| Preview::new(config, source, &with_margin, data);
-    let mut all = candidates(&packed, machine);
-    let mut found = tried(&packed, &all, planned);
+    let row = data.into_iter().fold(Plan::new(&packed, source)?, Plan::with_data).sequence_len;
+    let mut all = candidates(&packed, machine, row);
+    let tried = |all: &[Candidate]| tried(&packed, all, |of| split::fits(of, source, &with_margin, data));
+    let mut found = tried(&all);
     // More GPUs to a row change no number, other weights do.
     for sequence in sequences(&packed) {
         if found.is_empty() {
-            let shared = |of: &Candidate| Candidate { sequence, accumulation: of.accumulation * sequence, ..*of };
-            found = tried(&packed, &all.iter().map(shared).collect::<Vec<_>>(), planned);
+            found = tried(&all.iter().map(|of| Candidate { sequence, ..*of }).collect::<Vec<_>>());
         }
     }
     if found.is_empty() && may_quantise(&packed) {
         all.iter_mut().for_each(|of| of.quantised = true);
-        found = tried(&packed, &all, planned);
-    } else if let Some(best) = best(&found).filter(|best| may_quantise(&packed) && best.waits) {
+        found = tried(&all);
+    } else if let Some(best) = best(&found).filter(|best| may_quantise(&packed) && best.fit.waits) {
         // The plan waits for memory: fewer bytes of weights may save more than reading codes costs.
         let cuts = all.iter().filter(|of| of.recipe == best.of.recipe && of.rows >= best.of.rows);
         let codes: Vec<Candidate> = cuts.map(|of| Candidate { quantised: true, ..*of }).collect();
-        found.extend(tried(&packed, &codes, planned));
+        found.extend(tried(&codes));
     }
     // Where nothing fits, the run's own plan says what would.
-    if let Some(best) = best(&found) {
-        let like = |recipe: Recipe| recipe == best.of.recipe;
-        let cuts = all.iter().filter(|of| like(of.recipe)).count();
-        let of_kind = found.iter().filter(|of| like(of.of.recipe) && of.of.quantised == all[0].quantised);
-        let refused = cuts.saturating_sub(of_kind.count());
-        chosen.extend(reasons(&packed, best, &found, (refused, &rows_in_words), machine));
-    }
-    Ok(config.with_recommended(chosen))
+    let Some(best) = best(&found) else { return Ok(config.with_recommended(chosen)) };
+    let like = |recipe: Recipe| recipe == best.of.recipe;
+    let cuts = all.iter().filter(|of| like(of.recipe)).count();
+    let of_kind = found.iter().filter(|of| like(of.of.recipe) && of.of.quantised == all[0].quantised);
+    let refused = cuts.saturating_sub(of_kind.count());
+    chosen.extend(reasons(&packed, best, &found, machine));
+    let config = config.with_recommended(chosen);
+    let because = cut_reason(best, own(&packed), &found, refused, machine);
+    Ok(if packed.splits_freely() { split::with_rows(&config, best.of.rows, because) } else { config })
 }
 
 /// The machine without the memory that a display takes, where the card may drive one and the options set no limit.
@@ -103,29 +104,32 @@ fn unquantised_layers(config: &Config, source: &ModelSource) -> Reasons {
     Reasons::from([(name.to_owned(), Reason { value: json!(kept), because })])
 }
 
-/// The configuration with fewer rows in a step where the data would make few steps, and the rows of a step in words.
-fn fewer_rows(config: Config, source: &ModelSource, data: Option<&Encoded>) -> Result<(Config, String)> {
-    let own = own(&config);
-    let rows = own.rows.saturating_mul(own.accumulation);
-    let same = format!("the same {rows} rows per step");
-    let is_open = !config.is_written(BATCH) && !config.is_written(ACCUMULATION);
-    let Some(data) = data.filter(|_| is_open) else { return Ok((config, same)) };
+/// The configuration with fewer rows in a step where the data would make few steps, and the values with their reason.
+fn fewer_rows(config: Config, source: &ModelSource, data: Option<&Encoded>) -> Result<(Config, Reasons)> {
+    let rows = config.device_rows();
+    let is_open = [BATCH, ACCUMULATION, "batch_size"].iter().all(|name| !config.is_written(name));
+    let Some(data) = data.filter(|_| is_open) else { return Ok((config, Reasons::new())) };
     let plan = Plan::new(&config, source)?.with_data(data);
     let feed = Feed::new(&config, data.clone(), plan.sequence_len)?;
     let Some(steps) = Steps::of(&config, &feed).filter(|steps| steps.most_rows(rows) < rows) else {
-        return Ok((config, same));
+        return Ok((config, Reasons::new()));
     };
     let fewer = steps.most_rows(rows);
     let all = feed.total_steps(&config);
-    let config = with(&config, Candidate { rows: fewer, accumulation: 1, ..own });
-    Ok((config, format!("{} per step, since {rows} would make {}", count(fewer.into(), "row"), count(all, "step"))))
+    let because = format!("{} per step, since {rows} would make {}", count(fewer.into(), "row"), count(all, "step"));
+    let values = [(BATCH, fewer), (ACCUMULATION, 1)];
+    let reason = |value: u32| Reason { value: json!(value), because: because.clone() };
+    let mut config = config;
+    config.training.per_device_train_batch_size = fewer;
+    config.training.gradient_accumulation_steps = 1;
+    Ok((config, values.map(|(name, value)| (name.to_owned(), reason(value))).into()))
 }
 
 /// One way to do the run's steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Candidate {
+    /// Rows that a device works on at once.
     rows: u32,
-    accumulation: u32,
     /// GPUs that share a micro-batch.
     sequence: u32,
     recipe: Recipe,
@@ -133,54 +137,39 @@ struct Candidate {
     quantised: bool,
 }
 
-/// A candidate that fits, with its rate.
+/// The plan of a candidate that fits.
 #[derive(Clone, Copy, Debug)]
 struct Tried {
     of: Candidate,
-    tokens_per_second: f64,
-    bytes: usize,
-    /// Something is recomputed, done in parts or kept on the host, so that it fits.
-    waits: bool,
+    fit: Fit,
 }
 
-/// Every cut of a step into equal micro-batches, and every recipe that this machine can do, as far as they were left
-/// open.
-fn candidates(config: &Config, machine: &Machine) -> Vec<Candidate> {
+/// Splits of a step, and every recipe that this machine can do, as far as they were left open; `row`: tokens of a row.
+fn candidates(config: &Config, machine: &Machine, row: usize) -> Vec<Candidate> {
     let own = own(config);
-    let step = own.rows.saturating_mul(own.accumulation);
-    let open = !config.is_written(BATCH) && !config.is_written(ACCUMULATION);
-    let cuts: Vec<(u32, u32)> = match open {
-        true => (1..=step).filter(|rows| step.is_multiple_of(*rows)).map(|rows| (rows, step / rows)).collect(),
-        false => vec![(own.rows, own.accumulation)],
+    let cuts = match config.splits_freely() {
+        true => {
+            let (larger, smaller) = split::candidates(config, row);
+            [larger, smaller].concat()
+        }
+        false => vec![own.rows],
     };
-    let all = recipes(config, machine).into_iter();
-    all.flat_map(|recipe| {
-        let of = |(rows, accumulation): &(u32, u32)| Candidate {
-            rows: *rows,
-            accumulation: *accumulation,
-            sequence: own.sequence,
-            recipe,
-            quantised: false,
-        };
-        cuts.iter().map(of).collect::<Vec<_>>()
-    })
-    .collect()
+    let of = |recipe| cuts.iter().map(move |rows| Candidate { rows: *rows, recipe, ..own });
+    recipes(config, machine).into_iter().flat_map(of).collect()
 }
 
 /// The values that the run would use by itself.
 fn own(config: &Config) -> Candidate {
-    let of = &config.training;
     Candidate {
-        rows: of.per_device_train_batch_size,
-        accumulation: of.gradient_accumulation_steps,
+        rows: config.micro_rows(),
         sequence: config.template.sequence_parallel_size,
         recipe: config.precision.recipe,
         quantised: false,
     }
 }
 
-/// Numbers of GPUs that may share a micro-batch, few first: each then has so many times as many of them, so that a step keeps
-/// its rows.
+/// Numbers of GPUs that may share a micro-batch, few first: `gradient_accumulation_steps` grows
+/// by the same factor, so that a step keeps its rows.
 fn sequences(config: &Config) -> Vec<u32> {
     let open = !config.is_written(SEQUENCE) && !config.is_written(ACCUMULATION);
     let ranks = config.local_ranks() as u32;
@@ -205,10 +194,13 @@ fn recipes(config: &Config, machine: &Machine) -> Vec<Recipe> {
     all
 }
 
+/// The options of a candidate. Where several GPUs share a row, a step of each has as many more.
 fn with(config: &Config, of: Candidate) -> Config {
     let mut config = config.clone();
-    config.training.per_device_train_batch_size = of.rows;
-    config.training.gradient_accumulation_steps = of.accumulation;
+    if config.splits_freely() {
+        config = split::with_rows(&config, of.rows, String::new());
+    }
+    config.training.gradient_accumulation_steps *= of.sequence / config.template.sequence_parallel_size;
     config.template.sequence_parallel_size = of.sequence;
     config.precision.recipe = of.recipe;
     config.qlora.qlora_bnb |= of.quantised;
@@ -216,31 +208,24 @@ fn with(config: &Config, of: Candidate) -> Config {
 }
 
 /// Plans with each candidate: those that fit.
-fn tried(config: &Config, all: &[Candidate], planned: impl Fn(&Config) -> Result<Preview>) -> Vec<Tried> {
-    let plan = |of: &Candidate| {
-        let preview = planned(&with(config, *of)).ok()?;
-        let waits = preview.program.plan.iter().any(|of| of.entry == EntryKind::FirstMicroStep && of.choice.saves());
-        let (tokens_per_second, bytes) = (preview.estimate().tokens_per_second, preview.memory_bytes());
-        Some(Tried { of: *of, tokens_per_second, bytes, waits })
-    };
-    all.iter().filter_map(plan).collect()
+fn tried(config: &Config, all: &[Candidate], fits: impl Fn(&[Config]) -> Vec<Option<Fit>>) -> Vec<Tried> {
+    let options: Vec<Config> = all.iter().map(|of| with(config, *of)).collect();
+    all.iter().zip(fits(&options)).filter_map(|(of, fit)| Some(Tried { of: *of, fit: fit? })).collect()
 }
 
 /// The fastest; among those that are as fast, the smallest. Eight bits, and codes where plans without them fit, count less
 /// than they gain.
 fn best(found: &[Tried]) -> Option<Tried> {
     let all_in_codes = found.iter().all(|of| of.of.quantised);
-    let speed = |of: &Tried| {
+    let worth = |of: &Tried| {
         let of_codes = if of.of.quantised && !all_in_codes { WORTH_CODES } else { 1.0 };
         let of_recipe = if of.of.recipe == Recipe::Bf16 { 1.0 } else { WORTH_EIGHT_BITS };
-        of.tokens_per_second / of_codes / of_recipe
+        Fit { tokens_per_second: of.fit.tokens_per_second / of_codes / of_recipe, ..of.fit }
     };
-    let most = found.iter().map(speed).fold(0.0, f64::max);
-    let near = found.iter().filter(|of| speed(of) >= AS_FAST * most);
-    near.min_by_key(|of| of.bytes).copied()
+    split::best(&found.iter().map(worth).collect::<Vec<_>>()).map(|index| found[index])
 }
 
-fn reasons(config: &Config, best: Tried, found: &[Tried], split: (usize, &str), machine: &Machine) -> Reasons {
+fn reasons(config: &Config, best: Tried, found: &[Tried], machine: &Machine) -> Reasons {
     let mut chosen = Reasons::new();
     let mut choose = |name: &str, value: Value, because: &str| {
         if !config.is_written(name) {
@@ -248,15 +233,10 @@ fn reasons(config: &Config, best: Tried, found: &[Tried], split: (usize, &str), 
         }
     };
     let own = own(config);
-    let because = match config.is_written(BATCH) || config.is_written(ACCUMULATION) {
-        true => format!("{} rows per step, as given", own.rows * own.accumulation),
-        false => cut_reason(best, own, found, split, machine),
-    };
-    choose(BATCH, json!(best.of.rows), &because);
-    choose(ACCUMULATION, json!(best.of.accumulation), &because);
     if best.of.sequence != own.sequence {
         let because = "no split of the step fits where every GPU has rows of its own; the rows of a step stay the same";
         choose(SEQUENCE, json!(best.of.sequence), because);
+        choose(ACCUMULATION, json!(with(config, best.of).training.gradient_accumulation_steps), because);
     }
     let because = match best.of.recipe == own.recipe {
         true => "the fastest that is built and that this machine has the units for",
@@ -270,11 +250,12 @@ fn reasons(config: &Config, best: Tried, found: &[Tried], split: (usize, &str), 
     };
     choose("recipe", json!(best.of.recipe.name()), because);
     if best.of.quantised {
-        let because = match found.iter().filter(|of| !of.of.quantised).map(|of| of.tokens_per_second).reduce(f64::max) {
+        let without = found.iter().filter(|of| !of.of.quantised).map(|of| of.fit.tokens_per_second);
+        let because = match without.reduce(f64::max) {
             None => "with frozen weights in bf16 no plan fits".to_owned(),
             Some(other) => format!(
                 "faster by the plan: {:.0} tokens per second instead of {other:.0} with frozen weights in bf16",
-                best.tokens_per_second
+                best.fit.tokens_per_second
             ),
         };
         choose("qlora_bnb", json!(true), &because);
@@ -282,23 +263,21 @@ fn reasons(config: &Config, best: Tried, found: &[Tried], split: (usize, &str), 
     chosen
 }
 
-/// The reason for the chosen division of a step into micro-batches, in one line.
-///
-/// `split`: how many splits do not fit, and the rows of a step in words.
-fn cut_reason(best: Tried, own: Candidate, found: &[Tried], split: (usize, &str), machine: &Machine) -> String {
-    let (refused, rows) = split;
-    let gib = best.bytes as f64 / (1u64 << 30) as f64;
-    let mut text = format!("{rows}; {gib:.2} GiB on {}", machine.name);
+/// The reason for the chosen split of a step, in one line; `refused`: how many splits do not fit.
+fn cut_reason(best: Tried, own: Candidate, found: &[Tried], refused: usize, machine: &Machine) -> String {
+    let gib = |of: Fit| of.bytes as f64 / (1u64 << 30) as f64;
+    let mut text = format!("{:.2} GiB on {}", gib(best.fit), machine.name);
     // Rates of a CPU are those of another one: they put candidates in order, and are not worth a figure.
     if machine.arch != Arch::Cpu {
-        text += &format!(", {:.0} tokens per second expected", best.tokens_per_second);
+        let speed = best.fit.tokens_per_second;
+        text += &format!(", {speed:.0} tokens per second expected");
         if let Some(other) = found.iter().find(|of| of.of == own).filter(|other| other.of != best.of) {
-            let (speed, size) = (other.tokens_per_second, other.bytes as f64 / (1u64 << 30) as f64);
-            text += &match speed > best.tokens_per_second {
+            let before = other.fit.tokens_per_second;
+            text += &match before > speed {
                 true => {
-                    format!(", as fast as {} × {} ({speed:.0}), which takes {size:.2} GiB", own.rows, own.accumulation)
+                    format!(", as fast as {} at once ({before:.0}), which take {:.2} GiB", own.rows, gib(other.fit))
                 }
-                false => format!(", {speed:.0} at {} × {}", own.rows, own.accumulation),
+                false => format!(", {before:.0} with {} at once", count(own.rows.into(), "row")),
             };
         }
     }

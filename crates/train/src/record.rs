@@ -87,7 +87,7 @@ pub fn manifest(place: &RunFolder, trainer: &mut Trainer) -> Result<Value> {
 /// Seconds of an optimizer step as the plan reckons them; none where the machine's rates are those of another.
 fn planned_seconds(trainer: &mut Trainer, program: &Program) -> Result<Option<f64>> {
     let Some(shapes) = trainer.shapes()? else { return Ok(None) };
-    let accumulation = trainer.config.training.gradient_accumulation_steps as usize;
+    let accumulation = trainer.config.micro_steps() as usize;
     let expected = Expected { program, shapes: &shapes, accumulation };
     Ok(program.machine.origin.has_ceilings().then(|| expected.estimate().step_seconds))
 }
@@ -135,7 +135,7 @@ impl Trainer {
     pub(crate) fn far_above(&mut self) -> Result<Vec<String>> {
         let program = self.engine()?.program().clone();
         let Some(shapes) = self.shapes()? else { return Ok(Vec::new()) };
-        let accumulation = self.config.training.gradient_accumulation_steps as usize;
+        let accumulation = self.config.micro_steps() as usize;
         let found = Expected { program: &program, shapes: &shapes, accumulation }.far_above();
         let borrowed = program.machine.origin.borrowed().filter(|_| program.machine.arch != Arch::Cpu);
         let borrowed = borrowed.map(|what| format!("{what}; `surogate doctor --calibrate` measures this one"));
@@ -176,6 +176,8 @@ impl Known<'_> {
         let mut choose = chooser(config, &mut reasons);
         choose("device", json!(self.device), self.because);
         choose("model_type", json!(self.source.model_type()), "the model's configuration");
+        let because = config.micro_batch.as_ref().map_or("`per_device_train_batch_size`", |of| of.because.as_str());
+        choose("micro_batch_size", json!(config.micro_rows()), because);
         if let Some(positions) = self.source.max_positions() {
             choose("max_model_len", json!(positions), "the model's configuration");
         }

@@ -15,6 +15,7 @@ use crate::error::{Result, TrainError};
 use crate::quantised_base;
 use crate::run_folder::RunFolder;
 use crate::source::ModelSource;
+use crate::split;
 use crate::trainer::{Trainer, is_run_id};
 use crate::written::Record;
 
@@ -163,8 +164,8 @@ fn named(config: &Config, place: &RunFolder, folder: &Path) -> Result<Start> {
     Ok(start)
 }
 
-/// The options with what was chosen when the run began, by `apply_recommended_values` and for the length of rows: a
-/// resumed run does not choose again.
+/// The options with what was chosen when the run began, by `apply_recommended_values`, for the length of rows and for the
+/// split of a step: a resumed run does not choose again.
 pub fn as_begun(config: &Config, checkpoint: &Checkpoint) -> Arc<Config> {
     let state = &checkpoint.state;
     let mut config = match config.run.apply_recommended_values {
@@ -172,6 +173,7 @@ pub fn as_begun(config: &Config, checkpoint: &Checkpoint) -> Arc<Config> {
         false => config.clone(),
     };
     config.kept_sequence_len = state.resolved["sequence_len"].as_u64().map(|tokens| tokens as usize);
+    split::kept(&mut config, &state.options, &state.resolved);
     Arc::new(config)
 }
 

@@ -85,7 +85,7 @@ impl Trainer {
         if self.rollouts.is_some() {
             return self.next_samples();
         }
-        let accumulation = self.config.training.gradient_accumulation_steps as usize;
+        let accumulation = self.config.micro_steps() as usize;
         let Some(feed) = &mut self.feed else {
             let problems = self.config.check_datasets();
             return Err(TrainError::Config(problems));

@@ -102,7 +102,7 @@ impl Teacher {
     /// The note on how its distributions reach the loss.
     pub(crate) fn note(&self, config: &Config, tokens: usize) -> String {
         let name = config.distillation.teacher.as_deref().unwrap_or_default();
-        let rows = config.training.per_device_train_batch_size as usize;
+        let rows = config.micro_rows() as usize;
         // A probability with its token takes two numbers.
         let bytes = rows * tokens * self.width * size_of::<f32>() * if self.is_top { 2 } else { 1 };
         let bytes = words::size(bytes);

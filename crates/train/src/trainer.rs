@@ -209,7 +209,7 @@ impl Trainer {
     pub(crate) fn restore(&mut self, checkpoint: &Checkpoint) -> Result<Vec<String>> {
         let state = &checkpoint.state;
         self.take_up(state)?;
-        let rows = self.config.training.per_device_train_batch_size as usize;
+        let rows = self.config.micro_rows() as usize;
         let mut variants: Vec<Variant> = state.shapes.iter().map(Variant::from).collect();
         if variants.iter().any(|variant| variant.batch != rows) {
             variants = match &self.feed {
@@ -468,7 +468,7 @@ const BYTES_PER_TOKEN: usize = 5 * size_of::<i32>();
 /// Refuses micro-batches that do not fit by themselves, before the loader makes any. What does fit is
 /// judged by the memory plan.
 fn check_batch_size(config: &Config, sequence_len: usize, memory: usize) -> Result<()> {
-    let rows = config.training.per_device_train_batch_size as usize;
+    let rows = config.micro_rows() as usize;
     let bytes = rows.saturating_mul(sequence_len).saturating_mul(BYTES_PER_TOKEN * (1 + crate::feed::PREFETCH));
     if bytes <= memory {
         return Ok(());

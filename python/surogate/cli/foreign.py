@@ -195,6 +195,7 @@ def _common(source: Source, draft: Draft) -> None:
     source.put("optimizer", "optim", "optimizer", by=_optimizer)
     source.put("lr_scheduler_type", "lr_scheduler", "lr_scheduler_type", by=lambda of: SCHEDULES.get(str(of)))
     source.put("train_seed", "seed")
+    source.put("per_device_train_batch_size", "micro_batch_size", "batch_size")
     source.put("new_tokens", "tokens", "add_tokens", "new_special_tokens", by=_names)
     source.put("modules_to_save", "lora_modules_to_save", "additional_target", by=_names)
     source.put("max_steps", "max_steps", by=lambda of: of if of else -1)

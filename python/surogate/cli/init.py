@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import textwrap
 from argparse import Namespace
 from collections.abc import Callable
@@ -36,7 +37,10 @@ SAMPLES = 1000
 STEPS = 20
 
 #: Options that say how many steps there are.
-OF_STEPS = {"max_steps", "per_device_train_batch_size", "gradient_accumulation_steps"}
+PAIR = ("per_device_train_batch_size", "gradient_accumulation_steps")
+OF_STEPS = {"max_steps", "batch_size", *PAIR}
+#: Tasks whose losses compare the rows of a micro-batch, or that sample answers for them.
+OF_WINDOWS = {"grpo", "kto", "orpo", "cpo"}
 
 #: Why the plan does not use the data.
 NOT_READ = "only the first rows of the data are read here"
@@ -117,8 +121,8 @@ def draft(model: str, dataset: str, task: str, machine: str | None, overrides: l
     else:
         data, rows, changes = _data(base, task, overrides)
     base |= changes
-    plan, rows, accumulation = _plan(base, task, overrides, machine, rows)
-    return _text(base, task, overrides, data, plan, rows, accumulation)
+    plan, cut = _plan(base, task, overrides, machine, rows)
+    return _text(base, task, overrides, data, plan, cut)
 
 
 def _look_at_prompts(base: dict[str, Any], task: str, overrides: list[Override]) -> Callable[[dict[str, Any]], tuple[str, str]]:
@@ -172,26 +176,29 @@ def _data(base: dict[str, Any], task: str, overrides: list[Override]) -> tuple[s
 
 def _plan(
     base: dict[str, Any], task: str, overrides: list[Override], machine: str | None, step: int
-) -> tuple[dict[str, Any], int, int]:
-    """The fastest split of a step: (plan, rows per micro-batch, micro-batches)."""
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """The plan, and the options that say how many rows a step has: those of all devices, whose split is left to the plan, or
+    the fastest split where the loss compares the rows of a micro-batch."""
     given = dict(overrides)
-    if "per_device_train_batch_size" in given or "gradient_accumulation_steps" in given:
-        splits = [(0, 0)]
-    else:
-        splits = [(step >> power, 1 << power) for power in range(step.bit_length())]
+    cuts: list[dict[str, int]] = [{PAIR[0]: step >> power, PAIR[1]: 1 << power} for power in range(step.bit_length())]
+    if "batch_size" in given or any(name in given for name in PAIR):
+        cuts = [{}]
+    elif task not in OF_WINDOWS and (devices := _devices(given, machine)):
+        of_all = {"batch_size": step * devices}
+        cuts = [of_all, {**of_all, "micro_batch_size": 1}]
     found, refused = [], None
-    for rows, accumulation in splits:
-        cut = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": accumulation} if rows else {}
+    for cut in cuts:
+        if found and "micro_batch_size" in cut:
+            break
         config = with_teacher(load_config({**base, **cut}, task, overrides), weights=False)
         folder, ir = open_source(config, weights=False)
         try:
-            with waiting(f"planning {rows} × {accumulation} rows per step"):
+            with waiting(f"planning {' × '.join(map(str, cut.values()))} rows per step"):
                 text = _native.preview("plan.json", config, folder, ir, machine, site_packages(), [NOT_READ])
         except MemoryPlanError as error:
             refused = error
             continue
-        plan = json.loads(text)
-        found.append((plan, plan["batch"], plan["gradient_accumulation_steps"]))
+        found.append((json.loads(text), cut))
     if not found:
         assert refused is not None, "every split was planned or rejected"
         raise refused
@@ -201,16 +208,23 @@ def _plan(
     return min(near, key=lambda of: of[0]["memory_bytes"])
 
 
+def _devices(given: dict[str, str], machine: str | None) -> int:
+    """The devices that the options or the machine name; 0 where they are as many as there are at the start."""
+    named = re.match(r"(\d+)x", machine or "")
+    return int(named[1]) if named else int(given.get("gpus", "1"))
+
+
 def _text(
     base: dict[str, Any],
     task: str,
     overrides: list[Override],
     data: str,
     plan: dict[str, Any],
-    rows: int,
-    accumulation: int,
+    cut: dict[str, int],
 ) -> str:
     given = dict(overrides)
+    cut = cut or {name: int(given[name]) for name in ("batch_size", *PAIR) if name in given}
+    step = cut.get("batch_size", plan["batch"] * plan["micro_steps"])
     machine, estimate = plan["machine"], plan["estimate"]
     share = f"{plan['memory_bytes'] / _GIB:.2f} of {machine['memory'] / _GIB:.0f} GiB"
     on_gpu = machine["arch"] != "cpu"
@@ -235,14 +249,13 @@ def _text(
         _pair("sequence_len", given.pop("sequence_len", base.get("sequence_len"))),
         *_unpacked(base),
         _remark(
-            f"Rows per micro-batch × micro-batches = {rows * accumulation} {'answers' if task == 'grpo' else 'rows'} per step. "
-            f"Planned for {machine['name']}: {share}{speed}."
+            f"{step} {'answers' if task == 'grpo' else 'rows'} per step{'' if 'batch_size' in cut else ' on each device'}, "
+            f"{plan['batch']} at once. Planned for {machine['name']}: {share}{speed}."
         ),
-        _pair("per_device_train_batch_size", rows),
-        _pair("gradient_accumulation_steps", accumulation),
+        *[_pair(name, value) for name, value in cut.items()],
         "",
     ]
-    for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+    for name in cut:
         given.pop(name, None)
     lora = given.get("lora", "false" if task == "pt" else "true") == "true"
     defaults: list[tuple[str, str, str]] = [

@@ -70,9 +70,9 @@ class Wanted:
     gpus: int
     timeout: int
     max_restarts: int
-    #: Micro-batches that each rank accumulates.
+    #: Micro-batches that each rank accumulates; its rows of a step where `batch_size` gives those of all.
     accumulation: int
-    #: Whether the engine derives that from `train_batch_size`.
+    #: Whether the engine divides the rows of `batch_size`.
     divides_rows: bool
     output_dir: str
 

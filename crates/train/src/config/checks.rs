@@ -43,10 +43,7 @@ pub(super) fn check_options(config: &Config, reader: &mut Reader) {
         let hint = Some("remove `none`, or the others".to_string());
         reader.report("report_to", "`report_to` has `none` next to trackers", hint);
     }
-    if config.training.train_batch_size.is_some() && reader.is_written("gradient_accumulation_steps") {
-        let message = "`train_batch_size` and `gradient_accumulation_steps` both say how many micro-batches a step has";
-        reader.report("train_batch_size", message, Some("remove one of them".to_owned()));
-    }
+    check_rows(config, reader);
     if !config.logging.has_valid_metrics_address() {
         let hint =
             Some("such as `9400`, `127.0.0.1:9400`, or `0.0.0.0:9400` for every network of the machine".to_owned());
@@ -749,5 +746,35 @@ impl Config {
             Some(_) => Vec::new(),
             None => vec![self.mistake("datasets", "`datasets` is required: there is nothing to train on", hint)],
         }
+    }
+}
+
+/// Numbers of rows that say the same twice, or that have another meaning in other trainers.
+fn check_rows(config: &Config, reader: &mut Reader) {
+    const PAIR: [&str; 2] = ["per_device_train_batch_size", "gradient_accumulation_steps"];
+    let of = &config.training;
+    if let (Some(rows), Some(other)) = (of.batch_size, PAIR.iter().find(|name| reader.is_written(name))) {
+        let message = format!("`batch_size: {rows}` next to `{other}`: both say how many rows a step has");
+        let hint = "`batch_size` counts the rows of all devices; remove one of them";
+        reader.report("batch_size", message, Some(hint.to_owned()));
+    }
+    if let Setting::Value(rows) = of.micro_batch_size
+        && of.batch_size.is_none()
+        && !reader.is_written(PAIR[0])
+    {
+        let message = format!(
+            "`micro_batch_size: {rows}` alone may mean the rows of a micro-step, as here, or a factor of the rows of a step, as in \
+             Axolotl"
+        );
+        let hint = format!(
+            "for the latter write `{}: {rows}`; for the former say also how many rows a step has, with `batch_size` or \
+             `{}`",
+            PAIR[0], PAIR[0]
+        );
+        reader.report("micro_batch_size", message, Some(hint));
+    } else if of.batch_size.is_none()
+        && let Some((path, message, hint)) = config.wrong_micro_batch()
+    {
+        reader.report(path, message, Some(hint));
     }
 }

@@ -13,7 +13,8 @@ const STREAMING: &str =
 const FOREIGN: &[(&[&str], Help)] = &[
     (&["lr"], Name("learning_rate")),
     (&["base_model", "model_name_or_path", "pretrained_model_name_or_path", "model_path", "model_id"], Name("model")),
-    (&["micro_batch_size", "batch_size", "per_device_batch_size"], Name("per_device_train_batch_size")),
+    (&["per_device_batch_size"], Name("per_device_train_batch_size")),
+    (&["train_batch_size", "global_batch_size"], Name("batch_size")),
     (&["gradient_accumulation", "accumulation_steps"], Name("gradient_accumulation_steps")),
     (&["packing", "pack", "neat_packing"], Name("sample_packing")),
     (&["load_in_4bit"], Say("`qlora_bnb: true` keeps the frozen weights in 4 bits, `qlora_fp4: true` in FP4")),

@@ -382,6 +382,12 @@ impl Preferences {
 }
 
 impl Config {
+    /// The option by which the loss compares the rows of a micro-batch, if one does.
+    pub(super) fn compared_rows(&self) -> Option<String> {
+        let of = &self.preferences;
+        reason_to_compare(self.task, &of.loss_type, of.cpo_alpha, of.nll)
+    }
+
     /// Returns what a user of a task of preferences should know, a sentence each.
     pub(crate) fn notes_on_preferences(&self) -> Vec<String> {
         let (of, task) = (&self.preferences, self.task);

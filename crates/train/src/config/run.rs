@@ -13,9 +13,9 @@ options! {
         /// Name of the run in logs and file names. `auto` derives it from the model and the time.
         run_name: Setting<String> = auto, resumable;
         /// Set options that you left out to the values that the plan finds best for this machine, and print each choice
-        /// with its reason: the split of a step into micro-batches (the number of rows stays the same, unless the data
-        /// would make fewer than 20 steps), `recipe`, `sample_packing`, with adapters `qlora_bnb`, and if the run does not
-        /// fit otherwise, `sequence_parallel_size`. A resumed run keeps its first choices.
+        /// with its reason: `recipe`, `sample_packing`, with adapters `qlora_bnb`, fewer rows in a step if the data would make
+        /// fewer than 20 steps, and if the run does not fit otherwise, `sequence_parallel_size`. A resumed run keeps its
+        /// first choices.
         apply_recommended_values: bool = false;
         /// Passes over the training data; the last may be a part of one, such as 0.5 or 1.25. `max_steps` takes
         /// precedence.

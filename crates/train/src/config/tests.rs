@@ -722,12 +722,51 @@ fn no_text_makes_the_loader_panic() {
 #[test]
 fn rows_of_a_step_are_divided_over_any_number_of_gpus() {
     let of = |gpus: u32| {
-        let text = format!("model: m\ngpus: {gpus}\nper_device_train_batch_size: 2\ntrain_batch_size: 12\n");
-        good(&text).with_visible_gpus(6).map(|config| config.training.gradient_accumulation_steps)
+        let text = format!("model: m\ngpus: {gpus}\nbatch_size: 12\n");
+        let divided = good(&text).with_visible_gpus(12)?;
+        Ok::<_, Vec<Problem>>((divided.device_rows(), divided.micro_rows()))
     };
-    assert_eq!([1, 2, 3, 6, 0].map(|gpus| of(gpus).unwrap()), [6, 3, 2, 1, 1]);
-    let problem = &of(4).unwrap_err()[0];
-    assert!(problem.to_string().contains("`train_batch_size: 12` is no multiple of 8"), "{problem}");
-    let both = "model: m\ntrain_batch_size: 8\ngradient_accumulation_steps: 4\n";
-    assert!(reported(both).contains("both say how many micro-batches"));
+    let divided = [1, 2, 3, 4, 6, 0].map(|gpus| of(gpus).unwrap());
+    assert_eq!(divided, [(12, 2), (6, 2), (4, 2), (3, 1), (2, 2), (1, 1)]);
+    let problem = &of(5).unwrap_err()[0];
+    assert!(problem.to_string().contains("`batch_size: 12` is no multiple of 5"), "{problem}");
+    for other in ["gradient_accumulation_steps: 4", "per_device_train_batch_size: 4"] {
+        assert!(reported(&format!("model: m\nbatch_size: 8\n{other}\n")).contains("both say how many rows"));
+    }
+}
+
+#[test]
+fn rows_of_a_micro_step_divide_those_of_a_step() {
+    let split = |text: &str| {
+        let config = good(&format!("model: m\n{text}")).with_visible_gpus(1)?;
+        Ok::<_, Vec<Problem>>((config.micro_rows(), config.micro_steps()))
+    };
+    let pair = "per_device_train_batch_size: 2\ngradient_accumulation_steps: 6\n";
+    assert_eq!(split(pair).unwrap(), (2, 6), "as written, before a plan has chosen");
+    for (rows, steps) in [(1, 12), (3, 4), (12, 1)] {
+        assert_eq!(split(&format!("{pair}micro_batch_size: {rows}\n")).unwrap(), (rows, steps));
+    }
+    assert_eq!(split("batch_size: 12\nmicro_batch_size: 4\n").unwrap(), (4, 3));
+    let problem = &split("batch_size: 12\nmicro_batch_size: 5\n").unwrap_err()[0];
+    assert!(problem.to_string().contains("does not divide the 12 rows"), "{problem}");
+    let text = reported(&format!("model: m\n{pair}micro_batch_size: 8\n"));
+    assert!(text.contains("does not divide the 12 rows") && text.contains("1, 2, 3, 4, 6, 12"), "{text}");
+}
+
+#[test]
+fn rows_of_a_micro_step_alone_are_refused_with_both_meanings() {
+    for more in ["", "gradient_accumulation_steps: 4\n"] {
+        let text = reported(&format!("model: m\nmicro_batch_size: 2\n{more}"));
+        assert!(text.contains("as in Axolotl") && text.contains("`per_device_train_batch_size: 2`"), "{text}");
+    }
+}
+
+#[test]
+fn losses_that_compare_rows_keep_their_micro_batches() {
+    let text = |more: &str| format!("model: m\nlora: true\nper_device_train_batch_size: 4\n{more}");
+    let kto = |more: &str| Config::load(&text(more), "run.yaml", Task::Kto, &[]);
+    assert!(!kto("").unwrap().splits_freely());
+    let problem = &kto("micro_batch_size: 2\n").unwrap_err()[0];
+    assert!(problem.to_string().contains("`loss_type: kto`"), "{problem}");
+    assert!(kto("micro_batch_size: 4\n").is_ok());
 }

@@ -1,18 +1,25 @@
 //! Options of the training loop: batch sizes, number of steps, evaluation.
 
 use super::cadence::Strategy;
-use options::options;
+use options::{Setting, options};
 
 options! {
     /// Batch size, number of steps, evaluation.
     pub struct Training: "Training loop" {
-        /// Rows per micro-batch on each GPU.
+        /// Rows of a step on each GPU are this × `gradient_accumulation_steps`. `micro_batch_size` says how many of them are
+        /// worked on at once.
         per_device_train_batch_size: u32 = 2, min = 1, max = 1048576;
-        /// Micro-batches per step. A step trains on batch size × this × GPUs rows; the last of an epoch may have fewer.
+        /// The other factor of the rows of a step. A step trains on batch size × this × GPUs rows; the last of an epoch may
+        /// have fewer.
         gradient_accumulation_steps: u32 = 4, min = 1, max = 1048576;
-        /// Rows of a step on all GPUs of all nodes, in place of `gradient_accumulation_steps`, which follows from it: the same
-        /// file then makes the same steps on any number of GPUs that divides them, also on resume.
-        train_batch_size: Option<u32> = null, min = 1, max = 1048576, resumable;
+        /// Rows of a step on all GPUs of all nodes, in place of the two options above: the same file then makes the same
+        /// steps on any number of GPUs that divides them, also on resume.
+        batch_size: Option<u32> = null, min = 1, max = 1048576, resumable;
+        /// Rows that a GPU works on at once, in one micro-step. `auto`: the split of a step that fits and that the plan
+        /// expects to be fastest; on a CPU, and for losses that compare the rows of a micro-batch,
+        /// `per_device_train_batch_size`. Sums are the same but for rounding; dropout draws other numbers. A number goes with
+        /// `per_device_train_batch_size` or `batch_size`, and divides the rows of a step on a GPU.
+        micro_batch_size: Setting<u32> = "auto", min = 1, max = 1048576, resumable;
         /// Number of steps. -1 derives it from `num_epochs` and the data.
         max_steps: i64 = -1, min = -1, resumable;
         /// NEFTune: add noise to the embeddings in training steps, uniform between ±alpha / √(tokens · hidden size),

@@ -118,9 +118,9 @@ impl Preview {
                 .collect(),
             recommended: config.recommended.clone(),
             recommendations: config.recommendations(),
-            rows: config.training.per_device_train_batch_size as usize,
+            rows: config.micro_rows() as usize,
             sequence_len: plan.sequence_len,
-            accumulation: config.training.gradient_accumulation_steps as usize,
+            accumulation: config.micro_steps() as usize,
             steps_of_round: config.reinforcement.num_iterations.max(1),
             shapes,
             unavailable: None,
@@ -149,6 +149,11 @@ impl Preview {
         };
         let run_seconds = of.run_seconds.map(|seconds| self.sampling.iter().fold(seconds, sampled));
         Estimate { run_seconds, ..of }
+    }
+
+    /// Tokens of documents that a step takes a second, those of a pipeline where the layers are in stages.
+    pub(crate) fn tokens_per_second(&self) -> f64 {
+        self.stages.as_ref().map_or_else(|| self.estimate().tokens_per_second, |stages| stages.tokens_per_second)
     }
 
     pub(crate) fn expected(&self) -> Expected<'_> {

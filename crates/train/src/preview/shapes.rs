@@ -50,7 +50,7 @@ pub struct Shapes {
 
 impl Shapes {
     pub fn new(config: &Config, plan: &Plan, source: &ModelSource, data: Option<&Encoded>) -> Result<Shapes> {
-        let rows = config.training.per_device_train_batch_size as usize;
+        let rows = config.micro_rows() as usize;
         let is_small = rows.saturating_mul(plan.sequence_len) <= MOST_TOKENS;
         match data.filter(|encoded| is_small && encoded.longest() <= plan.sequence_len) {
             Some(encoded) => Shapes::of_data(config, plan, encoded),

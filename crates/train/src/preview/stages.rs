@@ -46,7 +46,7 @@ pub struct Stages {
     stages: Vec<Stage>,
     accumulation: usize,
     step: f64,
-    tokens_per_second: f64,
+    pub(super) tokens_per_second: f64,
     /// The reason why it does not fit, if it does not.
     sharded: Result<Sharded, String>,
 }

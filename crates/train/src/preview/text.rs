@@ -183,7 +183,7 @@ impl Preview {
             "machine": {"name": machine.name, "arch": machine.arch.to_string(), "memory": machine.memory},
             "batch": self.rows,
             "sequence_len": self.sequence_len,
-            "gradient_accumulation_steps": self.accumulation,
+            "micro_steps": self.accumulation,
             "shapes": self.shapes.variants.iter().zip(&self.shapes.shares).map(shape).collect::<Vec<Value>>(),
             "assumed": self.shapes.assumed,
             "data_away": self.unavailable,

@@ -29,6 +29,7 @@ mod resume;
 mod run;
 mod saved_modules;
 mod sha256;
+mod split;
 mod stages;
 mod stories;
 mod watch;

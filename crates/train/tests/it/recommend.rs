@@ -55,24 +55,20 @@ fn the_cut_of_a_step_follows_the_machine() {
         (std::slice::from_ref(&rows), &small, [2, 4]),
         // As fast either way: the smaller plan.
         (std::slice::from_ref(&short), &Machine::cpu(8 << 30, 4), [2, 4]),
-        (&[("gradient_accumulation_steps", json!(2))], &Machine::h200(), [2, 2]),
+        (&[("gradient_accumulation_steps", json!(2))], &Machine::h200(), [4, 1]),
     ];
     for (changed, machine, cut) in cases {
         let config = choose(changed, machine);
-        let of = &config.training;
-        let found = [of.per_device_train_batch_size, of.gradient_accumulation_steps];
-        assert_eq!(found, cut, "{changed:?} on {}: {:#?}", machine.name, config.recommendations());
+        let found = [config.micro_rows(), config.micro_steps()];
+        assert_eq!(found, cut, "{changed:?} on {}: {:#?}", machine.name, config.micro_batch);
     }
-    let lines = choose(std::slice::from_ref(&rows), &small).recommendations();
-    let begin = "Recommended: gradient_accumulation_steps: 4, per_device_train_batch_size: 2 (the same 8 rows";
-    let reported = lines[0].starts_with(begin) && lines[0].ends_with("; 2 of the possible splits do not fit)");
-    assert!(reported, "{lines:#?}");
+    let because = choose(std::slice::from_ref(&rows), &small).micro_batch.unwrap().because;
+    assert!(because.ends_with("; 2 of the possible splits do not fit"), "{because}");
 }
 
 #[test]
 fn a_step_keeps_its_rows_and_what_was_written_is_never_touched() {
-    let rows =
-        |config: &Config| config.training.per_device_train_batch_size * config.training.gradient_accumulation_steps;
+    let rows = Config::device_rows;
     for machine in [Machine::h200(), Machine::cpu(8 << 30, 2)] {
         assert_eq!(rows(&choose(&[], &machine)), 8, "the default");
         // The rows of a step follow from what was written and the other default: neither may change.
@@ -90,6 +86,7 @@ fn a_step_keeps_its_rows_and_what_was_written_is_never_touched() {
             ("gradient_accumulation_steps", json!(5)),
             ("sample_packing", json!(false)),
             ("recipe", json!("bf16")),
+            ("micro_batch_size", json!(1)),
             ("sequence_len", json!(64)),
         ];
         let config = choose(&given, &machine);
@@ -102,7 +99,9 @@ fn a_step_keeps_its_rows_and_what_was_written_is_never_touched() {
 fn without_the_option_nothing_is_chosen() {
     let folder = tempfile::tempdir().unwrap();
     let plain = options(&[("apply_recommended_values", json!(false))]);
-    assert_eq!(recommended(&plain, &qwen3(folder.path()), &Machine::h200(), None).unwrap(), plain);
+    let mut of = recommended(&plain, &qwen3(folder.path()), &Machine::h200(), None).unwrap();
+    assert_eq!(of.micro_batch.take().unwrap().value, json!(8), "the split of a step is always the plan's");
+    assert_eq!(of, plain);
 }
 
 #[test]
@@ -116,7 +115,7 @@ fn what_waits_on_the_host_is_left_to_the_plan() {
     ];
     let stays = [&full[..], &[("offload_optimizer", json!(false)), ("offload_grads", json!(false))]].concat();
     let at = |kib: usize| Machine { memory: kib << 10, context_bytes: 0, ..Machine::h200() };
-    let fits = |kib: usize| chosen(&choose(&stays, &at(kib))).contains_key("per_device_train_batch_size");
+    let fits = |kib: usize| choose(&stays, &at(kib)).micro_batch.is_some();
     // About the least memory in which the run fits as it is; just below it, something has to move.
     let (mut memory, mut enough) = (64, 1 << 20);
     while enough - memory > 1 + memory / 32 {
@@ -125,8 +124,7 @@ fn what_waits_on_the_host_is_left_to_the_plan() {
     }
     assert!(!fits(memory) && fits(enough));
     let config = choose(&full, &at(memory));
-    let found = chosen(&config);
-    assert!(found.contains_key("per_device_train_batch_size") && !found.contains_key("offload_optimizer"), "{found:?}");
+    assert!(config.micro_batch.is_some() && !chosen(&config).contains_key("offload_optimizer"), "{config:?}");
     let folder = tempfile::tempdir().unwrap();
     let preview = train::Preview::new(&config, &qwen3(folder.path()), &at(memory), None).unwrap();
     assert!(!preview.program.host_memory().is_empty());
@@ -141,8 +139,8 @@ fn gpus_share_a_micro_batch_only_where_nothing_else_fits() {
     };
     // About the least memory in which a row fits on one GPU.
     let fits = |mib: usize| {
-        let found = chosen(&at(&[], mib));
-        found.contains_key("per_device_train_batch_size") && !found.contains_key("sequence_parallel_size")
+        let found = at(&[], mib);
+        found.micro_batch.is_some() && !chosen(&found).contains_key("sequence_parallel_size")
     };
     let (mut memory, mut enough) = (1, 1 << 12);
     while enough - memory > 1 + memory / 32 {
@@ -151,9 +149,8 @@ fn gpus_share_a_micro_batch_only_where_nothing_else_fits() {
     }
     assert!(fits(enough) && !fits(memory));
     let config = at(&[], memory);
-    let of = &config.training;
-    let rows = of.per_device_train_batch_size * of.gradient_accumulation_steps;
-    assert_eq!((config.template.sequence_parallel_size, rows), (2, 16), "{:#?}", config.recommendations());
+    let found = (config.template.sequence_parallel_size, config.device_rows());
+    assert_eq!(found, (2, 16), "{:#?}", config.recommendations());
     let line = "Recommended: sequence_parallel_size: 2 (no split of the step fits where every GPU has rows of its own";
     assert!(config.recommendations().iter().any(|of| of.starts_with(line)), "{:#?}", config.recommendations());
     let folder = tempfile::tempdir().unwrap();
@@ -228,21 +225,20 @@ fn a_resumed_run_keeps_what_was_chosen() {
     let (ended, lines) = run(&output, json!({"max_steps": 8}), Some(4));
     assert!(matches!(ended, Ok(Outcome::Interrupted(_))), "{ended:?}");
     let reported: Vec<&String> = lines.lines.iter().filter(|line| line.starts_with("Recommended: ")).collect();
-    assert!(reported.iter().any(|line| line.contains("per_device_train_batch_size: ")), "{reported:?}");
+    assert!(reported.iter().any(|line| line.contains("sample_packing: ")), "{reported:?}");
     let before = resolved(&output);
-    assert!(before.len() >= 4, "{before:?}");
+    assert!(before.len() >= 2, "{before:?}");
 
     // What was recorded is another choice than this machine's: it is taken all the same.
     let state = output.join("checkpoint-4/state.json");
     let recorded: Value = serde_json::from_str(&std::fs::read_to_string(&state).unwrap()).unwrap();
-    let rows = recorded["recommended"]["per_device_train_batch_size"]["value"].as_u64().unwrap();
-    assert_eq!(recorded["options"]["per_device_train_batch_size"], json!(rows));
+    let rows = recorded["resolved"]["micro_batch_size"].as_u64().unwrap();
+    assert_eq!(8 % rows, 0, "{rows}");
     let (ended, lines) = run(&output, json!({"max_steps": 8, "resume_from_checkpoint": true}), None);
     assert!(matches!(ended, Ok(Outcome::Finished(_))), "{ended:?} {:?}", lines.lines);
     assert_eq!(resolved(&output), before);
     let opening = events(&output).into_iter().rfind(|event| event["event"] == "resume").unwrap();
-    assert_eq!(opening["options"]["per_device_train_batch_size"], json!(rows));
-    assert!(opening["because"]["per_device_train_batch_size"].is_string());
+    assert_eq!(opening["options"]["micro_batch_size"], json!(rows), "{opening}");
 }
 
 #[test]

@@ -38,7 +38,7 @@ def load(options: Mapping[str, Any]) -> RewardFunction:
     """Finds a function by its options. Errors: there is no such module or function."""
     name = options["function"]
     if ":" in name:
-        return _own(name)
+        return named(name)
     match name:
         case "number":
             return _number(options.get("field") or "answer")
@@ -48,11 +48,13 @@ def load(options: Mapping[str, Any]) -> RewardFunction:
             return _length(int(options["tokens"]))
         case "json":
             return is_json
+        case "environment":
+            return of_environments
     raise ConfigError(f"rewards: there is no function `{name}`")
 
 
-def _own(name: str) -> RewardFunction:
-    """The function of `module:name`, or of `file.py:name`."""
+def named(name: str, option: str = "rewards") -> Callable[..., Any]:
+    """The function or class of `module:name`, or of `file.py:name`, that an option names."""
     place, _, attribute = name.rpartition(":")
     try:
         if place.endswith(".py"):
@@ -66,12 +68,12 @@ def _own(name: str) -> RewardFunction:
                 sys.path.append(str(Path.cwd()))
             module = importlib.import_module(place)
     except Exception as error:
-        raise ConfigError(f"rewards: `{name}`: {place} cannot be imported: {type(error).__name__}: {error}") from None
+        raise ConfigError(f"{option}: `{name}`: {place} cannot be imported: {type(error).__name__}: {error}") from None
     function = getattr(module, attribute, None)
     if not callable(function):
-        known = [of for of, value in vars(module).items() if inspect.isfunction(value) and not of.startswith("_")]
+        known = [of for of, value in vars(module).items() if (inspect.isfunction(value) or inspect.isclass(value)) and not of.startswith("_")]
         hint = f"; it has {', '.join(sorted(known))}" if known else ""
-        raise ConfigError(f"rewards: `{name}`: {place} has no function `{attribute}`{hint}")
+        raise ConfigError(f"{option}: `{name}`: {place} has no function or class `{attribute}`{hint}")
     return function
 
 
@@ -123,6 +125,13 @@ def _parses(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def of_environments(environments: Sequence[Any], **_: Any) -> list[float]:
+    """The attribute `reward` of each answer's environment."""
+    if lacking := next((of for of in environments if not hasattr(of, "reward")), None):
+        raise ConfigError(f"rewards: `environment`: {type(lacking).__name__} has no attribute `reward`")
+    return [of.reward for of in environments]
 
 
 def _length(tokens: int) -> RewardFunction:

@@ -26,6 +26,14 @@ options! {
         top_k: u64 = 0;
         /// Sample from tokens that are at least this much as probable as the likeliest.
         min_p: Option<f64> = null, min = 0, max = 1;
+        /// `module:name` or `file.py:name` of a Python class, of which each answer has an object: its method `step` gets the
+        /// text of a turn and returns the messages that follow, or None at the end. Null: an answer is one turn.
+        environment: Option<String> = null;
+        /// Turns of an answer at most, with `environment`.
+        max_turns: u64 = 8, min = 1, max = 1024;
+        /// Maximum tokens of one turn, with `environment`. Null: what is left of `max_completion_length`, in which the turns
+        /// and what the environment says between them have to find room.
+        max_turn_length: Option<u64> = null, min = 1;
         /// Updates with the answers of one step.
         num_iterations: u64 = 1, min = 1, max = 1000;
         /// Distance below 1 at which the ratio of the new to the old probability is clipped.
@@ -76,7 +84,7 @@ options! {
 options! {
     /// A function that judges answers.
     pub struct RewardFunction: "Reward" {
-        /// `module:name` of a Python function, or one of `number`, `regex`, `json`, `length`.
+        /// `module:name` of a Python function, or one of `number`, `regex`, `json`, `length`, `environment`.
         function: String = required;
         /// Weight of its rewards in their sum.
         weight: f64 = 1.0;
@@ -177,6 +185,7 @@ pub(super) fn check_reinforcement(config: &Config, reader: &mut Reader) {
         return;
     }
     check_rewards(of, reader);
+    check_environment(of, reader);
     let mut report = |path: &str, message: String, hint: &str| {
         if !reader.is_faulty(path) {
             reader.report(path, message, Some(hint.into()));
@@ -207,6 +216,28 @@ pub(super) fn check_reinforcement(config: &Config, reader: &mut Reader) {
     }
 }
 
+/// Says whether a text names something in a Python module or file.
+fn is_name(text: &str) -> bool {
+    text.split_once(':').is_some_and(|(module, name)| !module.is_empty() && !name.is_empty())
+}
+
+/// Contradictions of the options of environments.
+fn check_environment(of: &Reinforcement, reader: &mut Reader) {
+    let given = [("max_turns", of.max_turns != 8), ("max_turn_length", of.max_turn_length.is_some())];
+    for (name, _) in given.iter().filter(|(_, is_given)| *is_given && of.environment.is_none()) {
+        let message = format!("`{name}` has no effect without `environment`");
+        reader.report(name, message, Some("set `environment`, or remove it".to_owned()));
+    }
+    if let Some(name) = of.environment.as_ref().filter(|name| !is_name(name)) {
+        let message = format!("`environment` is `{name}`, expected `module:name`");
+        reader.report(
+            "environment",
+            message,
+            Some("name a class of a Python module, such as `my_game:Game`".to_owned()),
+        );
+    }
+}
+
 /// Contradictions within the list of reward functions.
 fn check_rewards(of: &Reinforcement, reader: &mut Reader) {
     let mut report = |path: &str, message: String, hint: &str| {
@@ -217,8 +248,13 @@ fn check_rewards(of: &Reinforcement, reader: &mut Reader) {
     for (index, reward) in of.rewards.iter().flatten().enumerate() {
         let place = |name: &str| format!("rewards[{index}].{name}");
         let function = reward.function.as_str();
-        let known = ["number", "regex", "json", "length"];
-        let is_own = function.split_once(':').is_some_and(|(module, name)| !module.is_empty() && !name.is_empty());
+        let known = ["number", "regex", "json", "length", "environment"];
+        let is_own = is_name(function);
+        if function == "environment" && of.environment.is_none() {
+            let message =
+                format!("`rewards[{index}].function: environment` is the reward of an environment, and there is none");
+            report(&place("function"), message, "set `environment`, or take another function");
+        }
         if !is_own && !known.contains(&function) {
             let message = format!(
                 "`rewards[{index}].function` is `{function}`, expected `module:name` or one of {}",

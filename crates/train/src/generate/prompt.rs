@@ -7,7 +7,7 @@ use std::sync::Arc;
 use data::Tokenizer;
 use data::sequence_images::SequenceImages;
 use data::template::{ChatTemplate, Conversation, clock_now};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::defaults::Defaults;
 use super::images::PromptImages;
@@ -98,6 +98,34 @@ impl PromptEncoder {
         let border = encoded.offsets[..after].iter().position(|(_, end)| *end > beginning.len()).unwrap_or(after);
         let ids = |part: &[u32]| part.iter().map(|id| *id as i32).collect();
         Ok((ids(&encoded.ids[..border]), ids(&encoded.ids[border..after])))
+    }
+
+    /// The ids of messages after an answer, from the token that ended it, exclusive, to where the next answer begins. Errors: the
+    /// template has no token after an answer, or leaves an answer out.
+    pub fn encode_following(&self, messages: &Messages) -> Result<Vec<i32>> {
+        const ANSWER: &str = "surogate answers so";
+        let wrong = |text: &str| TrainError::Usage(format!("chat template: {text}, so that no messages can follow it"));
+        let end = self.end_of_turn().ok_or_else(|| wrong("it has no special token after an answer"))?;
+        let special = self.needed()?.special_tokens();
+        let end = special.iter().find(|token| token.id == end).expect("the end of a turn is a special token");
+        let mut answer = message("assistant", ANSWER);
+        if messages.messages.first().and_then(|message| message.get("role")) == Some(&"tool".into()) {
+            // Some templates refuse a tool's message where none was called.
+            let call = json!([{"id": "000000000", "type": "function", "function": {"name": "f", "arguments": {}}}]);
+            answer.insert("tool_calls".to_owned(), call);
+        }
+        let all = [message("user", "?"), answer].into_iter().chain(messages.messages.iter().cloned()).collect();
+        let text = self.render(&Messages { messages: all, ..messages.clone() }, true)?;
+        let after = text.split_once(ANSWER).and_then(|(_, after)| after.split_once(&end.text));
+        let (_, after) = after.ok_or_else(|| wrong("it leaves an earlier answer out"))?;
+        self.encode_after(after)
+    }
+
+    /// The ids of a text that goes on from another.
+    pub fn encode_after(&self, text: &str) -> Result<Vec<i32>> {
+        let failed = |e: data::RowError| TrainError::Usage(format!("the text cannot be encoded: {e}"));
+        let ids = self.needed()?.encoder().encode(text, false).map_err(failed)?;
+        Ok(ids.into_iter().map(|id| id as i32).collect())
     }
 
     /// Tokens that end an answer: the one after an answer in the template, those that the model names, the tokenizer's.

@@ -49,6 +49,8 @@ impl Shapes {
             ids[begin..end].copy_from_slice(&of.ids);
             if !of.left_out {
                 labels[answer..end].copy_from_slice(&of.ids[of.prompt..]);
+                // What an environment said is read, and not learned.
+                of.given.iter().for_each(|(first, last)| labels[answer + first..answer + last].fill(IGNORE));
             }
             sampling[answer..end].copy_from_slice(&of.logps);
             old[answer..answer + of.old_logps.len()].copy_from_slice(&of.old_logps);
@@ -86,6 +88,7 @@ mod tests {
             advantage: -0.5,
             logps: vec![-1.0, -2.0],
             old_logps: Vec::new(),
+            given: Vec::new(),
             left_out,
         };
         let shapes = Shapes::new((2, 1), 40);
@@ -102,5 +105,22 @@ mod tests {
         shapes.take_logps(&mut answers, &batches, &logps);
         assert_eq!((&answers[0].old_logps[..], &answers[1].old_logps[..]), (&[1.0, 2.0][..], &[17.0, 18.0][..]));
         assert_eq!(shapes.batches(&answers).unwrap()[0].old_logps[..4], [0.0, 1.0, 2.0, 0.0]);
+    }
+
+    #[test]
+    fn what_an_environment_said_is_no_target() {
+        let answer = Sampled {
+            ids: vec![1, 2, 3, 4, 5, 6, 7],
+            prompt: 2,
+            advantage: 1.0,
+            logps: vec![-1.0, 0.0, 0.0, -2.0, -3.0],
+            old_logps: Vec::new(),
+            given: vec![(1, 3)],
+            left_out: false,
+        };
+        let batch = &Shapes::new((1, 1), 16).batches(&[answer]).unwrap()[0];
+        assert_eq!(batch.targets[..7], [IGNORE, 3, IGNORE, IGNORE, 6, 7, IGNORE]);
+        assert_eq!(batch.sampling_logps[..7], [0.0, -1.0, 0.0, 0.0, -2.0, -3.0, 0.0]);
+        assert_eq!(batch.input_ids[..7], [1, 2, 3, 4, 5, 6, 7]);
     }
 }

@@ -1,4 +1,4 @@
-//! The process that runs reward functions: Python, next to the run, one line of JSON for each request and answer. A call
+//! The process that runs reward functions and environments: Python, next to the run, one line of JSON for each request and answer. A call
 //! that takes too long ends it. Knows neither models nor advantages.
 
 use std::io::{BufRead, BufReader, Write};
@@ -32,7 +32,12 @@ pub(super) struct Judge {
 
 impl Judge {
     /// Starts the process and loads the functions. Errors: Python cannot be started, or a function cannot be loaded.
-    pub fn start(python: Option<&Path>, functions: &[RewardFunction], timeout: f64) -> Result<Judge> {
+    pub fn start(
+        python: Option<&Path>,
+        functions: &[RewardFunction],
+        environment: Option<&str>,
+        timeout: f64,
+    ) -> Result<Judge> {
         let missing = "reward functions run in Python, and the path of its interpreter is not known";
         let python = python.ok_or_else(|| TrainError::Usage(missing.to_owned()))?;
         let started = Command::new(python)
@@ -58,7 +63,11 @@ impl Judge {
         let mut judge = Judge { child, requests, answers, timeout, functions: functions_by_name };
         let loaded: Vec<Value> = functions.iter().map(OptionValue::write).collect();
         // Imports of large libraries take a while.
-        let answer = judge.ask(&json!({"load": loaded}), judge.timeout.max(Duration::from_secs(120)), "loading")?;
+        let answer = judge.ask(
+            &json!({"load": loaded, "environment": environment}),
+            judge.timeout.max(Duration::from_secs(120)),
+            "loading",
+        )?;
         refused(&answer).map_or(Ok(judge), |text| Err(TrainError::Usage(text)))
     }
 
@@ -78,6 +87,26 @@ impl Judge {
             scores.iter_mut().zip(rewards).for_each(|(of, reward)| of.push(reward.as_f64()));
         }
         Ok(scores)
+    }
+
+    /// Makes an environment for each answer. Returns the messages or the text that it puts after the prompt, null where it puts
+    /// none.
+    pub fn reset(&mut self, prompts: &[Value], columns: &Value) -> Result<Vec<Value>> {
+        self.replies(&json!({"reset": {"prompts": prompts, "columns": columns}}), prompts.len())
+    }
+
+    /// Gives environments the texts of turns. Returns the messages or the text that follow each, null at its end.
+    pub fn step(&mut self, turns: &[(usize, &str)]) -> Result<Vec<Value>> {
+        self.replies(&json!({"step": turns}), turns.len())
+    }
+
+    fn replies(&mut self, request: &Value, count: usize) -> Result<Vec<Value>> {
+        let answer = self.ask(request, self.timeout, "environment")?;
+        if let Some(text) = refused(&answer) {
+            return Err(TrainError::Failed(text));
+        }
+        let replies = answer["replies"].as_array().filter(|of| of.len() == count).cloned();
+        replies.ok_or_else(|| TrainError::Failed(format!("the environment answered {answer}")))
     }
 
     fn ask(&mut self, request: &Value, timeout: Duration, name: &str) -> Result<Value> {

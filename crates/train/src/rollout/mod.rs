@@ -6,6 +6,7 @@ mod batches;
 mod judge;
 mod prompts;
 mod sample;
+mod turns;
 
 use data::Batch;
 use program::{Documents, Variant};
@@ -34,6 +35,8 @@ pub(crate) struct Rollouts {
     judge: Judge,
     shapes: Shapes,
     options: GenerationOptions,
+    /// Encodes what an environment says; None without one.
+    encoder: Option<PromptEncoder>,
     /// Number of prompts to which one step has answers.
     of_step: usize,
     seed: u64,
@@ -56,6 +59,9 @@ pub(crate) struct Sampled {
     pub logps: Vec<f32>,
     /// The same under the policy before its updates; empty: as it is.
     pub old_logps: Vec<f32>,
+    /// Tokens of the answer, counted from its first, that an environment said: from each first one up to the last, exclusive.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub given: Vec<(usize, usize)>,
     /// Not in the loss: it was cut off.
     pub left_out: bool,
 }
@@ -74,6 +80,7 @@ impl Kept {
             let tokens = of.ids.len().checked_sub(of.prompt).filter(|tokens| *tokens > 0 && of.prompt > 0);
             let numbers = of.logps.iter().chain(&of.old_logps).chain([&of.advantage]);
             tokens == Some(of.logps.len())
+                && of.given.iter().all(|(first, last)| first <= last && *last <= of.logps.len())
                 && (of.old_logps.is_empty() || of.old_logps.len() == of.logps.len())
                 && numbers.into_iter().all(|number| number.is_finite())
         };
@@ -115,14 +122,16 @@ impl Rollouts {
         }
         let most = of.max_completion_length as usize;
         let longest = longest_prompt(config, sequence_len)?;
-        let prompts = Prompts::read(config, &encoder(config, source)?, longest)?;
+        let encoder = encoder(config, source)?;
+        let prompts = Prompts::read(config, &encoder, longest)?;
         let of_prompts = prompts.rows.iter().map(|row| row.ids.len()).max().unwrap_or(1);
-        let judge = Judge::start(device.python.as_deref(), functions, of.reward_timeout)?;
+        let judge = Judge::start(device.python.as_deref(), functions, of.environment.as_deref(), of.reward_timeout)?;
         Ok(Rollouts {
             prompts,
             judge,
             shapes: Shapes::new((rows, config.replicas()), (of_prompts + most).min(sequence_len)),
             options: generation_options(of, answers.min(AT_ONCE * config.replicas()))?,
+            encoder: of.environment.is_some().then_some(encoder),
             of_step: answers / group,
             seed: config.data.train_seed,
             shuffle: config.data.shuffle,
@@ -229,8 +238,7 @@ pub(crate) fn check_data(config: &Config, source: &ModelSource, sequence_len: us
 
 /// Answers of a step on all devices.
 pub(crate) fn answers_of_step(config: &Config) -> usize {
-    let of = &config.training;
-    (of.per_device_train_batch_size * of.gradient_accumulation_steps) as usize * config.replicas()
+    config.device_rows() as usize * config.replicas()
 }
 
 /// The tokens that a row leaves for a prompt. Errors: none.
@@ -265,9 +273,10 @@ fn generation_options(of: &Reinforcement, at_once: usize) -> Result<GenerationOp
     GenerationOptions::read(&given.map(|(name, value)| (name.to_owned(), value)))
 }
 
-/// A number of its own for each answer of a run.
-fn seed_of(seed: u64, round: u64, answer: usize) -> u64 {
-    let digest = crate::digest::of_bytes(format!("{seed} {round} {answer}").as_bytes());
+/// A number of its own for each turn of an answer of a run.
+fn seed_of(seed: u64, round: u64, answer: usize, turn: u64) -> u64 {
+    let turn = if turn == 0 { String::new() } else { format!(" {turn}") };
+    let digest = crate::digest::of_bytes(format!("{seed} {round} {answer}{turn}").as_bytes());
     u64::from_str_radix(&digest[..16], 16).expect("a digest is hexadecimal")
 }
 
@@ -327,9 +336,10 @@ mod tests {
 
     #[test]
     fn answers_have_numbers_of_their_own() {
-        assert_eq!(seed_of(1, 2, 3), seed_of(1, 2, 3));
+        assert_eq!(seed_of(1, 2, 3, 0), seed_of(1, 2, 3, 0));
+        assert_ne!(seed_of(1, 2, 3, 0), seed_of(1, 2, 3, 1));
         let all: std::collections::BTreeSet<u64> =
-            (0..100).map(|answer| seed_of(7, answer as u64 / 10, answer % 10)).collect();
+            (0..100).map(|answer| seed_of(7, answer as u64 / 10, answer % 10, 0)).collect();
         assert_eq!(all.len(), 100);
     }
 }

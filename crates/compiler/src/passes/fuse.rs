@@ -171,7 +171,9 @@ fn apply_rule(graph: &mut Graph, fused: OpId, rule: &Fusion) {
     let mut producer: HashMap<ValueId, usize> = HashMap::new();
     let mut nodes: Vec<Option<Node>> = std::mem::take(&mut graph.nodes).into_iter().map(Some).collect();
     for index in 0..nodes.len() {
-        if let Some(first) = candidate(&nodes, &producer, &uses, index, rule) {
+        if let Some(first) = candidate(&nodes, &producer, &uses, index, rule)
+            && takes(fused, &nodes, [first, index])
+        {
             let (taken, second) = (nodes[first].take(), nodes[index].take());
             let merged = join(fused, rule, taken.expect("a candidate exists"), second.expect("the node exists"));
             nodes[index] = Some(merged);
@@ -205,13 +207,29 @@ fn candidate(
     (alone && single && undisturbed).then_some(first_index)
 }
 
+/// Returns true if the fused operation takes the attributes of both, but for flags that are off.
+fn takes(fused: OpId, nodes: &[Option<Node>], places: [usize; 2]) -> bool {
+    let mut given = places.into_iter().filter_map(|at| nodes[at].as_ref()).map(|node| &node.attrs);
+    given.all(|attrs| attrs.0.keys().all(|name| is_known(fused, name) || is_off(attrs, name)))
+}
+
+fn is_known(fused: OpId, name: &str) -> bool {
+    ops::get(fused).attributes().iter().any(|of| of.name == name)
+}
+
+fn is_off(attrs: &Attrs, name: &str) -> bool {
+    attrs.flag(name).is_ok_and(|on| !on)
+}
+
 /// Inputs of the first, then those of the second without the joined one; outputs and attributes of
 /// both (the first's outputs as far as they are kept).
 fn join(fused: OpId, rule: &Fusion, first: Node, second: Node) -> Node {
     let rest = second.inputs.iter().enumerate().filter(|(i, _)| *i != rule.operand).map(|(_, id)| *id);
     let mut attrs = Attrs::new();
-    attrs.0.extend(first.attrs.0);
-    attrs.0.extend(second.attrs.0.clone());
+    for of in [&first.attrs, &second.attrs] {
+        let taken = of.0.iter().filter(|(name, _)| is_known(fused, name));
+        attrs.0.extend(taken.map(|(name, value)| (name.clone(), value.clone())));
+    }
     let kept: Vec<ValueId> = first.outputs.iter().copied().skip(rule.keeps.dropped(first.outputs.len())).collect();
     Node {
         op: fused,
@@ -219,5 +237,44 @@ fn join(fused: OpId, rule: &Fusion, first: Node, second: Node) -> Node {
         outputs: kept.into_iter().chain(second.outputs.iter().copied()).collect(),
         attrs,
         ..second
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use graph::{Element, Phase};
+    use ops::{Append, Emit};
+
+    use super::*;
+
+    /// A norm and a rotation of its result, with a flag that the fused operation does not take.
+    fn normed(skip: bool) -> Graph {
+        let mut graph = Graph::default();
+        let x = graph.add_input("x", Element::Float, vec![1, 4, 2, 16]);
+        let w = graph.add_input("w", Element::Float, vec![16]);
+        let positions = graph.add_input("positions", Element::I32, vec![1, 4]);
+        let frequencies = graph.add_input("inv_freq", Element::F32, vec![8]);
+        let scaling = graph.add_input("scaling", Element::F32, vec![1]);
+        let mut append = Append::new(&mut graph, Phase::Forward);
+        let norm = append.emit(id::RMSNORM, &[x, w], Attrs::new().with("eps", 1e-6))[0];
+        let given = [norm, positions, frequencies, scaling];
+        let y = append.emit(id::ROPE, &given, Attrs::new().with("skip", skip))[0];
+        graph.nodes = append.nodes;
+        graph.outputs.push(("y".to_owned(), y));
+        graph
+    }
+
+    #[test]
+    fn flags_that_a_fused_operation_does_not_take_are_off_or_it_is_not_made() {
+        let mut fused = normed(false);
+        run(&mut fused).unwrap();
+        assert_eq!(fused.nodes.iter().map(|node| node.op).collect::<Vec<_>>(), [id::RMSNORM_ROPE]);
+        assert!(fused.nodes[0].attrs.get("skip").is_none());
+        ops::verify(&fused).unwrap();
+
+        let mut apart = normed(true);
+        run(&mut apart).unwrap();
+        assert_eq!(apart.nodes.iter().map(|node| node.op).collect::<Vec<_>>(), [id::RMSNORM, id::ROPE]);
+        ops::verify(&apart).unwrap();
     }
 }

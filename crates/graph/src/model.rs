@@ -180,6 +180,10 @@ pub enum Init {
     },
     Ones,
     Zeros,
+    /// One number in every element of the parameter.
+    Constant {
+        value: f64,
+    },
     /// A bound that nothing is above, or below.
     #[serde(rename = "inf")]
     Infinity,

@@ -15,7 +15,7 @@ from .trace import Trace
 
 
 class Parameter:
-    """A weight. `init` says how it starts when the model is trained from scratch.
+    """A weight. `init` says how it starts when the model is trained from scratch: a number is that of all its elements.
 
     `residual_projection` marks a weight that writes into the residual stream, `transposed` the matrix of
     a linear layer that the file keeps as [inputs, outputs], `bias` a bias of more than one axis, which no weight decay
@@ -26,7 +26,7 @@ class Parameter:
     def __init__(
         self,
         *shape: int,
-        init: Literal["normal", "ones", "zeros", "inf", "-inf"] = "normal",
+        init: Literal["normal", "ones", "zeros", "inf", "-inf"] | float = "normal",
         residual_projection: bool = False,
         transposed: bool = False,
         bias: bool = False,
@@ -48,6 +48,8 @@ class Parameter:
     def to_ir(self, initializer_range: float) -> dict[str, Any]:
         """The parameter as the IR writes it."""
         init: Any = {"normal": {"std": initializer_range}} if self.init == "normal" else self.init
+        if isinstance(init, float):
+            init = {"constant": {"value": init}}
         row = {"name": self.name, "shape": list(self.shape), "init": init}
         if self.residual_projection:
             row["residual_projection"] = True

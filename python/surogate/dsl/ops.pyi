@@ -117,6 +117,19 @@ def clamped_swiglu_backward(*inputs: Tensor | Parameter, limit: float | each[flo
     limit: the largest gate, and the largest size of up
     alpha: of the sigmoid's operand"""
 
+def xielu(*inputs: Tensor | Parameter) -> Any:
+    """xIELU: softplus(p)·x² + beta·x where x is above 0, else (beta + softplus(n))·(e^min(x, eps) − 1 − x) + beta·x;
+    nothing flows back to beta and eps. x […, H], p, n, beta and eps [1] → like x."""
+
+def xielu_backward(*inputs: Tensor | Parameter) -> Any:
+    """Input gradient of `xielu`. x […, H], p, n, beta and eps [1], dy […, H] → dx like x."""
+
+def xielu_gradients(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | None = None) -> Any:
+    """All gradients of `xielu`, those of p and n by column: their sums over columns are the gradients. x […, H], p,
+    n, beta and eps [1], dy […, H] → dx like x, dp and dn f32 [H]. With `accumulate`, dp and dn are added to.
+
+    accumulate: add to dp and dn instead of overwriting them"""
+
 def elementwise(*inputs: Tensor | Parameter, of: list[str] | each[list[str]] | None = None, expressions: list[str] | each[list[str]], dtypes: list[str] | each[list[str]]) -> Any:
     """One result for each expression over the operands in0, in1, …; made by fusing. operands […] → dtypes […].
 

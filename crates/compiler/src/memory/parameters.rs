@@ -559,6 +559,7 @@ fn initializer(init: Init) -> Initializer {
         Init::Uniform { bound } => Initializer::Uniform(bound as f32),
         Init::Ones => Initializer::Constant(1.0),
         Init::Zeros => Initializer::Constant(0.0),
+        Init::Constant { value } => Initializer::Constant(value as f32),
         Init::Infinity => Initializer::Constant(f32::INFINITY),
         Init::NegativeInfinity => Initializer::Constant(f32::NEG_INFINITY),
         Init::Prepared => Initializer::Prepared,

@@ -17,6 +17,7 @@ mod scale_by;
 mod standardize;
 mod swiglu;
 mod tape;
+mod xielu;
 mod zeros;
 
 pub use activation::{ACTIVATION, ACTIVATION_BACKWARD};
@@ -38,4 +39,5 @@ pub use standardize::STANDARDIZE;
 pub use swiglu::{SWIGLU, SWIGLU_BACKWARD};
 pub use tape::round_to;
 pub(crate) use tape::unary as apply_unary;
+pub use xielu::{XIELU, XIELU_BACKWARD, XIELU_GRADIENTS};
 pub use zeros::Zeros;

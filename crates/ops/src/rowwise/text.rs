@@ -387,7 +387,7 @@ impl<'a> Writer<'a> {
     /// Writes what is known before the rows are.
     fn begin_tensor(&self, lines: &mut Lines, known: &[String]) {
         for i in self.read.iter().filter(|i| self.form.operands[**i] == Extent::Tensor) {
-            lines.add(1, format!("const float q{i} = *in{i};"));
+            lines.add(1, format!("const float q{i} = to_float(*in{i});"));
         }
         if !known.is_empty() {
             lines.add(1, format!("if ({}) return;", known.join(" && ")));

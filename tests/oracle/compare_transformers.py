@@ -15,6 +15,7 @@ import argparse
 import copy
 import json
 import random
+import re
 import sys
 import tempfile
 import warnings
@@ -25,7 +26,8 @@ import surogate
 import torch
 import transformers
 from draw_configs import FAMILIES, MIXTURES, STACKED, STATEFUL, draw_config, drawn
-from transformers import AutoModelForCausalLM
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 warnings.filterwarnings("ignore")
 torch.set_num_threads(1)
@@ -86,7 +88,8 @@ def draw_model(rng: random.Random, folder: Path, dtype=torch.float32, calm: bool
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"  # others take no float64
     config.initializer_range = 0.02 if calm else config.initializer_range
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    kind = AutoModelForImageTextToText if config.model_type == "muse_glimmer" else AutoModelForCausalLM
+    model = kind.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         own = ("e_score_correction_bias", "expert_bias", "layer_scalar")
         correction = [of for name, of in model.named_buffers() if name.endswith(own)]
@@ -99,9 +102,20 @@ def draw_model(rng: random.Random, folder: Path, dtype=torch.float32, calm: bool
                     parameter.mul_(len(parameter) ** -0.5)
     model = model.to(dtype)
     model.save_pretrained(folder)
-    if rng.random() < 0.5 and config.model_type != "ministral3":  # transformers 4 does not have it
+    if config.model_type == "olmo_hybrid":
+        as_published(model, folder)
+    elif config.model_type == "muse_glimmer":
+        pass  # no other spelling is published
+    elif rng.random() < 0.5 and config.model_type != "ministral3":  # transformers 4 does not have it
         old_spelling(folder / "config.json")
     return model
+
+
+def as_published(model, folder: Path) -> None:
+    """Names and shapes of published files: what transformers 5 writes here has parts of equal sizes, and names of norms that
+    belong to other layers."""
+    tensors = as_in_files(model.config, {name: of.contiguous() for name, of in model.state_dict().items()})
+    save_file({name: of.clone() for name, of in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
 
 
 def old_spelling(path: Path) -> None:
@@ -117,7 +131,7 @@ def old_spelling(path: Path) -> None:
         if (share := rope.pop("partial_rotary_factor", None)) is not None:
             config["partial_rotary_factor"] = share
         config["rope_theta"] = rope.pop("rope_theta")
-        is_null = rope["rope_type"] == "default" and config["model_type"] != "gpt_oss"  # where null is its own scaling
+        is_null = rope["rope_type"] == "default" and config["model_type"] not in ("gpt_oss", "apertus")  # where null is its own scaling
         config["rope_scaling"] = None if is_null else rope
     config["torch_dtype"] = config.pop("dtype", "float32")
     path.write_text(json.dumps(config))
@@ -197,9 +211,9 @@ def masks(config, visible: torch.Tensor, dtype):
 
     window = getattr(config, "sliding_window", None)
     near = torch.ones_like(visible) if window is None else torch.triu(torch.ones_like(visible), 1 - window)
-    if config.model_type in ("mistral", "phi3", "ministral3", "mixtral", "starcoder2"):
+    if config.model_type in ("mistral", "phi3", "phi4_multimodal", "ministral3", "mixtral", "starcoder2"):
         return additive(visible & near)
-    by_type = ("gpt_oss", "qwen2_moe", "qwen2", "qwen3", "smollm3", "gemma2", "olmo3", "gemma3_text", "gemma4_text", "exaone4", "cohere2", "granite_swa")
+    by_type = ("gpt_oss", "qwen2_moe", "qwen2", "qwen3", "smollm3", "gemma2", "olmo3", "gemma3_text", "gemma4_text", "exaone4", "cohere2", "granite_swa", "muse_glimmer")
     if config.model_type in by_type:
         return {"full_attention": additive(visible), "sliding_attention": additive(visible & near)}
     return additive(visible)
@@ -216,7 +230,8 @@ def forget_lengths(model) -> None:
 def forward(model, inner, given: dict, mask) -> tuple:
     """Logits, and the input and output of every layer."""
     hidden: list = []
-    layers = inner.transformer.h if hasattr(inner, "transformer") else inner.model.layers
+    decoder = inner.transformer if hasattr(inner, "transformer") else getattr(inner.model, "language_model", inner.model)
+    layers = decoder.h if hasattr(decoder, "h") else decoder.layers
     embedded = lambda _m, inputs: hidden.append(inputs[0].detach())  # noqa: E731
     hooks = [layers[0].register_forward_pre_hook(embedded)]
     for layer in layers:
@@ -280,6 +295,14 @@ def in_float64(model):
 
 def as_in_files(config, tensors: dict) -> dict:
     """Stacked experts one by one, under the names of files."""
+    if config.model_type == "olmo_hybrid":
+        return convolutions_apart(config, tensors)
+    if config.model_type == "granitemoehybrid":
+        of = {"gate_up_proj": "input_linear.weight", "down_proj": "output_linear.weight"}
+        renamed = {f".experts.{name}": f".{other}" for name, other in of.items()} | {".router.weight": ".router.layer.weight"}
+        return {re.sub(r"\.(experts\.\w+|router\.weight)$", lambda found: renamed[found[0]], name): value for name, value in tensors.items()}
+    if config.model_type == "nemotron_h":
+        return experts_apart(tensors)
     if config.model_type not in MIXTURES:
         return tensors
     layer, gate, up, down = MIXTURES[config.model_type]
@@ -296,6 +319,30 @@ def as_in_files(config, tensors: dict) -> dict:
         for number, matrix in enumerate(value):
             parts = zip((gate, up), matrix.chunk(2)) if last == "gate_up_proj" else [(down, matrix)]
             found |= {f"{before}.{layer}.experts.{number}.{part}.weight": of for part, of in parts}
+    return found
+
+
+def experts_apart(tensors: dict) -> dict:
+    """Stacked experts of two matrices one by one."""
+    found = {}
+    for name, value in tensors.items():
+        before, stacked, last = name.partition(".mixer.experts.")
+        matrices = enumerate(value) if stacked and ".lora_" not in name else ()
+        found |= {f"{before}.mixer.experts.{number}.{last}.weight": of for number, of in matrices} or {name: value}
+    return found
+
+
+def convolutions_apart(config, tensors: dict) -> dict:
+    """The convolution of queries, keys and values as three."""
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    sizes = [keys, keys, config.linear_num_value_heads * config.linear_value_head_dim]
+    found = {}
+    for name, value in tensors.items():
+        if name.endswith(".conv1d.weight"):
+            parts = zip("qkv", value.split(sizes))
+            found |= {name.replace(".conv1d.", f".{which}_conv1d."): part for which, part in parts}
+        else:
+            found[name] = value
     return found
 
 
@@ -371,6 +418,8 @@ def draw_targets(rng: random.Random, model):
     if model.config.model_type in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
         queries = "q_proj" if model.config.q_lora_rank is None else "q_b_proj"
         return rng.choice([["kv_b_proj"], [queries, "o_proj"], ["kv_a_proj_with_mqa"], r".*\.(kv_b|o)_proj"])
+    if model.config.model_type in ("nemotron_h", "granitemoehybrid", "falcon_h1"):
+        return rng.choice([["q_proj"], ["in_proj", "o_proj"], ["k_proj", "v_proj"], r".*\.(q|in)_proj"])
     if model.config.model_type == "lfm2_moe":
         return rng.choice([["q_proj"], r".*\.(q|in)_proj", ["k_proj", "out_proj"], r".*\.(out|v)_proj"])
     if model.config.model_type in [*MIXTURES, "gpt_oss"]:
@@ -380,6 +429,11 @@ def draw_targets(rng: random.Random, model):
     if model.config.model_type == "lfm2":
         named = [["w1", "w2"], r".*\.(q|in)_proj", ["out_proj", "k_proj"], r".*\.(out|v)_proj"]
         return rng.choice(["all-linear", *named])
+    if model.config.model_type in ("muse_glimmer", "phi4_multimodal"):  # names of linears are those of towers, too
+        within = r"model\.language_model" if model.config.model_type == "muse_glimmer" else "model"
+        return within + r"\.layers\..*\." + rng.choice(["o_proj", "(qkv|q|gate_up)_proj", "(o|down)_proj", r"mlp\..*_proj"])
+    if model.config.model_type == "apertus":
+        return rng.choice(["all-linear", ["up_proj", "q_proj"], ["k_proj", "down_proj"], r".*\.(q|o|up)_proj"])
     if model.config.model_type in ("phi3", "glm4"):
         attention = ["qkv_proj"] if model.config.model_type == "phi3" else ["q_proj", "v_proj"]
         return rng.choice(
@@ -617,7 +671,8 @@ def training(report: Report, rng: random.Random, folder: Path) -> None:
         "adamw_epsilon": epsilon,
     }
     normuon = None
-    stacked = model.config.model_type in [*MIXTURES, "gpt_oss"] or getattr(model.config, "enable_moe_block", False)
+    stacked = model.config.model_type in [*MIXTURES, "gpt_oss", "nemotron_h", "granitemoehybrid"] or getattr(model.config, "enable_moe_block", False)
+    stacked = stacked or any(of.ndim > 2 for of in model.parameters())  # of convolutions
     if rng.random() < 0.5 and not stacked:  # stacked matrices are one parameter here
         normuon = {
             "momentum": rng.choice([0.95, 0.8]),
@@ -662,7 +717,7 @@ def named_linears(config) -> list[str]:
         return ["out_proj", "q_proj"]
     if config.model_type == "starcoder2":
         return ["o_proj", "c_proj"]
-    if config.model_type in ("mixtral", "minimax_m2"):
+    if config.model_type in ("mixtral", "minimax_m2", "nemotron_h", "granitemoehybrid"):
         return ["o_proj", "q_proj"]
     return ["out_proj", "w2"] if config.model_type == "lfm2" else ["o_proj", "down_proj"]
 
@@ -693,14 +748,15 @@ def exports(report: Report, rng: random.Random, folder: Path) -> None:
     for batch in draw_steps(rng, c.vocab_size, 3):
         trainer.step(batch, learning_rate=1e-2)
     trainer.export(folder / "result")
+    kind = AutoModelForImageTextToText if c.model_type == "muse_glimmer" else AutoModelForCausalLM
     if options["lora"]:
         from peft import PeftModel
 
-        fresh = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32, **EAGER)
+        fresh = kind.from_pretrained(folder / "model", dtype=torch.float32, **EAGER)
         model = PeftModel.from_pretrained(fresh, folder / "result").eval()
         engine = surogate.load(folder / "model", adapter=folder / "result")
     else:
-        loaded, notes = AutoModelForCausalLM.from_pretrained(folder / "result", output_loading_info=True, **EAGER)
+        loaded, notes = kind.from_pretrained(folder / "result", output_loading_info=True, **EAGER)
         if any(notes[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")):
             report.fail(f"transformers says {notes}")
         if loaded.dtype != dtype:

@@ -33,7 +33,8 @@ def draw_rope(rng: random.Random, head_dim: int) -> dict:
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "smollm3", "gpt2"]
 FAMILIES += ["gemma2", "gemma3_text", "phi3", "granite", "olmo2", "olmo3", "glm4", "ministral3", "seed_oss", "exaone4", "ernie4_5", "lfm2"]
-FAMILIES += ["gemma", "starcoder2", "cohere2", "hunyuan_v1_dense", "granite_swa"]
+FAMILIES += ["gemma", "starcoder2", "cohere2", "hunyuan_v1_dense", "granite_swa", "apertus", "olmo_hybrid"]
+FAMILIES += ["muse_glimmer", "phi4_multimodal"]
 
 #: Mixtures of experts: the names of gate, up and down of an expert in files, and of the layer that holds them.
 MIXTURES = {
@@ -47,6 +48,10 @@ MIXTURES = {
 }
 FAMILIES += [*MIXTURES, "gpt_oss", "qwen3_5_text", "gemma4_text"]
 
+#: Those with Mamba-2.
+STATE_SPACES = ["nemotron_h", "falcon_h1", "granitemoehybrid"]
+FAMILIES += STATE_SPACES
+
 #: Those of which peft adapts the matrices of experts, which are parameters of three axes there.
 STACKED = ["ernie4_5_moe", "qwen3_moe", "olmoe", "mixtral", "minimax_m2", "gpt_oss", "gemma4_text"]
 
@@ -54,10 +59,10 @@ STACKED = ["ernie4_5_moe", "qwen3_moe", "olmoe", "mixtral", "minimax_m2", "gpt_o
 GROUPED = ["deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite"]
 
 #: Those with gated delta nets.
-HYBRIDS = ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"]
+HYBRIDS = ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "olmo_hybrid"]
 
 #: Those of which a state goes from token to token.
-STATEFUL = [*HYBRIDS, "lfm2", "lfm2_moe"]
+STATEFUL = [*HYBRIDS, *STATE_SPACES, "lfm2", "lfm2_moe"]
 
 #: Those whose rotation is given by kind of layer.
 BY_KIND = ["gemma3_text", "olmo3"]
@@ -70,7 +75,7 @@ def draw_part(rng: random.Random, family: str, head_dim: int, original: int) -> 
     """A rotation of a part of each head."""
     rope: dict = {"rope_type": "default", "rope_theta": rng.choice([10000.0, 500.0])}
     rope["partial_rotary_factor"] = rng.choice([share for share in (0.5, 0.75, 1.0) if int(head_dim * share) % 2 == 0])
-    if family == "phi3" and rng.random() < 0.5:
+    if family in ("phi3", "phi4_multimodal") and rng.random() < 0.5:
         pairs = int(head_dim * rope["partial_rotary_factor"]) // 2
         rope |= {"rope_type": "longrope", "original_max_position_embeddings": original}
         for name, first in (("short_factor", 1.0), ("long_factor", 2.0)):
@@ -96,7 +101,11 @@ def own_fields(rng: random.Random, family: str, fields: dict) -> dict:
         if family == "olmo3":  # reading the old spelling, transformers gives layers with a window this one
             local["rope_theta"] = full["rope_theta"] = 500000.0
         own["rope_parameters"] = {"full_attention": full, "sliding_attention": local}
-    if family == "phi3":
+    if family == "phi4_multimodal":
+        small = {"hidden_size": 16, "intermediate_size": 8, "num_attention_heads": 2}
+        own["vision_config"] = small | {"num_hidden_layers": 2, "image_size": 28, "crop_size": 28, "feature_layer": -2}
+        own["audio_config"] = small | {"num_blocks": 1, "ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16, "nemo_conv_channels": 16}
+    if family in ("phi3", "phi4_multimodal"):
         own["sliding_window"] = rng.choice([None, window])
         own["original_max_position_embeddings"] = fields["rope_parameters"].get("original_max_position_embeddings", 128)
     if family in ("granite", "granite_swa"):
@@ -165,8 +174,12 @@ def own_fields(rng: random.Random, family: str, fields: dict) -> dict:
         own |= {"moe_intermediate_size": rng.choice([8, 24, 40]), "moe_num_shared_experts": rng.choice([0, 1, 2])}
         own |= {"moe_layer_start_index": rng.choice([0, layers - 1]), "moe_layer_interval": 1}
         return own | {"hidden_size": rng.choice([32, 64, 96]), "moe_layer_end_index": rng.choice([-1, layers - 1])}
+    if family == "apertus":
+        own |= {"attention_bias": rng.random() < 0.4, "hidden_size": fields["num_attention_heads"] * fields["head_dim"]}
     if family in HYBRIDS:
         return own | draw_hybrid(rng, family, fields)
+    if family in STATE_SPACES:
+        return own | draw_state_space(rng, family, fields)
     if family in MIXTURES:
         experts = rng.choice([3, 4, 9])
         own |= {"num_experts" if family == "olmoe" else "num_local_experts": experts}
@@ -262,6 +275,13 @@ def draw_hybrid(rng: random.Random, family: str, fields: dict) -> dict:
     own["layer_types"][rng.randrange(layers)] = "full_attention"  # has the modules that adapters are drawn from
     if family == "qwen3_5_text":
         return own
+    if family == "olmo_hybrid":
+        fields.pop("head_dim")
+        own |= {"num_hidden_layers": layers + 1, "layer_types": [*own["layer_types"], "linear_attention"]}
+        own |= {"rope_parameters": {"rope_type": "default", "rope_theta": rng.choice([None, 10000.0, 700.0])}}
+        own |= {"hidden_size": rng.choice([12, 24, 36]) * fields["num_attention_heads"]}
+        own["linear_value_head_dim"] = rng.choice([4, 9, 16, 40, 192])
+        return own | {"linear_allow_neg_eigval": rng.random() < 0.5}
     own |= {"num_experts": rng.choice([3, 4, 9]), "num_experts_per_tok": rng.choice([1, 2, 3])}
     own |= {"moe_intermediate_size": rng.choice([8, 24, 40]), "shared_expert_intermediate_size": rng.choice([9, 24])}
     own["hidden_size"] = rng.choice([32, 64, 96])
@@ -269,6 +289,48 @@ def draw_hybrid(rng: random.Random, family: str, fields: dict) -> dict:
         own |= {"norm_topk_prob": rng.random() < 0.5, "decoder_sparse_step": rng.choice([1, 1, 2])}
         own |= {"mlp_only_layers": rng.choice([[], [0], [layers - 1]])}
     return own
+
+
+def draw_state_space(rng: random.Random, family: str, fields: dict) -> dict:
+    """Sizes of Mamba-2, kinds of layers, experts, multipliers."""
+    heads, layers = rng.choice([1, 2, 3, 4, 6]), fields["num_hidden_layers"] + 1
+    groups = rng.choice([n for n in range(1, heads + 1) if heads % n == 0])
+    own: dict = {"mamba_n_heads": heads, "mamba_n_groups": groups, "mamba_d_state": rng.choice([5, 16, 40, 150])}
+    own |= {"mamba_d_conv": rng.choice([2, 3, 4]), "mamba_conv_bias": rng.random() < 0.5, "mamba_proj_bias": rng.random() < 0.3}
+    own |= {"mamba_chunk_size": 8, "time_step_limit": rng.choice([(0.0, float("inf")), (0.0, float("inf")), (0.1, 0.9)])}
+    own |= {"attention_bias": rng.random() < 0.3, "num_hidden_layers": layers}
+    kinds = [rng.choice(["linear_attention", "full_attention"]) for _ in range(layers)]
+    kinds[:2] = rng.sample(["linear_attention", "full_attention"], 2)
+    factor = lambda: rng.choice([0.4, 0.7, 1.0, 1.3])  # noqa: E731
+    if family == "falcon_h1":
+        own |= {"mamba_d_head": rng.choice([5, 8, 16]), "projectors_bias": rng.random() < 0.3, "mlp_bias": rng.random() < 0.3}
+        own |= {"mamba_d_ssm": heads * own["mamba_d_head"], "mamba_rms_norm": rng.random() < 0.6}
+        own |= {"mamba_norm_before_gate": rng.random() < 0.5, "ssm_multipliers": [factor() for _ in range(5)]}
+        own |= {"mlp_multipliers": [factor(), factor()], "embedding_multiplier": rng.choice([1.0, 5.0])}
+        scaled = ("lm_head", "key", "attention_in", "attention_out", "ssm_in", "ssm_out")
+        return own | {f"{name}_multiplier": factor() for name in scaled}
+    experts = {"moe_intermediate_size": rng.choice([8, 24, 40]), "num_experts_per_tok": rng.choice([1, 2, 3])}
+    if family == "granitemoehybrid":
+        own |= {"hidden_size": 12 * fields["num_attention_heads"], "layer_types": kinds, "mamba_expand": rng.choice([1, 2])}
+        own |= {"mamba_n_heads": rng.choice([1, 2, 3]), "mamba_n_groups": 1, "head_dim": 12}
+        own["rope_parameters"] = {"rope_type": "default", "rope_theta": rng.choice([700.0, 10000.0])}
+        own |= {"num_local_experts": rng.choice([0, 3, 9]), "num_experts_per_tok": experts["num_experts_per_tok"]}
+        own |= {"shared_intermediate_size": rng.choice([9, 24]), "position_embedding_type": rng.choice([None, "rope", "nope"])}
+        own |= {"embedding_multiplier": rng.choice([1.0, 6.0]), "attention_multiplier": rng.choice([0.1, 0.3])}
+        return own | {"residual_multiplier": factor(), "logits_scaling": rng.choice([1.0, 2.5])}
+    for name in ("rope_parameters", "rms_norm_eps", "tie_word_embeddings", "mamba_expand", "num_hidden_layers"):
+        fields.pop(name, None)
+    for name, other in (("num_heads", "n_heads"), ("head_dim", None)):
+        own[f"mamba_{name}"] = own.pop(f"mamba_{other}") if other else rng.choice([5, 8, 16])
+    own |= {"n_groups": own.pop("mamba_n_groups"), "ssm_state_size": own.pop("mamba_d_state"), "conv_kernel": own.pop("mamba_d_conv")}
+    own |= {"use_conv_bias": own.pop("mamba_conv_bias"), "chunk_size": own.pop("mamba_chunk_size"), "use_bias": own.pop("mamba_proj_bias")}
+    del own["time_step_limit"], own["num_hidden_layers"], own["attention_bias"]
+    own["layers_block_type"] = [*kinds, *rng.sample(["moe", "mlp"], rng.choice([0, 1, 2]))]
+    own |= experts | {"n_routed_experts": 8, "moe_shared_expert_intermediate_size": rng.choice([9, 24]), "hidden_size": rng.choice([32, 64])}
+    own |= {"n_group": (of := rng.choice([1, 2, 4])), "topk_group": rng.randrange(1, of + 1), "norm_topk_prob": rng.random() < 0.5}
+    own["num_experts_per_tok"] = rng.choice([1, 2])
+    own |= {"routed_scaling_factor": rng.choice([1.0, 2.5]), "mlp_bias": rng.random() < 0.3, "layer_norm_epsilon": rng.choice([1e-5, 1e-3])}
+    return own | {"moe_latent_size": rng.choice([None, None, 32])}
 
 
 def draw_config(rng: random.Random):
@@ -280,7 +342,7 @@ def draw_config(rng: random.Random):
     kv = rng.choice([n for n in range(1, heads + 1) if heads % n == 0])
     head_dim = rng.choice([8, 12, 16, 20, 32, 64])
     hidden = rng.choice([size for size in (24, 36, 50, 52, 64, 96) if size % heads == 0 or family == "qwen3"])
-    if family == "phi3":  # its head_dim follows from the hidden size
+    if family in ("phi3", "phi4_multimodal"):  # its head_dim follows from the hidden size
         hidden = heads * head_dim
     layers = rng.choice([1, 2, 3])
     rope = draw_rope(rng, head_dim)
@@ -288,7 +350,7 @@ def draw_config(rng: random.Random):
         rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
     if family in MIXTURES:
         rope = {"rope_type": "default", "rope_theta": 10000.0}
-    if family in ("phi3", "glm4", "glm4_moe", *HYBRIDS):
+    if family in ("phi3", "phi4_multimodal", "glm4", "glm4_moe", *HYBRIDS):
         rope = draw_part(rng, family, head_dim, rng.choice([16, 40]))
     fields = dict(
         vocab_size=rng.choice([67, 101, 128, 333, 1000]),
@@ -324,7 +386,24 @@ def draw_config(rng: random.Random):
         rotated = {"no_rope_layers": [rng.choice([0, 1]) for _ in range(layers)]}
         fields |= rng.choice([{"no_rope_layer_interval": rng.choice([1, 2, 4])}, rotated])
     fields |= own_fields(rng, family, fields)
+    if family == "muse_glimmer":
+        return draw_muse(rng, fields)
     return transformers.AutoConfig.for_model(family, **fields)
+
+
+def draw_muse(rng: random.Random, text: dict):
+    """A Muse Glimmer with a small tower, whose config has the sizes of the text at its top, too."""
+    layers = text["num_hidden_layers"]
+    text |= {"head_dim": rng.choice([8, 12, 20]), "rope_parameters": {"rope_type": "default", "rope_theta": 700.0}}
+    text["hidden_size"] = 12 * text["num_attention_heads"]
+    text |= {"sliding_window": rng.choice([1, 2, 5, 16]), "qk_scale_factor": rng.choice([1.0, 3.87]), "post_norm_eps": rng.choice([1e-8, 1e-5])}
+    text |= {"final_logit_softcapping": rng.choice([3.0, 20.0]), "output_multiplier": rng.choice([0.2, 1.0]), "attention_bias": rng.random() < 0.3}
+    text |= {"layer_types": [rng.choice(["full_attention", "sliding_attention"]) for _ in range(layers)]}
+    text |= rng.choice([{}, {"layer_rope_theta": [rng.choice([0, 700.0]) for _ in range(layers)]}])
+    tower = {"hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4}
+    parts = {"text_config": text, "vision_config": tower, "out_hidden_size": 64, "projector_hidden_size": 8}
+    top = {name: text[name] for name in ("vocab_size", "sliding_window", "tie_word_embeddings", "initializer_range")}
+    return transformers.AutoConfig.for_model("muse_glimmer", **parts, **top)
 
 
 def draw_gpt2(rng: random.Random):

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests/python"))
 
 import compare_images  # noqa: E402
+import compare_transformers  # noqa: E402
 import conftest  # noqa: E402
 from drawn_weights import drawn  # noqa: E402
 from safetensors.numpy import load_file as load_file_numpy  # noqa: E402
@@ -32,6 +33,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 
 MAKERS = ["gemma", "starcoder2", "cohere2", "hunyuan", "granite_swa", "minimax_m2", "gemma4_unified"]
+MAKERS += ["apertus", "olmo_hybrid", "muse_glimmer"]
 
 
 #: Models with images, and what names the configuration that is drawn.
@@ -40,7 +42,10 @@ WITH_IMAGES = {"qwen3_vl_moe": 0, "gemma4_unified": 0}
 
 def filled(kind, config, folder: str):
     """A model in float64 with drawn weights, and the names of its tensors in files."""
-    kind.from_config(config).save_pretrained(folder)
+    model = kind.from_config(config)
+    model.save_pretrained(folder)
+    if config.model_type == "olmo_hybrid":
+        compare_transformers.as_published(model, Path(folder))
     path = Path(folder) / "model.safetensors"
     names = {name: list(of.shape) for name, of in load_file(path).items()}
     save_file({name: torch.tensor(drawn(name, shape)) for name, shape in names.items()}, path, {"format": "pt"})
@@ -60,7 +65,10 @@ def of_text(fields: dict) -> dict:
     given.pop("architectures")
     config = transformers.AutoConfig.for_model(given.pop("model_type"), **given)
     with tempfile.TemporaryDirectory() as folder:
-        model, names = filled(transformers.AutoModelForCausalLM, config, folder)
+        kind = transformers.AutoModelForCausalLM
+        if "vision_config" in given:
+            kind = transformers.AutoModelForImageTextToText
+        model, names = filled(kind, config, folder)
         ids = torch.tensor(conftest.recorded_ids())
         out = model(input_ids=ids, labels=ids, use_cache=False)
         out.loss.backward()

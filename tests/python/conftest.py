@@ -169,6 +169,35 @@ def tiny_granite_swa(**changes: object) -> dict[str, object]:
     return tiny_llama(**{**own, "sliding_window": 5, "layer_rope_theta": [0, 500.0, 500.0, 10000.0], **changes})
 
 
+def tiny_apertus(**changes: object) -> dict[str, object]:
+    """The config.json of a two-layer Apertus."""
+    own = {"architectures": ["ApertusForCausalLM"], "model_type": "apertus", "hidden_act": "xielu", "rope_theta": None}
+    return tiny_llama(**{**own, **changes})
+
+
+def tiny_olmo_hybrid(**changes: object) -> dict[str, object]:
+    """The config.json of a two-layer OLMo Hybrid without positions, whose value heads are two of the rule each."""
+    own = {"architectures": ["OlmoHybridForCausalLM"], "model_type": "olmo_hybrid"}
+    own |= {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 144}
+    return tiny_llama(**{**own, "rope_parameters": {"rope_theta": None, "rope_type": "default"}, **changes})
+
+
+def tiny_phi4_multimodal(**changes: object) -> dict[str, object]:
+    """The config.json of the text of a two-layer Phi-4 multimodal, which rotates half of each head."""
+    own = {"architectures": ["Phi4MultimodalForCausalLM"], "model_type": "phi4_multimodal"}
+    return tiny_llama(**{**own, "partial_rotary_factor": 0.5, **changes})
+
+
+def tiny_muse_glimmer(**changes: object) -> dict[str, object]:
+    """The config.json of a four-layer Muse Glimmer with a small tower."""
+    text = {"model_type": "muse_glimmer_text", "num_hidden_layers": 4, "head_dim": 8, "sliding_window": 5, "post_norm_eps": 1e-4}
+    absent = {"architectures": None, "hidden_act": None}
+    tower = {"hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4}
+    whole = {"architectures": ["MuseGlimmerForConditionalGeneration"], "model_type": "muse_glimmer", "torch_dtype": "float32"}
+    whole |= {"vision_config": tower, "out_hidden_size": 64, "projector_hidden_size": 8}
+    return whole | {"text_config": tiny_llama(**{**text, **absent, **changes})}
+
+
 def tiny_hunyuan(**changes: object) -> dict[str, object]:
     """The config.json of a two-layer dense Hunyuan, whose rotation has an `alpha`."""
     own = {"architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense", "head_dim": 8}

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..dsl import Batch, Module, Parameter, Tensor, ops, region
 from .linear import Linear
 from .norm import RMSNorm
 
 #: Added to the squares of a query or a key before it gets the length 1.
 EPS = 1e-6
+
+#: The most columns of a head that the rule takes.
+MOST_COLUMNS = 128
+
+
+def pieces(columns: int) -> int:
+    """The number of heads of the rule that one of n columns is: as few as divide them."""
+    return next(n for n in range(1, columns + 1) if columns % n == 0 and columns // n <= MOST_COLUMNS)
+
+
+def repeated(x: Tensor, count: int) -> Tensor:
+    """[B, T, heads] → [B, T, heads · count], the number of each head `count` times."""
+    one = ops.split_heads(x, head_dim=1)
+    return x if count == 1 else ops.merge_heads(ops.concat(*[one] * count))
 
 
 class ChannelConv(Module):
@@ -27,8 +43,9 @@ class ChannelConv(Module):
 class GatedDeltaNet(Module):
     """`conv1d` over queries, keys and values, the gated delta rule, a norm of each head with a gate, and `out_proj`.
 
-    `key_heads` of `key_dim` columns are shared by `heads` of `value_dim`. An architecture overrides `declare` and `project`
-    where its matrices are others.
+    `key_heads` of `key_dim` columns are shared by `heads` of `value_dim`. An architecture overrides the pairs of `declare` and
+    `project`, `declare_convolution` and `convolve`, `declare_output` and `project_output` where its matrices are others, and
+    `share` where corrections are.
     """
 
     def __init__(
@@ -36,12 +53,12 @@ class GatedDeltaNet(Module):
     ) -> None:
         self.key_heads, self.key_dim, self.value_dim = key_heads, key_dim, value_dim
         self.sizes = [key_heads * key_dim, key_heads * key_dim, heads * value_dim]
+        self.pieces = pieces(value_dim)
         self.declare(hidden_size, heads)
-        self.conv1d = ChannelConv(sum(self.sizes), width)
+        self.declare_convolution(width)
         self.dt_bias = Parameter(heads, init="ones")
         self.A_log = Parameter(heads, init="zeros")
-        self.norm = RMSNorm(value_dim, eps)
-        self.out_proj = Linear(heads * value_dim, hidden_size, residual_projection=True)
+        self.declare_output(RMSNorm(value_dim, eps), Linear(heads * value_dim, hidden_size, residual_projection=True))
 
     def declare(self, hidden_size: int, heads: int) -> None:
         """The layers of `project`."""
@@ -50,10 +67,31 @@ class GatedDeltaNet(Module):
         self.in_proj_b = Linear(hidden_size, heads)
         self.in_proj_a = Linear(hidden_size, heads)
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries, keys and values one after another, the gate of the result, and for each head what becomes the share of
-        a correction and the decay."""
+    def project(self, x: Tensor) -> tuple[Any, Tensor, Tensor, Tensor]:
+        """Queries, keys and values as `convolve` takes them, the gate of the result, and for each head what becomes the share
+        of a correction and the decay."""
         return self.in_proj_qkv(x), self.in_proj_z(x), self.in_proj_b(x), self.in_proj_a(x)
+
+    def declare_convolution(self, width: int) -> None:
+        """The layer of `convolve`."""
+        self.conv1d = ChannelConv(sum(self.sizes), width)
+
+    def convolve(self, qkv: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each channel mixed over the tokens before."""
+        q, k, v = ops.split(ops.activation(self.conv1d(qkv, batch), function="silu"), sizes=self.sizes)
+        return q, k, v
+
+    def declare_output(self, norm: RMSNorm, projection: Linear) -> None:
+        """The layers of `project_output`."""
+        self.norm, self.out_proj = norm, projection
+
+    def project_output(self, o: Tensor, gate: Tensor) -> Tensor:
+        """[B, T, heads, value_dim] of results and gates → [B, T, hidden_size]."""
+        return self.out_proj(ops.merge_heads(ops.swiglu(gate, self.norm(o))))
+
+    def share(self, b: Tensor) -> Tensor:
+        """The share of what is missing that a token corrects, for each head."""
+        return ops.activation(b, function="sigmoid")
 
     def unit(self, x: Tensor) -> Tensor:
         """Heads of length 1."""
@@ -62,15 +100,23 @@ class GatedDeltaNet(Module):
         )
         return y
 
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, share: Tensor, batch: Batch) -> Tensor:
+        """The rule on heads of q, k and v: the columns of a value head depend on no other column, so that a wide one is several
+        with the same decay and share."""
+        if self.pieces == 1:
+            return ops.gated_delta(q, k, v, decay, share, batch.document_start)
+        narrow = ops.split_heads(ops.merge_heads(v), head_dim=self.value_dim // self.pieces)
+        decay, share = repeated(decay, self.pieces), repeated(share, self.pieces)
+        o = ops.gated_delta(q, k, narrow, decay, share, batch.document_start)
+        return ops.split_heads(ops.merge_heads(o), head_dim=self.value_dim)
+
     @region("attention")
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
         """Linear attention with the gated delta rule on x [B, T, hidden_size], within each document."""
         qkv, z, b, a = self.project(x)
-        qkv = ops.activation(self.conv1d(qkv, batch), function="silu")
-        q, k, v = ops.split(qkv, sizes=self.sizes)
+        q, k, v = self.convolve(qkv, batch)
         v = ops.split_heads(v, head_dim=self.value_dim)
-        share = ops.activation(b, function="sigmoid")
+        share = self.share(b)
         decay = ops.delta_decay(a, self.A_log, self.dt_bias)
-        o = ops.gated_delta(self.unit(q), self.unit(k), v, decay, share, batch.document_start)
-        gate = ops.split_heads(z, head_dim=self.value_dim)
-        return self.out_proj(ops.merge_heads(ops.swiglu(gate, self.norm(o))))
+        o = self.rule(self.unit(q), self.unit(k), v, decay, share, batch)
+        return self.project_output(o, ops.split_heads(z, head_dim=self.value_dim))

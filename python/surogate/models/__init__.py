@@ -5,6 +5,7 @@ from typing import Any
 
 from .. import dsl, tasks
 from . import (
+    apertus,
     cohere2,
     deepseek_v2,
     deepseek_v3,
@@ -33,10 +34,13 @@ from . import (
     mistral,
     mistral3,
     mixtral,
+    muse_glimmer,
     nemotron_h,
     olmo,
+    olmo_hybrid,
     olmoe,
     phi3,
+    phi4_multimodal,
     qwen2,
     qwen2_moe,
     qwen2_vl,
@@ -54,6 +58,7 @@ from . import (
 )
 
 __all__ = [
+    "apertus",
     "build",
     "cohere2",
     "deepseek_v2",
@@ -83,10 +88,13 @@ __all__ = [
     "mistral",
     "mistral3",
     "mixtral",
+    "muse_glimmer",
     "nemotron_h",
     "olmo",
+    "olmo_hybrid",
     "olmoe",
     "phi3",
+    "phi4_multimodal",
     "qwen2",
     "qwen2_moe",
     "qwen2_vl",

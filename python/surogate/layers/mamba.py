@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..dsl import Batch, ModelConfig, Module, Parameter, Reader, Tensor, ops, region
-from .delta import ChannelConv
+from .delta import ChannelConv, pieces, repeated
 from .linear import Linear
 from .norm import GroupedRMSNorm
 
@@ -80,9 +80,11 @@ class Mamba2(Module):
         return dt, dt * rate * -1.0
 
     def scan(self, x: Tensor, b: Tensor, c: Tensor, dt: Tensor, batch: Batch) -> Tensor:
-        """C·h of every token, [B, T, inner]. A state is a sum over its rows: those beyond the most are scans of their own."""
-        step, decay = self.steps(dt)
-        x = ops.split_heads(x, head_dim=self.sizes.head_dim)
+        """C·h of every token, [B, T, inner]. A state is a sum over its rows: those beyond the most are scans of their own. Its columns
+        do not depend on each other: a wide head is several."""
+        count = pieces(self.sizes.head_dim)
+        step, decay = (repeated(of, count) for of in self.steps(dt))
+        x = ops.split_heads(x, head_dim=self.sizes.head_dim // count)
         b, c = (ops.split_heads(of, head_dim=self.sizes.state) for of in (b, c))
         state = self.sizes.state
         sizes = [min(MOST_STATE, state - first) for first in range(0, state, MOST_STATE)]

@@ -32,7 +32,7 @@ class NemotronHConfig(SparseFields):
     max_position_embeddings: int = 4096
     layer_norm_epsilon: float = 1e-5
     tie_word_embeddings: Literal[False] = False
-    attention_bias: bool = False
+    attention_bias: Literal[False] = False  # transformers reads it and has no biases
     mlp_bias: bool = False
     use_bias: bool = False
     use_conv_bias: bool = True
@@ -94,7 +94,7 @@ class NemotronHConfig(SparseFields):
 
 class Attention(layers.Attention):
     def __init__(self, c: NemotronHConfig) -> None:
-        super().__init__(c, bias=c.attention_bias, output_bias=c.attention_bias, window=c.window)
+        super().__init__(c, window=c.window)
 
     def heads(self, x: Tensor, rotate: Callable[..., Tensor] | None, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = map(self.split, self.project(x))

@@ -12,6 +12,7 @@ from ..dsl.generated import main
 from ..dsl.model import ARCHITECTURES, Architecture
 from . import build  # importing the package registers every architecture
 from .gguf import FORMS
+from .published import PUBLISHED
 
 #: From the root of a checkout.
 PATH = Path("docs/models.md")
@@ -143,10 +144,24 @@ def row(of: Architecture) -> str:
     return f"| `{of.name}`{star} | {examples} | {said} | {gguf} | {recorded} |\n"
 
 
+NAMES = """
+**Models under other names** that are one of these architectures, by their config.json:
+
+| `model_type` | Architecture | Models |
+|---|---|---|
+"""
+
+
+def names(of: Architecture) -> str:
+    models = ", ".join(f"`{name}`" for name in PUBLISHED[of.name])
+    return f"| `{of.model_type}` | `{of.name}` | {models} |\n"
+
+
 def text() -> str:
     """The whole page."""
     own = [of for of in ARCHITECTURES.values() if of.module.__module__.startswith(build.__module__ + ".")]
-    return HEAD + "".join(row(of) for of in own) + TAIL
+    renamed = [names(of) for of in own if of.name in PUBLISHED]
+    return HEAD + "".join(row(of) for of in own) + NAMES + "".join(renamed) + TAIL
 
 
 if __name__ == "__main__":

@@ -609,3 +609,19 @@ def test_fields_of_ernie4_5_moe():
     assert not any("shared_experts" in row["name"] for row in alone)
     outside = [row["name"] for row in json.loads(models.build(tiny_ernie4_5_moe(use_bias=True)))["parameters"]]
     assert "lm_head.bias" in outside
+
+
+def test_layers_that_are_all_dense_have_adapters_on_their_feed_forward_layers(make_model, tmp_path):
+    fields = tiny_deepseek_v3(first_k_dense_replace=2, num_hidden_layers=2)
+    assert {"converted", "bare", "stacks"} & set(json.loads(models.build(tiny_deepseek_v3()))["adapters"])
+    assert "adapters" not in json.loads(models.build(fields))
+    model = make_model(fields)
+    options = {"model": str(model), "device": "cpu", "lora_target_modules": ["down_proj", "gate_proj"], "lora_rank": 2}
+    trainer = surogate.Trainer({**options, "output_dir": str(tmp_path / "run")})
+    ids = np.arange(3, 15, dtype=np.int32)[None]
+    trainer.step({"input_ids": ids[None], "labels": ids[None]}, learning_rate=1e-2)
+    trainer.export(tmp_path / "adapter")
+    expected = [f"base_model.model.model.layers.{i}.mlp.{name}_proj.lora_{ab}.weight" for i in (0, 1) for name in ("down", "gate") for ab in "AB"]
+    assert sorted(load_file(tmp_path / "adapter" / "adapter_model.safetensors")) == sorted(expected)
+    adapted = surogate.load(model, adapter=tmp_path / "adapter").forward(ids)
+    assert np.abs(adapted - surogate.load(model).forward(ids)).max() > 1e-4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -184,6 +185,19 @@ def _check_size(architecture: str, declared: list[Parameter]) -> None:
         raise ModelConfigError(architecture, [f"{what}; most of them are in `{largest.name}`, {shape}{repeated}"])
 
 
+def _of_experts(adapters: Mapping[str, Any], declared: list[Parameter]) -> dict[str, Any]:
+    """What `adapters` says of a model with these parameters: where layers with experts are none, as some configs have it, names of
+    matrices mean plain linear layers."""
+    if "stacks" not in adapters:
+        return dict(adapters)
+    ends = [rf"\.\d+\.{part}\.weight" for stack in adapters["stacks"] for part in stack.get("parts", ())]
+    ends += [rf"\.{re.escape(stack.get('held', [stack['name']])[0])}" for stack in adapters["stacks"] if not stack.get("parts")]
+    is_of_experts = re.compile(f"(?:{'|'.join(ends)})$").search
+    if any(is_of_experts(str(of.name)) for of in declared):
+        return dict(adapters)
+    return {key: value for key, value in adapters.items() if value and key in ("renamed", "apart")}
+
+
 def reads_images(fields: dict[str, Any]) -> bool:
     """True if the architecture of a config.json computes images."""
     return find(fields).images is not None
@@ -224,7 +238,7 @@ def build(
     if images:
         head["images"] = module.images  # type: ignore[attr-defined]
     carried = [*files.pop("carried", []), *getattr(module, "carried", ())]
-    adapters = dict(architecture.adapters)
+    adapters = _of_experts(architecture.adapters, declared)
     if images:
         adapters["apart"] = [part for part in carried if any(str(of.name).startswith(part) for of in declared)]
         carried = [part for part in carried if part not in adapters["apart"]]

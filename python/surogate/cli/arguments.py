@@ -52,6 +52,7 @@ TRAIN = {
 #: Flags of single commands, which are options of the run elsewhere.
 COMMAND_FLAGS = {
     "init": {"--output": 1, "--from": 1},
+    "new-model": {"--output": 1},
     "extend": {"--tokens": 1, "--multiple": 1, "--output": 1},
     "merge": {"--model": 1, "--base": 1, "--output": 1},
     "report": {"--output": 1},
@@ -251,6 +252,10 @@ def parser() -> argparse.ArgumentParser:
     init.add_argument("--task", choices=list(TRAIN), default="sft", help="what is trained")
     init.add_argument("--machine", type=_path, help="machine to plan for instead of this one: a name such as h100, or a file")
     init.add_argument("--output", type=_path, default="run.yaml", help="file to write (default: run.yaml)")
+    new_model = _command(commands, "new-model", "begin the file of an architecture that is not known yet", reads_run=False)
+    of_new = "folder with its config.json, name of a model on the Hub, or a name for it"
+    new_model.add_argument("model", metavar="MODEL", type=_path, help=of_new)
+    new_model.add_argument("--output", type=_path, help="file to write (default: its model type with .py)")
     generate = _command(commands, "generate", "continue prompts, or answer them", reads_run=False)
     generate.add_argument("model", metavar="MODEL", type=_path, help=OF_MODEL)
     generate.add_argument("--prompt", metavar="TEXT", help="text to continue")
@@ -308,7 +313,7 @@ def parser() -> argparse.ArgumentParser:
     status = _command(commands, "status", "print how far a run is, what it wrote and how it ended", False)
     status.add_argument("run", metavar="RUN", type=_path, help="output_dir of a run, or its log")
     status.add_argument("--json", action="store_true", help="print one JSON object")
-    for saying in (tokenize, init, report, extend, merge, export, push, quantize, prune):
+    for saying in (tokenize, init, new_model, report, extend, merge, export, push, quantize, prune):
         saying.add_argument("--json", action="store_true", help="print what was done as one JSON object, an error too")
     completion = _command(commands, "completion", "print the shell completion script", False)
     completion.add_argument("shell", choices=["bash", "zsh", "fish"])

@@ -55,7 +55,7 @@ UNDONE = {"tokenize", "extend", "merge", "export", "quantize", "prune"}
 
 
 #: Commands whose words are one JSON object with `--json`.
-SAYING = {"tokenize", "init", "extend", "merge", "export", "push", "quantize", "prune", "report"}
+SAYING = {"tokenize", "init", "new-model", "extend", "merge", "export", "push", "quantize", "prune", "report"}
 
 
 class _Terminated(BaseException):
@@ -377,6 +377,13 @@ def _init(options: Namespace, overrides: Overrides) -> int:
     return init.run(options, overrides)
 
 
+def _new_model(options: Namespace, overrides: Overrides) -> int:
+    _refuse(overrides)
+    from . import new_model
+
+    return new_model.run(options)
+
+
 def _completion(options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
     from . import completion
@@ -410,6 +417,7 @@ COMMANDS: dict[str, Callable[[Namespace, Overrides], int]] = {
     "show": _show,
     "plan": _plan,
     "init": _init,
+    "new-model": _new_model,
     "extend": _extend,
     "export": _export,
     "quantize": _quantize,

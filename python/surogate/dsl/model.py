@@ -111,12 +111,9 @@ NAMED = 12
 PAGE = "docs/adding-a-model.md"
 
 
-def _nearest(name: str, fields: dict[str, Any]) -> str:
-    """The part of a message on the known architecture whose fields are nearest to those of a config.json."""
-    near = difflib.get_close_matches(name, ARCHITECTURES, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    if "hidden_size" not in fields:
-        return f"{hint}; {PAGE} says how to add one"
+def nearest(name: str, fields: dict[str, Any]) -> tuple[str, list[str]]:
+    """The known architecture whose fields are nearest to those of a config.json of another, `name`, and the names of the fields
+    that it rejects or does not read."""
     # Architectures with a tower have their fields in sections, or a config for each kind of text.
     whole = [of for of in ARCHITECTURES.values() if getattr(of.config, "section", "text_config") is None]
     unlike = {of.name: of.config.unlike(of.name, fields) for of in whole}
@@ -126,11 +123,21 @@ def _nearest(name: str, fields: dict[str, Any]) -> str:
         like.set_seq2(known)
         return len(unlike[known]), -like.ratio()
 
-    nearest = min(unlike, key=distance)
-    names = [f"`{field}`" for field in unlike[nearest]]
+    found = min(unlike, key=distance)
+    return found, unlike[found]
+
+
+def _nearest(name: str, fields: dict[str, Any]) -> str:
+    """The part of a message on the known architecture whose fields are nearest to those of a config.json."""
+    near = difflib.get_close_matches(name, ARCHITECTURES, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    if "hidden_size" not in fields:
+        return f"{hint}; {PAGE} says how to add one"
+    known, unlike = nearest(name, fields)
+    names = [f"`{field}`" for field in unlike]
     shown = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
     fits = f"but for the fields {shown}" if names else "in all fields"
-    return f"{hint}; the config is one of {nearest} {fits}; {PAGE} says how to add an architecture"
+    return f"{hint}; the config is one of {known} {fits}; {PAGE} says how to add one, and `surogate new-model` begins its file"
 
 
 #: The end of the names of architectures with a score in the place of logits.

@@ -374,6 +374,19 @@ def test_adapters_are_on_every_linear_layer(make_model, tmp_path):
     assert len(targets) == 2 * 5 + 4 + 3 * 3, "of two delta nets, one attention, three feed-forward layers"
 
 
+@pytest.mark.parametrize("make", [tiny_falcon_h1, tiny_nemotron_h])
+def test_adapters_leave_out_what_peft_refuses(make, make_model, tmp_path):
+    """PEFT loads no adapter on `out_proj` of these, so that by default there is none, and a request for one is an error."""
+    model = str(make_model(make()))
+    trainer = surogate.Trainer({"model": model, "device": "cpu", "lora_rank": 2})
+    trainer.export(tmp_path / "adapter")
+    targets = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["target_modules"]
+    names = {target.rsplit(".", 1)[-1] for target in targets}
+    assert {"in_proj", "q_proj", "o_proj"} <= names and "out_proj" not in names
+    with pytest.raises(SurogateError, match="out_proj"):
+        surogate.Trainer({"model": model, "device": "cpu", "lora_target_modules": ["out_proj"]})
+
+
 def test_fields_of_lfm2():
     def widths(fields: dict) -> set[int]:
         [stack] = [item for item in json.loads(models.build(fields))["body"] if "repeat" in item]

@@ -115,6 +115,7 @@ class ParallelDecoder(ScaledDecoder):
     config=FalconH1Config,
     model_type="falcon_h1",
     base="model",
+    adapters={"bare": ["out_proj"]},  # which PEFT refuses: fused kernels read its matrix past an adapter
     examples=["tiiuae/Falcon-H1-0.5B-Base", "tiiuae/Falcon-H1-7B-Instruct"],
 )
 class FalconH1(CausalLM):

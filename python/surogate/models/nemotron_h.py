@@ -19,9 +19,10 @@ KINDS = {"linear_attention": "mamba", "full_attention": "attention"} | {kind: ki
 UNUSED = """chunk_size expand mamba_proj_bias use_mamba_kernels num_logits_to_keep rescale_prenorm_residual time_step_floor
     time_step_max moe_shared_expert_overlap mtp_layers_block_type mtp_hybrid_override_pattern n_shared_experts num_hidden_layers"""
 
-#: `up_proj` and `down_proj` of dense layers are linear modules, and no name of a module means a parameter.
+#: `up_proj` and `down_proj` of dense layers are linear modules, and no name of a module means a parameter. PEFT refuses adapters
+#: on `out_proj`, which fused kernels read past them.
 STACKS = [{"name": "up_proj", "parts": ["up_proj"]}, {"name": "down_proj", "parts": ["down_proj"]}]
-ADAPTERS = {"routers": ["mixer.gate"], "bare": ["gate"], "stacks": STACKS}
+ADAPTERS = {"routers": ["mixer.gate"], "bare": ["gate", "out_proj"], "stacks": STACKS}
 
 
 class NemotronHConfig(SparseFields):

@@ -107,6 +107,7 @@ option `router_aux_loss_coef`, for architectures for which transformers has it, 
 not made; DeepSeek-V3, GLM-4.5, GLM-4.7-Flash, ERNIE 4.5 and LFM2 have `router_bias_update_rate` instead. GPT-OSS files with experts in MXFP4 are read, too.
 On Hopper the products of experts have kernels of their own, other GPUs use portable kernels. Router scores of DeepSeek,
 GLM and ERNIE 4.5 are f32 whatever the type of the run is, those of the others have that type, as in transformers.
+Adapters leave `out_proj` of Falcon-H1 and Nemotron-H out, since PEFT refuses to load them there.
 Gemma 4 is a mixture where the configuration has `enable_moe_block: true`. Its router has a matrix that `all-linear` adapts.
 
 **Models with gated delta nets** (Qwen3.5, Qwen3-Next) can share a row among ranks (`sequence_parallel_size`); this has run on CPUs

@@ -323,13 +323,13 @@ def as_in_files(config, tensors: dict) -> dict:
 
 
 def experts_apart(tensors: dict) -> dict:
-    """Stacked experts of two matrices one by one."""
+    """Stacked experts of two matrices one by one, under the names that files of Nemotron-H have."""
     found = {}
     for name, value in tensors.items():
         before, stacked, last = name.partition(".mixer.experts.")
         matrices = enumerate(value) if stacked and ".lora_" not in name else ()
         found |= {f"{before}.mixer.experts.{number}.{last}.weight": of for number, of in matrices} or {name: value}
-    return found
+    return {re.sub(r"^model\.", "backbone.", name): of for name, of in found.items()}
 
 
 def convolutions_apart(config, tensors: dict) -> dict:

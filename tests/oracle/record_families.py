@@ -3,7 +3,8 @@
     python tests/oracle/record_families.py
 
 Writes tests/golden/families.json: of each family's smallest form in tests/python/conftest.py, with weights by `drawn_weights`, the
-last logits of two rows, the lengths of the logits of all tokens, the loss and the norm of every gradient, in float64. Of models
+last logits of two rows, the lengths of the logits of all tokens, the loss and the norm of every gradient, in float64, and the
+likeliest tokens after each row. Of models
 with images: the same of a drawn configuration on the recorded rows of ../shared/golden. Needs torch, transformers, safetensors
 and pytest.
 """
@@ -28,6 +29,9 @@ import conftest  # noqa: E402
 from drawn_weights import drawn  # noqa: E402
 from safetensors.numpy import load_file as load_file_numpy  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
+
+#: Tokens of an answer, at most, and the least distance of the logits of the two likeliest ones.
+LONGEST, APART = 16, 5e-5
 
 #: The plain implementations of transformers; others take no float64.
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
@@ -60,6 +64,19 @@ def values(fields: dict, logits, loss: float, gradients: dict, names: dict) -> d
     return {"config": fields, "logits": last, "lengths": lengths, "loss": loss, "gradient_norms": norms}
 
 
+@torch.no_grad()
+def answers(model, rows: list[list[int]]) -> list[list[int]]:
+    """The likeliest tokens after each row, up to the first that another is almost as likely as."""
+    found: list[list[int]] = [[] for _ in rows]
+    for row, answer in zip(rows, found, strict=True):
+        while len(answer) < LONGEST:
+            values, tokens = model(input_ids=torch.tensor([row + answer]), use_cache=False).logits[0, -1].topk(2)
+            if values[0] - values[1] < APART:
+                break
+            answer.append(int(tokens[0]))
+    return found
+
+
 def of_text(fields: dict) -> dict:
     given = dict(fields)
     given.pop("architectures")
@@ -73,7 +90,8 @@ def of_text(fields: dict) -> dict:
         out = model(input_ids=ids, labels=ids, use_cache=False)
         out.loss.backward()
         gradients = {name: of.grad for name, of in model.named_parameters() if of.grad is not None}
-        return values(fields, out.logits, out.loss.item(), gradients, names)
+        of_model = values(fields, out.logits, out.loss.item(), gradients, names)
+        return of_model | {"answers": answers(model, ids.tolist())}
 
 
 def of_images(family: str, seed: int) -> dict:

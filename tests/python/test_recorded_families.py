@@ -1,4 +1,4 @@
-"""Families without a folder of recorded values: logits, loss and gradients of small forms, as transformers computes them.
+"""Families without a folder of recorded values: logits, loss, gradients and answers of small forms, as transformers computes them.
 tests/oracle/record_families.py recorded them, and tests/oracle/compare_transformers.py compares random forms.
 """
 
@@ -52,6 +52,18 @@ def test_logits_loss_and_gradients_are_those_of_transformers(family, tmp_path):
     expected = RECORDED["families"][family]
     model, ids = opened(tmp_path, expected["config"]), np.array(recorded_ids(), np.int32)
     compare(expected, model.forward(ids), *model.loss_and_gradients(ids, ids))
+
+
+@pytest.mark.parametrize("family", RECORDED["families"])
+def test_answers_are_those_of_transformers(family, tmp_path):
+    """The likeliest tokens, of both rows at once: the shorter answer is the beginning of a longer one."""
+    expected = RECORDED["families"][family]
+    generation = opened(tmp_path, expected["config"]).start(recorded_ids(), max_new_tokens=16, ignore_end_tokens=True)
+    while not generation.done:
+        generation.step()
+    assert sum(map(len, expected["answers"])) >= 2
+    for index, answer in enumerate(expected["answers"]):
+        assert generation.answer(index)[: len(answer)] == answer
 
 
 @pytest.mark.parametrize("family", RECORDED["images"])

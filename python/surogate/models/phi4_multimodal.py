@@ -1,4 +1,5 @@
-"""Phi-4 multimodal (text model): Phi-3 with the parts for images and sound, which are copied, next to the embedding."""
+"""Phi-4 multimodal (text model): Phi-3 with the parts for images and sound, which are copied, next to the embedding. Files have the
+names of transformers; those of the model's own code (`Phi4MMForCausalLM`), whose layers hold adapters, are not read."""
 
 from __future__ import annotations
 

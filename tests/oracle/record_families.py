@@ -37,7 +37,7 @@ LONGEST, APART = 16, 5e-5
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 
 MAKERS = ["gemma", "starcoder2", "cohere2", "hunyuan", "granite_swa", "minimax_m2", "gemma4_unified"]
-MAKERS += ["apertus", "olmo_hybrid", "muse_glimmer"]
+MAKERS += ["apertus", "olmo_hybrid", "muse_glimmer", "phi4_multimodal"]
 
 
 #: Models with images, and what names the configuration that is drawn.
@@ -83,7 +83,7 @@ def of_text(fields: dict) -> dict:
     config = transformers.AutoConfig.for_model(given.pop("model_type"), **given)
     with tempfile.TemporaryDirectory() as folder:
         kind = transformers.AutoModelForCausalLM
-        if "vision_config" in given:
+        if "text_config" in given:
             kind = transformers.AutoModelForImageTextToText
         model, names = filled(kind, config, folder)
         ids = torch.tensor(conftest.recorded_ids())

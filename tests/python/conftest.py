@@ -183,9 +183,13 @@ def tiny_olmo_hybrid(**changes: object) -> dict[str, object]:
 
 
 def tiny_phi4_multimodal(**changes: object) -> dict[str, object]:
-    """The config.json of the text of a two-layer Phi-4 multimodal, which rotates half of each head."""
-    own = {"architectures": ["Phi4MultimodalForCausalLM"], "model_type": "phi4_multimodal"}
-    return tiny_llama(**{**own, "partial_rotary_factor": 0.5, **changes})
+    """The config.json of a two-layer Phi-4 multimodal with small towers, which rotates half of each head."""
+    own = {"architectures": ["Phi4MultimodalForCausalLM"], "model_type": "phi4_multimodal", "partial_rotary_factor": 0.5}
+    small = {"hidden_size": 16, "intermediate_size": 8, "num_attention_heads": 2}
+    channels = ("ext_pw_out_channel", "depthwise_separable_out_channel", "nemo_conv_channels")
+    own["vision_config"] = small | {"num_hidden_layers": 2, "image_size": 28, "crop_size": 28}
+    own["audio_config"] = small | {"num_blocks": 1} | dict.fromkeys(channels, 16)
+    return tiny_llama(**{**own, **changes})
 
 
 def tiny_muse_glimmer(**changes: object) -> dict[str, object]:

@@ -61,7 +61,7 @@ def test_answers_are_those_of_transformers(family, tmp_path):
     generation = opened(tmp_path, expected["config"]).start(recorded_ids(), max_new_tokens=16, ignore_end_tokens=True)
     while not generation.done:
         generation.step()
-    assert sum(map(len, expected["answers"])) >= 2
+    assert any(expected["answers"])
     for index, answer in enumerate(expected["answers"]):
         assert generation.answer(index)[: len(answer)] == answer
 

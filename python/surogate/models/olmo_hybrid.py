@@ -12,9 +12,6 @@ from ..layers import FULL, CausalLM, ChannelConv, Decoder, GatedMLP, Linear, RMS
 from .olmo import Attention, Layer, Olmo2Config
 from .qwen3_5 import LINEAR, LinearLayer, delta_sizes
 
-#: Of the norm of a gated delta net's heads.
-HEADS_EPS = 1e-5
-
 
 class OlmoHybridConfig(Olmo2Config):
     vocab_size: int = 100352
@@ -59,7 +56,7 @@ class DeltaNet(layers.GatedDeltaNet):
 
     def __init__(self, c: OlmoHybridConfig) -> None:
         self.most = 2.0 if c.linear_allow_neg_eigval else 1.0
-        super().__init__(c.hidden_size, HEADS_EPS, **delta_sizes(c))
+        super().__init__(c.hidden_size, 1e-5, **delta_sizes(c))  # of the heads' norm, whatever the config says
 
     def declare(self, hidden_size: int, heads: int) -> None:
         self.q_proj, self.k_proj, self.v_proj = (Linear(hidden_size, size) for size in self.sizes)

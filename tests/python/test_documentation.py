@@ -9,7 +9,9 @@ import pytest
 from conftest import REPOSITORY
 from golden import FAMILIES, MIXTURES, WITH_IMAGES
 from surogate import _native
+from surogate.dsl.model import ARCHITECTURES
 from surogate.models import page
+from surogate.models.published import PUBLISHED
 
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.yaml"))
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "ARCHITECTURE.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -113,6 +115,13 @@ def test_the_inputs_of_a_batch_are_those_of_the_engine():
         for row in json.loads(_native.batch_inputs())
     ]
     assert "\n".join(rows) + "\n\n" in page
+
+
+def test_published_models_are_of_known_architectures_and_listed_once():
+    listed = [name for names in PUBLISHED.values() for name in names]
+    examples = {name for of in ARCHITECTURES.values() for name in of.examples}
+    assert set(PUBLISHED) <= set(ARCHITECTURES)
+    assert len(set(listed)) == len(listed) and not examples & set(listed)
 
 
 def test_the_page_of_models_is_what_is_registered_and_compared():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import surogate
 from conftest import (
+    tiny_apertus,
     tiny_ernie4_5,
     tiny_exaone4,
     tiny_gemma2,
@@ -20,9 +21,12 @@ from conftest import (
     tiny_glm4,
     tiny_granite,
     tiny_llama,
+    tiny_muse_glimmer,
     tiny_olmo2,
     tiny_olmo3,
+    tiny_olmo_hybrid,
     tiny_phi3,
+    tiny_phi4_multimodal,
     tiny_seed_oss,
 )
 from surogate import models
@@ -30,7 +34,7 @@ from surogate.cli.commands import main
 from surogate.errors import ModelConfigError
 
 NEW = [tiny_gemma2, tiny_gemma3, tiny_gemma4, tiny_gemma4_mixture, tiny_phi3, tiny_granite, tiny_olmo2, tiny_olmo3, tiny_glm4]
-NEW += [tiny_seed_oss, tiny_exaone4, tiny_ernie4_5]
+NEW += [tiny_seed_oss, tiny_exaone4, tiny_ernie4_5, tiny_apertus, tiny_olmo_hybrid, tiny_phi4_multimodal, tiny_muse_glimmer]
 
 
 def build(fields: dict) -> dict:
@@ -125,6 +129,14 @@ def test_fields_that_cannot_be_honoured_are_refused_by_name(make, field, value):
         (tiny_exaone4, "sliding_window", 0),
         (tiny_exaone4, "layer_types", ["chunked_attention"] * 4),
         (tiny_seed_oss, "pretraining_tp", 2),
+        (tiny_apertus, "rope_theta", 10000.0),
+        (tiny_apertus, "hidden_act", "silu"),
+        (tiny_apertus, "qk_norm", False),
+        (tiny_olmo_hybrid, "linear_key_head_dim", 160),
+        (tiny_olmo_hybrid, "linear_use_gate", False),
+        (tiny_muse_glimmer, "layer_rope_theta", [0, 500.0, 10000.0, 10000.0]),
+        (tiny_muse_glimmer, "final_logit_softcapping", -1.0),
+        (tiny_muse_glimmer, "sliding_window", 0),
     ],
 )
 def test_fields_of_one_family_that_cannot_be_honoured(make, field, value):

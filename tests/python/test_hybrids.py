@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import surogate
-from conftest import REPOSITORY, tiny_llama
+from conftest import REPOSITORY, tiny_llama, tiny_olmo_hybrid
 from golden import LOGITS, assert_close
 from safetensors.numpy import load_file, save_file
 from surogate import models
@@ -385,6 +385,27 @@ def test_adapters_leave_out_what_peft_refuses(make, make_model, tmp_path):
     assert {"in_proj", "q_proj", "o_proj"} <= names and "out_proj" not in names
     with pytest.raises(SurogateError, match="out_proj"):
         surogate.Trainer({"model": model, "device": "cpu", "lora_target_modules": ["out_proj"]})
+
+
+def test_fields_of_olmo_hybrid():
+    plain = tiny_olmo_hybrid(rope_parameters=None, rope_theta=None)
+    assert len(operations(plain, "rope")) == 2, "of queries and keys in the last layer"
+    for none in ({"rope_parameters": {"rope_theta": None}}, {"rope_theta": None}):
+        assert not operations(plain | none, "rope")
+
+    def values(fields: dict) -> set[int]:
+        [stack] = [item for item in json.loads(models.build(fields))["body"] if "repeat" in item]
+        named = [row for block in stack["blocks"] for row in block["parameters"]]
+        return {row["shape"][0] for row in named if row["name"].endswith("v_conv1d.weight")}
+
+    assert values(plain) == {2 * 144}
+    sized = tiny_olmo_hybrid(linear_key_head_dim=None, linear_value_head_dim=None)
+    assert values(sized) == {2 * 2 * 12}, "by default keys have three quarters of a head's share of the columns, values twice as many"
+    for twice, factors in ((True, [2.0]), (False, [])):
+        found = [node["factor"] for node in operations(plain | {"linear_allow_neg_eigval": twice}, "scale")]
+        assert [factor for factor in found if factor == 2.0] == factors
+    with pytest.raises(ModelConfigError, match="`linear_num_key_heads`: 2 does not divide"):
+        models.build(tiny_olmo_hybrid(linear_num_value_heads=3))
 
 
 def test_fields_of_lfm2():

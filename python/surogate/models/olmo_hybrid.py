@@ -32,7 +32,7 @@ class OlmoHybridConfig(Olmo2Config):
             reader.take(f"linear_{name}")  # of initial values
         if reader.take("linear_use_gate") is False:
             reader.problem("linear_use_gate", "False is not supported, expected True")
-        rope = reader.fields.get("rope_parameters")
+        rope = reader.fields.get("rope_parameters") or reader.fields
         #: Published models have positions in no layer.
         self.rotates = not isinstance(rope, dict) or rope.get("rope_theta", self.theta) is not None
         super().derive(reader)

@@ -12,7 +12,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use cuda::disk_cache::{DiskCache, digest};
+use cuda::disk_cache::DiskCache;
+use cuda::kernel_cache;
 use cuda::library::{Search, open_nvrtc};
 use cuda::nvrtc::{Compiler, KernelSource};
 use ops::examples::{Instance, instantiate};
@@ -40,19 +41,15 @@ struct Unit {
 }
 
 impl Unit {
-    /// A name of everything that decides the result.
-    fn key(&self, architecture: &str, (major, minor): (u32, u32)) -> String {
-        let version = format!("{architecture} NVRTC {major}.{minor}");
-        let headers = self.headers.iter().flat_map(|(name, text)| [name.as_bytes(), text.as_bytes()]);
-        let options = self.options.iter().map(String::as_bytes);
-        let parts = [version.as_bytes(), self.name.as_bytes(), self.text.as_bytes()];
-        digest(&parts.into_iter().chain(headers).chain(options).collect::<Vec<_>>())
+    fn source(&self) -> KernelSource<'_> {
+        KernelSource { name: &self.name, text: &self.text, headers: &self.headers, options: &self.options }
     }
 
     /// True if the preprocessor may leave another program on another architecture.
     fn reads_architecture(&self) -> bool {
         let headers = self.headers.iter().map(|(_, text)| *text);
-        headers.chain([self.text.as_str()]).any(|text| text.contains("__CUDA_ARCH__"))
+        let reads = |text: &str| ["__CUDA_ARCH__", "HAS_FP8_CONVERSION"].iter().any(|word| text.contains(word));
+        headers.chain([self.text.as_str()]).any(reads)
     }
 }
 
@@ -146,13 +143,11 @@ fn compile<'a>(jobs: impl Iterator<Item = (&'a Unit, &'a str)>) -> Result<(), St
     let compiled = DiskCache::new(Some(PathBuf::from("target/kernels")));
     let mut failures = Vec::new();
     for (unit, architecture) in jobs {
-        let key = unit.key(architecture, compiler.version());
+        let key = kernel_cache::key(&unit.source(), compiler.version(), architecture);
         if compiled.read(&key).is_some() {
             continue;
         }
-        let source =
-            KernelSource { name: &unit.name, text: &unit.text, headers: &unit.headers, options: &unit.options };
-        match compiler.compile(&source, architecture) {
+        match compiler.compile(&unit.source(), architecture) {
             Ok(_) => compiled.write(&key, &[]),
             Err(error) => failures.push(format!("{unit}\n  {architecture}: {error}")),
         }

@@ -40,7 +40,7 @@ pub fn key(source: &KernelSource, compiler_version: (u32, u32), architecture: &s
     let standard = standard_options(architecture);
     let version = format!("{}.{}", compiler_version.0, compiler_version.1);
     let mut parts = vec![source.name.as_bytes(), source.text.as_bytes(), &count];
-    parts.extend(source.headers.iter().flat_map(|(name, text)| [name.as_bytes(), text.as_bytes()]));
+    parts.extend(source.all_headers().flat_map(|(name, text)| [name.as_bytes(), text.as_bytes()]));
     parts.extend(standard.iter().chain(source.options).map(|option| option.as_bytes()));
     parts.push(version.as_bytes());
     digest(&parts)

@@ -23,6 +23,13 @@ pub struct KernelSource<'a> {
     pub options: &'a [String],
 }
 
+impl<'a> KernelSource<'a> {
+    /// Returns all headers of the compilation: those of the kernel, and NVIDIA's intrinsics.
+    pub(crate) fn all_headers(&self) -> impl Iterator<Item = (&'a str, &'a str)> {
+        self.headers.iter().copied().chain([device::INTRINSICS])
+    }
+}
+
 /// Machine code, or PTX with a NUL at its end, and the compiler's remarks (warnings, registers).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiled {
@@ -74,8 +81,8 @@ impl Compiler {
 
     fn create(&self, source: &KernelSource) -> Result<Program<'_>> {
         let (name, body) = (text(source.name), text(source.text));
-        let names: Vec<CString> = source.headers.iter().map(|(name, _)| text(name)).collect();
-        let bodies: Vec<CString> = source.headers.iter().map(|(_, body)| text(body)).collect();
+        let names: Vec<CString> = source.all_headers().map(|(name, _)| text(name)).collect();
+        let bodies: Vec<CString> = source.all_headers().map(|(_, body)| text(body)).collect();
         let name_pointers: Vec<*const c_char> = names.iter().map(|n| n.as_ptr()).collect();
         let body_pointers: Vec<*const c_char> = bodies.iter().map(|b| b.as_ptr()).collect();
         let mut raw = std::ptr::null_mut();
@@ -85,7 +92,7 @@ impl Compiler {
                 &mut raw,
                 body.as_ptr(),
                 name.as_ptr(),
-                source.headers.len() as c_int,
+                names.len() as c_int,
                 body_pointers.as_ptr(),
                 name_pointers.as_ptr(),
             )

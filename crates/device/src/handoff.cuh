@@ -1,10 +1,6 @@
 // Handing data from some warps of a block to others: barriers in shared memory, and the copy engine. sm_90 and later.
 #pragma once
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+#include "intrinsics.cuh"
 
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -91,4 +87,10 @@ __device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 block) {
       "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
       "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier), "r"(block)
       : "memory");
+}
+// Writes two numbers to the place of `address` in the shared memory of a block of the cluster.
+__device__ __forceinline__ void store_at(u32 address, u32 block, float a, float b) {
+  asm volatile(
+      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nst.shared::cluster.v2.f32 [there], {%2, %3};\n}"
+      ::"r"(address), "r"(block), "f"(a), "f"(b) : "memory");
 }

@@ -3,6 +3,10 @@
 /// A header as kernels are compiled with it.
 pub type Header = (&'static str, &'static str);
 
+/// Instructions that CUDA C++ has no function for: what every kernel may include, as each vendor's compiler gives it. No kernel
+/// names it among its headers.
+pub const INTRINSICS: Header = ("intrinsics.cuh", include_str!("intrinsics_nvidia.cuh"));
+
 /// Barriers in shared memory, clusters of two blocks, the copy engine. sm_90 and later.
 pub const HANDOFF: Header = ("handoff.cuh", include_str!("handoff.cuh"));
 

@@ -3,8 +3,15 @@
 // A tile of R rows of 64 bf16 is in 128-byte rows, the 16-byte chunk c of row r at chunk c ^ (r & 7) (the
 // 128-byte swizzle); its address is a multiple of 1024. Wider tiles are halves of 64 columns one after another.
 #pragma once
-typedef unsigned int u32;
-typedef unsigned long long u64;
+#include "intrinsics.cuh"
+
+// The warpgroup has COUNT_ registers a thread from here on: fewer than before, or more, which it waits for.
+template <int COUNT_> __device__ __forceinline__ void release_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT_));
+}
+template <int COUNT_> __device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT_));
+}
 
 // Byte offset of a 16-byte chunk inside a half of 64 columns.
 __device__ __forceinline__ u32 swizzled(int row, int chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
@@ -138,15 +145,4 @@ __device__ __forceinline__ void store_matrices(u32 address, u32 a, u32 b, u32 c,
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
                "r"(c), "r"(d)
                : "memory");
-}
-
-__device__ __forceinline__ u32 bf16_pair(float low, float high) {
-  u32 pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-__device__ __forceinline__ u32 f16_pair(float low, float high) {
-  u32 x;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
-  return x;
 }

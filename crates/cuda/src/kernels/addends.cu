@@ -2,7 +2,8 @@
 // f32 and rounded once. D [ROWS, …] by D_ROW; T_s [ROWS, RANK] by T_ROW(s), 4-byte aligned; B_s [count, RANK] by
 // B_ROW(s), or [RANK, count] where B_ACROSS. A warp takes 32 columns of one slice and TALL rows. The columns of
 // its four 8-wide products are distributed so that a lane's results are one after another in D: 16 bytes a row.
-typedef unsigned int u32;
+#include "intrinsics.cuh"
+
 #define TALL 64
 #define STEPS ((RANK + 15) / 16)
 
@@ -10,15 +11,6 @@ struct alignas(16) Eight { u32 pair[4]; };
 
 __device__ __forceinline__ float low(u32 x) { return __uint_as_float(x << 16); }
 __device__ __forceinline__ float high(u32 x) { return __uint_as_float(x & 0xffff0000u); }
-__device__ __forceinline__ u32 two(float a, float b) {
-  u32 y;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(b), "f"(a));
-  return y;
-}
-__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 
 extern "C" __global__ void __launch_bounds__(256) addends(unsigned short* d, FACTORS) {
   const unsigned short* const ts[] = {TS};
@@ -70,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(256) addends(unsigned short* d, FAC
         a[part] = at < ROWS && r < RANK ? *reinterpret_cast<const u32*>(t + (size_t)at * t_row + r) : 0;
       }
 #pragma unroll
-      for (int j = 0; j < 4; j++) mma(sum[j], a, factor[k][j][0], factor[k][j][1]);
+      for (int j = 0; j < 4; j++) mma_bf16_ordered(sum[j], a, factor[k][j][0], factor[k][j][1]);
     }
 #pragma unroll
     for (int half = 0; half < 2; half++)
@@ -79,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(256) addends(unsigned short* d, FAC
         Eight now;
 #pragma unroll
         for (int j = 0; j < 4; j++)
-          now.pair[j] = two(fmaf(SCALE, sum[j][half * 2], low(was.pair[j])), fmaf(SCALE, sum[j][half * 2 + 1], high(was.pair[j])));
+          now.pair[j] = bf16_pair(fmaf(SCALE, sum[j][half * 2], low(was.pair[j])), fmaf(SCALE, sum[j][half * 2 + 1], high(was.pair[j])));
         *reinterpret_cast<Eight*>(d + (size_t)(row + half * 8) * D_ROW) = now;
       }
   }

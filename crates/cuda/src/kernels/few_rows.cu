@@ -4,7 +4,6 @@
 // and one of PARTS parts of K; its lanes read TURN packs of VECTOR elements of each column at once, the next TURN before the
 // present is multiplied, and the first before the kernel in front has ended where B is a WEIGHT, which no kernel of the
 // entry writes. The parts are added in their order: the same bits on every run.
-typedef unsigned int u32;
 #include "number.cuh"
 #include "dependent_launch.cuh"
 
@@ -22,8 +21,7 @@ template <class T, int SIZE> __device__ __forceinline__ Pack<T, SIZE> read_once(
   Pack<T, SIZE> x;
   if constexpr (sizeof(x) == 16) {
     u32(&word)[4] = reinterpret_cast<u32(&)[4]>(x);
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3]) : "l"(p));
+    load_16_once(word, p);
   } else {
     x = *reinterpret_cast<const Pack<T, SIZE>*>(p);
   }

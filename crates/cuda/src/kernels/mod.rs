@@ -138,8 +138,8 @@ impl HopperProduct {
     }
 
     /// Returns the source texts that a timed choice depends on besides the product.
-    pub fn text() -> [&'static str; 3] {
-        [PRODUCT, device::HANDOFF.1, device::WGMMA.1]
+    pub fn text() -> [&'static str; 4] {
+        [PRODUCT, device::HANDOFF.1, device::WGMMA.1, device::INTRINSICS.1]
     }
 
     /// Returns every variant in use, for a build without a GPU.

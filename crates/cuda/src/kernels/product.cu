@@ -194,7 +194,7 @@ product(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b
   cluster_meet();
   Stage at = {0, 0};
   if (warpgroup == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    release_registers<40>();
     if (threadIdx.x == 0) {
       for (int t = blockIdx.x / 2; t < tiles; t += gridDim.x / 2) {
         int pair, column, s, last;
@@ -222,7 +222,7 @@ product(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b
       }
     }
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    take_registers<232>();
     const int half = warpgroup - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     const u32 mine = out + half * 2 * PIECE_BYTES;
     float sum[WIDE / 2];

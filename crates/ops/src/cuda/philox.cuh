@@ -5,14 +5,8 @@
 
 struct Philox { u32 word[4]; };
 
-// Both halves of a product. Said outright, since a product of 64 bits costs an addition more.
-__device__ __forceinline__ u64 wide_product(u32 a, u32 b) {
-  u64 y;
-  asm("mul.wide.u32 %0, %1, %2;" : "=l"(y) : "r"(a), "r"(b));
-  return y;
-}
 constexpr __device__ __forceinline__ u64 product(u32 a, u32 b) {
-  return __builtin_is_constant_evaluated() ? (u64)a * b : wide_product(a, b);
+  return __builtin_is_constant_evaluated() ? (u64)a * b : multiply_wide(a, b);
 }
 
 constexpr __device__ __forceinline__ Philox philox4x32(u32 c0, u32 c1, u32 c2, u32 c3, u32 k0, u32 k1) {

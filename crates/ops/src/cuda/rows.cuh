@@ -29,6 +29,3 @@ __device__ __forceinline__ float row_sum(float x) {
   return block_sum<THREADS>(x);
 #endif
 }
-
-// Has what is read of a later row on its way.
-__device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }

@@ -25,8 +25,7 @@ template <typename Code> __device__ __forceinline__ void place(u32 to, const Cod
   u32 pairs[4];
 #pragma unroll
   for (int i = 0; i < 4; i++) pairs[i] = pair(load(of.each + 2 * i), load(of.each + 2 * i + 1));
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
-               : "memory");
+  store_shared_16(to, pairs);
 }
 #endif
 

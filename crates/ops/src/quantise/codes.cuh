@@ -1,6 +1,7 @@
 // Codes of eight bits: rounding to nearest even with saturation, the power of two that scales a tensor, its reading.
 // With FORMAT, 0 for E4M3, 1 for E5M2, the codes of that format have short names.
 #pragma once
+#include "intrinsics.cuh"
 typedef unsigned char u8;
 
 // k of the largest 2^k with amax * 2^k <= 1.75 * 2^top, as a number; 1 for 0 and for what is not finite.
@@ -24,11 +25,8 @@ __device__ __forceinline__ float inverse_power(float power) {
 
 // Two codes, that of `a` in the low byte; OF_ is a format.
 template <int OF_> __device__ __forceinline__ u16 codes_as(float a, float b) {
-#if __CUDA_ARCH__ >= 890
-  u16 pair;
-  if constexpr (OF_ == 0) asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
-  else asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
-  return pair;
+#ifdef HAS_FP8_CONVERSION
+  return OF_ == 0 ? e4m3_pair(a, b) : e5m2_pair(a, b);
 #else
   // The same by integers, for GPUs without the instruction.
   u32 result = 0;
@@ -100,11 +98,7 @@ template <int THREADS_> __device__ __forceinline__ u32 block_max_bits(u32 x) {
 }
 
 // The larger of a magnitude and that of a number; NaN where either is.
-__device__ __forceinline__ float larger(float most, float x) {
-  float y;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(most), "f"(fabsf(x)));
-  return y;
-}
+__device__ __forceinline__ float larger(float most, float x) { return max_nan(most, fabsf(x)); }
 
 // Raises a magnitude in memory to a block's largest. Most blocks find it as large: one access, and no atomic one.
 template <int THREADS_> __device__ __forceinline__ void raise(float* amax, u32 most) {

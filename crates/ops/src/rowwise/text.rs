@@ -484,7 +484,7 @@ impl<'a> Writer<'a> {
         lines.add(2, "FOR_PACKS(n, p) {");
         for i in self.early.iter().filter(|i| self.form.operands[**i] == Extent::Element) {
             let at = row_offset(&self.call.inputs[*i]).replace("(row)", "(next)");
-            lines.add(3, format!("prefetch(in{i} + {at} + p * WIDTH);"));
+            lines.add(3, format!("prefetch_l2(in{i} + {at} + p * WIDTH);"));
         }
         lines.add(2, "}");
         lines.add(1, "}");

@@ -121,7 +121,7 @@ cached_strips(const Q_T* q, const KEY_T* keys, const VALUE_T* values, const int*
 #pragma unroll
       for (int offset = 1; offset < 4; offset <<= 1)
         next[half] = fmaxf(next[half], __shfl_xor_sync(0xffffffffu, next[half], offset));
-      const float largest = next[half] > -INF ? next[half] : 0.0f, keep = exp2_approximate(top[half] - largest);
+      const float largest = next[half] > -INF ? next[half] : 0.0f, keep = exp2_approx(top[half] - largest);
       top[half] = next[half];
       total[half] *= keep;
 #pragma unroll
@@ -129,7 +129,7 @@ cached_strips(const Q_T* q, const KEY_T* keys, const VALUE_T* values, const int*
 #pragma unroll
       for (int i = 0; i < OWN / 4; i++) {
         float& s = x[0][i / 2][2 * half + i % 2];
-        s = exp2_approximate(s - largest);
+        s = exp2_approx(s - largest);
         total[half] += s;
       }
     }

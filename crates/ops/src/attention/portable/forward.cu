@@ -124,7 +124,7 @@ attention_forward(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k, 
 #pragma unroll
         for (int i = 0; i < MT * 2; i++) {
           const float most = next[i / 2][i % 2];
-          const float keep = most > -INF ? exp2_approximate((greatest[i / 2][i % 2] - most) * FACTOR) : 0.0f;
+          const float keep = most > -INF ? exp2_approx((greatest[i / 2][i % 2] - most) * FACTOR) : 0.0f;
           greatest[i / 2][i % 2] = most;
           total[i / 2][i % 2] *= keep;
 #pragma unroll
@@ -138,7 +138,7 @@ attention_forward(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k, 
 #pragma unroll
         for (int n = 0; n < NT * 2; n++) {
           float& x = s[i / 2][n / 2][i % 2 * 2 + n % 2];
-          x = exp2_approximate(fmaf(x, FACTOR, -most));
+          x = exp2_approx(fmaf(x, FACTOR, -most));
           total[i / 2][i % 2] += x;
         }
       }
@@ -157,8 +157,8 @@ attention_forward(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k, 
     all += __shfl_xor_sync(0xffffffffu, all, 2);
 #if HAS_SINK
     const float other = load(sink + h) * LOG2E, both = fmaxf(most, other);
-    keep = exp2_approximate(most - both);
-    all = all * keep + exp2_approximate(other - both);
+    keep = exp2_approx(most - both);
+    all = all * keep + exp2_approx(other - both);
     most = both;
 #endif
     const int row = first_row + own + i / 2 * 16 + i % 2 * 8 + lane / 4;

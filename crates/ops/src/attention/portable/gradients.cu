@@ -55,14 +55,7 @@ template <int MT_, int NT> __device__ __forceinline__ void put(unsigned char* ti
 
 // Without waiting for older accesses. That suffices to continue, since the sums are written and read in the second
 // cache alone, by instructions after the barrier that follows; it saves 2 % of the pass.
-__device__ __forceinline__ int early_turn(const int* turn) {
-  int value;
-  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(turn) : "memory");
-  return value;
-}
-__device__ __forceinline__ void add_to(float* sum, float x) {
-  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(sum), "f"(x) : "memory");
-}
+__device__ __forceinline__ int early_turn(const int* turn) { return load_relaxed(turn); }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 attention_gradients(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k, const ELEMENT* __restrict__ v,
@@ -183,7 +176,7 @@ attention_gradients(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k
 #pragma unroll
       for (int i = 0; i < COUNT; i++) {
         const float x = part_of_dq[i / (DQ_COLUMNS / 2)][i / 4 % (DQ_COLUMNS / 8)][i % 4];
-        if (ours > 0) add_to(sums + i * THREADS, x);
+        if (ours > 0) add_relaxed(sums + i * THREADS, x);
         else __stcg(sums + i * THREADS, x);
       }
     } else {

@@ -12,27 +12,10 @@
 #define PADDED(columns, parts) (((columns) + 16 * (parts) - 1) / (16 * (parts)) * (16 * (parts)))
 #define PITCH(padded) (((padded) + 8) * 2)
 
-__device__ __forceinline__ void product(bf16, float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ void product(f16, float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ u32 pair_of(bf16, float low, float high) { return pair(low, high); }
-__device__ __forceinline__ u32 pair_of(f16, float low, float high) {
-  u32 y;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-  return y;
-}
-__device__ __forceinline__ float exp2_approximate(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
+__device__ __forceinline__ void product(bf16, float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_bf16(d, a, b0, b1); }
+__device__ __forceinline__ void product(f16, float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_f16(d, a, b0, b1); }
+__device__ __forceinline__ u32 pair_of(bf16, float low, float high) { return bf16_pair(low, high); }
+__device__ __forceinline__ u32 pair_of(f16, float low, float high) { return f16_pair(low, high); }
 
 // Rows [first, first + ROWS_) of a head to a tile, by all threads of the block; zeros from row TOKENS and column
 // COLUMNS on.
@@ -176,7 +159,7 @@ __device__ __forceinline__ void add_partner(float (&x)[MT_][NT][4], float* mine,
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < MT_ * NT * 4; i++) mine[i * 32 + lane] = x[i / (NT * 4)][i / 4 % NT][i % 4];
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS_) : "memory");
+  partial_barrier<THREADS_>(id);
 #pragma unroll
   for (int i = 0; i < MT_ * NT * 4; i++) x[i / (NT * 4)][i / 4 % NT][i % 4] += theirs[i * 32 + lane];
 }
@@ -195,9 +178,7 @@ __device__ __forceinline__ int last_seen(const int* last_keys, int i) {
 #define FACTOR (RAW_SCORES ? SCALE * LOG2E : 1.0f)
 // tanh to the accuracy of a sum with 1; +-1 for the largest arguments.
 __device__ __forceinline__ float tanh_by_exp(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(exp2_approximate(x * (2.0f * LOG2E)) + 1.0f));
-  return fmaf(-2.0f, y, 1.0f);
+  return fmaf(-2.0f, rcp_approx(exp2_approx(x * (2.0f * LOG2E)) + 1.0f), 1.0f);
 }
 // A score becomes its weight exp(score - lse) (lse in units of log 2); returns the score's slope under the cap.
 __device__ __forceinline__ float weight(float& x, float lse) {
@@ -205,9 +186,9 @@ __device__ __forceinline__ float weight(float& x, float lse) {
   if (HAS_CAP) {
     const float bent = tanh_by_exp(x * (SCALE / SOFT_CAP));
     slope = fmaf(-bent, bent, 1.0f);
-    x = exp2_approximate(fmaf(bent, SOFT_CAP * LOG2E, -lse));
+    x = exp2_approx(fmaf(bent, SOFT_CAP * LOG2E, -lse));
   } else {
-    x = exp2_approximate(fmaf(x, SCALE * LOG2E, -lse));
+    x = exp2_approx(fmaf(x, SCALE * LOG2E, -lse));
   }
   return slope;
 }

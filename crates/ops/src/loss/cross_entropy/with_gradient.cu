@@ -18,19 +18,6 @@
 #define LOWEST (-3.4028235e38f)
 #define LOG2_E 1.4426950408889634f
 
-__device__ __forceinline__ float power_of_two(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// Writes a pair of floats to the same place in the shared memory of block `rank` of the cluster.
-__device__ __forceinline__ void send(u32 address, u32 rank, float a, float b) {
-  asm volatile(
-      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nst.shared::cluster.v2.f32 [there], {%2, %3};\n}"
-      ::"r"(address), "r"(rank), "f"(a), "f"(b) : "memory");
-}
-
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, BLOCKS)
 cross_entropy_with_gradient(const bf16* logits, const int* __restrict__ targets, const float* __restrict__ d_token_loss,
                     float* __restrict__ token_loss, bf16* d_logits) {
@@ -85,17 +72,17 @@ cross_entropy_with_gradient(const bf16* logits, const int* __restrict__ targets,
 #pragma unroll
         for (int j = 1; j < 8; j++) local = fmaxf(local, to_float(x.at[j]));
         if (local > top) {
-          sum *= power_of_two((top - local) * LOG2_E);
+          sum *= exp2_approx((top - local) * LOG2_E);
           top = local;
         }
         const float shift = -top * LOG2_E;
 #pragma unroll
-        for (int j = 0; j < 8; j++) sum += power_of_two(fmaf(to_float(x.at[j]), LOG2_E, shift));
+        for (int j = 0; j < 8; j++) sum += exp2_approx(fmaf(to_float(x.at[j]), LOG2_E, shift));
       }
     }
     const float of_warp = warp_max(top);
-    sum = warp_sum(sum * power_of_two((top - of_warp) * LOG2_E));
-    if (lane < CLUSTER) send(shared_address(&parts[parity][rank * WARPS + warp]), lane, of_warp, sum);
+    sum = warp_sum(sum * exp2_approx((top - of_warp) * LOG2_E));
+    if (lane < CLUSTER) store_at(shared_address(&parts[parity][rank * WARPS + warp]), lane, of_warp, sum);
     cluster_meet();
     float2 part[(CLUSTER * WARPS + 31) / 32];
     top = LOWEST;
@@ -108,7 +95,7 @@ cross_entropy_with_gradient(const bf16* logits, const int* __restrict__ targets,
     top = warp_max(top);
     sum = 0.0f;
 #pragma unroll
-    for (int n = 0; n < (CLUSTER * WARPS + 31) / 32; n++) sum += part[n].y * power_of_two((part[n].x - top) * LOG2_E);
+    for (int n = 0; n < (CLUSTER * WARPS + 31) / 32; n++) sum += part[n].y * exp2_approx((part[n].x - top) * LOG2_E);
     const float lse = top + logf(warp_sum(sum));
     if (writes_loss) token_loss[row] = inside ? lse - hit : __int_as_float(0x7fc00000);
 
@@ -123,13 +110,13 @@ cross_entropy_with_gradient(const bf16* logits, const int* __restrict__ targets,
         Pack<bf16, 8> out;
 #pragma unroll
         for (int j = 0; j < 8; j++)
-          out.at[j] = from_float<bf16>(power_of_two(fmaf(to_float(x.at[j]), LOG2_E, shift)) * d);
+          out.at[j] = from_float<bf16>(exp2_approx(fmaf(to_float(x.at[j]), LOG2_E, shift)) * d);
         write_pack(dx + p * 8, out);
       }
       // The thread that wrote the target's place writes it again.
       if (inside && place >= piece * PIECE && place < end && place % 32 == lane) {
         const float x = load((const bf16*)mine + (target - start * 8));
-        store(dx + (target - start * 8), (power_of_two(fmaf(x, LOG2_E, shift)) - 1.0f) * d);
+        store(dx + (target - start * 8), (exp2_approx(fmaf(x, LOG2_E, shift)) - 1.0f) * d);
       }
       __syncwarp();
       fetch(trained, piece);

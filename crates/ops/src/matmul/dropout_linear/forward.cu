@@ -11,12 +11,6 @@
 #define WHOLE (ROWS % (TALL * 16) == 0)
 #define STAGE ((TALL * 2 + RANKS) * 512)
 
-__device__ __forceinline__ uint4 waiting(u32 at) {
-  uint4 x;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(at) : "memory");
-  return x;
-}
-
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 dropout_linear(const bf16* __restrict__ x, const int* __restrict__ micro_step, const bf16* __restrict__ a, bf16* __restrict__ t,
                u32 stream) {
@@ -53,13 +47,13 @@ dropout_linear(const bf16* __restrict__ x, const int* __restrict__ micro_step, c
       for (int half = 0; half < 2; half++) {
         const u32 block = ((u32)(row0 + i * 16 + half * 8) * COLUMNS + column) / 4;
         const Mask left = mask_of(stream, step, block), right = mask_of(stream, step, block + 1);
-        const uint4 now = waiting(at + (i * 2 + half) * 512);
+        const uint4 now = load_shared_16(at + (i * 2 + half) * 512);
         first[i][half] = now.x & low_halves(left.of[0], left.of[1]), first[i][half + 2] = now.y & low_halves(left.of[2], left.of[3]);
         second[i][half] = now.z & low_halves(right.of[0], right.of[1]), second[i][half + 2] = now.w & low_halves(right.of[2], right.of[3]);
       }
 #pragma unroll
     for (int n = 0; n < RANKS; n++) {
-      const uint4 factor = waiting(at + (TALL * 2 + n) * 512);
+      const uint4 factor = load_shared_16(at + (TALL * 2 + n) * 512);
 #pragma unroll
       for (int i = 0; i < TALL; i++) mma(sum[i][n], first[i], factor.x, factor.y);
 #pragma unroll

@@ -72,16 +72,6 @@ index_books(const float* __restrict__ map_signed, const float* __restrict__ map_
 }
 #else
 
-__device__ __forceinline__ float root_of(float x) {
-  float y;
-  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ __forceinline__ float inverse_of(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 // Of magnitudes: their bits are in their order.
 __device__ __forceinline__ float largest_of_warp(float x) {
   return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(x)));
@@ -109,13 +99,6 @@ __device__ __forceinline__ u32 code_in(const unsigned char* tables, u32 offset, 
 // A pair of results of stochastic_bf16, for finite numbers alone.
 __device__ __forceinline__ u32 raised(float x, float y, u32 dice_x, u32 dice_y) {
   return __byte_perm(__float_as_uint(x) + (dice_x & 0xffffu), __float_as_uint(y) + (dice_y & 0xffffu), 0x7632);
-}
-
-// One access: the compiler takes such a store apart.
-__device__ __forceinline__ void write_pairs(void* p, const u32 (&pairs)[4]) {
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]),
-               "r"(pairs[3])
-               : "memory");
 }
 
 // What is read of eight neighbours.
@@ -202,7 +185,7 @@ adamw_8bit(const float* __restrict__ gradient, const float* __restrict__ learnin
     float moved[8], finite = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-      const float moving = __fmul_rn(m[i], inverse_of(__fadd_rn(root_of(v[i]), least)));
+      const float moving = __fmul_rn(m[i], rcp_approx(__fadd_rn(sqrt_approx(v[i]), least)));
       moved[i] = __fmul_rn(__fsub_rn(to_float(now.weight.at[i]), __fmul_rn(size, moving)), kept);
       finite = fmaf(moved[i], 0.0f, finite);
     }
@@ -247,7 +230,8 @@ adamw_8bit(const float* __restrict__ gradient, const float* __restrict__ learnin
       return uint2{four_bytes(c[0], c[1], c[2], c[3]), four_bytes(c[4], c[5], c[6], c[7])};
     };
 #if STOCHASTIC
-    if (ALIGNED && count >= 8) write_pairs(weight + start, pairs);
+    // The compiler takes a store of a pack apart.
+    if (ALIGNED && count >= 8) store_16(weight + start, pairs);
     else {
 #pragma unroll
       for (int i = 0; i < 8; i++)

@@ -3,6 +3,7 @@
 //! Collects the files, runs each rule, prints all findings at once. Knows which files the repository holds, not what
 //! they are about.
 
+mod assembly;
 mod comments;
 mod duplicates;
 mod files;
@@ -88,6 +89,7 @@ pub fn findings(root: &Path) -> Result<Vec<Finding>, String> {
     found.extend(floors::check_page(page.map_or("", |file| &file.text)));
     let test_modules = names::test_modules(&files);
     for file in &files {
+        found.extend(assembly::check(file));
         found.extend(files::check(file));
         found.extend(functions::check(file));
         found.extend(windows::check(file));

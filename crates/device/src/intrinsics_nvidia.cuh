@@ -136,8 +136,9 @@ template <int LEFT_> __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(LEFT_) : "memory");
 }
 
-// A barrier of THREADS_ threads, whole warps of the block; all other warps of the block meet at barriers of other ids. The
-// same number of times in every warp of the block.
+// A barrier of THREADS_ threads, neighbouring warps of the block; ids are 1 to 15. All threads of the block have called
+// `init_partial_barriers` and met before.
+__device__ __forceinline__ void init_partial_barriers() {}
 template <int THREADS_> __device__ __forceinline__ void partial_barrier(int id) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS_) : "memory");
 }

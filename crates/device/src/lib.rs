@@ -7,6 +7,12 @@ pub type Header = (&'static str, &'static str);
 /// names it among its headers.
 pub const INTRINSICS: Header = ("intrinsics.cuh", include_str!("intrinsics_nvidia.cuh"));
 
+/// `INTRINSICS` of AMD GPUs.
+pub const INTRINSICS_AMD: Header = ("intrinsics.cuh", include_str!("intrinsics_amd.cuh"));
+
+/// Functions of CUDA C++ that HIP has otherwise or lacks: before every text that is compiled for AMD GPUs.
+pub const LANGUAGE_AMD: Header = ("language.cuh", include_str!("language_amd.cuh"));
+
 /// Barriers in shared memory, clusters of two blocks, the copy engine. sm_90 and later.
 pub const HANDOFF: Header = ("handoff.cuh", include_str!("handoff.cuh"));
 

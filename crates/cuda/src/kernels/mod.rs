@@ -27,6 +27,11 @@ impl OwnKernel {
         OwnKernel { name, text, headers, options: defines.iter().map(|(n, v)| format!("-D{n}={v}")).collect() }
     }
 
+    /// (name, text) of the headers that the source includes.
+    pub fn headers(&self) -> &'static [(&'static str, &'static str)] {
+        self.headers
+    }
+
     pub fn source(&self) -> KernelSource<'_> {
         KernelSource { name: self.name, text: self.text, headers: self.headers, options: &self.options }
     }

@@ -48,6 +48,9 @@ attention_forward(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k, 
   fetch<ROWS, D, PD, THREADS>(at, q, Q_S, first_row);
   fetch<KEYS, D, PD, THREADS>(at + AT_K, k, K_S, start);
   commit_copies();
+#if PARTS > 1
+  init_partial_barriers();
+#endif
   for (int i = threadIdx.x; i < ROWS; i += THREADS) {
     const int row = min(first_row + i, TOKENS - 1);
     bounds[i] = make_int2(first_seen(starts, row), last_seen(last_keys, row));

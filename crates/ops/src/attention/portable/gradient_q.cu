@@ -57,6 +57,7 @@ attention_gradient_q(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ 
   const int all_from = __float_as_int(lower.z), all_to = __float_as_int(upper.w);
   const int any_from = __float_as_int(upper.z), any_to = __float_as_int(lower.w);
 
+  init_partial_barriers();
   for (int key = start; key < end; key += KEYS) {
     __syncthreads();
     fetch<KEYS, D, PD, THREADS>(at + AT_K, k, K_S, key);

@@ -35,8 +35,9 @@ python=$venv/bin/python
 
 make_environment() {
   [ -x "$python" ] || python3 -m venv "$venv"
-  # The compiler of kernels comes as a wheel; no GPU and no driver is needed to run it.
-  "$python" -m pip install --quiet --disable-pip-version-check "nvidia-cuda-nvrtc==13.0.88"
+  # The compilers of kernels come as wheels; no GPU and no driver is needed to run them. The latter two are for AMD GPUs.
+  "$python" -m pip install --quiet --disable-pip-version-check \
+    "nvidia-cuda-nvrtc==13.0.88" "ziglang==0.17.1" "rocm-llvm-python==7.2.2.562.46"
 }
 
 install_wheel() { # not editable: what is tested is what a user installs
@@ -56,6 +57,7 @@ house() {
 
 kernels() {
   "$xtask" kernels $all
+  "$xtask" kernels --vendor amd $all
   cargo test --release --workspace --test it -- --ignored nvrtc::
 }
 

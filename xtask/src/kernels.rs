@@ -1,11 +1,13 @@
-//! `cargo xtask kernels [--all] [ARCHITECTURE|OPERATION…]`: compiles the kernels of every operation's examples, in f32, bf16
-//! and f16, with NVRTC. Needs no GPU.
+//! `cargo xtask kernels [--vendor nvidia|amd] [--all] [ARCHITECTURE|OPERATION…]`: compiles the kernels of every
+//! operation's examples, in f32, bf16 and f16, with NVRTC, or for AMD GPUs as `amd.rs` says. Needs no GPU.
 //!
 //! A text that several architectures share is compiled for the lowest and the newest of them if it reads `__CUDA_ARCH__`,
 //! and else for one of the two, alternately. Of an operation whose kernels take long, every third text of a kernel is compiled, for
 //! one of its architectures, each time the next. `--all` compiles every text for every architecture. What has compiled is kept in
 //! `target/kernels` and not compiled again. Without NVRTC it says so and fails. The CUDA backend's own kernels are compiled
 //! by that crate's tests.
+
+mod amd;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -65,7 +67,15 @@ impl fmt::Display for Unit {
 /// NVRTC is missing; the kernels that do not compile, with the compiler's words.
 pub fn run(words: &[&str]) -> Result<(), String> {
     let crossing = words.contains(&"--all");
-    let words: Vec<&str> = words.iter().filter(|word| **word != "--all").copied().collect();
+    let mut words: Vec<&str> = words.iter().filter(|word| **word != "--all").copied().collect();
+    if let Some(at) = words.iter().position(|word| *word == "--vendor") {
+        let vendor = words.drain(at..words.len().min(at + 2)).nth(1);
+        match vendor {
+            Some("nvidia") => {}
+            Some("amd") => return amd::run(crossing, &words),
+            other => return Err(format!("--vendor is nvidia or amd, and not {}", other.unwrap_or("empty"))),
+        }
+    }
     let (architectures, names): (Vec<&str>, Vec<&str>) = words.iter().partition(|word| ARCHITECTURES.contains(word));
     let operations = match names.iter().find(|name| ops::find(name).is_err()) {
         Some(unknown) => {

@@ -1,5 +1,5 @@
-//! The project's developer tasks: `cargo xtask generate [--check] | tidy | kernels [--all] [ARCHITECTURE|OPERATION…]`. One file for each;
-//! this one dispatches.
+//! The project's developer tasks: `cargo xtask generate [--check] | tidy | kernels [--vendor nvidia|amd] [--all]
+//! [ARCHITECTURE|OPERATION…]`. One file for each; this one dispatches.
 
 mod generate;
 mod kernels;
@@ -10,7 +10,8 @@ mod tidy;
 use std::path::Path;
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo xtask generate [--check] | tidy | kernels [--all] [ARCHITECTURE|OPERATION…]";
+const USAGE: &str =
+    "usage: cargo xtask generate [--check] | tidy | kernels [--vendor nvidia|amd] [--all] [ARCHITECTURE|OPERATION…]";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

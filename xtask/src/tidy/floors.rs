@@ -43,7 +43,7 @@ const PLAN: &[Room] = &[
     room("cuda", 3, &["tensor", "options", "net", "device", "program"], &[]),
     room("train", 4, &["tensor", "options", "net", "graph", "program", "data", "ops", "compiler", "cpu", "cuda"], &[]),
     room("py", 5, &["tensor", "options", "graph", "program", "data", "ops", "compiler", "cpu", "cuda", "train"], &[]),
-    room("xtask", 6, &["tensor", "options", "graph", "program", "ops", "compiler", "cuda", "train"], &[]),
+    room("xtask", 6, &["tensor", "options", "device", "graph", "program", "ops", "compiler", "cuda", "train"], &[]),
 ];
 
 /// Crates from outside that only the named crates may use: what is heavy to build, or what opens a door to the machine.

@@ -22,8 +22,10 @@ def pieces(columns: int) -> int:
 
 def repeated(x: Tensor, count: int) -> Tensor:
     """[B, T, heads] → [B, T, heads · count], the number of each head `count` times."""
-    one = ops.split_heads(x, head_dim=1)
-    return x if count == 1 else ops.merge_heads(ops.concat(*[one] * count))
+    if count == 1:
+        return x
+    one = ops.split_heads(ops.split_heads(x, head_dim=1), head_dim=1)
+    return ops.merge_heads(ops.merge_heads(ops.repeat_heads(one, heads=count)))
 
 
 class ChannelConv(Module):

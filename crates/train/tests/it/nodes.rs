@@ -121,7 +121,11 @@ fn same_as_ranks(count: usize, gpus: usize, most: Option<f64>, more: &Value) {
         "datasets": rows_of_tokens(place.path(), "train.jsonl", 200, full),
         "validation_datasets": rows_of_tokens(place.path(), "validation.jsonl", 20, full),
     });
-    let data = if most.is_none() { merged(data, &json!({"per_device_train_batch_size": 1})) } else { data };
+    let data = if most.is_none() {
+        merged(data, &json!({"per_device_train_batch_size": 1, "micro_batch_size": 1}))
+    } else {
+        data
+    };
     let more = merged(data, more);
     let (one, several) = (place.path().join("one"), place.path().join("several"));
     alone(&one, count * gpus, &more, None);

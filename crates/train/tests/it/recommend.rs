@@ -49,12 +49,12 @@ fn the_cut_of_a_step_follows_the_machine() {
     let small = Machine { memory: 24 << 20, context_bytes: 0, ..Machine::h200() };
     let (short, rows) = (("sequence_len", json!(512)), ("sequence_len", json!(2048)));
     let cases: [(&[(&str, Value)], &Machine, [u32; 2]); 6] = [
-        (&[], &Machine::h200(), [8, 1]),
-        (&[("lora", json!(false))], &Machine::h200(), [8, 1]),
+        // Four rows of 8192 tokens fill the device.
+        (&[], &Machine::h200(), [4, 2]),
+        (&[("lora", json!(false))], &Machine::h200(), [4, 2]),
         (std::slice::from_ref(&short), &Machine::h200(), [8, 1]),
         (std::slice::from_ref(&rows), &small, [2, 4]),
-        // As fast either way: the smaller plan.
-        (std::slice::from_ref(&short), &Machine::cpu(8 << 30, 4), [2, 4]),
+        (std::slice::from_ref(&short), &Machine::cpu(8 << 30, 4), [4, 2]),
         (&[("gradient_accumulation_steps", json!(2))], &Machine::h200(), [4, 1]),
     ];
     for (changed, machine, cut) in cases {
@@ -100,7 +100,7 @@ fn without_the_option_nothing_is_chosen() {
     let folder = tempfile::tempdir().unwrap();
     let plain = options(&[("apply_recommended_values", json!(false))]);
     let mut of = recommended(&plain, &qwen3(folder.path()), &Machine::h200(), None).unwrap();
-    assert_eq!(of.micro_batch.take().unwrap().value, json!(8), "the split of a step is always the plan's");
+    assert_eq!(of.micro_batch.take().unwrap().value, json!(4), "the split of a step is always the plan's");
     assert_eq!(of, plain);
 }
 
@@ -151,7 +151,7 @@ fn gpus_share_a_micro_batch_only_where_nothing_else_fits() {
     let config = at(&[], memory);
     let found = (config.template.sequence_parallel_size, config.device_rows());
     assert_eq!(found, (2, 16), "{:#?}", config.recommendations());
-    let line = "Recommended: sequence_parallel_size: 2 (no split of the step fits where every GPU has rows of its own";
+    let line = "Recommended: gradient_accumulation_steps: 8, sequence_parallel_size: 2 (no split of the step fits";
     assert!(config.recommendations().iter().any(|of| of.starts_with(line)), "{:#?}", config.recommendations());
     let folder = tempfile::tempdir().unwrap();
     let machine = Machine { memory: memory << 20, context_bytes: 0, ..Machine::h200() };

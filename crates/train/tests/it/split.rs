@@ -77,7 +77,7 @@ fn trained(changed: &Value) -> Vec<(f64, f64)> {
     let config = config(&folder.path().join("output"), &all);
     train::run(config, source(), device(), &mut Lines::default()).unwrap();
     let steps = events(&folder.path().join("output")).into_iter().filter(|event| event["event"] == "step");
-    steps.map(|step| (step["loss"].as_f64().unwrap(), step["norm"].as_f64().unwrap())).collect()
+    steps.map(|step| (step["loss"].as_f64().unwrap(), step["grad_norm"].as_f64().unwrap())).collect()
 }
 
 #[test]

@@ -128,12 +128,6 @@ impl Op for Concat {
         if first.shape.is_empty() || inputs.iter().any(|t| rows(t) != rows(first) || t.dtype != first.dtype) {
             return Err("the inputs must agree in element type and in all axes but the last".into());
         }
-        if inputs.len() > 1 && inputs.iter().any(|input| input.last() == Some(1)) {
-            // The heads of such an input lie apart in the result, and kernels want the columns of a row without gaps.
-            return Err(
-                "an input has one column; `repeat_heads` and `merge_heads` put single columns side by side".into()
-            );
-        }
         let columns = inputs.iter().map(ValueType::last).sum::<Option<usize>>();
         Ok(vec![with_last(first, columns.ok_or("the last axes must be known")?)])
     }
@@ -207,8 +201,5 @@ mod tests {
         let infer = |sizes: Vec<usize>| Split.infer(std::slice::from_ref(&x), &Attrs::new().with("sizes", sizes));
         assert_eq!(infer(vec![20, 4]).unwrap()[1].to_string(), "float[B, 4]");
         assert!(infer(vec![20, 5]).unwrap_err().contains("add up to 24"));
-        let one = ValueType::new(graph::Element::Float, [Dim::Symbol("B".into()), Dim::Fixed(1)]);
-        let error = Concat.infer(&[one.clone(), one], &Attrs::new()).unwrap_err();
-        assert!(error.contains("an input has one column"), "{error}");
     }
 }

@@ -79,7 +79,8 @@ def test_a_file_whose_name_has_an_equals_sign_is_a_file(tmp_path, monkeypatch):
     [
         ("lr: 1", "it is `learning_rate` here"),
         ("base_model: x", "it is `model` here"),
-        ("micro_batch_size: 1", "it is `per_device_train_batch_size` here"),
+        ("per_device_batch_size: 1", "it is `per_device_train_batch_size` here"),
+        ("train_batch_size: 8", "it is `batch_size` here"),
         ("packing: true", "it is `sample_packing` here"),
         ("load_in_4bit: true", "`qlora_bnb: true`"),
         ("val_set_size: 0.1", "it is `validation_split_ratio` here"),

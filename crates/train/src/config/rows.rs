@@ -64,7 +64,14 @@ impl Config {
             self.training.per_device_train_batch_size = few;
             self.training.gradient_accumulation_steps = of_device / few;
         }
+        self.drop_other_split();
         self.wrong_micro_batch()
+    }
+
+    /// Leaves a split that was chosen for another number of rows to the written one.
+    pub(crate) fn drop_other_split(&mut self) {
+        let rows = self.device_rows();
+        self.micro_batch.take_if(|of| of.value.as_u64().is_none_or(|micro| !u64::from(rows).is_multiple_of(micro)));
     }
 
     /// Returns what is wrong with `micro_batch_size` next to the rows of a step on a device.

@@ -167,6 +167,10 @@ fn sharded(
     let accumulation = &mut other.training.gradient_accumulation_steps;
     *accumulation = (*accumulation / stages).max(1);
     other.sharding.pipeline_parallel_size = 1;
+    other.drop_other_split();
+    if matches!(other.training.micro_batch_size, Setting::Value(rows) if !other.device_rows().is_multiple_of(rows)) {
+        other.training.micro_batch_size = Setting::Auto;
+    }
     other.sharding.zero_level = Setting::Value(3);
     let preview = Preview::new(&other, source, machine, data).map_err(|error| match error {
         TrainError::Memory(why) => format!("it does not fit: {why}"),

@@ -32,6 +32,20 @@ Pair = tuple[str, str] | tuple[Sequence[int], Sequence[int]]
 Conversation = list[dict[str, Any]]
 
 
+class Request(TypedDict, total=False):
+    """A prompt (one of the first three) with settings of its own."""
+
+    prompt: str | Conversation
+    messages: Conversation
+    text: str
+    tools: list[dict[str, Any]]
+    chat_template_kwargs: dict[str, Any]
+    images: list[Any]
+    max_new_tokens: int
+    temperature: float
+    seed: int
+
+
 class GenerationOptions(TypedDict, total=False):
     """The options of generation; what they do and their defaults are the engine's."""
 
@@ -264,7 +278,7 @@ class Model:
         """Starts to answer prompts; the options are those of :meth:`generate`, as values or as YAML text.
 
         A prompt may also be an object with `prompt`, `messages` or `text`, and with `tools`, `chat_template_kwargs`,
-        `images`, `max_new_tokens` or `temperature` of its own. With `goes_on`, one that cannot be answered ends at once, with
+        `images`, `max_new_tokens`, `temperature` or `seed` of its own. With `goes_on`, one that cannot be answered ends at once, with
         `error` or `context`, and its `refusal` says why. Relative paths of images begin in `folder`, the working directory by
         default. With `room`, tokens of a sequence, there is room for `batch_size` such sequences, and :meth:`add` adds prompts
         while others are answered.
@@ -300,22 +314,25 @@ class Model:
         return generation.add(json.dumps(as_json(list(prompts))), _settings(options), goes_on, Path(folder))
 
     @overload
-    def generate(self, prompt: str | Conversation, **options: Unpack[GenerationOptions]) -> str: ...
+    def generate(self, prompt: str | Conversation | Request, **options: Unpack[GenerationOptions]) -> str: ...
 
     @overload
-    def generate(self, prompt: list[str] | list[Conversation], **options: Unpack[GenerationOptions]) -> list[str]: ...
+    def generate(
+        self, prompt: list[str] | list[Conversation] | list[Request], **options: Unpack[GenerationOptions]
+    ) -> list[str]: ...
 
     def generate(self, prompt: Any, **options: Unpack[GenerationOptions]) -> str | list[str]:
         """The text after a prompt: a string is continued, a conversation (a list of messages with
         `role` and `content`) is answered by the model's chat template; one that ends with an assistant's message is
-        continued. A list of prompts gives a list of texts. Parts of a message's content may be images, spelled as in rows of
+        continued. An object has `prompt`, `messages` or `text`, and settings of its own, such as a `seed` for each of several answers
+        to one prompt (:class:`Request`). A list of prompts gives a list of texts. Parts of a message's content may be images, spelled as in rows of
         data: `{"type": "image", "image": path | bytes | uint8 [H, W, 3]}`.
 
         The options are those of `surogate generate`: `max_new_tokens`, `temperature`, `top_k`, `top_p`, `min_p`,
         `repetition_penalty`, `seed`, `stop`, `ignore_end_tokens`, `batch_size`, `max_pixels`, `min_pixels`. Defaults are those of the model's `generation_config.json`;
         without one, the most likely token each time.
         """
-        alone = isinstance(prompt, str) or bool(prompt) and isinstance(prompt[0], dict)
+        alone = isinstance(prompt, (str, dict)) or bool(prompt) and isinstance(prompt[0], dict) and "role" in prompt[0]
         prompts = [prompt] if alone else list(prompt)
         generation = self.start(prompts, **options)
         texts = [""] * len(prompts)

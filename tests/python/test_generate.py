@@ -370,3 +370,16 @@ def test_thoughts_are_set_apart(capsys):
     assert capsys.readouterr().out == "\x1b[2m<think>so so</think>\x1b[0m\n\nyes <b"
     assert chat.without_thoughts("<think>so</think>\n\nyes") == "yes"
     assert chat.without_thoughts("yes") == "yes" and chat.without_thoughts("<think>so") == ""
+
+
+def test_objects_have_seeds_of_their_own():
+    """Several answers to one prompt; a seed gives the same answer alone and among others."""
+    model = surogate.load(str(STORIES))
+    options = {"max_new_tokens": 8, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    asked = [{"prompt": "Once upon a time", "seed": seed} for seed in range(8)]
+    texts = model.generate(asked, **options)
+    assert len(set(texts)) > 2
+    assert model.generate(asked[3], **options) == texts[3]
+    assert model.generate("Once upon a time", seed=5, **options) == texts[5]
+    with pytest.raises(surogate.SurogateError, match="`seed` is -1, expected a whole number from 0"):
+        model.generate([{"prompt": "x", "seed": -1}])

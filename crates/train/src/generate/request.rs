@@ -123,7 +123,8 @@ impl Request {
     pub const PROMPTS: [&'static str; 3] = ["prompt", "messages", "text"];
 
     /// Fields that are its own besides.
-    pub const OWN: [&'static str; 5] = ["tools", "chat_template_kwargs", "images", "max_new_tokens", "temperature"];
+    pub const OWN: [&'static str; 6] =
+        ["tools", "chat_template_kwargs", "images", "max_new_tokens", "temperature", "seed"];
 
     /// A prompt, or an object with one of [`Request::PROMPTS`] and any of [`Request::OWN`]; other fields are left out. A field
     /// that is null is as if it were not there.
@@ -165,8 +166,9 @@ impl Request {
         });
         let temperature = given("temperature")
             .map(|value| value.as_f64().filter(|t| *t >= 0.0).ok_or_else(|| wrong("temperature", "a number from 0")));
-        let (max_new_tokens, temperature) = (most.transpose()?, temperature.transpose()?);
-        Ok(Request { max_new_tokens, temperature, ..prompt.into() })
+        let seed = given("seed").map(|value| value.as_u64().ok_or_else(|| wrong("seed", "a whole number from 0")));
+        let (max_new_tokens, temperature, seed) = (most.transpose()?, temperature.transpose()?, seed.transpose()?);
+        Ok(Request { max_new_tokens, temperature, seed, ..prompt.into() })
     }
 }
 

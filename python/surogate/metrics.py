@@ -56,6 +56,8 @@ class EvaluationMetrics(TypedDict):
 
     #: Steps that were done before.
     step: int
-    loss: float
+    #: Mean over the trained tokens; None with `task: grpo`, whose answers are judged instead.
+    loss: float | None
+    #: Tokens that were read, or sampled.
     tokens: int
     seconds: float

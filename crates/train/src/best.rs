@@ -1,11 +1,12 @@
 //! The best evaluation of a run: which it was, how long ago, and what follows from that. Part of a checkpoint, so a resumed
 //! run stops where an uninterrupted one does.
 //!
-//! Knows losses and counts; `run.rs` acts on them.
+//! Knows numbers and counts; `run.rs` acts on them.
 
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::Checkpoint;
+use crate::config::Criterion;
 use crate::error::{Result, TrainError};
 use crate::trainer::Trainer;
 use crate::weights::WeightSet;
@@ -14,31 +15,34 @@ use std::path::Path;
 /// The best and the last evaluation of a run so far, and the number of evaluations since the best.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct BestTracker {
-    /// The evaluation with the lowest loss.
+    /// The evaluation with the lowest loss, or with the highest reward.
     pub best: Option<Best>,
-    /// Evaluations since the last one that lowered the best loss by more than the threshold.
+    /// Evaluations since the last one that was better than the best by more than the threshold.
     pub stale: u64,
-    /// Loss of the last evaluation.
+    /// Loss or reward of the last evaluation.
     pub last: Option<f64>,
 }
 
-/// The step and the loss of an evaluation.
+/// The step and the number of an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     /// Steps that were done before.
     pub step: u64,
-    pub loss: f64,
+    /// The loss or the reward.
+    #[serde(rename = "loss")]
+    pub value: f64,
 }
 
 impl BestTracker {
-    /// Takes in the loss of one more evaluation. A loss that is no number is no improvement.
-    pub fn add(&mut self, step: u64, loss: f64, threshold: f64) {
-        let is_lower = |by: f64| loss.is_finite() && self.best.is_none_or(|best| loss < best.loss - by);
-        self.stale = if is_lower(threshold) { 0 } else { self.stale + 1 };
-        if is_lower(0.0) {
-            self.best = Some(Best { step, loss });
+    /// Takes in the number of one more evaluation. One that is not finite is no improvement.
+    pub fn add(&mut self, step: u64, value: f64, threshold: f64, criterion: Criterion) {
+        let is_better =
+            |by: f64| value.is_finite() && self.best.is_none_or(|best| criterion.gain(best.value, value) > by);
+        self.stale = if is_better(threshold) { 0 } else { self.stale + 1 };
+        if is_better(0.0) {
+            self.best = Some(Best { step, value });
         }
-        self.last = loss.is_finite().then_some(loss);
+        self.last = value.is_finite().then_some(value);
     }
 
     /// True if the evaluation after `step` steps is the best so far.
@@ -48,14 +52,22 @@ impl BestTracker {
 }
 
 impl Trainer {
+    /// Takes in the loss or the reward of one more evaluation.
+    pub(crate) fn add_evaluation(&mut self, value: f64) {
+        let (threshold, criterion) = (self.config.training.early_stopping_threshold, self.config.task.criterion());
+        self.progress.best_tracker.add(self.progress.step, value, threshold, criterion);
+    }
+
     /// The reason, as a sentence, why early stopping ends the run; None if it continues.
     pub fn stalled(&self) -> Option<String> {
         let patience = self.config.training.early_stopping_patience?;
         let BestTracker { best, stale, .. } = &self.progress.best_tracker;
-        let best = best.map(|of| format!(" (the best was {:.4}, after {} steps)", of.loss, of.step));
+        let best = best.map(|of| format!(" (the best was {:.4}, after {} steps)", of.value, of.step));
         (*stale >= patience).then(|| {
             let count = crate::words::count(*stale, "evaluation");
-            format!("Stopping early: {count} without a lower loss{}", best.unwrap_or_default())
+            let criterion = self.config.task.criterion();
+            let (better, name) = (criterion.better(), criterion.name());
+            format!("Stopping early: {count} without a {better} {name}{}", best.unwrap_or_default())
         })
     }
 
@@ -84,13 +96,24 @@ mod tests {
         let mut tracker = BestTracker::default();
         let mut after = Vec::new();
         for (step, loss) in [(1, 3.0), (2, 2.0), (3, 1.95), (4, f64::NAN), (5, 1.9), (6, 1.5)] {
-            tracker.add(step, loss, 0.1);
+            tracker.add(step, loss, 0.1, Criterion::Loss);
             after.push((tracker.best.unwrap().step, tracker.stale));
         }
         assert_eq!(after, [(1, 0), (2, 0), (3, 1), (3, 2), (5, 3), (6, 0)]);
         assert!(tracker.is_best(6) && !tracker.is_best(5));
         let mut without = BestTracker::default();
-        without.add(1, f64::NAN, 0.0);
+        without.add(1, f64::NAN, 0.0, Criterion::Loss);
         assert_eq!((without.best, without.stale, without.last), (None, 1, None));
+    }
+
+    #[test]
+    fn the_highest_reward_is_the_best() {
+        let mut tracker = BestTracker::default();
+        let mut after = Vec::new();
+        for (step, reward) in [(1, -1.0), (2, 0.5), (3, 0.55), (4, 0.2), (5, 0.7)] {
+            tracker.add(step, reward, 0.1, Criterion::Reward);
+            after.push((tracker.best.unwrap().step, tracker.stale));
+        }
+        assert_eq!(after, [(1, 0), (2, 0), (3, 1), (3, 2), (5, 0)]);
     }
 }

@@ -10,7 +10,7 @@ use options::{Reader, Tree};
 use serde_json::Value;
 
 use crate::compress::{Compared, CompressRequest, Compressed};
-use crate::config::{Task, rows};
+use crate::config::{Criterion, Task, rows};
 use crate::error::{Result, TrainError};
 use crate::model_folder::leads_out;
 use crate::prune::Pruned;
@@ -344,11 +344,12 @@ fn results(trainer: &Trainer) -> String {
         ("epochs", format!("{epochs:.2}"))
     }));
     lines.extend(progress.loss.map(|loss| ("training loss, last step", format!("{loss:.4}"))));
-    lines.extend(tracker.last.map(|loss| ("evaluation loss, last", format!("{loss:.4}"))));
-    lines.extend(tracker.best.map(|of| {
-        let after = count(of.step, "step");
-        ("evaluation loss, best", format!("{:.4} after {after}", of.loss))
-    }));
+    let (last, best) = match trainer.config.task.criterion() {
+        Criterion::Loss => ("evaluation loss, last", "evaluation loss, best"),
+        Criterion::Reward => ("evaluation reward, last", "evaluation reward, best"),
+    };
+    lines.extend(tracker.last.map(|value| (last, format!("{value:.4}"))));
+    lines.extend(tracker.best.map(|of| (best, format!("{:.4} after {}", of.value, count(of.step, "step")))));
     if trainer.config.run.load_best_model_at_end && tracker.best.is_some() {
         lines.push(("weights", "of the best evaluation".to_owned()));
     }

@@ -5,6 +5,7 @@
 
 mod cadence;
 mod checks;
+mod criterion;
 mod data;
 mod distillation;
 mod distributed;
@@ -41,6 +42,7 @@ mod training;
 
 pub use cadence::{Epochs, Strategy};
 pub use checks::MachineFacts;
+pub use criterion::Criterion;
 pub use data::{Data, Dataset, DatasetType, PreferenceSplit, Stopping, SystemPromptType};
 pub use distillation::Distillation;
 pub use distributed::{Distributed, MultiNode};
@@ -98,7 +100,7 @@ choices! {
         /// Group relative policy optimization, on answers that the model samples to prompts.
         Grpo = "grpo",
         /// Distillation: the distributions of tokens of another model, the teacher.
-        Distil = "distil",
+        Distil = "distil" | "distill",
     }
 }
 

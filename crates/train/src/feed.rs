@@ -55,6 +55,22 @@ pub struct Feed {
     pub one_per_row: bool,
 }
 
+/// The note on evaluations of few documents or prompts that decide which weights are the result, or when the run ends.
+pub(crate) fn note_on_judges(config: &Config, held_out: usize, what: &str) -> Option<String> {
+    const FEW: usize = 30;
+    let decides = [
+        ("load_best_model_at_end", config.run.load_best_model_at_end),
+        ("early_stopping_patience", config.training.early_stopping_patience.is_some()),
+    ];
+    let (option, _) = decides.into_iter().find(|(_, on)| *on && held_out < FEW)?;
+    let criterion = config.task.criterion().name();
+    Some(format!(
+        "`{option}` goes by the {criterion} of {}, which says little: hold out more with `validation_split_ratio` or \
+         name `validation_datasets`",
+        count(held_out as u64, what),
+    ))
+}
+
 impl Feed {
     /// Lays documents out in rows and batches. The options may differ from those that they were read with, as long as
     /// no document is longer than a row. `sequence_len` is the length of packed rows.
@@ -134,18 +150,8 @@ impl Feed {
 
     /// The note on evaluations of few documents that decide which weights are the result, or when the run ends.
     pub(crate) fn note_on_judges(&self, config: &Config) -> Option<String> {
-        const FEW: usize = 30;
-        let (documents, _) = self.validation.as_ref().filter(|(documents, _)| documents.len() < FEW)?;
-        let decides = [
-            ("load_best_model_at_end", config.run.load_best_model_at_end),
-            ("early_stopping_patience", config.training.early_stopping_patience.is_some()),
-        ];
-        let (option, _) = decides.into_iter().find(|(_, on)| *on)?;
-        Some(format!(
-            "`{option}` goes by the loss of {}, which says little: hold out more with `validation_split_ratio` or name \
-             `validation_datasets`",
-            count(documents.len() as u64, "document"),
-        ))
+        let (documents, _) = self.validation.as_ref()?;
+        note_on_judges(config, documents.len(), "document")
     }
 
     /// True if every document is as long as a row: then packing leaves each alone, and kernels for full rows take them.

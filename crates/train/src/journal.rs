@@ -56,6 +56,9 @@ impl Journal {
             startup.done("first step");
             self.log.write(startup.to_json())?;
         }
+        if let Some(event) = trainer.take_samples(metrics.step + 1) {
+            self.log.write(event)?;
+        }
         self.log.write(metrics.to_json())?;
         Ok(match self.instruments.look(metrics.step + 1, &trainer.device) {
             Some(Ok(event)) => self.log.write(event).map(|_| None)?,

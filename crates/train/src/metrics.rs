@@ -78,7 +78,9 @@ impl RouterMetrics {
 pub struct EvaluationMetrics {
     /// Steps that were done before.
     pub step: u64,
-    pub loss: f64,
+    /// The mean over the trained tokens; None where sampled answers are judged.
+    pub loss: Option<f64>,
+    /// Tokens that were read, or sampled.
     pub tokens: u64,
     pub seconds: f64,
     /// Metrics of the task, by name.
@@ -166,9 +168,9 @@ impl StepMetrics {
 impl EvaluationMetrics {
     pub fn line(&self) -> String {
         format!(
-            "Evaluation after {} | Loss: {:.4}{} | {} tokens | {:.2}s",
+            "Evaluation after {}{}{} | {} tokens | {:.2}s",
             words::count(self.step, "step"),
-            self.loss,
+            self.loss.map(|loss| format!(" | Loss: {loss:.4}")).unwrap_or_default(),
             accuracy(&self.task),
             self.tokens,
             self.seconds

@@ -96,7 +96,8 @@ impl Trainer {
         {
             return Ok(Vec::new());
         }
-        feed.next_step(accumulation, self.config.replicas())
+        let batches = feed.next_step(accumulation, self.config.replicas())?;
+        self.with_own_answers(batches)
     }
 
     fn one_per_row(&self) -> bool {
@@ -132,7 +133,8 @@ impl Trainer {
     /// the host reads. The update of the next step is only started when the step before is known to be sound.
     pub(crate) fn advance(&mut self) -> Result<Advance> {
         // Answers are sampled from the weights that the step before leaves.
-        let mut before = if self.rollouts.is_some() { self.settle()? } else { None };
+        let samples = self.rollouts.is_some() || self.on_policy.is_some();
+        let mut before = if samples { self.settle()? } else { None };
         if let Some(metrics) = before.take_if(|metrics| self.divergence(metrics).is_some()) {
             return Ok(Advance::Diverged(metrics));
         }
@@ -360,7 +362,7 @@ impl Trainer {
         found
     }
 
-    /// The loss over all validation data; `None` where there is none.
+    /// The loss over all validation data, or the rewards of answers to held-out prompts; `None` where there is none.
     pub fn evaluate(&mut self) -> Result<Option<EvaluationMetrics>> {
         match self.evaluate_unless(&mut || false)? {
             Evaluation::Done(metrics) => Ok(Some(metrics)),
@@ -372,6 +374,9 @@ impl Trainer {
     /// Evaluates as [`Trainer::evaluate`]; aborts when `stops` returns true, which is called before every batch. It
     /// then counts as not begun.
     pub(crate) fn evaluate_unless(&mut self, stops: &mut dyn FnMut() -> bool) -> Result<Evaluation> {
+        if self.rollouts.is_some() {
+            return self.evaluate_answers(stops);
+        }
         let start = Instant::now();
         let mut loader = match &self.feed {
             Some(feed) => feed.validation()?,
@@ -411,8 +416,8 @@ impl Trainer {
         let loss = sum / weight;
         let task = self.task_metrics(&reported);
         self.evaluated.clone_from(&task);
-        self.progress.best_tracker.add(step, loss, self.config.training.early_stopping_threshold);
-        Ok(Evaluation::Done(EvaluationMetrics { step, loss, tokens: tokens_seen, seconds, task }))
+        self.add_evaluation(loss);
+        Ok(Evaluation::Done(EvaluationMetrics { step, loss: Some(loss), tokens: tokens_seen, seconds, task }))
     }
 }
 

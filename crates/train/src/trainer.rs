@@ -30,7 +30,7 @@ use crate::preflight;
 use crate::preview::Shapes;
 use crate::recommend::recommended;
 use crate::reference;
-use crate::rollout::{Kept, Rollouts};
+use crate::rollout::{Kept, OnPolicy, Rollouts};
 use crate::rounding::Rounding;
 use crate::schedule::LearningRate;
 use crate::source::{ModelSource, SCORE};
@@ -80,6 +80,8 @@ pub struct Trainer {
     pub(crate) feed: Option<Feed>,
     /// Prompts and rewards, where the run samples the answers that it trains on.
     pub(crate) rollouts: Option<Rollouts>,
+    /// The student's own answers in distillation; None without.
+    pub(crate) on_policy: Option<OnPolicy>,
     /// Absent before the first step, and while it is lent.
     pub(crate) engine: Option<Engine>,
     /// A model over the same weights, once it was requested.
@@ -156,6 +158,7 @@ impl Trainer {
         let feed = encoded.map(|encoded| Feed::new(&config, encoded, plan.sequence_len)).transpose()?;
         let has_prompts = samples && config.data.datasets.is_some();
         let rollouts = has_prompts.then(|| Rollouts::new(&config, &source, &device, plan.sequence_len)).transpose()?;
+        let on_policy = OnPolicy::new(&config, &source)?;
         plan.notes.extend(rollouts.iter().flat_map(|of| of.notes().to_vec()));
         let of_data = feed.as_ref().map(|feed| feed.total_steps(&config));
         let of_data = of_data.or(rollouts.as_ref().map(|of| of.total_steps(&config)));
@@ -183,6 +186,7 @@ impl Trainer {
             device,
             feed,
             rollouts,
+            on_policy,
             engine: None,
             live: None,
             reference: None,

@@ -48,6 +48,8 @@ TRAIN = {
     "distil": "train on the distributions of tokens of a teacher",
 }
 
+#: Other spellings of commands.
+ALIASES = {"distill": "distil"}
 
 #: Flags of single commands, which are options of the run elsewhere.
 COMMAND_FLAGS = {
@@ -115,6 +117,8 @@ class UsageError(Exception):
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """Separates `--key value`, `--key=value` and `--set key=value` from what argparse reads."""
+    if arguments:
+        arguments = [ALIASES.get(arguments[0], arguments[0]), *arguments[1:]]
     rest: list[str] = []
     overrides: list[tuple[str, str]] = []
     flags = FLAGS | _flags(arguments[0] if arguments else "")
@@ -231,7 +235,7 @@ def parser() -> argparse.ArgumentParser:
     tokenize = _command(commands, "tokenize", "read, encode and check the data of a run, without training")
     tokenize.add_argument("config", metavar="run.yaml", type=_path)
     tokenize.add_argument("--debug", action="store_true", help="show the first rows as training sees them, also as a page in output_dir")
-    tokenize.add_argument("--task", choices=list(TRAIN), default="sft", help="command whose defaults apply")
+    tokenize.add_argument("--task", type=_task, choices=list(TRAIN), default="sft", help="command whose defaults apply")
     show = _command(commands, "show", "print one stage of a run: show graph run.yaml")
     show.add_argument("what", choices=["config", "graph", "program", "memory"])
     show.add_argument("config", metavar="run.yaml", type=_path)
@@ -241,7 +245,7 @@ def parser() -> argparse.ArgumentParser:
     of_run += [tokenize, show, plan]
     for command in (show, plan):
         command.add_argument("--machine", type=_path, help="machine to plan for instead of this one: a name such as h100, or a file")
-        command.add_argument("--task", choices=list(TRAIN), default="sft", help="command whose defaults apply")
+        command.add_argument("--task", type=_task, choices=list(TRAIN), default="sft", help="command whose defaults apply")
     for command in of_run:
         command.add_argument("--run", metavar="NAME", help="select one of the runs of the file")
     init = _command(commands, "init", "write a run.yaml for a model and a dataset, planned for this machine")
@@ -249,7 +253,7 @@ def parser() -> argparse.ArgumentParser:
     init.add_argument("dataset", metavar="DATASET", type=_path, nargs="?", help="file, folder or name of the dataset")
     of_from = "configuration of Axolotl, LLaMA-Factory or TRL to convert; MODEL and DATASET replace its own"
     init.add_argument("--from", metavar="FILE", type=_path, dest="source", help=of_from)
-    init.add_argument("--task", choices=list(TRAIN), default="sft", help="what is trained")
+    init.add_argument("--task", type=_task, choices=list(TRAIN), default="sft", help="what is trained")
     init.add_argument("--machine", type=_path, help="machine to plan for instead of this one: a name such as h100, or a file")
     init.add_argument("--output", type=_path, default="run.yaml", help="file to write (default: run.yaml)")
     new_model = _command(commands, "new-model", "begin the file of an architecture that is not known yet", reads_run=False)
@@ -535,6 +539,10 @@ USUAL = (
 MORE = """\
 `surogate init MODEL DATASET` writes a first run.yaml. --help-all shows every
 option, docs/config.md explains them."""
+
+
+def _task(name: str) -> str:
+    return ALIASES.get(name, name)
 
 
 def _command(commands, name: str, text: str, reads_run: bool = True) -> argparse.ArgumentParser:

@@ -12,8 +12,8 @@ from ..errors import RunError
 from ..logs.stream import Event, History, history_of, is_running, log_of
 
 #: Fields of the newest step and of the newest evaluation.
-OF_STEP = ("loss", "grad_norm", "learning_rate", "tokens_per_second", "mfu", "memory", "epoch", "seconds")
-OF_EVALUATION = ("step", "loss", "tokens")
+OF_STEP = ("loss", "grad_norm", "learning_rate", "tokens_per_second", "mfu", "memory", "epoch", "seconds", "reward")
+OF_EVALUATION = ("step", "loss", "reward", "tokens")
 
 #: Results, by their folders in the run's.
 RESULTS = ("adapter", "model", "merged")
@@ -51,6 +51,13 @@ def _state(history: History, folder: Path) -> str:
     return "running" if is_running(folder) else "killed"
 
 
+def _judged(evaluation: dict[str, Any]) -> str:
+    """The loss of an evaluation, or of sampled answers the reward."""
+    if evaluation["loss"] is None:
+        return "no reward" if evaluation["reward"] is None else f"reward {evaluation['reward']:.4f}"
+    return f"{evaluation['loss']:.4f}"
+
+
 def _seconds_left(history: History, last: Event) -> float | None:
     if history.total is None or not last or history.end is not None:
         return None
@@ -64,8 +71,9 @@ def text(found: dict[str, Any]) -> str:
     lines = [f"{found['run']}: {found['state']}, {steps}{left}"]
     lines += [f"Error: {found['because']}"] if found["because"] else []
     if found["step"]:
-        lines.append(f"Loss: {found['step']['loss']:.4f} at {found['step']['tokens_per_second']:.0f} tok/s")
+        reward = f", reward {found['step']['reward']:.3f}" if found["step"]["reward"] is not None else ""
+        lines.append(f"Loss: {found['step']['loss']:.4f}{reward} at {found['step']['tokens_per_second']:.0f} tok/s")
     if found["evaluation"]:
-        lines.append(f"Evaluation: {found['evaluation']['loss']:.4f} after {found['evaluation']['step']} steps")
+        lines.append(f"Evaluation: {_judged(found['evaluation'])} after {found['evaluation']['step']} steps")
     lines += [f"Checkpoint: {found['checkpoint']}"] if found["checkpoint"] else []
     return "\n".join([*lines, *(f"Result: {place}" for place in found["results"])])

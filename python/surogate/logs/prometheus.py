@@ -28,10 +28,12 @@ METRICS: dict[str, dict[str, tuple[str, str, str]]] = {
         "ceiling": ("ceiling_ratio", "gauge", "Share of the measured matrix-multiplication rate."),
         "memory": ("memory_bytes", "gauge", "Memory in use on the device."),
         "loss_scale": ("loss_scale", "gauge", "Loss scale, with float16."),
+        "reward": ("reward", "gauge", "Mean reward of the newest step's answers."),
         "busiest_expert": ("busiest_expert_ratio", "gauge", "Load of the busiest expert, in even loads."),
     },
     "evaluation": {
         "loss": ("eval_loss", "gauge", "Loss of the newest evaluation."),
+        "reward": ("eval_reward", "gauge", "Mean reward of the newest evaluation's answers."),
         "seconds": ("eval_seconds", "gauge", "Duration of the newest evaluation."),
     },
     "device": {

@@ -38,17 +38,23 @@ def render(histories: list[tuple[str, History]]) -> str:
             found.append(Line(name, points if len(points) < 30 else smoothed(points), colour))
         return found
 
-    held_out = [
-        Line(name, finite([(at, of.get("loss")) for at, of in sorted(history.evaluations.items())]), colour, dots=True)
-        for name, history, colour in numbered
-    ]
+    def held_out(key: str) -> list[Line]:
+        return [
+            Line(name, finite([(at, of.get(key)) for at, of in sorted(history.evaluations.items())]), colour, dots=True)
+            for name, history, colour in numbered
+        ]
+
     charts = [
         Chart("Loss", lines("loss"), unit="smoothed", wide=True),
-        Chart("Evaluation", held_out),
+        Chart("Evaluation", held_out("loss")),
+        Chart("Reward", lines("reward"), unit="smoothed"),
+        Chart("Reward of evaluations", held_out("reward")),
         Chart("Gradient norm", lines("grad_norm"), unit="smoothed", log=True),
         Chart("Learning rate", lines("learning_rate"), floor=0),
         Chart("Throughput", lines("tokens_per_second"), unit="tokens per second", floor=0),
     ]
+    # Rewards are of runs that sample answers, which have no loss in evaluations.
+    charts = [chart for chart in charts if any(line.points for line in chart.lines)]
     body = (
         f"<header><h1>{len(numbered)} runs</h1></header><h2>Summary</h2>{_numbers(numbered)}"
         f'<div class="charts">{"".join(chart.html() for chart in charts)}</div>{_differences(numbered)}'
@@ -61,7 +67,9 @@ def _numbers(numbered: list[tuple[str, History, int]]) -> str:
     for name, history, colour in numbered:
         steps = list(history.steps.values())
         recent = tail(finite([(step["step"], step.get("loss")) for step in steps]))
-        evaluations = [of.get("loss") for of in history.evaluations.values() if of.get("loss") is not None]
+        judged = list(history.evaluations.values())
+        losses, rewards = ([of[key] for of in judged if of.get(key) is not None] for key in ("loss", "reward"))
+        best = min(losses, default=None) if losses else max(rewards, default=None)
         memory = history.steps.memory
         rows.append(
             [
@@ -70,7 +78,7 @@ def _numbers(numbered: list[tuple[str, History, int]]) -> str:
                 escape(str((history.manifest.get("machine") or {}).get("name", ""))),
                 str(history.done),
                 f"{recent[0]:.4f}" if recent else "–",
-                f"{min(evaluations):.4f}" if evaluations else "–",
+                "–" if best is None else f"{best:.4f}",
                 count(throughput(history) or 0),
                 bytes_text(memory) if memory else "–",
                 duration(history.steps.seconds),

@@ -178,6 +178,17 @@ def answer_charts(history: History, of: Callable[[str], list[tuple[float, float 
 
     share = "accuracy" if finite(of("accuracy")) else "rewards/accuracies"
     found = [
+        Chart("Reward", [line("steps", "reward", 1), held_out("reward", 1)]),
+        Chart(
+            "Length of answers",
+            [line("steps", "completions/mean_length", 3), held_out("completions/mean_length", 1)],
+            unit="tokens", floor=0,
+        ),
+        Chart("Answers that were cut off", [line("steps", "completions/clipped_ratio", 4, 100)], unit="%", floor=0, top=100),
+        Chart(
+            "Distance of sampler and training", [line("steps", "sampling/sampling_logp_difference/mean", 6)],
+            unit="nats a token", floor=0,
+        ),
         Chart("Pairs in order", [line("steps", share, 1, 100), held_out(share, 100)], unit="%", floor=0, top=100),
         Chart(
             "Rewards",

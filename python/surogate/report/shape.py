@@ -107,6 +107,7 @@ ANSWERS = (
     *("rewards/accuracies", "accuracy", "rewards/margins", "margin", "rewards/chosen", "rewards/rejected"),
     *("min_reward", "mean_reward", "max_reward", "logps/chosen", "logps/rejected", "kl"),
     *("divergence", "cross_entropy", "entropy"),
+    *("reward", "completions/mean_length", "completions/clipped_ratio", "sampling/sampling_logp_difference/mean"),
 )
 _STEP = {
     "step": COUNT,

@@ -46,6 +46,9 @@ _NUMBERS: dict[str, tuple[str, list[str]]] = {
     ),
 }
 
+#: Fields of steps and evaluations that are no metrics.
+_PLAIN = ("event", "step", "time")
+
 _BYTES = {"memory": "memory_gib", "memory_used": "memory_used_gib"}
 
 
@@ -55,6 +58,13 @@ def scalars(event: Event) -> tuple[int, dict[str, float]]:
     if not group:
         return 0, {}
     found = {f"{group}/{name}": event[name] for name in names if event.get(name) is not None}
+    if event["event"] in ("step", "evaluation"):
+        # Metrics of the task, such as rewards.
+        found |= {
+            f"{group}/{name}": value
+            for name, value in event.items()
+            if type(value) in (int, float) and name not in names and name not in _PLAIN and name not in _BYTES
+        }
     for name, as_gib in _BYTES.items():
         if event.get(name) is not None:
             found[f"{group}/{as_gib}"] = event[name] / _GIB

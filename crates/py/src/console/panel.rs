@@ -19,7 +19,10 @@ const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█
 pub struct Panel {
     loss: Option<f64>,
     course: Course,
+    /// Loss of the last evaluation, or reward.
     evaluation: Option<f64>,
+    /// Mean reward of the last step.
+    reward: Option<f64>,
     tokens_per_second: Option<f64>,
     mfu: Option<f64>,
     memory: Option<f64>,
@@ -36,9 +39,9 @@ impl Panel {
                 let now = number("tokens_per_second");
                 let mean = self.tokens_per_second.zip(now).map(|(before, now)| before + (now - before) / 10.0);
                 self.tokens_per_second = mean.or(now);
-                (self.mfu, self.memory) = (number("mfu"), number("memory"));
+                (self.mfu, self.memory, self.reward) = (number("mfu"), number("memory"), number("reward"));
             }
-            Some("evaluation") => self.evaluation = number("loss"),
+            Some("evaluation") => self.evaluation = number("loss").or(number("reward")),
             _ => {}
         }
     }
@@ -56,6 +59,7 @@ impl Panel {
     pub fn line(&self, columns: usize) -> String {
         let Some(loss) = self.loss else { return String::new() };
         let mut parts = vec![format!("loss {loss:.4}")];
+        parts.extend(self.reward.map(|reward| format!("reward {reward:.3}")));
         parts.extend(self.tokens_per_second.map(|speed| format!("{speed:.0} tok/s")));
         parts.extend(self.evaluation.map(|loss| format!("eval {loss:.4}")));
         parts.extend(self.memory.map(|bytes| format!("{:.2} GiB", bytes / (1u64 << 30) as f64)));

@@ -17,6 +17,12 @@ options! {
         loss_top_k: u64 = 0, max = 1024;
         /// With `loss_top_k`, count all other tokens as one more. False: both distributions are renormalized.
         loss_add_tail: bool = true;
+        /// Share of the steps that train on answers of the student: they are sampled to the prompts of the data, before each
+        /// document's last answer, and the teacher's distributions of their tokens are learned (GKD). With
+        /// `max_completion_length`, `top_p`, `top_k` and `min_p` as in `task: grpo`.
+        lmbda: f64 = 0.0, min = 0, max = 1;
+        /// Temperature of these samples; `temperature` is that of the distributions in the loss.
+        sampling_temperature: f64 = 1.0, above = 0, max = 1000;
         /// Weight of the cross entropy of the data's tokens, which is added to the loss.
         cross_entropy_weight: f64 = 0.0, min = 0, max = 1000000;
     }
@@ -51,6 +57,14 @@ pub(super) fn check_distillation(config: &Config, reader: &mut Reader) {
     if of.loss_top_k == 0 && !of.loss_add_tail {
         let message = "`loss_add_tail` has no effect without `loss_top_k`".to_owned();
         report("loss_add_tail", message, "remove it, or set `loss_top_k`");
+    }
+    if of.lmbda > 0.0 && of.cross_entropy_weight > 0.0 {
+        let message = "`cross_entropy_weight` is for the data's tokens, and with `lmbda` the student's own are trained";
+        report("cross_entropy_weight", message.to_owned(), "remove one of the two");
+    }
+    if of.lmbda == 0.0 && of.sampling_temperature != 1.0 {
+        let message = "`sampling_temperature` has no effect without `lmbda`".to_owned();
+        report("sampling_temperature", message, "set `lmbda: 0.5`, or remove it");
     }
     // Batches of a caller may bring the tokens of a teacher.
     if of.teacher.is_none() && (of.loss_top_k == 0 || config.data.datasets.is_some()) {
@@ -106,6 +120,7 @@ mod tests {
     fn contradictions_are_reported_with_their_places() {
         assert_eq!(problems("task: distil\nteacher: t\n"), "");
         assert_eq!(problems("task: distil\nteacher: t\nbeta: 0\nloss_top_k: 8\nloss_add_tail: false\n"), "");
+        assert_eq!(problems("task: distil\nteacher: t\nlmbda: 0.5\nsampling_temperature: 0.7\ntop_k: 8\n"), "");
         assert_eq!(problems("task: distil\nbeta: 0\nloss_top_k: 8\n"), "");
         for (options, said) in [
             ("task: distil\n", "teacher: `task: distil` needs `teacher`"),
@@ -116,7 +131,16 @@ mod tests {
                 "loss_top_k: `loss_top_k: 8` gives the forward KL divergence",
             ),
             ("task: distil\nteacher: t\nloss_add_tail: false\n", "loss_add_tail: `loss_add_tail` has no effect"),
-            ("task: distil\nteacher: t\nlmbda: 0.5\n", "lmbda: "),
+            ("task: distil\nteacher: t\nlmbda: 1.5\n", "lmbda: "),
+            (
+                "task: distil\nteacher: t\nlmbda: 1\ncross_entropy_weight: 1\n",
+                "cross_entropy_weight: `cross_entropy_weight` is for the data's tokens",
+            ),
+            (
+                "task: distil\nteacher: t\nsampling_temperature: 2\n",
+                "`sampling_temperature` has no effect without `lmbda`",
+            ),
+            ("task: distil\nteacher: t\ntop_k: 8\n", "top_k: `top_k` has no effect on `task: distil` without `lmbda`"),
             ("task: distil\nteacher: t\nnum_generations: 4\n", "num_generations: `num_generations` has no effect"),
             ("task: sft\ntemperature: 2\n", "temperature: `temperature` has no effect on `task: sft`"),
             ("task: distil\nteacher: t\nloss_type: hinge\n", "loss_type: `loss_type` has no effect on `task: distil`"),

@@ -71,7 +71,6 @@ const FOREIGN: &[(&[&str], Help)] = &[
         ),
     ),
     (&["teacher_model", "teacher_model_name_or_path", "teacher_name_or_path"], Name("teacher")),
-    (&["lmbda"], Say("`task: distil` trains on the answers of the data: the student samples none yet")),
     (&["do_train"], Remove("`surogate sft` and `surogate pt` train")),
     (&["do_eval", "do_predict"], Say("`eval_strategy` says when the validation data are evaluated")),
     (&["lr_scheduler", "scheduler"], Name("lr_scheduler_type")),

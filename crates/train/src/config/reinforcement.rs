@@ -15,6 +15,8 @@ options! {
         reward_timeout: f64 = 60.0, above = 0, max = 86400;
         /// Answers that are sampled for each prompt.
         num_generations: u64 = 8, min = 2, max = 65536;
+        /// Answers that are sampled for each held-out prompt in an evaluation. Null: `num_generations`.
+        num_generations_eval: Option<u64> = null, min = 1, max = 65536;
         /// Maximum tokens of an answer.
         max_completion_length: u64 = 512, min = 1;
         /// Temperature of the samples. The loss takes the log-probabilities at the same temperature. `distil`: that of both
@@ -156,6 +158,9 @@ fn losses_of(option: &str) -> &'static [PreferenceLoss] {
     }
 }
 
+/// Options of samples that distillation on the student's own answers has, too.
+const OF_SAMPLES: [&str; 4] = ["max_completion_length", "top_p", "top_k", "min_p"];
+
 /// Contradictions between the options of sampled answers, and what other tasks do not take.
 pub(super) fn check_reinforcement(config: &Config, reader: &mut Reader) {
     let of = &config.reinforcement;
@@ -167,6 +172,13 @@ pub(super) fn check_reinforcement(config: &Config, reader: &mut Reader) {
             continue;
         }
         if config.task == Task::Distil && row.name == "temperature" {
+            continue;
+        }
+        if config.task == Task::Distil && OF_SAMPLES.contains(&row.name) {
+            if config.distillation.lmbda == 0.0 {
+                let message = format!("`{}` has no effect on `task: distil` without `lmbda`", row.name);
+                reader.report(row.name, message, Some("set `lmbda: 0.5`, or remove it".into()));
+            }
             continue;
         }
         if !is_grpo {
@@ -191,6 +203,11 @@ pub(super) fn check_reinforcement(config: &Config, reader: &mut Reader) {
             reader.report(path, message, Some(hint.into()));
         }
     };
+    let held_out = config.data.validation_datasets.is_some() || config.data.validation_split_ratio > 0.0;
+    if of.num_generations_eval.is_some() && !held_out {
+        let message = "`num_generations_eval` has no effect without validation data".to_owned();
+        report("num_generations_eval", message, "set `validation_datasets` or `validation_split_ratio`, or remove it");
+    }
     let bounds = (of.vllm_importance_sampling_clip_min.unwrap_or(0.0), of.vllm_importance_sampling_clip_max);
     if bounds.0 > bounds.1 {
         let message =
@@ -198,12 +215,6 @@ pub(super) fn check_reinforcement(config: &Config, reader: &mut Reader) {
         report("vllm_importance_sampling_clip_min", message, "exchange both bounds");
     }
     for (path, is_on, why) in [
-        ("validation_datasets", config.data.validation_datasets.is_some(), "no answers are sampled in evaluations yet"),
-        (
-            "validation_split_ratio",
-            config.data.validation_split_ratio > 0.0,
-            "no answers are sampled in evaluations yet",
-        ),
         ("sample_packing", config.data.sample_packing, "answers are rows of their own"),
         ("padding_free", config.template.padding_free, "answers are rows of their own"),
         ("sequence_parallel_size", config.sequence() > 1, "answers are sampled in whole rows"),

@@ -41,8 +41,9 @@ options! {
         /// that has not ended by then ends without that checkpoint, with the exit code of the signal; the newest complete one
         /// stays. A note says so when a step and a checkpoint take longer. Null waits for the checkpoint.
         save_grace_seconds: Option<u64> = null, min = 1, resumable;
-        /// Write the result from the weights with the lowest evaluation loss instead of the last ones. Every evaluation
-        /// that is the best so far is saved as a checkpoint, which is kept in addition to the newest ones.
+        /// Write the result from the weights with the lowest evaluation loss (`task: grpo`: the highest reward) instead of the
+        /// last ones. Every evaluation that is the best so far is saved as a checkpoint, which is kept in addition to the
+        /// newest ones.
         load_best_model_at_end: bool = false, resumable;
         /// Upload the result to this repository of the Hub, `owner/name`, when the run has finished; it is created if
         /// it does not exist. With `merge_adapter`, the merged model is uploaded.

@@ -3,10 +3,14 @@
 
 mod advantages;
 mod batches;
+mod evaluation;
 mod judge;
+mod on_policy;
 mod prompts;
 mod sample;
 mod turns;
+
+use std::sync::Arc;
 
 use data::Batch;
 use program::{Documents, Variant};
@@ -15,13 +19,14 @@ use serde_json::{Value, json};
 
 use self::batches::Shapes;
 use self::judge::Judge;
+pub(crate) use self::on_policy::OnPolicy;
 use self::prompts::Prompts;
 use crate::checkpoint::DataDigest;
 use crate::config::{Config, Reinforcement};
 use crate::conversation::dialogue_options;
 use crate::device::Device;
 use crate::error::{Result, TrainError};
-use crate::feed::CheckedData;
+use crate::feed::{CheckedData, note_on_judges};
 use crate::generate::{GenerationOptions, PromptEncoder};
 use crate::source::ModelSource;
 use crate::trainer::Trainer;
@@ -31,12 +36,16 @@ pub(crate) const AT_ONCE: usize = 512;
 
 /// The prompts of a run and what judges its answers.
 pub(crate) struct Rollouts {
-    prompts: Prompts,
+    prompts: Arc<Prompts>,
+    /// Prompts of evaluations; None without.
+    held_out: Option<Arc<Prompts>>,
     judge: Judge,
     shapes: Shapes,
     options: GenerationOptions,
     /// Encodes what an environment says; None without one.
     encoder: Option<PromptEncoder>,
+    /// Number of answers that are sampled at a time, at most.
+    at_once: usize,
     /// Number of prompts to which one step has answers.
     of_step: usize,
     seed: u64,
@@ -123,14 +132,19 @@ impl Rollouts {
         let most = of.max_completion_length as usize;
         let longest = longest_prompt(config, sequence_len)?;
         let encoder = encoder(config, source)?;
-        let prompts = Prompts::read(config, &encoder, longest)?;
+        let (mut prompts, held_out) = Prompts::read(config, &encoder, longest)?;
+        let few = held_out.as_ref().and_then(|of| note_on_judges(config, of.rows.len(), "prompt"));
+        prompts.notes.extend(few);
         let of_prompts = prompts.rows.iter().map(|row| row.ids.len()).max().unwrap_or(1);
         let judge = Judge::start(device.python.as_deref(), functions, of.environment.as_deref(), of.reward_timeout)?;
+        let at_once = answers.min(AT_ONCE * config.replicas());
         Ok(Rollouts {
-            prompts,
+            prompts: Arc::new(prompts),
+            held_out: held_out.map(Arc::new),
             judge,
             shapes: Shapes::new((rows, config.replicas()), (of_prompts + most).min(sequence_len)),
-            options: generation_options(of, answers.min(AT_ONCE * config.replicas()))?,
+            options: generation_options(of, of.temperature, at_once)?,
+            at_once,
             encoder: of.environment.is_some().then_some(encoder),
             of_step: answers / group,
             seed: config.data.train_seed,
@@ -149,8 +163,9 @@ impl Rollouts {
     pub fn summary(&self, config: &Config) -> String {
         let of = &config.reinforcement;
         format!(
-            "{} prompts; {} with {} answers each in a step, of at most {} tokens; rewards: {}",
+            "{} prompts{}; {} with {} answers each in a step, of at most {} tokens; rewards: {}",
             self.prompts.rows.len(),
+            self.held_out.as_ref().map(|held_out| format!(", {} held out", held_out.rows.len())).unwrap_or_default(),
             self.of_step,
             of.num_generations,
             of.max_completion_length,
@@ -223,15 +238,17 @@ impl Rollouts {
 /// Reads the prompts of a run without training.
 pub(crate) fn check_data(config: &Config, source: &ModelSource, sequence_len: usize) -> Result<CheckedData> {
     let longest = longest_prompt(config, sequence_len)?;
-    let prompts = Prompts::read(config, &encoder(config, source)?, longest)?;
+    let (prompts, held_out) = Prompts::read(config, &encoder(config, source)?, longest)?;
     let lengths = || prompts.rows.iter().map(|row| row.ids.len());
     let (least, most) = (lengths().min().unwrap_or(0), lengths().max().unwrap_or(0));
     let notes: String = prompts.notes.iter().map(|note| format!("Note: {note}\n")).collect();
     let count = prompts.rows.len();
-    let table = format!("{notes}{count} prompts of {least} to {most} tokens\n");
+    let held_out = held_out.map_or(0, |of| of.rows.len());
+    let of_evaluation = if held_out > 0 { format!("; {held_out} held out") } else { String::new() };
+    let table = format!("{notes}{count} prompts of {least} to {most} tokens{of_evaluation}\n");
     let columns = prompts.columns();
     let with_numbers: Vec<&str> = columns.iter().copied().filter(|name| prompts.all_have_number(name)).collect();
-    let counts = json!({"prompts": count, "shortest": least, "longest": most, "columns": columns,
+    let counts = json!({"prompts": count, "held_out": held_out, "shortest": least, "longest": most, "columns": columns,
         "columns_with_numbers": with_numbers});
     Ok(CheckedData { table, rows: Vec::new(), counts })
 }
@@ -260,10 +277,10 @@ fn encoder(config: &Config, source: &ModelSource) -> Result<PromptEncoder> {
 }
 
 /// The options of samples. The model's own defaults do not count: the loss takes plain probabilities.
-fn generation_options(of: &Reinforcement, at_once: usize) -> Result<GenerationOptions> {
+fn generation_options(of: &Reinforcement, temperature: f64, at_once: usize) -> Result<GenerationOptions> {
     let given = [
         ("max_new_tokens", of.max_completion_length.to_string()),
-        ("temperature", of.temperature.to_string()),
+        ("temperature", temperature.to_string()),
         ("top_p", of.top_p.to_string()),
         ("top_k", of.top_k.to_string()),
         ("min_p", of.min_p.unwrap_or(0.0).to_string()),
@@ -321,12 +338,17 @@ impl Trainer {
 
     /// Metrics of the answers that the last step trained on.
     pub(crate) fn metrics_of_samples(&self) -> Vec<(String, f64)> {
-        self.rollouts.as_ref().map(|of| of.metrics.clone()).unwrap_or_default()
+        let of_student = || self.on_policy.as_ref().map(|of| of.metrics.clone());
+        self.rollouts.as_ref().map(|of| of.metrics.clone()).or_else(of_student).unwrap_or_default()
     }
 
-    /// Takes the answers for the log that were sampled since.
-    pub(crate) fn take_shown(&mut self) -> Vec<Value> {
-        self.rollouts.as_mut().map(|of| std::mem::take(&mut of.shown)).unwrap_or_default()
+    /// Takes the answers of a step as an event of the log: of the first step, and of each tenth of the run.
+    pub(crate) fn take_samples(&mut self, done: u64) -> Option<Value> {
+        let shown = self.rollouts.as_mut().map(|of| &mut of.shown);
+        let answers = std::mem::take(shown.or(self.on_policy.as_mut().map(|of| &mut of.shown))?);
+        let tenth = self.total_steps().unwrap_or(done).div_ceil(10).max(1);
+        let is_due = !answers.is_empty() && (done == 1 || done.is_multiple_of(tenth));
+        is_due.then(|| json!({"event": "samples", "step": done, "samples": answers}))
     }
 }
 

@@ -29,6 +29,7 @@ pub(super) struct Row {
 }
 
 /// The prompts of a run, in the order of the files.
+#[derive(Default)]
 pub(super) struct Prompts {
     pub rows: Vec<Row>,
     /// Notes for the user, a sentence each.
@@ -36,14 +37,37 @@ pub(super) struct Prompts {
 }
 
 impl Prompts {
-    /// Reads the datasets. `longest`: tokens that a prompt may have. Rows without a prompt, and those that are too long, are
-    /// left out and counted. Errors: nothing is left of a dataset.
-    pub fn read(config: &Config, encoder: &PromptEncoder, longest: usize) -> Result<Prompts> {
-        let mut found = Prompts { rows: Vec::new(), notes: Vec::new() };
-        for (index, of) in config.data.datasets.iter().flatten().enumerate() {
-            found.add(config, of, &format!("datasets[{index}]"), encoder, longest)?;
-        }
-        Ok(found)
+    /// Reads the prompts of training and those that are held out, if any are: `validation_datasets`, or a share of the rows.
+    /// `longest`: tokens that a prompt may have. Rows without a prompt, and those that are too long, are left out and
+    /// counted. All notes are with the former. Errors: nothing is left of a dataset.
+    pub fn read(config: &Config, encoder: &PromptEncoder, longest: usize) -> Result<(Prompts, Option<Prompts>)> {
+        let read = |list: Option<&Vec<Dataset>>, option: &str| {
+            let mut found = Prompts::default();
+            for (index, of) in list.into_iter().flatten().enumerate() {
+                found.add(config, of, &format!("{option}[{index}]"), encoder, longest)?;
+            }
+            Ok::<_, TrainError>(found)
+        };
+        let data = &config.data;
+        let mut found = read(data.datasets.as_ref(), "datasets")?;
+        let held_out = match &data.validation_datasets {
+            Some(list) => {
+                let mut held_out = read(Some(list), "validation_datasets")?;
+                found.notes.append(&mut held_out.notes);
+                held_out
+            }
+            None => found.split(data.validation_split_ratio, data.train_seed),
+        };
+        Ok((found, Some(held_out).filter(|of| !of.rows.is_empty())))
+    }
+
+    /// Takes a share of the rows away.
+    fn split(&mut self, ratio: f64, seed: u64) -> Prompts {
+        let (train, held_out) = data::order::split(self.rows.len(), ratio, seed);
+        let mut rows: Vec<Option<Row>> = std::mem::take(&mut self.rows).into_iter().map(Some).collect();
+        let mut part = |of: Vec<u32>| of.into_iter().filter_map(|index| rows[index as usize].take()).collect();
+        self.rows = part(train);
+        Prompts { rows: part(held_out), notes: Vec::new() }
     }
 
     /// The names of the columns besides the prompts, in the order in which they come up.

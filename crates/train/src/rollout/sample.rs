@@ -6,6 +6,7 @@ use std::time::Instant;
 use serde_json::{Map, Value, json};
 
 use super::advantages::Rewards;
+use super::judge::Scores;
 use super::prompts::Row;
 use super::turns::{Answer, opened};
 use super::{Kept, Rollouts, Sampled, seed_of};
@@ -16,44 +17,43 @@ use crate::trainer::Trainer;
 /// Answers of a round that the log has.
 const SHOWN: usize = 4;
 
+/// Answers that were sampled and judged: all of one prompt stand next to each other.
+#[derive(Default)]
+pub(super) struct Judged {
+    /// The prompt of each answer, as reward functions see it.
+    pub prompts: Vec<Value>,
+    pub answers: Vec<Answer>,
+    /// Rewards by answer, then by function.
+    pub scores: Scores,
+    /// Seconds of sampling, and of judging.
+    pub seconds: [f64; 2],
+}
+
 impl Trainer {
     /// Samples the answers of a round and judges them.
     pub(super) fn sample(&mut self, rollouts: &mut Rollouts, round: u64) -> Result<Kept> {
-        let begin = Instant::now();
         let config = self.config.clone();
         let of = &config.reinforcement;
         let group = of.num_generations as usize;
-        let indices = rollouts.of_round(round);
-        let rows: Vec<&Row> = indices.iter().map(|index| &rollouts.prompts.rows[*index]).collect();
-        let prompts: Vec<Value> = (0..rows.len() * group).map(|answer| rows[answer / group].prompt.clone()).collect();
-        let indices: Vec<usize> = indices.iter().flat_map(|index| vec![*index; group]).collect();
-        let answers = self.answers_to(rollouts, &indices, &prompts, round)?;
-        let rows: Vec<&Row> = indices.iter().step_by(group).map(|index| &rollouts.prompts.rows[*index]).collect();
-        let sampled = begin.elapsed().as_secs_f64();
-        let begin = Instant::now();
-        let completions: Vec<Value> = answers.iter().zip(&prompts).map(|(of, prompt)| of.completion(prompt)).collect();
-        let columns = columns(&rows, &answers, group);
-        let scores = rollouts.judge.scores(&prompts, &completions, &columns)?;
-        let rewards = Rewards { scores: &scores, functions: &rollouts.judge.functions, group };
+        let prompts = rollouts.prompts.clone();
+        let rows: Vec<&Row> = rollouts.of_round(round).into_iter().map(|index| &prompts.rows[index]).collect();
+        let seed = rollouts.seed;
+        let judged = self.judged_answers(rollouts, &rows, group, &|answer, turn| seed_of(seed, round, answer, turn))?;
+        let rewards = Rewards { scores: &judged.scores, functions: &rollouts.judge.functions, group };
         let advantages = rewards.advantages(of);
         let mut metrics = rewards.metrics();
-        metrics.extend(lengths(&answers));
+        metrics.extend(lengths(&judged.answers));
         if rollouts.encoder.is_some() {
-            let turns: usize = answers.iter().map(|of| of.turns.len()).sum();
-            metrics.push(("completions/mean_turns".to_owned(), turns as f64 / answers.len() as f64));
+            metrics.push(mean_turns(&judged.answers));
         }
-        metrics.push(("sampling_seconds".to_owned(), sampled));
-        metrics.push(("reward_seconds".to_owned(), begin.elapsed().as_secs_f64()));
-        let names: Vec<&str> = rollouts.judge.functions.iter().map(|(name, _)| name.as_str()).collect();
-        let shown = |(index, answer): (usize, &Answer)| {
-            let rewards: Map<String, Value> =
-                names.iter().zip(&scores[index]).map(|(name, score)| ((*name).to_owned(), json!(score))).collect();
-            json!({"prompt": asked(&prompts[index]), "text": answer.text(), "rewards": rewards,
-                "advantage": advantages[index], "tokens": answer.ids.len(), "turns": answer.turns.len(),
-                "finish": answer.finish.map_or("", Finish::name)})
+        metrics.extend(["sampling_seconds", "reward_seconds"].map(str::to_owned).into_iter().zip(judged.seconds));
+        let shown = |index: usize| {
+            let mut shown = judged.shown(index, &rollouts.judge.functions);
+            shown["advantage"] = json!(advantages[index]);
+            shown
         };
-        let shown = answers.iter().enumerate().take(SHOWN).map(shown).collect();
-        let kept = answers.into_iter().enumerate().map(|(index, answer)| Sampled {
+        rollouts.shown = (0..judged.answers.len().min(SHOWN)).map(shown).collect();
+        let kept = judged.answers.into_iter().enumerate().map(|(index, answer)| Sampled {
             ids: answer.prompt.iter().chain(&answer.ids).copied().collect(),
             prompt: answer.prompt.len(),
             advantage: advantages[index],
@@ -67,32 +67,50 @@ impl Trainer {
             // A step of which nothing is left learns nothing, and the run goes on.
             answers.iter_mut().for_each(|of| (of.left_out, of.advantage) = (false, 0.0));
         }
-        rollouts.shown = shown;
         Ok(Kept { answers, metrics })
+    }
+
+    /// Samples `group` answers to each of these rows and judges them. `seed`: of an answer, counted over all rows, and a
+    /// turn of it.
+    pub(super) fn judged_answers(
+        &mut self,
+        rollouts: &mut Rollouts,
+        rows: &[&Row],
+        group: usize,
+        seed: &dyn Fn(usize, u64) -> u64,
+    ) -> Result<Judged> {
+        let begin = Instant::now();
+        let of_answers: Vec<&Row> = rows.iter().flat_map(|row| vec![*row; group]).collect();
+        let prompts: Vec<Value> = of_answers.iter().map(|row| row.prompt.clone()).collect();
+        let answers = self.answers_to(rollouts, &of_answers, &prompts, seed)?;
+        let sampled = begin.elapsed().as_secs_f64();
+        let begin = Instant::now();
+        let completions: Vec<Value> = answers.iter().zip(&prompts).map(|(of, prompt)| of.completion(prompt)).collect();
+        let scores = rollouts.judge.scores(&prompts, &completions, &columns(&of_answers, &answers))?;
+        Ok(Judged { prompts, answers, scores, seconds: [sampled, begin.elapsed().as_secs_f64()] })
     }
 
     /// Samples an answer to each of these rows from the weights as they are: one turn, or with an environment all of its turns.
     fn answers_to(
         &mut self,
         rollouts: &mut Rollouts,
-        indices: &[usize],
+        rows: &[&Row],
         prompts: &[Value],
-        round: u64,
+        seed: &dyn Fn(usize, u64) -> u64,
     ) -> Result<Vec<Answer>> {
         let config = self.config.clone();
         let of = &config.reinforcement;
-        let mut answers = self.opened_to(rollouts, indices, prompts)?;
-        let rows: Vec<&Row> = indices.iter().map(|index| &rollouts.prompts.rows[*index]).collect();
+        let mut answers = self.opened_to(rollouts, rows, prompts)?;
         let most = of.max_completion_length as usize;
         let mut open: Vec<usize> = (0..answers.len()).collect();
         for turn in 0..of.max_turns {
             let request = |index: usize| {
                 let (answer, row) = (&answers[index], rows[index]);
-                let seed = Some(seed_of(rollouts.seed, round, index, turn));
                 let prompt = Prompt::Ids([&answer.prompt[..], &answer.ids].concat());
                 let room = most - answer.ids.len();
                 let max_new_tokens = Some(of.max_turn_length.map_or(room, |most| room.min(most as usize)));
                 let continues_text = row.prompt.is_string();
+                let seed = Some(seed(index, turn));
                 Request { seed, keeps_logps: true, continues_text, max_new_tokens, ..prompt.into() }
             };
             let requests: Vec<Request> = open.iter().map(|index| request(*index)).collect();
@@ -123,13 +141,12 @@ impl Trainer {
     }
 
     /// Returns answers that have no turn yet, to the prompts of these rows with what their environments put after them.
-    fn opened_to(&self, rollouts: &mut Rollouts, indices: &[usize], prompts: &[Value]) -> Result<Vec<Answer>> {
-        let rows: Vec<&Row> = indices.iter().map(|index| &rollouts.prompts.rows[*index]).collect();
+    fn opened_to(&self, rollouts: &mut Rollouts, rows: &[&Row], prompts: &[Value]) -> Result<Vec<Answer>> {
         let mut answers: Vec<Answer> = rows.iter().map(|row| Answer::to(row.ids.clone())).collect();
         let Some(encoder) = &rollouts.encoder else { return Ok(answers) };
         let (most, row_tokens) = (self.config.reinforcement.max_completion_length as usize, self.plan.sequence_len);
-        let replies = rollouts.judge.reset(prompts, &columns(&rows, &answers, 1))?;
-        for ((answer, reply), row) in answers.iter_mut().zip(&replies).zip(&rows) {
+        let replies = rollouts.judge.reset(prompts, &columns(rows, &answers))?;
+        for ((answer, reply), row) in answers.iter_mut().zip(&replies).zip(rows) {
             answer.prompt = opened(reply, row, encoder)?;
             if answer.prompt.len() + most > row_tokens {
                 return Err(TrainError::Usage(format!(
@@ -142,7 +159,7 @@ impl Trainer {
     }
 
     /// Samples one turn for each request.
-    fn turns_of(&mut self, requests: Vec<Request>, options: &GenerationOptions) -> Result<Vec<Turn>> {
+    pub(super) fn turns_of(&mut self, requests: Vec<Request>, options: &GenerationOptions) -> Result<Vec<Turn>> {
         let count = requests.len();
         let requests = requests.into_iter().map(Ok).collect();
         self.with_generator(|generator| {
@@ -164,11 +181,11 @@ impl Trainer {
 }
 
 /// One turn as it was sampled.
-struct Turn {
-    ids: Vec<i32>,
-    logps: Vec<f32>,
-    text: String,
-    finish: Option<Finish>,
+pub(super) struct Turn {
+    pub ids: Vec<i32>,
+    pub logps: Vec<f32>,
+    pub text: String,
+    pub finish: Option<Finish>,
 }
 
 /// The text of a prompt: of messages that of the last one.
@@ -177,17 +194,43 @@ fn asked(prompt: &Value) -> &str {
     last.map_or(prompt, |message| &message["content"]).as_str().unwrap_or_default()
 }
 
-/// The columns of the rows by name, a value for each answer, and the ids of the answers.
-fn columns(rows: &[&Row], answers: &[Answer], group: usize) -> Value {
+/// The columns of the answers' rows by name, a value for each answer, and the ids of the answers.
+fn columns(rows: &[&Row], answers: &[Answer]) -> Value {
     let mut columns: Map<String, Value> = Map::new();
     for name in rows.iter().flat_map(|row| row.columns.keys()) {
         if !columns.contains_key(name) {
-            let value = |answer: usize| rows[answer / group].columns.get(name).cloned().unwrap_or_default();
-            columns.insert(name.clone(), (0..answers.len()).map(value).collect());
+            let values = rows.iter().map(|row| row.columns.get(name).cloned().unwrap_or_default());
+            columns.insert(name.clone(), values.collect());
         }
     }
     columns.insert("completion_ids".to_owned(), answers.iter().map(|of| json!(of.ids)).collect());
     Value::Object(columns)
+}
+
+impl Judged {
+    /// Adds the answers to further prompts.
+    pub fn extend(&mut self, other: Judged) {
+        self.prompts.extend(other.prompts);
+        self.answers.extend(other.answers);
+        self.scores.extend(other.scores);
+        self.seconds.iter_mut().zip(other.seconds).for_each(|(sum, seconds)| *sum += seconds);
+    }
+
+    /// An answer as the log has it.
+    pub fn shown(&self, index: usize, functions: &[(String, f64)]) -> Value {
+        let answer = &self.answers[index];
+        let names = functions.iter().map(|(name, _)| name.clone());
+        let rewards: Map<String, Value> =
+            names.zip(&self.scores[index]).map(|(name, score)| (name, json!(score))).collect();
+        json!({"prompt": asked(&self.prompts[index]), "text": answer.text(), "rewards": rewards,
+            "tokens": answer.ids.len(), "turns": answer.turns.len(), "finish": answer.finish.map_or("", Finish::name)})
+    }
+}
+
+/// The metric of the turns of answers.
+pub(super) fn mean_turns(answers: &[Answer]) -> (String, f64) {
+    let turns: usize = answers.iter().map(|of| of.turns.len()).sum();
+    ("completions/mean_turns".to_owned(), turns as f64 / answers.len() as f64)
 }
 
 /// Says whether an answer came to its end.
@@ -196,7 +239,7 @@ fn is_whole(finish: Option<Finish>) -> bool {
 }
 
 /// Metrics of the lengths of answers by TRL's names.
-fn lengths(answers: &[Answer]) -> Vec<(String, f64)> {
+pub(super) fn lengths(answers: &[Answer]) -> Vec<(String, f64)> {
     let of = |answers: Vec<&Answer>| -> Option<[f64; 3]> {
         let lengths: Vec<f64> = answers.iter().map(|of| of.sampled() as f64).collect();
         let mean = lengths.iter().sum::<f64>() / lengths.len() as f64;

@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::{MERGED, Observer, Outcome, Run, result_folder};
 use crate::checkpoint;
+use crate::config::Criterion;
 use crate::ending;
 use crate::error::{Result, TrainError};
 use crate::saving::{Begun, Saving};
@@ -63,7 +64,11 @@ impl Run {
         if let Some(best) = best {
             trainer.take_weights(&checkpoint::folder_of(&self.place.checkpoints, best.step))?;
             let after = words::count(best.step, "step");
-            observer.line(&format!("The result has the weights after {after}, with the lowest loss: {:.4}", best.loss));
+            let best = match trainer.config.task.criterion() {
+                Criterion::Loss => format!("the lowest loss: {:.4}", best.value),
+                Criterion::Reward => format!("the highest reward: {:.4}", best.value),
+            };
+            observer.line(&format!("The result has the weights after {after}, with {best}"));
         }
         if !self.publish(trainer, &result, false, observer)? {
             return self.stop(trainer, observer);

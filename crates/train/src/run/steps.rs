@@ -229,10 +229,8 @@ impl Run {
         if done.is_multiple_of(trainer.config.logging.logging_steps) || Some(done) == total || !metrics.applied {
             observer.line(&metrics.line(total));
         }
-        let answers = trainer.take_shown();
-        let tenth = total.unwrap_or(done).div_ceil(10);
-        if !answers.is_empty() && (done == 1 || done.is_multiple_of(tenth)) {
-            self.emit(json!({"event": "samples", "step": done, "samples": answers}), observer)?;
+        if let Some(event) = trainer.take_samples(done) {
+            self.emit(event, observer)?;
         }
         metrics.fp8_flushed.iter().for_each(|flushed| observer.line(&flushed.line()));
         observer.progress(metrics.step + 1, total.unwrap_or_default());

@@ -281,6 +281,7 @@ ELSEWHERE = {
     "num_generations_eval": "tests/python/test_sampled_evaluations.py",
     "lmbda": "tests/python/test_own_answers.py",
     "sampling_temperature": "tests/python/test_own_answers.py",
+    "precompute_ref_log_probs": "tests/python/test_known_references.py",
     "num_generations": "tests/python/test_sampled_runs.py",
     "max_completion_length": "tests/python/test_sampled_runs.py",
     "top_p": "tests/python/test_sampled_runs.py",

@@ -257,6 +257,14 @@ impl Feed {
         loader.map(Some).map_err(TrainError::Data)
     }
 
+    /// Every batch of one pass over the training data in their order, then of the validation data.
+    pub(crate) fn once(&self) -> Result<Vec<Loader>> {
+        let sets = [Some((&self.documents, &self.spec)), self.validation.as_ref().map(|(of, spec)| (of, spec))];
+        let spec = |of: &LoaderSpec| LoaderSpec { epochs: Some(1), shuffle: false, ..of.clone() };
+        let loader = |(of, own): (&DocumentSet, &LoaderSpec)| Loader::new(of.clone(), spec(own), Position::default());
+        sets.into_iter().flatten().map(|set| loader(set).map_err(TrainError::Data)).collect()
+    }
+
     /// Returns the seconds that batches were waited for since the last call.
     pub fn take_waited(&mut self) -> f64 {
         self.train.take_waited().as_secs_f64()

@@ -64,6 +64,7 @@ mod recheck;
 mod recommend;
 mod record;
 mod reference;
+mod reference_table;
 mod resume;
 mod rollout;
 mod rope_scaling;

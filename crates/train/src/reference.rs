@@ -97,6 +97,11 @@ impl Trainer {
         if batches.iter().all(|batch| !batch.reference_logps.is_empty()) {
             return Ok(batches);
         }
+        if self.config.preferences.precompute_ref_log_probs {
+            let logps = self.known_logps(&batches)?;
+            batches.iter_mut().zip(logps).for_each(|(batch, logps)| batch.reference_logps = logps);
+            return Ok(batches);
+        }
         let logps = self.reference_losses(&reference, &batches, one_per_row)?;
         for (batch, losses) in batches.iter_mut().zip(logps) {
             batch.reference_logps = losses.into_iter().map(|loss| -loss).collect();
@@ -122,7 +127,7 @@ impl Trainer {
     }
 
     /// The losses of the targets of each batch under the reference.
-    fn reference_losses(
+    pub(crate) fn reference_losses(
         &mut self,
         reference: &Reference,
         batches: &[Batch],
@@ -132,8 +137,10 @@ impl Trainer {
         match reference {
             Reference::WithoutAdapter => self.forward_losses(REFERENCE, batches, one_per_row),
             Reference::Folder(folder) => {
-                // The model in training first: the plan has left room for the reference.
-                self.engine_for(&batches[..replicas], one_per_row)?;
+                if !self.config.preferences.precompute_ref_log_probs {
+                    // The model in training first: the plan has left room for the reference.
+                    self.engine_for(&batches[..replicas], one_per_row)?;
+                }
                 let engine = self.reference_model(folder, variant_of(&batches[..replicas], one_per_row))?;
                 losses(engine, REFERENCE, batches, one_per_row)
             }
@@ -218,7 +225,8 @@ pub(crate) fn reserved(
     if let Some(teacher) = &plan.teacher {
         training.plan.reserved = teacher.bytes(&training, machine)?;
     }
-    if let Some(Reference::Folder(_)) = plan.reference {
+    let stays = !config.preferences.precompute_ref_log_probs;
+    if let Some(Reference::Folder(_)) = plan.reference.as_ref().filter(|_| stays) {
         let options = CompileOptions { variants: training.variants.clone(), ..options(&training, config.scoring()) };
         let program = compiler::compile(&source.model, &options, machine)?;
         let own = program.memory.iter().filter(|line| line.class.is_per_program());

@@ -30,6 +30,7 @@ use crate::preflight;
 use crate::preview::Shapes;
 use crate::recommend::recommended;
 use crate::reference;
+use crate::reference_table::ReferenceTable;
 use crate::rollout::{Kept, OnPolicy, Rollouts};
 use crate::rounding::Rounding;
 use crate::schedule::LearningRate;
@@ -88,6 +89,8 @@ pub struct Trainer {
     pub(crate) live: Option<Live>,
     /// The reference, where it has weights of its own and was needed.
     pub(crate) reference: Option<Engine>,
+    /// Its log-probabilities of the documents of the data, where they are computed before training.
+    pub(crate) reference_table: Option<ReferenceTable>,
     /// The teacher of distillation, once it was needed.
     pub(crate) teacher: Option<Engine>,
     /// The metrics of the task in the last evaluation.
@@ -177,8 +180,8 @@ impl Trainer {
         let written = Written::by(&new_run_id(&name));
         let data_digest = feed.as_ref().map(Feed::digest).or(rollouts.as_ref().map(Rollouts::digest));
         startup.done("data");
-        Ok(Trainer {
-            startup: Some(startup),
+        let mut trainer = Trainer {
+            startup: None,
             name,
             config,
             plan,
@@ -190,6 +193,7 @@ impl Trainer {
             engine: None,
             live: None,
             reference: None,
+            reference_table: None,
             teacher: None,
             evaluated: Vec::new(),
             milestones: None,
@@ -204,7 +208,12 @@ impl Trainer {
             data_digest,
             shapes: None,
             flops: OnceLock::new(),
-        })
+        };
+        if trainer.precompute_reference(stop)? {
+            startup.done("reference");
+        }
+        trainer.startup = Some(startup);
+        Ok(trainer)
     }
 
     /// Goes on where a checkpoint was written, as if nothing had been in between. Called before the first step.

@@ -38,6 +38,10 @@ options! {
         /// Folder of the model that is the reference, of the same architecture. Null: the weights that training starts from,
         /// for adapters the model without them. Of `dpo`, `kto` and `grpo`.
         reference: Option<String> = null, path;
+        /// Compute the log-probabilities of the reference for all rows before the first step, and keep them in memory. A
+        /// reference with weights of its own leaves the device before those of the training come, and no later pass over the
+        /// data computes one. Of `dpo`, and of losses of `kto` that estimate no divergence.
+        precompute_ref_log_probs: bool = false;
         /// Weight of the good answers of `kto`.
         desirable_weight: f64 = 1.0, min = 0, max = 1000000;
         /// Weight of the bad answers of `kto`.
@@ -239,6 +243,7 @@ fn tasks_of(option: &str) -> &'static [Task] {
         "beta" => &[Task::Dpo, Task::Kto, Task::Orpo, Task::Cpo, Task::Grpo, Task::Distil],
         "loss_type" => &[Task::Dpo, Task::Kto, Task::Cpo, Task::Grpo],
         "label_smoothing" => &[Task::Dpo, Task::Cpo],
+        "precompute_ref_log_probs" => &[Task::Dpo, Task::Kto],
         "reference" => &[Task::Dpo, Task::Kto, Task::Grpo],
         "desirable_weight" | "undesirable_weight" => &[Task::Kto],
         "cpo_alpha" | "simpo_gamma" | "alpha" => &[Task::Cpo],
@@ -292,6 +297,17 @@ pub(super) fn check_preferences(config: &Config, reader: &mut Reader) {
     if of.reference_free && of.reference.is_some() {
         let message = "`reference_free: true` computes no reference, and `reference` names one".to_owned();
         report("reference", message, "remove one of them");
+    }
+    if of.precompute_ref_log_probs {
+        let estimates = task == Task::Kto && of.estimates_divergence();
+        let refused = [
+            (of.reference_free, "`reference_free: true` computes no reference"),
+            (estimates, "the loss compares answers with prompts of their micro-batch, which only the reference can"),
+            (config.nodes() > 1, "a node knows its own rows alone"),
+        ];
+        for (_, why) in refused.into_iter().filter(|(is_on, _)| *is_on) {
+            report("precompute_ref_log_probs", format!("`precompute_ref_log_probs: true`: {why}"), "remove it");
+        }
     }
     let unavailable = [
         ("pipeline_parallel_size", config.stages() > 1, "pipeline stages"),

@@ -1,0 +1,101 @@
+//! Log-probabilities of the reference for all documents of a run, computed before training (`precompute_ref_log_probs`). They
+//! are known by what a document holds, so that any layout of rows finds them. Knows no loss.
+
+use std::collections::HashMap;
+
+use data::{Batch, IGNORE, Placed, Stop};
+
+use crate::error::{Result, TrainError};
+use crate::reference::Reference;
+use crate::trainer::Trainer;
+
+/// Log-probabilities of the trained tokens of documents, by the digest of a document.
+#[derive(Debug, Default)]
+pub(crate) struct ReferenceTable(HashMap<String, Vec<f32>>);
+
+impl ReferenceTable {
+    /// Takes up the documents of a batch, whose targets have these log-probabilities.
+    fn add(&mut self, batch: &Batch, logps: &[f32]) {
+        for mark in &batch.marks {
+            let targets = places(batch, mark).map(|at| logps[at]).collect();
+            self.0.insert(digest(batch, mark), targets);
+        }
+    }
+
+    /// The log-probabilities of the targets of a batch, 0 where there is no target; None if one of its documents is not
+    /// known.
+    fn of(&self, batch: &Batch) -> Option<Vec<f32>> {
+        let mut logps = vec![0.0; batch.targets.len()];
+        for mark in &batch.marks {
+            let known = self.0.get(&digest(batch, mark))?;
+            places(batch, mark).zip(known).for_each(|(at, logp)| logps[at] = *logp);
+        }
+        Some(logps)
+    }
+}
+
+/// The places of a document's targets in the vectors of its batch.
+fn places<'a>(batch: &'a Batch, mark: &Placed) -> impl Iterator<Item = usize> + 'a {
+    (mark.begin..mark.begin + mark.tokens).filter(|at| batch.targets[*at] != IGNORE)
+}
+
+/// The identity of a document: its tokens and its targets.
+fn digest(batch: &Batch, mark: &Placed) -> String {
+    let range = mark.begin..mark.begin + mark.tokens;
+    let numbers = [&batch.input_ids[range.clone()], &batch.targets[range]].concat();
+    let bytes: Vec<u8> = numbers.into_iter().flat_map(i32::to_le_bytes).collect();
+    crate::digest::of_bytes(&bytes)
+}
+
+impl Trainer {
+    /// Computes the log-probabilities of a reference with weights of its own, which leave the device again before those of
+    /// the training come. `stop` is called before every batch. Returns whether there is such a reference.
+    pub(crate) fn precompute_reference(&mut self, stop: Stop<'_>) -> Result<bool> {
+        let has_weights = matches!(self.plan.reference, Some(Reference::Folder(_)));
+        if !self.config.preferences.precompute_ref_log_probs || !has_weights || self.feed.is_none() {
+            return Ok(false);
+        }
+        self.fill_table(stop)?;
+        self.reference = None;
+        Ok(true)
+    }
+
+    /// The log-probabilities of the reference of micro-batches whose documents are in the table. Errors: a batch of the
+    /// caller's.
+    pub(crate) fn known_logps(&mut self, batches: &[Batch]) -> Result<Vec<Vec<f32>>> {
+        if self.reference_table.is_none() && self.feed.is_some() {
+            self.fill_table(&|| false)?;
+        }
+        let known = |batch| self.reference_table.as_ref().and_then(|table| table.of(batch));
+        batches.iter().map(known).collect::<Option<Vec<_>>>().ok_or_else(|| {
+            let text = "`precompute_ref_log_probs` knows the documents of the run's data, and the batch has others: give \
+                        `reference_logps` with it, or set `precompute_ref_log_probs: false`";
+            TrainError::Usage(text.to_owned())
+        })
+    }
+
+    fn fill_table(&mut self, stop: Stop<'_>) -> Result<()> {
+        let feed = self.feed.as_ref().expect("a run with data has a feed");
+        let (loaders, one_per_row) = (feed.once()?, feed.one_per_row);
+        let reference = self.plan.reference.clone().expect("a run with a reference");
+        let (mut table, replicas) = (ReferenceTable::default(), self.config.replicas());
+        for mut loader in loaders {
+            loop {
+                if stop() {
+                    return Err(TrainError::Stopped);
+                }
+                let round = loader.by_ref().take(replicas).collect::<std::result::Result<Vec<_>, _>>();
+                let round: Vec<Batch> = round.map_err(TrainError::Data)?;
+                if round.is_empty() {
+                    break;
+                }
+                let losses = self.reference_losses(&reference, &round, one_per_row)?;
+                for (batch, losses) in round.iter().zip(losses) {
+                    table.add(batch, &losses.into_iter().map(|loss| -loss).collect::<Vec<_>>());
+                }
+            }
+        }
+        self.reference_table = Some(table);
+        Ok(())
+    }
+}

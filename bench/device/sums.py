@@ -1,6 +1,6 @@
 """Whether GRPO teaches: SmolLM2-135M-Instruct on sums of one- and two-digit numbers, with a reward for the right number.
 
-`sums.py MODEL STEPS DELAY…` first fine-tunes the model on solved sums until it answers about a third of unseen ones. From there
+`sums.py MODEL STEPS DELAY…` first fine-tunes the model on solved sums until it answers at least a third of unseen ones (20 steps). From there
 it runs `task: grpo` for STEPS steps, and for each DELAY the same by hand with answers that were sampled DELAY steps earlier and whose
 probabilities are not corrected: 0 is the control. It prints mean rewards of the steps and the share of right answers to unseen sums.
 """

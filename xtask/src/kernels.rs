@@ -14,10 +14,10 @@ use std::fmt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use cuda::disk_cache::DiskCache;
-use cuda::kernel_cache;
-use cuda::library::{Search, open_nvrtc};
-use cuda::nvrtc::{Compiler, KernelSource};
+use gpu::disk_cache::DiskCache;
+use gpu::kernel_cache;
+use gpu::library::{Search, open_nvrtc};
+use gpu::nvrtc::{Compiler, KernelSource};
 use ops::examples::{Instance, instantiate};
 use ops::{Class, LowerCall, Lowered, Op};
 use program::{Arch, ArenaId, Documents, Machine, TensorRef};

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cuda::disk_cache::DiskCache;
-use cuda::{LibraryReport, Missing, Report, Search};
+use gpu::disk_cache::DiskCache;
+use gpu::{LibraryReport, Missing, Report, Search};
 use pyo3::prelude::*;
 use serde_json::{Value, json};
 use train::calibrate::Plan;

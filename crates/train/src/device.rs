@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cpu::CpuBackend;
-use cuda::library::Kind;
-use cuda::{CudaBackend, Search};
+use gpu::library::Kind;
+use gpu::{GpuBackend, Search};
 use net::{Channel, Nodes};
 use options::Setting;
 use program::{Backend, Machine};
@@ -45,7 +45,7 @@ pub struct DeviceRequest {
     /// All GPUs that are visible train together.
     pub every_gpu: bool,
     /// The transport of bytes from one GPU to another, if the options choose it.
-    pub ways: cuda::Ways,
+    pub ways: gpu::Ways,
     /// The other processes that train with this one.
     pub nodes: Option<Arc<Nodes>>,
 }
@@ -110,7 +110,7 @@ impl Device {
         if request.device == Setting::Value(config::Device::Cpu) {
             return cpu();
         }
-        let found = cuda::Report::for_nodes(&Search::from_environment(request.site_packages.clone()));
+        let found = gpu::Report::for_nodes(&Search::from_environment(request.site_packages.clone()));
         if !found.usable() && request.device == Setting::Auto {
             return cpu();
         }
@@ -127,13 +127,13 @@ impl Device {
 }
 
 /// The transports between GPUs that the options choose.
-fn ways(config: &config::Config) -> cuda::Ways {
+fn ways(config: &config::Config) -> gpu::Ways {
     let copies = |setting: Setting<bool>| match setting {
         Setting::Value(on) => Some(on),
         Setting::Auto => None,
     };
     let of = &config.sharding;
-    cuda::Ways {
+    gpu::Ways {
         gather: copies(of.memcpy_all_gather),
         exchange: copies(of.memcpy_send_recv),
         without_peers: std::env::var_os(WITHOUT_PEERS).is_some_and(|value| value == "0"),
@@ -215,14 +215,14 @@ fn cpu_of_node(request: &DeviceRequest) -> Result<Device> {
 
 fn cuda(request: &DeviceRequest, because: &str) -> std::result::Result<Device, String> {
     let search = Search::from_environment(request.site_packages.clone());
-    let report = cuda::Report::for_one_gpu(&search);
+    let report = gpu::Report::for_one_gpu(&search);
     if !report.usable() {
         return Err(format!("no GPU can be used here:\n{report}"));
     }
     let mut devices = report.devices.expect("a usable report lists devices");
     let one_device = std::env::var_os(ONE_GPU).is_some_and(|value| value == "1");
     let gpus = if one_device { request.ranks.max(1) } else { devices.len() };
-    let kind = |of: &cuda::driver::Properties| (of.name.clone(), of.architecture, of.multiprocessors);
+    let kind = |of: &gpu::driver::Properties| (of.name.clone(), of.architecture, of.multiprocessors);
     let together = if request.every_gpu { gpus } else { request.ranks.max(1) };
     let unlike = devices.iter().take(together).find(|other| kind(other) != kind(&devices[0]));
     if let Some(other) = unlike {
@@ -231,13 +231,13 @@ fn cuda(request: &DeviceRequest, because: &str) -> std::result::Result<Device, S
     let properties = devices.swap_remove(0);
     let (check_each, graphs) = (request.check_each, !request.eager);
     let ways = request.ways;
-    let options = cuda::Options { check_each, graphs, ways, one_device, ..cuda::Options::new(search) };
-    let machine = cuda::machine(&properties);
+    let options = gpu::Options { check_each, graphs, ways, one_device, ..gpu::Options::new(search) };
+    let machine = gpu::machine(&properties);
     let card = (properties.name.clone(), report.driver_release.unwrap_or_default());
     let arithmetic = format!("a GPU {}, {}", machine.name, machine.arch);
     let machine = machines::calibrated(&machine, &card.0, &card.1).unwrap_or(machine);
     let machine = if one_device { Machine { memory: machine.memory / gpus, ..machine } } else { machine };
-    let backend = CudaBackend::new(options).with_nodes(request.nodes.clone());
+    let backend = GpuBackend::new(options).with_nodes(request.nodes.clone());
     let by_nccl = together > 1 && [request.ways.gather, request.ways.exchange].contains(&Some(false));
     let machine = if by_nccl && request.nodes.is_none() { without_nccl(machine) } else { machine };
     let (backend, because) = (Box::new(backend), because.to_owned());

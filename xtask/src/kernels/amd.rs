@@ -11,8 +11,8 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use cuda::disk_cache::{DiskCache, digest};
-use cuda::kernels::{HopperProduct, OwnKernel};
+use gpu::disk_cache::{DiskCache, digest};
+use gpu::kernels::{HopperProduct, OwnKernel};
 use ops::Op;
 
 use super::{ARCHITECTURES, Unit, WHEELS, targets};
@@ -90,7 +90,7 @@ pub fn run(every: bool, words: &[&str]) -> Result<(), String> {
 fn units(operations: impl Iterator<Item = &'static dyn Op>, names: &[&str]) -> Vec<Unit> {
     let mut units: Vec<Unit> = targets(operations, &ARCHITECTURES).into_keys().collect();
     if names.is_empty() {
-        units.extend(cuda::kernels::samples().iter().chain(&HopperProduct::samples()).map(own));
+        units.extend(gpu::kernels::samples().iter().chain(&HopperProduct::samples()).map(own));
     }
     units
 }

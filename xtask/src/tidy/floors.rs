@@ -40,10 +40,10 @@ const PLAN: &[Room] = &[
     room("ops", 2, &["tensor", "device", "graph", "program"], &[]),
     room("compiler", 3, &["tensor", "graph", "program", "ops"], &["cpu"]),
     room("cpu", 3, &["tensor", "net", "program", "ops"], &[]),
-    room("cuda", 3, &["tensor", "options", "net", "device", "program"], &[]),
-    room("train", 4, &["tensor", "options", "net", "graph", "program", "data", "ops", "compiler", "cpu", "cuda"], &[]),
-    room("py", 5, &["tensor", "options", "graph", "program", "data", "ops", "compiler", "cpu", "cuda", "train"], &[]),
-    room("xtask", 6, &["tensor", "options", "device", "graph", "program", "ops", "compiler", "cuda", "train"], &[]),
+    room("gpu", 3, &["tensor", "options", "net", "device", "program"], &[]),
+    room("train", 4, &["tensor", "options", "net", "graph", "program", "data", "ops", "compiler", "cpu", "gpu"], &[]),
+    room("py", 5, &["tensor", "options", "graph", "program", "data", "ops", "compiler", "cpu", "gpu", "train"], &[]),
+    room("xtask", 6, &["tensor", "options", "device", "graph", "program", "ops", "compiler", "gpu", "train"], &[]),
 ];
 
 /// Crates from outside that only the named crates may use: what is heavy to build, or what opens a door to the machine.
@@ -54,7 +54,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("tokenizers", &["data"]),
     ("minijinja", &["data"]),
     ("granit-parser", &["options"]),
-    ("libloading", &["cuda"]),
+    ("libloading", &["gpu"]),
     ("pyo3", &["py"]),
     ("numpy", &["py"]),
 ];
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn a_use_upwards_sideways_or_of_a_room_not_named_is_found() {
         assert!(messages(&[package("graph", &[("tensor", None), ("serde", None)])]).is_empty());
-        for (name, used) in [("tensor", "graph"), ("cuda", "cpu"), ("cuda", "ops"), ("compiler", "data")] {
+        for (name, used) in [("tensor", "graph"), ("gpu", "cpu"), ("gpu", "ops"), ("compiler", "data")] {
             let found = messages(&[package(name, &[(used, None)])]);
             assert_eq!(found.len(), 1, "{name} -> {used}");
             assert!(found[0].contains(&format!("may not use `{used}`")), "{found:?}");

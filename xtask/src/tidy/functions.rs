@@ -6,7 +6,7 @@ use super::source::{Source, closing_brace, line_of};
 use super::{File, Finding};
 
 /// The places where `unsafe` may stand; the lint denies it elsewhere unless the lint is switched off.
-const UNSAFE_PLACES: &[&str] = &["crates/cuda/", "crates/cpu/src/simd", "crates/cpu/src/arena", "fuzz/engine"];
+const UNSAFE_PLACES: &[&str] = &["crates/gpu/", "crates/cpu/src/simd", "crates/cpu/src/arena", "fuzz/engine"];
 
 const UNFINISHED: &[&str] = &["todo!", "unimplemented!", "dbg!"];
 
@@ -85,7 +85,7 @@ mod tests {
         let word = "unsafe";
         assert_eq!(messages("crates/ops/src/a.rs", &format!("{word} fn a() {{}}\n")).len(), 1);
         assert_eq!(messages("crates/ops/src/a.rs", &format!("#![allow({word}_code)]\n")).len(), 1);
-        assert!(messages("crates/cuda/src/a.rs", &format!("{word} fn a() {{}}\n")).is_empty());
+        assert!(messages("crates/gpu/src/a.rs", &format!("{word} fn a() {{}}\n")).is_empty());
         assert!(messages("crates/ops/src/a.rs", &format!("// {word}\n")).is_empty());
     }
 

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use super::source::Source;
 use super::{File, Finding};
 
-const NAMELESS: &[&str] = &["tensor", "graph", "program", "ops", "compiler", "cpu", "cuda"];
+const NAMELESS: &[&str] = &["tensor", "graph", "program", "ops", "compiler", "cpu", "gpu"];
 
 const FAMILIES: &[&str] = &["qwen", "llama", "mistral", "gemma", "gpt", "deepseek", "smollm", "granite", "olmo", "glm"];
 

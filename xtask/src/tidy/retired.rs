@@ -29,7 +29,7 @@ const fn discouraged(word: &'static str, instead: &'static str) -> Retired {
 }
 
 /// The folders in which work is queued.
-const QUEUES: &[&str] = &["crates/program/", "crates/compiler/", "crates/cpu/src/session", "crates/cuda/src/prepare/"];
+const QUEUES: &[&str] = &["crates/program/", "crates/compiler/", "crates/cpu/src/session", "crates/gpu/src/prepare/"];
 
 /// The folders in which memory is planned.
 const PLANS: &[&str] = &["crates/program/", "crates/compiler/"];

@@ -1,6 +1,6 @@
 //! Dependencies that a crate has for one file only: the rest of the crate may not use them.
 //!
-//! Looks for paths such as `cuda::` in code. Knows the table, not why a file needs its dependency.
+//! Looks for paths such as `gpu::` in code. Knows the table, not why a file needs its dependency.
 
 use super::functions::words;
 use super::source::Source;
@@ -8,7 +8,7 @@ use super::{File, Finding};
 
 /// (folder, crate, the only file below the folder that may name it).
 const WINDOWS: &[(&str, &str, &str)] = &[
-    ("crates/train/src/", "cuda", "crates/train/src/device.rs"),
+    ("crates/train/src/", "gpu", "crates/train/src/device.rs"),
     ("crates/train/src/", "cpu", "crates/train/src/device.rs"),
     ("crates/train/src/", "ops", "crates/train/src/conformance.rs"),
 ];
@@ -49,8 +49,8 @@ mod tests {
 
     #[test]
     fn only_the_named_file_looks_through_a_window() {
-        assert_eq!(count("crates/train/src/engine.rs", "use cuda::CudaBackend;\n"), 1);
-        assert_eq!(count("crates/train/src/device.rs", "use cuda::CudaBackend;\n"), 0);
+        assert_eq!(count("crates/train/src/engine.rs", "use gpu::GpuBackend;\n"), 1);
+        assert_eq!(count("crates/train/src/device.rs", "use gpu::GpuBackend;\n"), 0);
         assert_eq!(count("crates/train/src/plan.rs", "let a = ops::find(name);\n"), 1);
         assert_eq!(count("crates/train/src/plan.rs", "let a = device::cpu::new(); // ops::find\n"), 0);
         assert_eq!(count("crates/py/src/model.rs", "let a = ops::find(name);\n"), 0);

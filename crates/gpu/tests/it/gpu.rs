@@ -3,8 +3,8 @@
 //! SUROGATE_SITE_PACKAGES names the folders of the pip wheels.
 
 use crate::reference::{Case, Layout, Numbers, offsets, read, relative_error, write};
-use cuda::disk_cache::DiskCache;
-use cuda::{CudaBackend, CudaSession, Options, Search, devices};
+use gpu::disk_cache::DiskCache;
+use gpu::{GpuBackend, GpuSession, Options, Search, devices};
 use program::{
     Arg, Arithmetic, Gemm, Instruction, Kernel, KernelCall, KernelId, Launch, LowRank, Program, Scales, Session,
     TensorRef,
@@ -23,11 +23,11 @@ fn gpu() -> (Options, String) {
     (options, device.architecture.to_string())
 }
 
-fn load(options: &Options, program: Arc<Program>) -> CudaSession {
-    CudaBackend::new(options.clone()).load_session(program).unwrap_or_else(|e| panic!("{e}"))
+fn load(options: &Options, program: Arc<Program>) -> GpuSession {
+    GpuBackend::new(options.clone()).load_session(program).unwrap_or_else(|e| panic!("{e}"))
 }
 
-fn run(session: &mut CudaSession) {
+fn run(session: &mut GpuSession) {
     session.run(0).and_then(|()| session.synchronize()).unwrap_or_else(|e| panic!("{e}"));
 }
 
@@ -35,7 +35,7 @@ fn run(session: &mut CudaSession) {
 #[ignore = "needs a GPU"]
 fn the_machine_reports_everything_that_is_needed() {
     let (options, _) = gpu();
-    let report = cuda::Report::new(&options.search);
+    let report = gpu::Report::new(&options.search);
     println!("{report}");
     assert!(report.usable(), "{report}");
 }
@@ -171,7 +171,7 @@ fn check_gemm(options: &Options, architecture: &str, dtypes: (DType, DType), tra
     };
     let mut session = load(options, layout.program(architecture.into(), vec![], vec![Instruction::Gemm(gemm)]));
     let mut numbers = Numbers::new(3);
-    let mut fill = |session: &mut CudaSession, at: &TensorRef| {
+    let mut fill = |session: &mut GpuSession, at: &TensorRef| {
         let value = numbers.tensor(at.dtype, &at.shape);
         write(session, at, &value);
         value.to_f64()
@@ -218,7 +218,7 @@ fn products_in_every_orientation_and_type() {
 }
 
 /// A large product and a skinny one; the bits of both results.
-fn products(options: &Options, architecture: &str) -> (cuda::Algorithms, Vec<u8>) {
+fn products(options: &Options, architecture: &str) -> (gpu::Algorithms, Vec<u8>) {
     let mut layout = Layout::default();
     let mut tensor = |shape: [usize; 2]| layout.place(DType::BF16, &shape);
     let [x, w, y, narrow, z] = [[512, 4096], [1024, 4096], [512, 1024], [16, 4096], [512, 16]].map(&mut tensor);
@@ -303,7 +303,7 @@ fn check_attention(options: &Options, architecture: &str, case: &Case) -> [Vec<u
     assert_eq!(session.notes().is_empty(), case.scratch > 0, "notes tell of scratch that does not suffice");
     assert_eq!(session.workspace_bytes() == 0, case.scratch > 0, "the workspace holds what the scratch does not");
     let mut numbers = Numbers::new(4);
-    let mut fill = |session: &mut CudaSession, at: &TensorRef| {
+    let mut fill = |session: &mut GpuSession, at: &TensorRef| {
         let value = numbers.tensor(at.dtype, &at.shape);
         write(session, at, &value);
         value.to_f64()
@@ -373,7 +373,7 @@ fn attention_that_cudnn_does_not_take_is_refused_with_its_instruction() {
         let mut layout = Layout::default();
         let (_, instruction) = case.instruction(&mut layout);
         let program = layout.program(architecture.clone(), vec![], vec![instruction]);
-        let refused = CudaBackend::new(options.clone()).load_session(program).err();
+        let refused = GpuBackend::new(options.clone()).load_session(program).err();
         let text = refused.unwrap_or_else(|| panic!("{case:?} was taken")).to_string();
         assert!(text.contains("of forward: test (forward)") && text.contains(reason), "{text}");
     }
@@ -483,7 +483,7 @@ struct Adapted {
 
 impl Adapted {
     /// The result with the given choices, its error against f64, and the choices that were made.
-    fn run(&self, options: &Options, architecture: &str) -> (Vec<u8>, f64, cuda::Algorithms) {
+    fn run(&self, options: &Options, architecture: &str) -> (Vec<u8>, f64, gpu::Algorithms) {
         let (m, n, k) = self.extents;
         let mut layout = Layout::default();
         let (type_a, type_b) = self.codes.map_or((DType::BF16, DType::BF16), |(a, _)| (a, DType::E4M3));

@@ -20,7 +20,7 @@ use crate::fabric::{Fabric, Lane, Transport, all_reach, transports};
 use crate::library::open_nccl;
 use crate::nccl::{Communicators, Endings, Nccl, UniqueId};
 use crate::progress::Progress;
-use crate::session::{CudaSession, backend_error};
+use crate::session::{GpuSession, backend_error};
 
 /// The note for users of GPUs without links.
 pub(crate) const THROUGH_HOST: &str =
@@ -41,7 +41,7 @@ struct Replay {
 }
 
 /// A program for several GPUs. The fields are dropped in order: graphs before the memory that they use.
-pub struct CudaGroup {
+pub struct GpuGroup {
     program: Arc<Program>,
     /// The ranks of this process.
     here: Range<usize>,
@@ -54,7 +54,7 @@ pub struct CudaGroup {
     progress: Progress,
     watch: Arc<Watch>,
     endings: Arc<Endings>,
-    ranks: Vec<CudaSession>,
+    ranks: Vec<GpuSession>,
     check_each: bool,
     graphs: bool,
     /// The note for users about the transport.
@@ -90,7 +90,7 @@ fn shared_choices(nodes: Option<&Nodes>, own: impl FnOnce() -> Result<Choices>) 
     })
 }
 
-impl CudaGroup {
+impl GpuGroup {
     /// Opens one GPU for each rank of this process, from the first visible one on. All use the algorithms that the
     /// first rank chose.
     pub fn load(
@@ -98,7 +98,7 @@ impl CudaGroup {
         options: &Options,
         nodes: Option<Arc<Nodes>>,
         endings: &Arc<Endings>,
-    ) -> std::result::Result<CudaGroup, BackendError> {
+    ) -> std::result::Result<GpuGroup, BackendError> {
         Self::opened(program, options, nodes, endings.clone()).map_err(backend_error)
     }
 
@@ -107,7 +107,7 @@ impl CudaGroup {
         options: &Options,
         nodes: Option<Arc<Nodes>>,
         endings: Arc<Endings>,
-    ) -> Result<CudaGroup> {
+    ) -> Result<GpuGroup> {
         let all = program.cluster.ranks;
         let here = nodes.as_ref().map_or(0..all, |nodes| ranks_of(nodes, all));
         let mut options = options.clone();
@@ -120,7 +120,7 @@ impl CudaGroup {
         }
         for rank in here.clone() {
             options.device = first_device + if options.one_device { 0 } else { rank - here.start };
-            ranks.push(CudaSession::load(Arc::new(program.of_rank(rank)), &options)?);
+            ranks.push(GpuSession::load(Arc::new(program.of_rank(rank)), &options)?);
             if rank == 0 {
                 let chosen = shared_choices(nodes.as_deref(), || Ok(ranks[0].algorithms().clone()))?;
                 options.algorithms.extend(chosen);
@@ -134,11 +134,11 @@ impl CudaGroup {
     fn connected(
         program: Arc<Program>,
         here: Range<usize>,
-        ranks: Vec<CudaSession>,
+        ranks: Vec<GpuSession>,
         options: &Options,
         nodes: Option<Arc<Nodes>>,
         endings: Arc<Endings>,
-    ) -> Result<CudaGroup> {
+    ) -> Result<GpuGroup> {
         let devices: Vec<_> = ranks.iter().map(|rank| rank.engine().device.clone()).collect();
         let watch = Arc::new(watch_over(nodes.clone()));
         devices.iter().for_each(|device| device.watch_with(&watch));
@@ -163,7 +163,7 @@ impl CudaGroup {
                 Some(joined.during(|| format!("connecting {all} ranks"))?)
             }
         };
-        let mark = |rank: &CudaSession| {
+        let mark = |rank: &GpuSession| {
             rank.engine().device.bind()?;
             Event::without_time(&rank.engine().device)
         };
@@ -172,7 +172,7 @@ impl CudaGroup {
         let fabric = Fabric::new(here.clone(), program.cluster.ranks, devices, transports, nccl)?;
         let (check_each, graphs) = (options.check_each, options.graphs && !options.check_each);
         let replays = HashMap::new();
-        Ok(CudaGroup {
+        Ok(GpuGroup {
             program,
             here,
             nodes,
@@ -197,12 +197,12 @@ impl CudaGroup {
     }
 
     /// Returns the session of a rank of this process.
-    fn rank(&mut self, rank: usize) -> &mut CudaSession {
+    fn rank(&mut self, rank: usize) -> &mut GpuSession {
         &mut self.ranks[rank - self.here.start]
     }
 
     fn engines(&self) -> impl Iterator<Item = &Engine> {
-        self.ranks.iter().map(CudaSession::engine)
+        self.ranks.iter().map(GpuSession::engine)
     }
 
     /// Makes the computation of every other rank wait for that of the first, or the first for all others.
@@ -237,7 +237,7 @@ impl CudaGroup {
     /// Queues a collective of all ranks.
     fn meet(&self, movement: Movement, group: ProcessGroup, entry: usize, index: usize) -> Result<()> {
         let lane = |rank| {
-            let session: &CudaSession = rank;
+            let session: &GpuSession = rank;
             let (from, to, bytes) = session.joint_places(entry, index);
             Lane { stream: session.engine().exchange(), from, to, bytes }
         };
@@ -369,7 +369,7 @@ impl CudaGroup {
     /// Runs an entry with a time stamp on the first rank after every instruction.
     fn profile_steps(&mut self, entry: usize) -> Result<Vec<f64>> {
         self.synchronise()?;
-        let mark = |group: &CudaGroup| {
+        let mark = |group: &GpuGroup| {
             let engine = group.ranks[0].engine();
             engine.device.bind()?;
             let mark = Event::new(&engine.device)?;
@@ -394,7 +394,7 @@ fn kept_by_all(ranks: impl IntoIterator<Item = Vec<Option<usize>>>) -> Vec<Optio
     ranks.into_iter().reduce(same).expect("a group has ranks")
 }
 
-impl Session for CudaGroup {
+impl Session for GpuGroup {
     fn program(&self) -> &Arc<Program> {
         &self.program
     }
@@ -474,14 +474,14 @@ impl Session for CudaGroup {
 
     fn load_times(&self) -> Vec<(&'static str, f64)> {
         let mut times = self.ranks[0].load_times();
-        let others = self.ranks[1..].iter().flat_map(CudaSession::load_times).map(|(_, seconds)| seconds).sum();
+        let others = self.ranks[1..].iter().flat_map(GpuSession::load_times).map(|(_, seconds)| seconds).sum();
         times.push(("other GPUs", others));
         times
     }
 
     fn notes(&self) -> Vec<String> {
         let mut notes: Vec<String> = self.way.iter().cloned().collect();
-        for note in self.ranks.iter().flat_map(CudaSession::notes) {
+        for note in self.ranks.iter().flat_map(GpuSession::notes) {
             if !notes.contains(&note) {
                 notes.push(note);
             }
@@ -501,7 +501,7 @@ pub(crate) fn watch_over(nodes: Option<Arc<Nodes>>) -> Watch {
     Watch { timeout, ended: Box::new(ended) }
 }
 
-impl Drop for CudaGroup {
+impl Drop for GpuGroup {
     fn drop(&mut self) {
         // Ranks read each other's memory: no work may be in flight when the first one is freed. NCCL ends a
         // communicator when no graph has it any more; work that it has in flight and that does not end is aborted.

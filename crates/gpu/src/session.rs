@@ -24,7 +24,7 @@ struct BoundEntry {
 }
 
 /// A program loaded onto a GPU. The fields are dropped in order: users of memory are dropped before it.
-pub struct CudaSession {
+pub struct GpuSession {
     program: Arc<Program>,
     entries: Vec<BoundEntry>,
     readings: Readings,
@@ -38,13 +38,13 @@ pub struct CudaSession {
     load_times: Vec<(&'static str, f64)>,
 }
 
-impl CudaSession {
+impl GpuSession {
     /// Opens the GPU, allocates the arenas (zeroed), writes the constants, prepares every instruction.
-    pub fn new(program: Arc<Program>, options: &Options) -> std::result::Result<CudaSession, BackendError> {
+    pub fn new(program: Arc<Program>, options: &Options) -> std::result::Result<GpuSession, BackendError> {
         Self::load(program, options).map_err(backend_error)
     }
 
-    pub(crate) fn load(program: Arc<Program>, options: &Options) -> Result<CudaSession> {
+    pub(crate) fn load(program: Arc<Program>, options: &Options) -> Result<GpuSession> {
         let mut clock = Clock::start();
         let mut engine = Engine::new(options)?;
         check_architecture(&program, &engine)?;
@@ -65,7 +65,7 @@ impl CudaSession {
         let load_times = clock.times;
         let (check_each, graphs) = (options.check_each, options.graphs && !options.check_each);
         let (readings, uploads) = (Readings::default(), Uploads::new(&engine.device)?);
-        Ok(CudaSession {
+        Ok(GpuSession {
             program,
             entries,
             readings,
@@ -185,7 +185,7 @@ impl CudaSession {
     /// Runs an entry point with a time stamp around every instruction. Gaps between launches count for the instruction
     /// after them.
     fn profile_steps(&mut self, entry: usize) -> Result<Vec<f64>> {
-        let CudaSession { entries, engine, .. } = self;
+        let GpuSession { entries, engine, .. } = self;
         engine.device.bind()?;
         let steps = &mut entries[entry].steps;
         let mut marks = vec![Event::new(&engine.device)?];
@@ -219,7 +219,7 @@ impl CudaSession {
     }
 }
 
-impl Session for CudaSession {
+impl Session for GpuSession {
     fn program(&self) -> &Arc<Program> {
         &self.program
     }
@@ -234,7 +234,7 @@ impl Session for CudaSession {
     }
 
     fn write(&mut self, at: &TensorRef, bytes: &[u8]) -> std::result::Result<(), BackendError> {
-        let CudaSession { engine, memory, uploads, .. } = self;
+        let GpuSession { engine, memory, uploads, .. } = self;
         let mut write = || {
             engine.device.bind()?;
             if let Some(place) = on_host(memory, at, bytes.len()) {
@@ -267,7 +267,7 @@ impl Session for CudaSession {
     }
 
     fn read_later(&mut self, at: &[TensorRef]) -> std::result::Result<Reading, BackendError> {
-        let CudaSession { engine, memory, readings, .. } = self;
+        let GpuSession { engine, memory, readings, .. } = self;
         let mut start = || {
             engine.device.bind()?;
             let place = |tensor: &TensorRef| {
@@ -284,7 +284,7 @@ impl Session for CudaSession {
     }
 
     fn run_instruction(&mut self, entry: usize, index: usize) -> std::result::Result<(), BackendError> {
-        let CudaSession { program, entries, engine, .. } = self;
+        let GpuSession { program, entries, engine, .. } = self;
         let (steps, name) = (&program.entries[entry].steps, program.entries[entry].kind.name());
         let mut run = || {
             engine.device.bind()?;
@@ -331,7 +331,7 @@ impl Session for CudaSession {
     }
 }
 
-impl Drop for CudaSession {
+impl Drop for GpuSession {
     fn drop(&mut self) {
         // Memory is freed next: nothing may still be using it. A failure at exit cannot be acted on.
         let _ = self.engine.device.bind().and_then(|()| self.engine.synchronise());

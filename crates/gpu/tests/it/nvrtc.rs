@@ -2,11 +2,11 @@
 //! (a pip wheel in a folder named in SUROGATE_SITE_PACKAGES, or a folder named in SUROGATE_CUDA_PATH): ignored unless asked
 //! for, `cargo test --release --workspace --test it -- --ignored nvrtc::`.
 
-use cuda::Error;
-use cuda::disk_cache::DiskCache;
-use cuda::kernel_cache::KernelCache;
-use cuda::library::{Search, open_nvrtc};
-use cuda::nvrtc::{Compiler, KernelSource};
+use gpu::Error;
+use gpu::disk_cache::DiskCache;
+use gpu::kernel_cache::KernelCache;
+use gpu::library::{Search, open_nvrtc};
+use gpu::nvrtc::{Compiler, KernelSource};
 
 const ARCHITECTURES: [&str; 6] = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a"];
 const HEADER: &str =
@@ -45,7 +45,7 @@ fn compiles_for_every_architecture_without_any_file() {
 #[ignore = "needs NVRTC"]
 fn the_backends_own_kernels_compile_for_every_architecture() {
     let compiler = compiler();
-    for kernel in cuda::kernels::samples() {
+    for kernel in gpu::kernels::samples() {
         for architecture in ARCHITECTURES {
             let compiled = compiler.compile(&kernel.source(), architecture).unwrap_or_else(|e| panic!("{e}"));
             assert!(!compiled.log.contains("warning"), "{}", compiled.log);
@@ -58,7 +58,7 @@ fn the_backends_own_kernels_compile_for_every_architecture() {
 #[ignore = "needs NVRTC"]
 fn hoppers_product_compiles_without_waits_between_its_steps() {
     let compiler = compiler();
-    for kernel in cuda::kernels::HopperProduct::samples() {
+    for kernel in gpu::kernels::HopperProduct::samples() {
         let mut source = kernel.source();
         let options: Vec<String> = source.options.iter().cloned().chain(["--ptxas-options=-v".to_owned()]).collect();
         source.options = &options;

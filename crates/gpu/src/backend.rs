@@ -3,18 +3,18 @@
 use crate::driver::{Device, Driver};
 use crate::engine::Options;
 use crate::error::{Error, Result};
-use crate::group::CudaGroup;
+use crate::group::GpuGroup;
 use crate::library::{open_driver, open_nvml};
 use crate::nccl::Endings;
 use crate::nvml::{Instruments, Nvml};
-use crate::pipeline::CudaStages;
-use crate::session::{CudaSession, backend_error};
+use crate::pipeline::GpuStages;
+use crate::session::{GpuSession, backend_error};
 use net::Nodes;
 use program::{Backend, BackendError, Choices, Gauges, NodeSession, PipelineSession, Program, Session};
 use std::sync::{Arc, OnceLock};
 
 /// Loads programs onto one GPU, or onto one for each rank or stage.
-pub struct CudaBackend {
+pub struct GpuBackend {
     options: Options,
     /// The connections to the processes of the other ranks.
     nodes: Option<Arc<Nodes>>,
@@ -23,27 +23,27 @@ pub struct CudaBackend {
     instruments: OnceLock<Result<Instruments>>,
 }
 
-impl CudaBackend {
+impl GpuBackend {
     /// Opens nothing yet; [`Backend::load`] does.
-    pub fn new(options: Options) -> CudaBackend {
-        CudaBackend { options, nodes: None, endings: Arc::default(), instruments: OnceLock::new() }
+    pub fn new(options: Options) -> GpuBackend {
+        GpuBackend { options, nodes: None, endings: Arc::default(), instruments: OnceLock::new() }
     }
 
     /// Makes programs run with ranks in several processes, the same number in each.
-    pub fn with_nodes(mut self, nodes: Option<Arc<Nodes>>) -> CudaBackend {
+    pub fn with_nodes(mut self, nodes: Option<Arc<Nodes>>) -> GpuBackend {
         self.nodes = nodes;
         self
     }
 
     fn load_on(&self, program: Arc<Program>, options: &Options) -> std::result::Result<Box<dyn Session>, BackendError> {
         if program.cluster.stages > 1 {
-            let stages = CudaStages::load(&program, options)?;
+            let stages = GpuStages::load(&program, options)?;
             return Ok(Box::new(PipelineSession::new(program, stages)));
         }
         if program.cluster.ranks == 1 {
-            return Ok(Box::new(CudaSession::new(program, options)?));
+            return Ok(Box::new(GpuSession::new(program, options)?));
         }
-        let group = Box::new(CudaGroup::load(program, options, self.nodes.clone(), &self.endings)?);
+        let group = Box::new(GpuGroup::load(program, options, self.nodes.clone(), &self.endings)?);
         Ok(match &self.nodes {
             Some(nodes) => Box::new(NodeSession::new(group, nodes.clone())),
             None => group,
@@ -51,12 +51,12 @@ impl CudaBackend {
     }
 
     /// Loads a program like [`Backend::load`], and returns the session itself, with its profile and notes.
-    pub fn load_session(&self, program: Arc<Program>) -> std::result::Result<CudaSession, BackendError> {
-        CudaSession::new(program, &self.options)
+    pub fn load_session(&self, program: Arc<Program>) -> std::result::Result<GpuSession, BackendError> {
+        GpuSession::new(program, &self.options)
     }
 }
 
-impl Backend for CudaBackend {
+impl Backend for GpuBackend {
     fn name(&self) -> &'static str {
         "cuda"
     }

@@ -30,11 +30,11 @@ pub mod sys;
 mod transfer;
 
 pub use algorithms::Algorithms;
-pub use backend::CudaBackend;
+pub use backend::GpuBackend;
 pub use engine::Options;
 pub use error::{During, Error, Result};
 pub use fabric::Ways;
 pub use library::Search;
 pub use machine::machine;
 pub use report::{LibraryReport, Missing, Report, UsableLibrary, devices};
-pub use session::CudaSession;
+pub use session::GpuSession;

@@ -3,10 +3,10 @@
 //! Needs cuDNN 9 (a pip wheel) and a `libcuda.so.1`, which may be one that answers every call with
 //! an error: ignored unless requested, `cargo test --release --workspace --test it -- --ignored cudnn_plans::`.
 
-use cuda::cudnn::sdpa::{Sdpa, Strides};
-use cuda::cudnn::{Cudnn, Target};
-use cuda::disk_cache::DiskCache;
-use cuda::library::{Search, open_cudnn, open_driver, open_nvrtc};
+use gpu::cudnn::sdpa::{Sdpa, Strides};
+use gpu::cudnn::{Cudnn, Target};
+use gpu::disk_cache::DiskCache;
+use gpu::library::{Search, open_cudnn, open_driver, open_nvrtc};
 use std::sync::Arc;
 
 /// The keys that cuDNN asks of a device description; values of an H200.

@@ -11,7 +11,7 @@ use crate::engine::Options;
 use crate::error::{During, Result};
 use crate::fabric::{Fabric, Lane, Transport, all_reach, transports};
 use crate::group::{THROUGH_HOST, watch_over};
-use crate::session::{CudaSession, backend_error};
+use crate::session::{GpuSession, backend_error};
 
 /// The events of a stage that others wait for. An event belongs to the GPU that records it.
 struct Marks {
@@ -24,31 +24,31 @@ struct Marks {
 }
 
 /// The stages of a program. The fields are dropped in order: what uses memory goes before it.
-pub struct CudaStages {
+pub struct GpuStages {
     program: Arc<Program>,
     fabric: Fabric,
     marks: Vec<Marks>,
     /// True if all GPUs have peer access to each other.
     peers: bool,
     check_each: bool,
-    sessions: Vec<CudaSession>,
+    sessions: Vec<GpuSession>,
 }
 
-impl CudaStages {
+impl GpuStages {
     /// Opens one GPU for each stage of the program, from the first visible one on. Later stages use the algorithms that
     /// earlier ones chose for the same products.
-    pub fn load(program: &Arc<Program>, options: &Options) -> std::result::Result<CudaStages, BackendError> {
+    pub fn load(program: &Arc<Program>, options: &Options) -> std::result::Result<GpuStages, BackendError> {
         Self::opened(program, options).map_err(backend_error)
     }
 
-    fn opened(program: &Arc<Program>, options: &Options) -> Result<CudaStages> {
+    fn opened(program: &Arc<Program>, options: &Options) -> Result<GpuStages> {
         let mut options = options.clone();
         let first_device = options.device;
         let count = program.cluster.stages;
         let mut sessions = Vec::new();
         for stage in 0..count {
             options.device = first_device + if options.one_device { 0 } else { stage };
-            let loaded = CudaSession::load(Arc::new(program.of_stage(stage)), &options);
+            let loaded = GpuSession::load(Arc::new(program.of_stage(stage)), &options);
             let session = loaded.during(|| format!("loading stage {stage} of {count}"))?;
             options.algorithms.extend(session.algorithms().clone());
             sessions.push(session);
@@ -62,7 +62,7 @@ impl CudaStages {
         let marks = (0..count).map(|stage| Marks::new(program, &devices, stage)).collect::<Result<_>>()?;
         let fabric = Fabric::new(0..count, count, devices, ways, None)?;
         let mut stages =
-            CudaStages { program: program.clone(), fabric, marks, peers, check_each: options.check_each, sessions };
+            GpuStages { program: program.clone(), fabric, marks, peers, check_each: options.check_each, sessions };
         stages.make_room(program)?;
         Ok(stages)
     }
@@ -217,14 +217,14 @@ impl Marks {
     }
 }
 
-impl Stages for CudaStages {
-    type Of = CudaSession;
+impl Stages for GpuStages {
+    type Of = GpuSession;
 
-    fn of(&mut self, stage: usize) -> &mut CudaSession {
+    fn of(&mut self, stage: usize) -> &mut GpuSession {
         &mut self.sessions[stage]
     }
 
-    fn get(&self, stage: usize) -> &CudaSession {
+    fn get(&self, stage: usize) -> &GpuSession {
         &self.sessions[stage]
     }
 
@@ -256,7 +256,7 @@ impl Stages for CudaStages {
     }
 
     fn profile_together(&mut self, entries: &[usize], of: usize) -> std::result::Result<Vec<f64>, BackendError> {
-        let mark = |stages: &CudaStages| {
+        let mark = |stages: &GpuStages| {
             let engine = stages.sessions[of].engine();
             engine.device.bind()?;
             let mark = Event::new(&engine.device)?;
@@ -299,7 +299,7 @@ impl Stages for CudaStages {
     }
 }
 
-impl Drop for CudaStages {
+impl Drop for GpuStages {
     fn drop(&mut self) {
         // Stages write to each other's memory: no work may be in flight when the first one is freed.
         if self.synchronise().is_err() && !self.sessions.iter().all(|session| session.engine().comes_to_rest()) {

@@ -362,7 +362,7 @@ def load(
     """Loads a model for evaluation.
 
     `path` is a folder in Hugging Face format or a name on the Hub, `adapter` a folder in PEFT format or a name on
-    the Hub. `device` is `cpu`, `cuda` or `auto`. `dtype` is the type of weights and activations: `float32`,
+    the Hub. `device` is `auto`, `cuda`, `rocm` or `cpu`. `dtype` is the type of weights and activations: `float32`,
     `bfloat16` or `auto` (float32 on the CPU, bfloat16 on a GPU for a model that was saved in 16 bits).
     """
     folder = hub.folder(os.fspath(path))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import getpass
 import json
 import os
+import platform
 import pty
 import re
 import resource
@@ -489,8 +491,10 @@ def test_doctor_takes_own_kernels_of_operations_only(capfd):
 def test_doctor_never_fails(capsys):
     code, out, _ = run(capsys, "doctor", "--json")
     found = json.loads(out)
-    assert code == 0 and found["device"] in ("cpu", "cuda")
-    assert [row["library"] for row in found["libraries"]] == ["driver", "nvrtc", "cublaslt", "cudnn", "nccl", "nvml"]
+    assert code == 0 and found["device"] in ("cpu", "cuda", "rocm")
+    of = {vendor: [row["library"] for row in found["libraries"] if row["vendor"] == vendor] for vendor in ("NVIDIA", "AMD")}
+    assert of["NVIDIA"] == ["driver", "nvrtc", "cublaslt", "cudnn", "nccl", "nvml"]
+    assert of["AMD"] == ["hip", "hiprtc", "hipblaslt", "rccl", "amdsmi"]
     for row in found["libraries"]:
         wanted = {"version", "path", "origin"} if row["found"] else {"missing", "mend"}
         assert wanted <= row.keys() and row["needed_for"], row
@@ -511,6 +515,40 @@ def test_doctor_says_which_command_mends_what_is_missing(capsys, monkeypatch, tm
     assert code == 0 and f"not usable: {broken} cannot be loaded" in out, out
     assert "to fix it: pip install --force-reinstall --upgrade nvidia-cudnn-cu13" in out
     assert f"{tmp_path / 'cache' / 'surogate' / 'cuda'} (0 entries" in out
+
+
+def test_doctor_finds_an_installation_of_rocm_that_is_broken(capsys, monkeypatch, tmp_path):
+    broken = tmp_path / "lib" / "libamdhip64.so.7"
+    broken.parent.mkdir()
+    broken.write_text("no library")
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
+    code, out, _ = run(capsys, "doctor")
+    assert code == 0 and f"HIP (libamdhip64): not usable: {broken} cannot be loaded" in out, out
+    assert "install ROCm 6 or newer" in out
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path / "nowhere"))
+    code, out, _ = run(capsys, "doctor")
+    assert "AMD GPUs: ROCm was not found (`device: rocm` needs it)" in out, out
+
+
+def test_a_gpu_of_amd_that_is_not_there_is_an_error_that_says_what_is_missing(run_file, capfd):
+    code, _, err = run(capfd, "sft", run_file[0], "--device", "rocm")
+    assert code == 1 and "no AMD GPU can be used here" in err and "ROCm 6 or newer" in err, err
+
+
+def test_doctor_writes_a_report_without_private_data(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SUROGATE_CUDA_PATH", str(tmp_path / "jane" / "secret"))
+    written = tmp_path / "report.json"
+    code, out, _ = run(capsys, "doctor", "--report", written, "--only", "rmsnorm")
+    report = json.loads(written.read_text())
+    assert code == 0 and report["operations"]["differing"] == 0, out
+    assert "results, 0 differ" in report["operations"]["verdict"]
+    assert {"report", "date", "system", "libraries", "gpus", "device", "surogate"} <= report.keys()
+    for private in ("jane", "secret", str(tmp_path)):
+        assert private not in written.read_text(), private
+    for name in (platform.node(), getpass.getuser()):
+        assert not re.search(rf"\b{re.escape(name)}\b", written.read_text()), name
+    code, _, err = run(capsys, "doctor", "--report", written, "--operations")
+    assert code == 2 and "--report compares all operations itself" in err
 
 
 def test_a_run_tells_what_it_did_before_its_first_step(run_file):

@@ -83,7 +83,8 @@ pub fn run(words: &[&str]) -> Result<(), String> {
         }
         None => ops::all().iter().filter(|op| names.is_empty() || names.contains(&op.id().name())),
     };
-    let architectures = if architectures.is_empty() { ARCHITECTURES.to_vec() } else { architectures };
+    let asked = |known: &&str| architectures.is_empty() || architectures.contains(known);
+    let architectures: Vec<&'static str> = ARCHITECTURES.into_iter().filter(asked).collect();
     let Ok(part) = std::env::var(PART) else { return compile_in_processes() };
     let (number, parts) = part.split_once('/').ok_or("a part is written as 0/2")?;
     let parsed = |text: &str| text.parse::<usize>().map_err(|e| e.to_string());
@@ -166,14 +167,13 @@ fn compile<'a>(jobs: impl Iterator<Item = (&'a Unit, &'a str)>) -> Result<(), St
 }
 
 /// The kernels that the operations' examples lower to, each with its architectures.
-fn targets(operations: impl Iterator<Item = &'static dyn Op>, architectures: &[&str]) -> BTreeMap<Unit, Target> {
+fn targets(operations: impl Iterator<Item = &'static dyn Op>, known: &[&'static str]) -> BTreeMap<Unit, Target> {
     let mut targets = BTreeMap::<Unit, Target>::new();
-    let known: Vec<&'static str> = ARCHITECTURES.into_iter().filter(|known| architectures.contains(known)).collect();
     for op in operations {
         let takes_long = op.class() == Class::Attention || LONG.contains(&op.id().name());
         for instance in instances(op) {
-            for architecture in &known {
-                let arch = Arch::Cuda(architecture.parse().expect("one of the supported"));
+            for architecture in known {
+                let arch: Arch = architecture.parse().expect("one of the supported");
                 for unit in units_of(&instance, &Machine { arch, ..Machine::h200() }) {
                     let target = targets.entry(unit).or_default();
                     target.takes_long |= takes_long;

@@ -59,6 +59,7 @@ pub(crate) fn program(
             panic!("lowering orders transfers, collectives and computation by events: {race}");
         }
     }
+    fits_blocks(&entries, machine)?;
     let mut program = assemble(name, entries, parameters, lowering, plan, options, &homes);
     if options.plan.reserved > 0 {
         let (class, bytes) = (MemoryClass::Reference, options.plan.reserved);
@@ -74,6 +75,24 @@ pub(crate) fn program(
         return Err(CompileError::DoesNotFit { needed, available, limited: available < machine.memory });
     }
     Ok(program)
+}
+
+/// Checks that every kernel has the shared memory that it asks for.
+fn fits_blocks(entries: &[Entry], machine: &Machine) -> Result<(), CompileError> {
+    let limit = machine.arch.shared_per_block();
+    for step in entries.iter().flat_map(|entry| &entry.steps) {
+        let Instruction::Launch(launch) = &step.instruction else { continue };
+        if let Some(call) = launch.calls.iter().find(|call| call.shared_bytes as usize > limit) {
+            let (bytes, arch) = (call.shared_bytes, machine.arch);
+            let at = step.provenance.at.as_ref().map(|at| format!(" ({at})")).unwrap_or_default();
+            return Err(CompileError::Model(format!(
+                "`{}`{at}: a block needs {bytes} bytes of shared memory, {arch} has {limit}; heads are too wide for it, or rows \
+                 too long",
+                launch.op
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Returns the entries that make states from parameters: one for resident parameters, if there are such states, and one

@@ -7,6 +7,11 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef u32 u32x4 __attribute__((ext_vector_type(4)));
 
+// Matrix units of MI300 multiply codes of eight bits without negative zero, whose code is their NaN.
+#ifdef __gfx942__
+#define HAS_FNUZ_CODES
+#endif
+
 // Conversions. 16-bit numbers as their bits; rounded to nearest even, NaN stays NaN.
 __device__ __forceinline__ float f16_to_f32(u16 x) { return (float)__builtin_bit_cast(_Float16, x); }
 __device__ __forceinline__ u16 f32_to_bf16(float x) {

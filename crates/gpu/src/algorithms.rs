@@ -4,7 +4,7 @@
 //! Knows products and the layout of their operands, not which product of the model they are.
 #![allow(unsafe_code, reason = "runs products and copies on memory that holds nothing yet")]
 
-use crate::cublaslt::{self, CublasLt, Product, ProductPlan, Scales};
+use crate::cublaslt::{CublasLt, Product, ProductPlan, Scales};
 use crate::disk_cache::{DiskCache, digest};
 use crate::driver::{DeviceBuffer, Event, Stream};
 use crate::error::{During, Error, Result};
@@ -137,7 +137,7 @@ impl Chooser {
         name: &str,
         at: Operands,
     ) -> Result<ProductPlan> {
-        let (device, version) = (stream.device.properties.to_string(), cublaslt::version(lt.table()));
+        let (device, version) = (stream.device.properties.to_string(), lt.version());
         let entry = entry_name(&device, stream.device.driver.version()?, &version, name);
         let remembered = self.cache.read(&entry).and_then(|bytes| {
             // An algorithm that this library rejects is timed again.
@@ -225,9 +225,10 @@ fn recorded(lt: &Arc<CublasLt>, product: Product, digits: &str) -> Result<Produc
     let refused = |reason: String| Error::Unsupported {
         what: product.to_string(),
         reason: format!(
-            "the run's record names an algorithm that cuBLASLt {} does not take here ({reason}); resume with the \
+            "the run's record names an algorithm that {} {} does not take here ({reason}); resume with the \
              library and the kind of GPU that the run began with",
-            cublaslt::version(lt.table())
+            lt.name(),
+            lt.version()
         ),
         context: String::new(),
     };

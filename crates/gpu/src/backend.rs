@@ -1,14 +1,16 @@
-//! The backend contract on NVIDIA GPUs. The machine is not examined before a program is loaded.
+//! The backend contract on GPUs of either vendor. The machine is not examined before a program is loaded.
 
+use crate::amdsmi::{AmdInstruments, AmdSmi};
 use crate::driver::{Device, Driver};
 use crate::engine::Options;
 use crate::error::{Error, Result};
 use crate::group::GpuGroup;
-use crate::library::{open_driver, open_nvml};
+use crate::library::{open_amdsmi, open_driver, open_nvml};
 use crate::nccl::Endings;
 use crate::nvml::{Instruments, Nvml};
 use crate::pipeline::GpuStages;
 use crate::session::{GpuSession, backend_error};
+use crate::vendor::Vendor;
 use net::Nodes;
 use program::{Backend, BackendError, Choices, Gauges, NodeSession, PipelineSession, Program, Session};
 use std::sync::{Arc, OnceLock};
@@ -20,7 +22,7 @@ pub struct GpuBackend {
     nodes: Option<Arc<Nodes>>,
     endings: Arc<Endings>,
     /// The sensors of the GPU, opened when they are first requested.
-    instruments: OnceLock<Result<Instruments>>,
+    instruments: OnceLock<Result<Sensors>>,
 }
 
 impl GpuBackend {
@@ -58,7 +60,7 @@ impl GpuBackend {
 
 impl Backend for GpuBackend {
     fn name(&self) -> &'static str {
-        "cuda"
+        self.options.search.vendor.device()
     }
 
     fn load(&self, program: Arc<Program>) -> std::result::Result<Box<dyn Session>, BackendError> {
@@ -77,14 +79,32 @@ impl Backend for GpuBackend {
 
     fn gauges(&self) -> std::result::Result<Option<Gauges>, BackendError> {
         let instruments = self.instruments.get_or_init(|| instruments(&self.options));
-        let read = instruments.as_ref().map_err(Error::clone).and_then(Instruments::gauges);
+        let read = instruments.as_ref().map_err(Error::clone).and_then(Sensors::gauges);
         read.map(Some).map_err(backend_error)
     }
 }
 
+/// The sensors of a GPU, by its vendor's library.
+enum Sensors {
+    Nvidia(Instruments),
+    Amd(AmdInstruments),
+}
+
+impl Sensors {
+    fn gauges(&self) -> Result<Gauges> {
+        match self {
+            Sensors::Nvidia(of) => of.gauges(),
+            Sensors::Amd(of) => of.gauges(),
+        }
+    }
+}
+
 /// Opens the sensors of the GPU that programs run on.
-fn instruments(options: &Options) -> Result<Instruments> {
+fn instruments(options: &Options) -> Result<Sensors> {
     let driver = Driver::new(open_driver(&options.search)?.table)?;
     let bus = Device::bus(&driver, options.device)?;
-    Nvml::new(open_nvml(&options.search)?)?.instruments(&bus)
+    Ok(match options.search.vendor {
+        Vendor::Nvidia => Sensors::Nvidia(Nvml::new(open_nvml(&options.search)?)?.instruments(&bus)?),
+        Vendor::Amd => Sensors::Amd(AmdSmi::new(open_amdsmi(&options.search)?)?.instruments(&bus)?),
+    })
 }

@@ -1,14 +1,18 @@
-//! Row-major GEMMs with cuBLASLt.
+//! Row-major GEMMs with cuBLASLt or hipBLASLt.
 //!
-//! cuBLASLt is column-major: the row-major D = op(A)·op(B) is computed as Dᵀ = op(B)ᵀ·op(A)ᵀ, without a copy. A plan is
+//! The libraries are column-major: the row-major D = op(A)·op(B) is computed as Dᵀ = op(B)ᵀ·op(A)ᵀ, without a copy. A plan is
 //! created once per shape, layout and alignment; running it needs no lookups. Does not know which product of the model
 //! it computes.
-#![allow(unsafe_code, reason = "calls of cuBLASLt through its function table")]
+#![allow(unsafe_code, reason = "calls of the library through its function table")]
 
 use crate::driver::{Stream, text_or};
 use crate::error::{During, Error, Result};
 use crate::library::Opened;
-use crate::sys::cublaslt::{self as sys, Algorithm, CublasLtTable, HeuristicResult};
+use crate::sys::cublaslt::{
+    self as sys, Algorithm, CublasLtTable, HeuristicResult, HipHeuristicResult, Numbers, cublaslt_attribute,
+};
+use crate::vendor::Vendor;
+use program::Codes;
 use std::ffi::c_void;
 use std::sync::Arc;
 use tensor::DType;
@@ -75,7 +79,7 @@ pub fn alignment(address: u64) -> u32 {
     1 << (address | 256).trailing_zeros()
 }
 
-/// The library's version, such as `13.1.1`; needs no GPU.
+/// The version of cuBLASLt, such as `13.1.1`; needs no GPU.
 pub fn version(table: &CublasLtTable) -> String {
     // SAFETY: no arguments.
     let version = unsafe { (table.cublasLtGetVersion)() };
@@ -88,17 +92,21 @@ pub struct CublasLt {
     handle: sys::Handle,
     /// Bytes that a plan's algorithm may use.
     pub workspace_limit: usize,
+    numbers: Numbers,
+    /// The codes of eight bits that the matrix units multiply.
+    codes: Option<Codes>,
 }
 
-// SAFETY: cuBLASLt handles hold no per-thread state.
+// SAFETY: the library's handles hold no per-thread state.
 unsafe impl Send for CublasLt {}
 // SAFETY: as above.
 unsafe impl Sync for CublasLt {}
 
 impl CublasLt {
-    /// Creates a handle. Needs a current CUDA context.
-    pub fn new(opened: Opened<CublasLtTable>, workspace_limit: usize) -> Result<Arc<CublasLt>> {
-        let mut library = CublasLt { table: opened.table, handle: std::ptr::null_mut(), workspace_limit };
+    /// Creates a handle. Needs a current context. `codes`: those of the device's matrix units.
+    pub fn new(opened: Opened<CublasLtTable>, workspace_limit: usize, codes: Option<Codes>) -> Result<Arc<CublasLt>> {
+        let (table, numbers) = (opened.table, Numbers::of(opened.table.vendor));
+        let mut library = CublasLt { table, handle: std::ptr::null_mut(), workspace_limit, numbers, codes };
         let mut handle = std::ptr::null_mut();
         // SAFETY: the pointer is to a live local.
         library.check("cublasLtCreate", unsafe { (library.table.cublasLtCreate)(&mut handle) })?;
@@ -106,17 +114,54 @@ impl CublasLt {
         Ok(Arc::new(library))
     }
 
-    pub(crate) fn table(&self) -> &CublasLtTable {
-        &self.table
+    /// The library's version, such as `13.1.1`.
+    pub(crate) fn version(&self) -> String {
+        match self.table.vendor {
+            Vendor::Nvidia => version(&self.table),
+            Vendor::Amd => {
+                let mut version = 0;
+                // SAFETY: the handle is alive, and the pointer is to a live local.
+                unsafe { (self.table.hipblasLtGetVersion)(self.handle, &mut version) };
+                format!("{}.{}.{}", version / 100_000, version / 100 % 1000, version % 100)
+            }
+        }
+    }
+
+    /// The name of the library in messages.
+    pub(crate) fn name(&self) -> &'static str {
+        self.table.vendor.products()
+    }
+
+    /// The library's number for a type of elements.
+    fn data_type(&self, dtype: DType) -> Result<u32> {
+        Ok(match (data_type(dtype)?, self.codes) {
+            (sys::R_8F_E4M3, Some(Codes::Fnuz)) => sys::R_8F_E4M3_FNUZ,
+            (sys::R_8F_E5M2, Some(Codes::Fnuz)) => sys::R_8F_E5M2_FNUZ,
+            (same, _) => same,
+        })
+    }
+
+    /// The number that a product is multiplied with besides its own: units read each code as half of its value.
+    fn of_codes(&self, product: &Product) -> f32 {
+        if product.is_of_codes() && self.codes == Some(Codes::Fnuz) { 4.0 } else { 1.0 }
     }
 
     fn check(&self, call: &'static str, status: sys::Status) -> Result<()> {
         if status == sys::SUCCESS {
             return Ok(());
         }
-        // SAFETY: the library returns a static string for every status.
-        let name = unsafe { text_or((self.table.cublasLtGetStatusName)(status), "an unknown status") };
+        let (call, name) = (self.table.call_name(call), self.name_of(status));
         Err(Error::Call { call, code: status, name, detail: String::new(), context: String::new() })
+    }
+}
+
+impl CublasLt {
+    fn name_of(&self, status: sys::Status) -> String {
+        match self.table.vendor {
+            // SAFETY: the library returns a static string for every status.
+            Vendor::Nvidia => unsafe { text_or((self.table.cublasLtGetStatusName)(status), "an unknown status") },
+            Vendor::Amd => sys::hipblas_status(status).to_owned(),
+        }
     }
 }
 
@@ -137,6 +182,8 @@ pub struct ProductPlan {
     left: Layout,
     right: Layout,
     out: Layout,
+    /// The factor of the product as the library gets it.
+    alpha: f32,
     choice: HeuristicResult,
 }
 
@@ -166,6 +213,14 @@ impl ProductPlan {
     pub fn with_algorithm(library: &Arc<CublasLt>, product: Product, algorithm: Algorithm) -> Result<ProductPlan> {
         check_types(&product)?;
         let plan = Self::described_alone(library, product)?;
+        if library.table.vendor == Vendor::Amd {
+            // There is no check: the heuristic offers what it takes.
+            let offered = plan.heuristic(OFFERED)?;
+            let known = offered.into_iter().find(|choice| choice.algorithm == algorithm);
+            let choice =
+                known.ok_or_else(|| unsupported(&product, "hipBLASLt does not offer this algorithm any more"))?;
+            return Ok(ProductPlan { choice, ..plan });
+        }
         let mut choice = HeuristicResult::default();
         // SAFETY: every descriptor is alive, the result is a live local.
         let status = unsafe {
@@ -214,11 +269,11 @@ impl ProductPlan {
     ) -> Result<()> {
         assert_eq!(bias.is_some(), self.product.bias.is_some(), "a bias is given exactly where it was planned");
         if let Some(bias) = bias {
-            self.descriptor.set(sys::descriptor_attribute::BIAS_POINTER, bias)?;
+            self.descriptor.set(self.library.numbers.descriptor.bias_pointer, bias)?;
         }
         let (of_codes, factor, of_blocks) =
             (self.product.is_of_codes(), self.product.factor, self.product.is_of_blocks());
-        let (alpha, beta) = (&raw const self.product.alpha, &raw const self.product.beta);
+        let (alpha, beta) = (&raw const self.alpha, &raw const self.product.beta);
         let (mut alpha, mut beta): (*const c_void, *const c_void) = (alpha.cast(), beta.cast());
         match scales {
             None => assert!(!of_codes && !factor, "scales are given where a product has some"),
@@ -273,26 +328,30 @@ impl ProductPlan {
     fn describe(library: &Arc<CublasLt>, product: Product) -> Result<ProductPlan> {
         let Product { m, n, k, batch, a, b, d, .. } = product;
         let descriptor = MatmulDescriptor::new(library)?;
-        descriptor.set(sys::descriptor_attribute::TRANSA, b.transposed as i32)?;
-        descriptor.set(sys::descriptor_attribute::TRANSB, a.transposed as i32)?;
+        let (numbers, of) = (&library.numbers, &library.numbers.descriptor);
+        let operation = |transposed: bool| numbers.operations[transposed as usize];
+        descriptor.set(of.transa, operation(b.transposed))?;
+        descriptor.set(of.transb, operation(a.transposed))?;
         if product.factor {
-            descriptor.set(sys::descriptor_attribute::POINTER_MODE, sys::POINTER_MODE_DEVICE)?;
+            descriptor.set(of.pointer_mode, sys::POINTER_MODE_DEVICE)?;
         }
         if product.is_of_blocks() {
-            descriptor.set(sys::descriptor_attribute::A_SCALE_MODE, sys::SCALE_VEC16_UE4M3)?;
-            descriptor.set(sys::descriptor_attribute::B_SCALE_MODE, sys::SCALE_VEC16_UE4M3)?;
+            descriptor.set(of.a_scale_mode, sys::SCALE_VEC16_UE4M3)?;
+            descriptor.set(of.b_scale_mode, sys::SCALE_VEC16_UE4M3)?;
         }
         if let Some(bias) = product.bias {
-            descriptor.set(sys::descriptor_attribute::EPILOGUE, sys::EPILOGUE_BIAS)?;
-            descriptor.set(sys::descriptor_attribute::BIAS_DATA_TYPE, data_type(bias)? as i32)?;
+            descriptor.set(of.epilogue, sys::EPILOGUE_BIAS)?;
+            descriptor.set(of.bias_data_type, data_type(bias)? as i32)?;
         }
-        if product.fast_sum {
-            descriptor.set(sys::descriptor_attribute::FAST_ACCUM, 1i8)?;
+        // hipBLASLt has no such choice.
+        if product.fast_sum && library.table.vendor == Vendor::Nvidia {
+            descriptor.set(cublaslt_attribute::FAST_ACCUM, 1i8)?;
         }
         Ok(ProductPlan {
             left: Layout::new(library, b, k, n, batch)?,
             right: Layout::new(library, a, m, k, batch)?,
             out: Layout::new(library, d, m, n, batch)?,
+            alpha: library.of_codes(&product) * product.alpha,
             library: library.clone(),
             product,
             descriptor,
@@ -304,13 +363,34 @@ impl ProductPlan {
         let library = &self.library;
         let preference = Preference::new(library)?;
         let [a, b, d] = self.product.alignment;
-        preference.set(sys::preference_attribute::MAX_WORKSPACE_BYTES, library.workspace_limit as u64)?;
-        preference.set(sys::preference_attribute::REDUCTION_SCHEME_MASK, sys::REDUCTION_SCHEME_COMPUTE_TYPE)?;
-        preference.set(sys::preference_attribute::MIN_ALIGNMENT_A_BYTES, b)?;
-        preference.set(sys::preference_attribute::MIN_ALIGNMENT_B_BYTES, a)?;
-        preference.set(sys::preference_attribute::MIN_ALIGNMENT_C_BYTES, d)?;
-        preference.set(sys::preference_attribute::MIN_ALIGNMENT_D_BYTES, d)?;
-        let mut results = vec![HeuristicResult::default(); count];
+        preference.set(library.numbers.max_workspace_bytes, library.workspace_limit as u64)?;
+        let mut results: Vec<HeuristicResult> = match library.table.vendor {
+            Vendor::Nvidia => {
+                let set = |attribute: u32, value: u32| preference.set(attribute, value);
+                set(cublaslt_attribute::REDUCTION_SCHEME_MASK, sys::REDUCTION_SCHEME_COMPUTE_TYPE)?;
+                set(cublaslt_attribute::MIN_ALIGNMENT_A_BYTES, b)?;
+                set(cublaslt_attribute::MIN_ALIGNMENT_B_BYTES, a)?;
+                set(cublaslt_attribute::MIN_ALIGNMENT_C_BYTES, d)?;
+                set(cublaslt_attribute::MIN_ALIGNMENT_D_BYTES, d)?;
+                self.answers::<HeuristicResult>(&preference, count)?
+            }
+            Vendor::Amd => {
+                let answers = self.answers::<HipHeuristicResult>(&preference, count)?.into_iter();
+                let fits = |answer: &HipHeuristicResult| answer.workspace_size <= library.workspace_limit;
+                answers.filter(fits).map(HeuristicResult::from).collect()
+            }
+        };
+        results.retain(|result| result.state == sys::SUCCESS);
+        if results.is_empty() {
+            return Err(unsupported(&self.product, &format!("{} offers no algorithm for it", library.name())));
+        }
+        Ok(results)
+    }
+
+    /// Asks the heuristic for up to `count` answers, of the type that the vendor's library writes.
+    fn answers<R: Clone + Default>(&self, preference: &Preference, count: usize) -> Result<Vec<R>> {
+        let library = &self.library;
+        let mut results = vec![R::default(); count];
         let mut found = 0;
         // SAFETY: every descriptor is alive; the array has room for the requested number of results.
         let status = unsafe {
@@ -323,16 +403,12 @@ impl ProductPlan {
                 self.out.raw,
                 preference.raw,
                 count as i32,
-                results.as_mut_ptr(),
+                results.as_mut_ptr().cast(),
                 &mut found,
             )
         };
         library.check("cublasLtMatmulAlgoGetHeuristic", status).during(|| self.product.to_string())?;
         results.truncate(found as usize);
-        results.retain(|result| result.state == sys::SUCCESS);
-        if results.is_empty() {
-            return Err(unsupported(&self.product, "cuBLASLt offers no algorithm for it"));
-        }
         Ok(results)
     }
 }
@@ -435,6 +511,9 @@ const FOURS: usize = 32;
 /// A placeholder for the address of scales where nothing is read.
 const UNREAD: u64 = 4096;
 
+/// Answers of a heuristic among which an earlier algorithm is looked for, where the library has no other check.
+const OFFERED: usize = 64;
+
 /// Extents of products of eight bits are multiples of this.
 const CODES: usize = 16;
 
@@ -516,14 +595,15 @@ impl MatmulDescriptor {
     fn new(library: &Arc<CublasLt>) -> Result<Self> {
         // SAFETY: the pointer is to a live local.
         Self::create(library, |raw| unsafe {
-            (library.table.cublasLtMatmulDescCreate)(raw, sys::COMPUTE_32F, sys::R_32F)
+            (library.table.cublasLtMatmulDescCreate)(raw, library.numbers.compute_32f, sys::R_32F)
         })
     }
 
     /// Sets the scales of A and of B. In columns the right operand comes first.
     fn set_scales(&self, [of_a, of_b]: [u64; 2]) -> Result<()> {
-        self.set(sys::descriptor_attribute::A_SCALE_POINTER, of_b)?;
-        self.set(sys::descriptor_attribute::B_SCALE_POINTER, of_a)
+        let of = &self.library.numbers.descriptor;
+        self.set(of.a_scale_pointer, of_b)?;
+        self.set(of.b_scale_pointer, of_a)
     }
 }
 
@@ -531,7 +611,7 @@ impl Layout {
     /// Describes the operand [rows, columns] of the product in columns, as it is stored.
     fn new(library: &Arc<CublasLt>, operand: Operand, rows: usize, columns: usize, batch: usize) -> Result<Self> {
         let (stored_rows, stored_columns) = if operand.transposed { (columns, rows) } else { (rows, columns) };
-        let dtype = data_type(operand.dtype)?;
+        let dtype = library.data_type(operand.dtype)?;
         // SAFETY: the pointer is to a live local. A stored row is a column here.
         let layout = Self::create(library, |raw| unsafe {
             (library.table.cublasLtMatrixLayoutCreate)(
@@ -543,8 +623,8 @@ impl Layout {
             )
         })?;
         if batch != 1 {
-            layout.set(sys::layout_attribute::BATCH_COUNT, batch as i32)?;
-            layout.set(sys::layout_attribute::STRIDED_BATCH_OFFSET, operand.batch_stride as i64)?;
+            layout.set(library.numbers.batch_count, batch as i32)?;
+            layout.set(library.numbers.strided_batch_offset, operand.batch_stride as i64)?;
         }
         Ok(layout)
     }

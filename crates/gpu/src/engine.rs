@@ -13,7 +13,7 @@ use crate::kernel_cache::KernelCache;
 use crate::kernels::OwnKernel;
 use crate::library::{Search, open_cublaslt, open_cudnn, open_driver, open_nvrtc};
 use crate::nvrtc::{Compiler, KernelSource};
-use program::{Architecture, StreamId};
+use program::{Arch, StreamId};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -100,7 +100,8 @@ impl Engine {
         let driver = Driver::new(open_driver(&options.search)?.table)?;
         let device = Device::open(&driver, options.device, options.search.architecture.as_deref())?;
         let compiler = Compiler::new(open_nvrtc(&options.search)?)?;
-        let cublaslt = CublasLt::new(open_cublaslt(&options.search)?, PRODUCT_WORKSPACE)?;
+        let codes = device.properties.architecture.codes();
+        let cublaslt = CublasLt::new(open_cublaslt(&options.search)?, PRODUCT_WORKSPACE, codes)?;
         let (stream, to_host, to_device) =
             (Arc::new(Stream::new(&device)?), Stream::new(&device)?, Stream::new(&device)?);
         let exchange = Stream::new(&device)?;
@@ -162,14 +163,18 @@ impl Engine {
         StreamId::ALL.into_iter().try_for_each(|id| self.stream_of(id).synchronise())
     }
 
-    pub fn architecture(&self) -> Architecture {
+    pub fn architecture(&self) -> Arch {
         self.device.properties.architecture
     }
 
     /// Returns the target of kernels: the architecture itself, or PTX of an older one that was requested.
     fn kernel_target(&self) -> String {
-        let Properties { architecture, of_device, .. } = self.device.properties;
-        if architecture == of_device { architecture.to_string() } else { architecture.virtual_target() }
+        match self.device.properties {
+            Properties { architecture: Arch::Cuda(of), of_device, .. } if of_device != Arch::Cuda(of) => {
+                of.virtual_target()
+            }
+            Properties { architecture, .. } => architecture.to_string(),
+        }
     }
 
     /// Adds a note unless it is there already.

@@ -5,6 +5,7 @@
 use crate::disk_cache::{DiskCache, digest};
 use crate::error::Result;
 use crate::nvrtc::{Compiler, KernelSource, standard_options};
+use crate::vendor::Vendor;
 
 /// A cache of the compiler's results.
 pub struct KernelCache {
@@ -40,7 +41,8 @@ pub fn key(source: &KernelSource, compiler_version: (u32, u32), architecture: &s
     let standard = standard_options(architecture);
     let version = format!("{}.{}", compiler_version.0, compiler_version.1);
     let mut parts = vec![source.name.as_bytes(), source.text.as_bytes(), &count];
-    parts.extend(source.all_headers().flat_map(|(name, text)| [name.as_bytes(), text.as_bytes()]));
+    let vendor = if architecture.starts_with("gfx") { Vendor::Amd } else { Vendor::Nvidia };
+    parts.extend(source.all_headers(vendor).flat_map(|(name, text)| [name.as_bytes(), text.as_bytes()]));
     parts.extend(standard.iter().chain(source.options).map(|option| option.as_bytes()));
     parts.push(version.as_bytes());
     digest(&parts)
@@ -62,6 +64,7 @@ mod tests {
             key(&KernelSource { options: &[], ..base.clone() }, (13, 0), "sm_90a"),
             key(&base, (13, 1), "sm_90a"),
             key(&base, (13, 0), "sm_100a"),
+            key(&base, (13, 0), "gfx942"),
         ];
         for (i, a) in keys.iter().enumerate() {
             assert!(keys[i + 1..].iter().all(|b| a != b), "key {i} is not its own");

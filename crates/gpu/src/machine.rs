@@ -4,7 +4,7 @@
 //! efficiencies: good enough for plans, but not accurate.
 
 use crate::driver::Properties;
-use program::{Arch, Architecture, Efficiency, FP8, Machine, Origin, PRODUCTS};
+use program::{Arch, Architecture, Efficiency, FP8, Gfx, Machine, Origin, PRODUCTS};
 
 /// Share of the bus rate that copies reach, as measured on an H200 (4.27 of 4.9 TB/s).
 const COPY_SHARE: f64 = 0.87;
@@ -12,10 +12,10 @@ const COPY_SHARE: f64 = 0.87;
 /// Returns the GPU as the machine that plans are made for; memory is the driver's number.
 pub fn machine(properties: &Properties) -> Machine {
     let memory = properties.memory;
-    let arch = Arch::Cuda(properties.architecture);
+    let arch = properties.architecture;
     // Kernels of another architecture do not change the rates of the GPU or of the libraries' kernels.
-    let of_device = Arch::Cuda(properties.of_device);
-    let own_products = properties.architecture == Architecture::HOPPER;
+    let of_device = properties.of_device;
+    let own_products = arch.is_hopper();
     if let Some(known) = Machine::of_card(&properties.name).filter(|known| known.arch == of_device) {
         let efficiency =
             Efficiency { addend_pass: known.efficiency.addend_pass || arch != of_device, ..known.efficiency.clone() };
@@ -38,27 +38,33 @@ pub fn machine(properties: &Properties) -> Machine {
     }
 }
 
-/// Dense bf16 tensor-core FLOPs of one SM in one cycle, f32 accumulation.
-fn bf16_flops_per_cycle(architecture: Architecture) -> f64 {
-    match (architecture.major, architecture.minor) {
-        (8, 0) => 2048.0,
-        (9, _) => 4096.0,
-        (10, _) => 8192.0,
+/// Dense bf16 FLOPs of matrix units of one multiprocessor in one cycle, f32 accumulation.
+fn bf16_flops_per_cycle(arch: Arch) -> f64 {
+    match arch {
+        Arch::Cuda(Architecture { major: 8, minor: 0 }) => 2048.0,
+        Arch::Cuda(Architecture { major: 9, .. }) => 4096.0,
+        Arch::Cuda(Architecture { major: 10, .. }) => 8192.0,
+        Arch::Rocm(Gfx::CDNA2) => 1024.0,
+        Arch::Rocm(Gfx::CDNA3) => 2048.0,
+        Arch::Rocm(Gfx::CDNA4) => 4096.0,
+        // The driver counts pairs of RDNA's units.
+        Arch::Rocm(Gfx { major: 12, .. }) => 2048.0,
+        Arch::Rocm(_) => 1024.0,
         _ => 512.0,
     }
 }
 
 /// Returns the rate of four-bit products relative to bf16, by the data sheets.
-fn fp4_share(architecture: Architecture) -> f64 {
-    match architecture.major {
-        ..10 => 1.0,
-        10 | 11 => 4.0,
-        _ => 8.0,
+fn fp4_share(arch: Arch) -> f64 {
+    match arch {
+        Arch::Cuda(Architecture { major: 10 | 11, .. }) => 4.0,
+        Arch::Cuda(Architecture { major: 12.., .. }) => 8.0,
+        _ => 1.0,
     }
 }
 
-fn f32_flops_per_cycle(architecture: Architecture) -> f64 {
-    if architecture == (Architecture { major: 8, minor: 0 }) { 128.0 } else { 256.0 }
+fn f32_flops_per_cycle(arch: Arch) -> f64 {
+    if arch == Arch::Cuda(Architecture { major: 8, minor: 0 }) { 128.0 } else { 256.0 }
 }
 
 #[cfg(test)]
@@ -68,8 +74,8 @@ mod tests {
     fn a100() -> Properties {
         Properties {
             name: "NVIDIA A100-PCIE-80GB".into(),
-            architecture: Architecture { major: 8, minor: 0 },
-            of_device: Architecture { major: 8, minor: 0 },
+            architecture: Arch::Cuda(Architecture { major: 8, minor: 0 }),
+            of_device: Arch::Cuda(Architecture { major: 8, minor: 0 }),
             multiprocessors: 108,
             memory: 80 << 30,
             l2_cache: 40 << 20,
@@ -92,8 +98,8 @@ mod tests {
     fn an_h200_has_its_measured_rates_and_its_own_memory() {
         let h200 = Properties {
             name: "NVIDIA H200".into(),
-            architecture: Architecture { major: 9, minor: 0 },
-            of_device: Architecture { major: 9, minor: 0 },
+            architecture: Arch::Cuda(Architecture::HOPPER),
+            of_device: Arch::Cuda(Architecture::HOPPER),
             memory: 140 << 30,
             multiprocessors: 132,
             ..a100()

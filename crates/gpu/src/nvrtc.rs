@@ -1,14 +1,16 @@
-//! Compiles CUDA C++ to machine code, at run time, in memory.
+//! Compiles CUDA C++ to machine code, at run time, in memory, with NVRTC or hiprtc.
 //!
 //! A kernel's headers come with it as text; nothing is read from disk and no toolkit headers are needed. The target is
-//! a real architecture and the result a CUBIN, so the driver compiles nothing at load; for a virtual architecture the
-//! result is PTX. Does not know what a kernel computes.
-#![allow(unsafe_code, reason = "calls of NVRTC through its function table")]
+//! a real architecture and the result a CUBIN or a code object, so the driver compiles nothing at load; for a virtual
+//! architecture the result is PTX. Does not know what a kernel computes.
+#![allow(unsafe_code, reason = "calls of the compiler through its function table")]
 
 use crate::driver::text_or;
 use crate::error::{Error, Result};
 use crate::library::Opened;
 use crate::sys::nvrtc::{self as sys, NvrtcTable};
+use crate::vendor::Vendor;
+use std::borrow::Cow;
 use std::ffi::{CString, c_char, c_int};
 
 /// The text of one translation unit and all inputs of its compilation.
@@ -24,9 +26,13 @@ pub struct KernelSource<'a> {
 }
 
 impl<'a> KernelSource<'a> {
-    /// Returns all headers of the compilation: those of the kernel, and NVIDIA's intrinsics.
-    pub(crate) fn all_headers(&self) -> impl Iterator<Item = (&'a str, &'a str)> {
-        self.headers.iter().copied().chain([device::INTRINSICS])
+    /// Returns all headers of the compilation: those of the kernel, and the vendor's.
+    pub(crate) fn all_headers(&self, vendor: Vendor) -> impl Iterator<Item = (&'a str, &'a str)> {
+        let of_vendor: &[device::Header] = match vendor {
+            Vendor::Nvidia => &[device::INTRINSICS],
+            Vendor::Amd => &[device::INTRINSICS_AMD, device::LANGUAGE_AMD],
+        };
+        self.headers.iter().copied().chain(of_vendor.iter().copied())
     }
 }
 
@@ -37,7 +43,7 @@ pub struct Compiled {
     pub log: String,
 }
 
-/// The loaded NVRTC library, the runtime compiler of CUDA C++.
+/// The loaded library NVRTC or hiprtc, the runtime compiler of CUDA C++.
 pub struct Compiler {
     table: NvrtcTable,
     version: (u32, u32),
@@ -59,7 +65,12 @@ impl Compiler {
         self.version
     }
 
-    /// Compiles for one architecture, e.g. `sm_90a`; for a virtual one, e.g. `compute_80`, to PTX that the driver
+    /// The vendor whose GPUs it compiles for.
+    pub fn vendor(&self) -> Vendor {
+        self.table.vendor
+    }
+
+    /// Compiles for one architecture, e.g. `sm_90a` or `gfx942`; for a virtual one, e.g. `compute_80`, to PTX that the driver
     /// translates. A rejection carries the log with file and line.
     pub fn compile(&self, source: &KernelSource, architecture: &str) -> Result<Compiled> {
         let program = self.create(source)?;
@@ -80,9 +91,10 @@ impl Compiler {
     }
 
     fn create(&self, source: &KernelSource) -> Result<Program<'_>> {
-        let (name, body) = (text(source.name), text(source.text));
-        let names: Vec<CString> = source.all_headers().map(|(name, _)| text(name)).collect();
-        let bodies: Vec<CString> = source.all_headers().map(|(_, body)| text(body)).collect();
+        let vendor = self.vendor();
+        let (name, body) = (text(source.name), text(&in_language(vendor, source.text)));
+        let names: Vec<CString> = source.all_headers(vendor).map(|(name, _)| text(name)).collect();
+        let bodies: Vec<CString> = source.all_headers(vendor).map(|(_, body)| text(body)).collect();
         let name_pointers: Vec<*const c_char> = names.iter().map(|n| n.as_ptr()).collect();
         let body_pointers: Vec<*const c_char> = bodies.iter().map(|b| b.as_ptr()).collect();
         let mut raw = std::ptr::null_mut();
@@ -105,8 +117,9 @@ impl Compiler {
         if status == sys::SUCCESS {
             return Ok(());
         }
-        // SAFETY: NVRTC returns a static string for every status.
+        // SAFETY: the library returns a static string for every status.
         let name = unsafe { text_or((self.table.nvrtcGetErrorString)(status), "an unknown status") };
+        let call = self.table.call_name(call);
         Err(Error::Call { call, code: status, name, detail: String::new(), context: String::new() })
     }
 }
@@ -114,7 +127,18 @@ impl Compiler {
 /// The options that every kernel is compiled with, for one architecture.
 pub fn standard_options(architecture: &str) -> Vec<String> {
     // No fast-math: rounding points belong to the program. FMA contraction is the architecture's default.
-    vec![format!("--gpu-architecture={architecture}"), "--std=c++17".into()]
+    match architecture.starts_with("gfx") {
+        true => vec![format!("--offload-arch={architecture}"), "-std=c++17".into(), "-O3".into()],
+        false => vec![format!("--gpu-architecture={architecture}"), "--std=c++17".into()],
+    }
+}
+
+/// Returns a kernel's text as a vendor's compiler gets it: AMD's reads first what HIP lacks of CUDA C++.
+fn in_language(vendor: Vendor, text: &str) -> Cow<'_, str> {
+    match vendor {
+        Vendor::Nvidia => text.into(),
+        Vendor::Amd => format!("#include \"{}\"\n#line 1\n{text}", device::LANGUAGE_AMD.0).into(),
+    }
 }
 
 /// True if the architecture is virtual: no GPU runs code for it as it is.

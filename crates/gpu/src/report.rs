@@ -4,13 +4,14 @@
 use crate::driver::{Device, Driver, Properties};
 use crate::error::{Error, Result};
 use crate::library::{
-    ARCHITECTURE_VARIABLE, Kind, Origin, Search, open_cublaslt, open_cudnn, open_driver, open_nccl, open_nvml,
-    open_nvrtc,
+    ARCHITECTURE_VARIABLE, Kind, Opened, Origin, Search, open_amdsmi, open_cublaslt, open_cudnn, open_driver,
+    open_nccl, open_nvml, open_nvrtc,
 };
 use crate::nvml::Nvml;
 use crate::nvrtc::Compiler;
+use crate::vendor::Vendor;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The first driver release that takes the machine code of CUDA 13.
 const DRIVER_FOR_13: &str = "580";
@@ -42,9 +43,10 @@ pub struct LibraryReport {
     pub state: std::result::Result<UsableLibrary, Missing>,
 }
 
-/// Everything that the backend finds on this machine.
+/// Everything that the backend finds on this machine of one vendor.
 #[derive(Clone, Debug)]
 pub struct Report {
+    pub vendor: Vendor,
     pub libraries: Vec<LibraryReport>,
     /// The visible GPUs, or the reason why there are none.
     pub devices: std::result::Result<Vec<Properties>, Missing>,
@@ -65,7 +67,7 @@ pub fn devices(search: &Search) -> Result<Vec<Properties>> {
 impl Report {
     /// Looks for every library and every GPU.
     pub fn new(search: &Search) -> Report {
-        Report::of(search, &Kind::ALL)
+        Report::of(search, Kind::all(search.vendor))
     }
 
     /// Looks for what a run on one GPU may need.
@@ -85,16 +87,19 @@ impl Report {
     }
 
     fn of(search: &Search, kinds: &[Kind]) -> Report {
+        let vendor = search.vendor;
         let library = |kind: &Kind| LibraryReport {
             kind: *kind,
-            state: describe(search, *kind).map_err(|error| missing(*kind, error)),
+            state: describe(search, *kind).map_err(|error| missing(vendor, *kind, error)),
         };
-        let libraries: Vec<LibraryReport> = kinds.iter().map(library).collect();
+        let has = |kind: &&Kind| Kind::all(vendor).contains(kind);
+        let libraries: Vec<LibraryReport> = kinds.iter().filter(has).map(library).collect();
         Report {
-            conflicts: conflicts(&libraries),
+            vendor,
+            conflicts: conflicts(vendor, &libraries),
             libraries,
-            devices: devices(search).map_err(|error| missing(Kind::Driver, error)),
-            driver_release: driver_release(),
+            devices: devices(search).map_err(|error| missing(vendor, Kind::Driver, error)),
+            driver_release: driver_release(vendor),
         }
     }
 
@@ -107,20 +112,38 @@ impl Report {
     }
 }
 
+/// The version of a library that has no call for it without a GPU, from the name of the file that the usual name leads to:
+/// `libhipblaslt.so.1` to `libhipblaslt.so.1.0.70000`.
+fn version_in_name(path: &Path) -> String {
+    let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let name = real.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    name.split_once(".so.").map_or_else(|| "unknown".to_owned(), |(_, version)| version.to_owned())
+}
+
 fn describe(search: &Search, kind: Kind) -> Result<UsableLibrary> {
+    let of_nvidia = search.vendor == Vendor::Nvidia;
     let text = |(major, minor): (u32, u32)| format!("{major}.{minor}");
     Ok(match kind {
         Kind::Driver => {
             let opened = open_driver(search)?;
             let (path, origin) = (opened.path, opened.origin);
             let cuda = Driver::new(opened.table)?.version()?;
-            UsableLibrary { path, origin, version: format!("CUDA {}", text(cuda)), cuda: Some(cuda) }
+            let name = if of_nvidia { "CUDA" } else { "HIP" };
+            UsableLibrary { path, origin, version: format!("{name} {}", text(cuda)), cuda: Some(cuda) }
         }
         Kind::Nvrtc => {
             let opened = open_nvrtc(search)?;
             let (path, origin) = (opened.path.clone(), opened.origin);
             let cuda = Compiler::new(opened)?.version();
             UsableLibrary { path, origin, version: text(cuda), cuda: Some(cuda) }
+        }
+        Kind::CublasLt if !of_nvidia => {
+            let Opened { path, origin, .. } = open_cublaslt(search)?;
+            UsableLibrary { version: version_in_name(&path), path, origin, cuda: None }
+        }
+        Kind::Nvml if !of_nvidia => {
+            let Opened { path, origin, .. } = open_amdsmi(search)?;
+            UsableLibrary { version: version_in_name(&path), path, origin, cuda: None }
         }
         Kind::CublasLt => {
             let opened = open_cublaslt(search)?;
@@ -168,7 +191,10 @@ fn nccl_version(table: &crate::sys::nccl::NcclTable) -> String {
 }
 
 /// Returns the conflicts of versions: code of CUDA 13 does not load on a driver for CUDA 12; the reverse does.
-fn conflicts(libraries: &[LibraryReport]) -> Vec<Missing> {
+fn conflicts(vendor: Vendor, libraries: &[LibraryReport]) -> Vec<Missing> {
+    if vendor == Vendor::Amd {
+        return Vec::new();
+    }
     let cuda = |kind: Kind| libraries.iter().find(|l| l.kind == kind).and_then(|l| l.state.as_ref().ok()?.cuda);
     let Some(driver) = cuda(Kind::Driver) else { return Vec::new() };
     let newer = [Kind::Nvrtc, Kind::CublasLt].into_iter().filter_map(|kind| {
@@ -177,7 +203,7 @@ fn conflicts(libraries: &[LibraryReport]) -> Vec<Missing> {
             looked_for: Vec::new(),
             reason: format!(
                 "{} is of CUDA {}, and the driver takes programs up to CUDA {}.{}",
-                kind.title(),
+                kind.title(vendor),
                 of.0,
                 driver.0,
                 driver.1
@@ -189,16 +215,27 @@ fn conflicts(libraries: &[LibraryReport]) -> Vec<Missing> {
 }
 
 /// Splits an error into its reason and its hint.
-fn missing(kind: Kind, error: Error) -> Missing {
-    let reinstall = kind.package().map(|package| format!("pip install --force-reinstall --upgrade {package}"));
-    let driver = || {
-        format!(
+fn missing(vendor: Vendor, kind: Kind, error: Error) -> Missing {
+    let reinstall = kind.package(vendor).map(|package| format!("pip install --force-reinstall --upgrade {package}"));
+    let driver = || match vendor {
+        Vendor::Amd => {
+            "install ROCm 6 or newer with the kernel driver amdgpu, or name its folder in ROCM_PATH (in a container: \
+                        start it with `--device /dev/kfd --device /dev/dri`)"
+                .to_owned()
+        }
+        Vendor::Nvidia => format!(
             "install NVIDIA's driver, {DRIVER_FOR_13} or newer (in a container: start it with the GPU runtime, as \
              `docker run --gpus all` does)"
-        )
+        ),
     };
     let mend = match (&error, kind) {
         (Error::LibraryMissing { .. }, Kind::Driver | Kind::Nvml) => driver(),
+        (Error::LibraryMissing { .. }, _) if vendor == Vendor::Amd => driver(),
+        (Error::Call { .. } | Error::Unsupported { .. }, Kind::Driver) if vendor == Vendor::Amd => {
+            "see what `rocminfo` says: no GPU may be visible (HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, a container without \
+             /dev/kfd, a user outside of the groups render and video), or none that kernels are written for"
+                .into()
+        }
         (Error::LibraryMissing { .. }, Kind::Nccl) => "pip install nvidia-nccl-cu13".into(),
         (Error::LibraryMissing { .. }, _) => "pip install 'surogate[cuda]'".into(),
         (Error::Call { .. }, Kind::Driver) => {
@@ -215,10 +252,12 @@ fn missing(kind: Kind, error: Error) -> Missing {
     Missing { reason, looked_for, mend }
 }
 
-/// Reads the release of the loaded kernel module.
-fn driver_release() -> Option<String> {
-    let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
-    release_in(&text)
+/// Reads the release of the loaded kernel module; AMD's has one where it does not come with the kernel.
+fn driver_release(vendor: Vendor) -> Option<String> {
+    match vendor {
+        Vendor::Nvidia => release_in(&std::fs::read_to_string("/proc/driver/nvidia/version").ok()?),
+        Vendor::Amd => Some(std::fs::read_to_string("/sys/module/amdgpu/version").ok()?.trim().to_owned()),
+    }
 }
 
 fn release_in(text: &str) -> Option<String> {
@@ -240,7 +279,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut absent: Vec<(&str, Vec<&LibraryReport>)> = Vec::new();
         for library in &self.libraries {
-            let title = library.kind.title();
+            let title = library.kind.title(self.vendor);
             match &library.state {
                 Ok(found) => {
                     let release = self.driver_release.as_ref().filter(|_| library.kind == Kind::Driver);
@@ -260,7 +299,8 @@ impl fmt::Display for Report {
             }
         }
         for (mend, libraries) in absent {
-            let reported = libraries.iter().map(|of| format!("{} (for {})", of.kind.title(), of.kind.needed_for()));
+            let reported =
+                libraries.iter().map(|of| format!("{} (for {})", of.kind.title(self.vendor), of.kind.needed_for()));
             writeln!(f, "Not found: {}\n  to fix it: {mend}", reported.collect::<Vec<_>>().join("; "))?;
         }
         self.conflicts.iter().try_for_each(|conflict| writeln!(f, "Conflict: {conflict}"))?;
@@ -286,11 +326,22 @@ impl fmt::Display for Report {
 mod tests {
     use super::*;
     use crate::sys::{
-        cublaslt::CublasLtTable, cudnn::CudnnTable, driver::DriverTable, nccl::NcclTable, nvrtc::NvrtcTable,
+        Names, amdsmi::AmdSmiTable, cublaslt::CublasLtTable, cudnn::CudnnTable, driver::DriverTable, nccl::NcclTable,
+        nvrtc::NvrtcTable,
     };
     use std::io::Write;
     use std::path::Path;
     use std::process::{Command, Stdio};
+
+    /// NVIDIA's names of a table's functions.
+    fn of(symbols: &[Names]) -> Vec<&'static str> {
+        symbols.iter().filter_map(|names| names.of(Vendor::Nvidia)).collect()
+    }
+
+    /// AMD's names of them.
+    fn of_amd(symbols: &[Names]) -> Vec<&'static str> {
+        symbols.iter().filter_map(|names| names.of(Vendor::Amd)).collect()
+    }
 
     /// A library with these functions, whose bodies answer 0 unless given.
     fn stub(path: &Path, symbols: &[&str], bodies: &[(&str, &str)]) {
@@ -310,16 +361,16 @@ mod tests {
         let lib = root.join("nvidia/cu13/lib");
         let version = format!("(int *v) {{ *v = {driver}000; return 0; }}");
         let own = root.join("driver");
-        stub(&own.join("libcuda.so.1"), DriverTable::SYMBOLS, &[("cuDriverGetVersion", &version)]);
+        stub(&own.join("libcuda.so.1"), &of(DriverTable::SYMBOLS), &[("cuDriverGetVersion", &version)]);
         let version = format!("(int *a, int *b) {{ *a = {wheels}; *b = 2; return 0; }}");
-        stub(&lib.join("libnvrtc.so.13"), NvrtcTable::SYMBOLS, &[("nvrtcVersion", &version)]);
+        stub(&lib.join("libnvrtc.so.13"), &of(NvrtcTable::SYMBOLS), &[("nvrtcVersion", &version)]);
         stub(&lib.join("libnvrtc-builtins.so.13.2"), &["nothing"], &[]);
         let version = format!("() {{ return {wheels}0304; }}");
-        stub(&lib.join("libcublasLt.so.13"), CublasLtTable::SYMBOLS, &[("cublasLtGetVersion", &version)]);
+        stub(&lib.join("libcublasLt.so.13"), &of(CublasLtTable::SYMBOLS), &[("cublasLtGetVersion", &version)]);
         let cudnn = root.join("nvidia/cudnn/lib/libcudnn.so.9");
-        stub(&cudnn, CudnnTable::SYMBOLS, &[("cudnnGetVersion", "() { return 91900; }")]);
+        stub(&cudnn, &of(CudnnTable::SYMBOLS), &[("cudnnGetVersion", "() { return 91900; }")]);
         let nccl = root.join("nvidia/nccl/lib/libnccl.so.2");
-        stub(&nccl, NcclTable::SYMBOLS, &[("ncclGetVersion", "(int *v) { *v = 22809; return 0; }")]);
+        stub(&nccl, &of(NcclTable::SYMBOLS), &[("ncclGetVersion", "(int *v) { *v = 22809; return 0; }")]);
         Search { named: vec![own], site_packages: vec![root.to_owned()], ..Search::default() }
     }
 
@@ -332,8 +383,8 @@ mod tests {
         let report = Report::new(&Search::default());
         assert!(!report.usable());
         let text = report.to_string();
-        for kind in Kind::ALL {
-            assert!(text.contains(&format!("{}: not usable: not found", kind.title())), "{text}");
+        for kind in Kind::all(Vendor::Nvidia) {
+            assert!(text.contains(&format!("{}: not usable: not found", kind.title(Vendor::Nvidia))), "{text}");
         }
         assert!(text.contains("to fix it: pip install 'surogate[cuda]'"), "{text}");
         assert!(text.contains("to fix it: install NVIDIA's driver, 580 or newer"), "{text}");
@@ -348,7 +399,7 @@ mod tests {
         let kinds = [Kind::Driver, Kind::Nvrtc, Kind::CublasLt, Kind::Cudnn, Kind::Nccl];
         let versions = kinds.map(|kind| of(kind).version);
         assert_eq!(versions, ["CUDA 13.0", "13.2", "13.3.4", "9.19.0", "2.28.9"].map(str::to_owned));
-        assert_eq!(of(Kind::Driver).origin, Origin::Variable);
+        assert_eq!(of(Kind::Driver).origin, Origin::Variable("SUROGATE_CUDA_PATH"));
         assert_eq!(of(Kind::Cudnn).origin, Origin::Wheel);
         assert_eq!(of(Kind::Cudnn).path, root.path().join("nvidia/cudnn/lib/libcudnn.so.9"));
         assert!(report.conflicts.is_empty());
@@ -392,10 +443,72 @@ mod tests {
         let search = machine(root.path(), 13, 13);
         let name = "(int code, char **text) { *text = \"CUDA_ERROR_NO_DEVICE\"; return 0; }";
         let driver = root.path().join("driver/libcuda.so.1");
-        stub(&driver, DriverTable::SYMBOLS, &[("cuInit", "() { return 100; }"), ("cuGetErrorName", name)]);
-        let found = devices(&search).map_err(|error| missing(Kind::Driver, error)).unwrap_err();
+        stub(&driver, &of(DriverTable::SYMBOLS), &[("cuInit", "() { return 100; }"), ("cuGetErrorName", name)]);
+        let found = devices(&search).map_err(|error| missing(Vendor::Nvidia, Kind::Driver, error)).unwrap_err();
         assert!(found.reason.contains("CUDA_ERROR_NO_DEVICE"), "{found}");
         assert!(found.mend.contains("nvidia-smi"), "{found}");
+    }
+
+    /// A fake installation of ROCm with HIP `hip`, whose driver shows `gpus` GPUs of an architecture.
+    fn rocm(root: &Path, gpus: usize, architecture: &str) -> Search {
+        let lib = root.join("lib");
+        let set = |body: &str| format!("(int *v) {{ *v = {body}; return 0; }}");
+        let (version, count) = (set("70152211"), set(&gpus.to_string()));
+        let name = "(char *t, int n, int d) { t[0] = 'M'; t[1] = 0; return 0; }";
+        let properties = format!(
+            "(char *p, int d) {{ const char *n = \"{architecture}\"; for (int i = 0; n[i]; i++) p[1160 + i] = n[i]; return 0; }}"
+        );
+        let attribute = "(int *v, int which, int d) { *v = which == 63 ? 304 : which == 74 ? 65536 : 1000; return 0; }";
+        let bodies = [
+            ("hipDriverGetVersion", version.as_str()),
+            ("hipGetDeviceCount", &count),
+            ("hipDeviceGetName", name),
+            ("hipGetDevicePropertiesR0600", &properties),
+            ("hipDeviceGetAttribute", attribute),
+        ];
+        stub(&lib.join("libamdhip64.so.7"), &of_amd(DriverTable::SYMBOLS), &bodies);
+        let version = "(int *a, int *b) { *a = 7; *b = 1; return 0; }";
+        stub(&lib.join("libhiprtc.so.7"), &of_amd(NvrtcTable::SYMBOLS), &[("hiprtcVersion", version)]);
+        stub(&lib.join("libhipblaslt.so.1.1.70152"), &of_amd(CublasLtTable::SYMBOLS), &[]);
+        std::os::unix::fs::symlink("libhipblaslt.so.1.1.70152", lib.join("libhipblaslt.so.1")).unwrap();
+        let version = "(int *v) { *v = 22707; return 0; }";
+        stub(&lib.join("librccl.so.1"), &of_amd(NcclTable::SYMBOLS), &[("ncclGetVersion", version)]);
+        stub(&lib.join("libamd_smi.so.26"), &of_amd(AmdSmiTable::SYMBOLS), &[]);
+        Search { vendor: Vendor::Amd, named: vec![root.to_owned()], ..Search::default() }
+    }
+
+    #[test]
+    fn an_installation_of_rocm_is_found_with_its_versions_and_gpus() {
+        let root = tempfile::tempdir().unwrap();
+        let report = Report::new(&rocm(root.path(), 2, "gfx942:sramecc+:xnack-"));
+        let versions: Vec<String> =
+            report.libraries.iter().map(|of| of.state.clone().unwrap_or_else(|e| panic!("{e}")).version).collect();
+        assert_eq!(versions, ["HIP 7.1", "7.1", "1.1.70152", "2.27.7", "26"]);
+        let devices = report.devices.clone().unwrap();
+        assert_eq!((devices.len(), devices[1].to_string()), (2, "M, gfx942, 304 multiprocessors".to_owned()));
+        assert_eq!(devices[0].shared_memory_per_block, 65_536);
+        assert!(report.usable() && report.conflicts.is_empty());
+        let text = report.to_string();
+        assert!(text.contains("hipBLASLt: 1.1.70152, ") && text.contains("(SUROGATE_ROCM_PATH)"), "{text}");
+        assert!(!text.contains("cuDNN") && !text.contains("CUDA"), "{text}");
+    }
+
+    #[test]
+    fn an_amd_gpu_that_kernels_are_not_written_for_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let report = Report::new(&rocm(root.path(), 1, "gfx1030"));
+        let why = report.devices.clone().unwrap_err();
+        assert!(why.reason.starts_with("M, gfx1030: expected gfx90a, gfx942"), "{why}");
+        assert!(!report.usable());
+    }
+
+    #[test]
+    fn a_machine_without_rocm_says_what_to_install() {
+        let report = Report::new(&Search { vendor: Vendor::Amd, ..Search::default() });
+        assert!(report.libraries.len() == 5 && !report.usable());
+        let text = report.to_string();
+        assert!(text.contains("HIP (libamdhip64): not usable: not found"), "{text}");
+        assert!(text.contains("to fix it: install ROCm 6 or newer"), "{text}");
     }
 
     #[test]

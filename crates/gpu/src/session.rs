@@ -7,8 +7,8 @@ use crate::error::{During, Error, Result};
 use crate::prepare::{BoundInstruction, Events, Kernels, Memory, PlannedInstruction, Preparation};
 use crate::transfer::{Readings, Uploads};
 use program::{
-    Arch, Architecture, BackendError, Choices, Entry, EntryKind, Instruction, MemoryClass, MemoryLine, Movement,
-    ProcessGroup, Program, Reading, Session, Step, TensorRef,
+    BackendError, Choices, Entry, EntryKind, Instruction, MemoryClass, MemoryLine, Movement, ProcessGroup, Program,
+    Reading, Session, Step, TensorRef,
 };
 use std::sync::Arc;
 use std::time::Instant;
@@ -36,6 +36,8 @@ pub struct GpuSession {
     check_each: bool,
     graphs: bool,
     load_times: Vec<(&'static str, f64)>,
+    /// The function that is shown programs, where functions of this process replace libraries.
+    shown: Option<fn(&Program, &[u64])>,
 }
 
 impl GpuSession {
@@ -50,6 +52,8 @@ impl GpuSession {
         check_architecture(&program, &engine)?;
         clock.stop("device and libraries");
         let memory = Memory::allocate(&program.arenas, &engine.device)?;
+        let shown = options.search.given.and_then(|given| given.program);
+        shown.inspect(|show| show(&program, &memory.addresses()));
         clock.stop("memory");
         let kernels = Kernels::new(&engine, &program.kernels)?;
         clock.stop("kernels");
@@ -77,6 +81,7 @@ impl GpuSession {
             check_each,
             graphs,
             load_times,
+            shown,
         })
     }
 
@@ -92,6 +97,7 @@ impl GpuSession {
         // Graphs of dropped entries are dropped before their memory.
         drop(before);
         self.memory.adopt(&program.arenas, &self.engine.device)?;
+        self.shown.inspect(|show| show(&program, &self.memory.addresses()));
         self.kernels.adopt(&self.engine, &self.program.kernels, &program.kernels)?;
         let (engine, memory, kernels) = (&mut self.engine, &self.memory, &self.kernels);
         let mut planned = plan_entries(&program, engine, memory, kernels, |i| found[i].is_none())?;
@@ -435,7 +441,7 @@ fn launches_early(entry: &Entry, ranks: usize, engine: &Engine) -> bool {
     };
     entry.kind == EntryKind::Forward
         && ranks == 1
-        && engine.architecture() >= Architecture::HOPPER
+        && engine.architecture().starts_early()
         && entry.steps.iter().all(is_kernel)
 }
 
@@ -457,7 +463,7 @@ fn place(entry: &str, index: usize, step: &Step) -> String {
 }
 
 fn check_architecture(program: &Program, engine: &Engine) -> Result<()> {
-    let here = Arch::Cuda(engine.architecture());
+    let here = engine.architecture();
     match program.machine.arch {
         planned if planned == here => Ok(()),
         planned => Err(Error::Unsupported {

@@ -1,7 +1,7 @@
 //! The lowering of an operation to an instruction: kernel text with its launch, or one of the instruction kinds that a
 //! backend implements with a library.
 
-use program::{Arch, Arg, AttentionForward, Gemm, Machine, TensorRef};
+use program::{Arg, AttentionForward, Gemm, Machine, TensorRef};
 use tensor::{Attrs, DType};
 
 /// The tensors of one call, with their final layout.
@@ -46,7 +46,7 @@ pub enum Lowered {
 
 /// True if a block may have 200 KiB of shared memory: the large GPUs from Hopper on.
 pub(crate) fn is_roomy(machine: &Machine) -> bool {
-    matches!(machine.arch, Arch::Cuda(architecture) if architecture.shared_per_block() >= 200 << 10)
+    machine.arch.shared_per_block() >= 200 << 10
 }
 
 /// Blocks up to which a kernel takes about as long as its start: it keeps its place on the stream itself, and is

@@ -1,5 +1,5 @@
-//! Architectures of GPUs, as values that are compared; text only where NVRTC and files have it. The abilities that a
-//! plan depends on are here; amounts (memory, multiprocessors) belong to the machine.
+//! Architectures of NVIDIA's GPUs, as values that are compared; text only where NVRTC and files have it. What plans ask of
+//! any GPU is in `target.rs`; amounts (memory, multiprocessors) belong to the machine.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,6 +14,9 @@ pub struct Architecture {
 impl Architecture {
     /// The oldest architecture that kernels are written for.
     pub const OLDEST: Architecture = Architecture { major: 8, minor: 0 };
+
+    /// The oldest architecture whose tensor cores multiply codes of eight bits.
+    pub const ADA: Architecture = Architecture { major: 8, minor: 9 };
 
     /// The architecture with matrix products of warp groups (`wgmma`), which no later one has.
     pub const HOPPER: Architecture = Architecture { major: 9, minor: 0 };

@@ -6,9 +6,9 @@
 use std::collections::HashMap;
 
 use crate::instruction::{Instruction, Step, StreamId};
-use crate::machine::Arch;
 use crate::memory::TensorRef;
 use crate::program::{Entry, Program};
+use crate::target::Arch;
 use crate::work::{Cause, Times, Work, expected_times};
 
 /// Totals of one run of an entry point.

@@ -6,7 +6,9 @@
 
 use crate::architecture::Architecture;
 use crate::efficiency::Efficiency;
-use crate::machine::{Arch, FP8, Link, Machine, Origin};
+use crate::gfx::Gfx;
+use crate::machine::{FP8, Link, Machine, Origin};
+use crate::target::Arch;
 
 /// The properties that all cards of a kind share.
 struct Kind {
@@ -16,7 +18,8 @@ struct Kind {
     bf16: f64,
     /// The same of four-bit operands with scales of blocks; 0 where it has no units for them.
     fp4: f64,
-    /// Bytes that a card receives from others over NVLink, GB/s; 0 where it has none.
+    /// Bytes that a card receives from others over NVLink, GB/s; 0 where it has none. Over Infinity Fabric it is the one link
+    /// between two cards.
     nvlink: f64,
 }
 
@@ -31,6 +34,12 @@ const KINDS: &[Kind] = &[
     Kind { card: "RTX 3090", bf16: 71.0, fp4: 0.0, nvlink: 0.0 },
     Kind { card: "RTX 4090", bf16: 165.2, fp4: 0.0, nvlink: 0.0 },
     Kind { card: "RTX 5090", bf16: 209.5, fp4: 1676.0, nvlink: 0.0 },
+    Kind { card: "MI300X", bf16: 1307.4, fp4: 0.0, nvlink: 64.0 },
+    Kind { card: "MI325X", bf16: 1307.4, fp4: 0.0, nvlink: 64.0 },
+    // Its products of four bits have other scales than `nvfp4`.
+    Kind { card: "MI355X", bf16: 2516.6, fp4: 0.0, nvlink: 76.8 },
+    Kind { card: "RX 7900 XTX", bf16: 122.8, fp4: 0.0, nvlink: 0.0 },
+    Kind { card: "R9700", bf16: 191.0, fp4: 0.0, nvlink: 0.0 },
 ];
 
 /// The kind of a card by its name, in any case and with or without blanks.
@@ -63,7 +72,7 @@ struct Sheet {
     name: &'static str,
     /// The part of the driver's card name that identifies the GPU.
     card: &'static str,
-    arch: Architecture,
+    arch: Arch,
     /// Device memory as the driver reports it, MiB.
     memory: usize,
     units: usize,
@@ -79,7 +88,7 @@ const SHEETS: &[Sheet] = &[
     Sheet {
         name: "a100-40",
         card: "A100-SXM4-40GB",
-        arch: Architecture { major: 8, minor: 0 },
+        arch: Arch::Cuda(Architecture { major: 8, minor: 0 }),
         memory: 40_960,
         units: 108,
         f32: 19.5,
@@ -89,7 +98,7 @@ const SHEETS: &[Sheet] = &[
     Sheet {
         name: "a100-80",
         card: "A100-SXM4-80GB",
-        arch: Architecture { major: 8, minor: 0 },
+        arch: Arch::Cuda(Architecture { major: 8, minor: 0 }),
         memory: 81_920,
         units: 108,
         f32: 19.5,
@@ -99,7 +108,7 @@ const SHEETS: &[Sheet] = &[
     Sheet {
         name: "l40s",
         card: "L40S",
-        arch: Architecture { major: 8, minor: 9 },
+        arch: Arch::Cuda(Architecture { major: 8, minor: 9 }),
         memory: 46_068,
         units: 142,
         f32: 91.6,
@@ -109,7 +118,7 @@ const SHEETS: &[Sheet] = &[
     Sheet {
         name: "rtx3090",
         card: "RTX 3090",
-        arch: Architecture { major: 8, minor: 6 },
+        arch: Arch::Cuda(Architecture { major: 8, minor: 6 }),
         memory: 24_576,
         units: 82,
         f32: 35.6,
@@ -119,7 +128,7 @@ const SHEETS: &[Sheet] = &[
     Sheet {
         name: "rtx4090",
         card: "RTX 4090",
-        arch: Architecture { major: 8, minor: 9 },
+        arch: Arch::Cuda(Architecture { major: 8, minor: 9 }),
         memory: 24_564,
         units: 128,
         f32: 82.6,
@@ -129,7 +138,7 @@ const SHEETS: &[Sheet] = &[
     Sheet {
         name: "rtx5090",
         card: "RTX 5090",
-        arch: Architecture { major: 12, minor: 0 },
+        arch: Arch::Cuda(Architecture { major: 12, minor: 0 }),
         memory: 32_607,
         units: 170,
         f32: 104.8,
@@ -139,11 +148,61 @@ const SHEETS: &[Sheet] = &[
     Sheet {
         name: "b200",
         card: "B200",
-        arch: Architecture { major: 10, minor: 0 },
+        arch: Arch::Cuda(Architecture { major: 10, minor: 0 }),
         memory: 183_359,
         units: 148,
         f32: 75.0,
         bandwidth: 8000.0,
+        link: 55.5,
+    },
+    Sheet {
+        name: "mi300x",
+        card: "MI300X",
+        arch: Arch::Rocm(Gfx::CDNA3),
+        memory: 196_592,
+        units: 304,
+        f32: 163.4,
+        bandwidth: 5300.0,
+        link: 55.5,
+    },
+    Sheet {
+        name: "mi325x",
+        card: "MI325X",
+        arch: Arch::Rocm(Gfx::CDNA3),
+        memory: 262_128,
+        units: 304,
+        f32: 163.4,
+        bandwidth: 6000.0,
+        link: 55.5,
+    },
+    Sheet {
+        name: "mi355x",
+        card: "MI355X",
+        arch: Arch::Rocm(Gfx::CDNA4),
+        memory: 294_896,
+        units: 256,
+        f32: 157.3,
+        bandwidth: 8000.0,
+        link: 55.5,
+    },
+    Sheet {
+        name: "rx7900xtx",
+        card: "RX 7900 XTX",
+        arch: Arch::Rocm(Gfx { major: 11, minor: 0, stepping: 0 }),
+        memory: 24_560,
+        units: 96,
+        f32: 61.4,
+        bandwidth: 960.0,
+        link: 25.0,
+    },
+    Sheet {
+        name: "r9700",
+        card: "R9700",
+        arch: Arch::Rocm(Gfx { major: 12, minor: 0, stepping: 1 }),
+        memory: 32_624,
+        units: 64,
+        f32: 47.8,
+        bandwidth: 640.0,
         link: 55.5,
     },
 ];
@@ -158,7 +217,7 @@ impl Sheet {
         let bf16 = PRODUCTS * kind.bf16 * 1e12;
         Machine {
             name: self.name.into(),
-            arch: Arch::Cuda(self.arch),
+            arch: self.arch,
             memory: self.memory << 20,
             bandwidth: COPIES * self.bandwidth * 1e9,
             link: Link { one_way: self.link * 1e9, both_ways: 1.84 * self.link * 1e9 },
@@ -167,7 +226,7 @@ impl Sheet {
             fp4_flops: if kind.fp4 > 0.0 { PRODUCTS * kind.fp4 * 1e12 } else { bf16 },
             f32_flops: PRODUCTS * self.f32 * 1e12,
             units: self.units,
-            efficiency: Efficiency { addend_pass: self.arch != Architecture::HOPPER, ..Efficiency::H200 },
+            efficiency: Efficiency { addend_pass: !self.arch.is_hopper(), ..Efficiency::H200 },
             origin: Origin::DataSheet,
             ..Machine::h200()
         }
@@ -209,7 +268,6 @@ impl Machine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::library;
 
     #[test]
     fn peaks_are_known_by_the_names_of_cards() {
@@ -227,9 +285,11 @@ mod tests {
             assert_eq!(found.name, name);
             assert!(found.memory > 20 << 30 && found.bandwidth > 5e11 && found.bf16_flops > found.f32_flops, "{name}");
             assert_eq!(found.origin == Origin::DataSheet, !name.starts_with('h'), "{name}");
-            assert_eq!(found.fp4_flops > found.fp8_flops, library::has_four_bits(&found.arch), "{name}");
+            assert_eq!(found.fp4_flops > found.fp8_flops, found.arch.has_four_bits(), "{name}");
         }
         assert_eq!(Machine::named("a100"), None);
+        assert_eq!(Machine::of_card("AMD Instinct MI300X OAM").unwrap().name, "mi300x");
+        assert_eq!(Machine::of_card("AMD Radeon RX 7900 XTX").unwrap().arch, "gfx1100".parse().unwrap());
         assert_eq!(Machine::of_card("NVIDIA A100-SXM4-80GB").unwrap().name, "a100-80");
         assert_eq!(Machine::of_card("NVIDIA H100 80GB HBM3").unwrap().name, "h100");
         for other in ["NVIDIA H100 PCIe", "NVIDIA H100 NVL"] {

@@ -11,6 +11,7 @@ mod decision;
 mod efficiency;
 mod estimate;
 mod gauges;
+mod gfx;
 mod group;
 mod instruction;
 mod known;
@@ -24,6 +25,7 @@ mod order;
 mod parameter;
 mod program;
 mod stages;
+mod target;
 mod text;
 mod unite;
 mod work;
@@ -35,6 +37,7 @@ pub use decision::{Choice, LayerPart, Obstacle, PlanDecision, Reason, Subject};
 pub use efficiency::{AttentionRate, Efficiency, Hidden, Products, Realisation};
 pub use estimate::{Estimate, Seen, ceiling, estimate, kind_of, seconds};
 pub use gauges::Gauges;
+pub use gfx::{Gfx, UnknownGfx};
 pub use group::check_group;
 pub use instruction::{
     Arg, AttentionForward, Collective, Cost, Documents, EventId, Gemm, Instruction, Kernel, KernelCall, KernelId,
@@ -42,7 +45,7 @@ pub use instruction::{
 };
 pub use known::{PRODUCTS, names as machine_names, peak};
 pub use layout::{Layout, Quantiser, Scaling};
-pub use machine::{Arch, FP8, Link, Machine, Origin};
+pub use machine::{FP8, Link, Machine, Origin};
 pub use memory::{Arena, ArenaId, ArenaKind, MemoryClass, MemoryLine, MemorySpace, Piece, Shard, TensorRef};
 pub use nodes::{NodeSession, ranks_of};
 pub use order::check_order;
@@ -52,5 +55,6 @@ pub use stages::{
     MicroStep, PipelineSession, STAGE, SendDirection, Stage, Stages, Turn, Writes, check_stages, idle_share, join,
     schedule, turns,
 };
+pub use target::{Arch, Codes};
 pub use unite::unite;
 pub use work::{Arithmetic, Cause, Extents, Spread, Times, Work, clock, expected_times, products_ceiling};

@@ -6,9 +6,8 @@
 
 use tensor::DType;
 
-use crate::architecture::Architecture;
-use crate::machine::Arch;
 use crate::memory::TensorRef;
+use crate::target::Arch;
 
 /// Largest head that the library's fast plans take; heads have a multiple of [`HEAD_STEP`] elements.
 const MAX_HEAD_DIM: usize = 128;
@@ -44,25 +43,21 @@ pub fn reads(operand: &TensorRef) -> bool {
 /// True if products of eight bits are taken: where the tensor cores have them, and with a bias in bf16 only, whatever
 /// the result's type is.
 pub fn multiplies_codes(arch: &Arch, bias: Option<DType>) -> bool {
-    let units = |of: Architecture| (of.major, of.minor) >= (8, 9);
-    matches!(arch, Arch::Cpu) || matches!(arch, Arch::Cuda(of) if units(*of) && bias.is_none_or(|of| of == DType::BF16))
+    !arch.is_gpu() || arch.codes().is_some() && bias.is_none_or(|of| of == DType::BF16)
 }
 
 /// True if products of four bits with scales of blocks are taken: where the tensor cores have them, with a bias in bf16
 /// only, and a result in bf16 or f32.
 pub fn multiplies_blocks(arch: &Arch, bias: Option<DType>, result: DType) -> bool {
     let on_units = bias.is_none_or(|of| of == DType::BF16) && matches!(result, DType::BF16 | DType::F32);
-    matches!(arch, Arch::Cpu) || has_four_bits(arch) && on_units
-}
-
-/// True if a GPU's tensor cores multiply four-bit elements.
-pub fn has_four_bits(arch: &Arch) -> bool {
-    matches!(arch, Arch::Cuda(of) if *of >= Architecture::BLACKWELL)
+    !arch.is_gpu() || arch.has_four_bits() && on_units
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::architecture::Architecture;
+    use crate::gfx::Gfx;
     use crate::memory::ArenaId;
 
     #[test]
@@ -71,13 +66,14 @@ mod tests {
         assert!([of(8, 9), of(9, 0), of(12, 0), Arch::Cpu].iter().all(|arch| multiplies_codes(arch, None)));
         assert!(![of(8, 0), of(8, 6)].iter().any(|arch| multiplies_codes(arch, None)));
         assert!(multiplies_codes(&of(9, 0), Some(DType::BF16)) && !multiplies_codes(&of(9, 0), Some(DType::F32)));
+        assert!(multiplies_codes(&Arch::Rocm(Gfx::CDNA3), None) && !multiplies_codes(&Arch::Rocm(Gfx::CDNA2), None));
     }
 
     #[test]
     fn four_bits_need_blackwell() {
         let of = |major, minor| Arch::Cuda(Architecture { major, minor });
-        assert!([of(10, 0), of(10, 3), of(12, 0)].iter().all(has_four_bits));
-        assert!(![of(8, 9), of(9, 0), Arch::Cpu].iter().any(has_four_bits));
+        assert!([of(10, 0), of(10, 3), of(12, 0)].into_iter().all(Arch::has_four_bits));
+        assert!(![of(8, 9), of(9, 0), Arch::Cpu].into_iter().any(Arch::has_four_bits));
         let blackwell = |bias: Option<DType>, result: DType| multiplies_blocks(&of(10, 0), bias, result);
         assert!(multiplies_blocks(&Arch::Cpu, Some(DType::F32), DType::F16) && blackwell(None, DType::F32));
         assert!(blackwell(Some(DType::BF16), DType::BF16) && !blackwell(Some(DType::F32), DType::F32));

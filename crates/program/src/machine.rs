@@ -1,34 +1,9 @@
 //! The properties of a machine that plans depend on, as a value: a program for a GPU is compiled, planned and costed
 //! where there is none.
 
-use std::fmt;
-
-use crate::architecture::Architecture;
 use crate::efficiency::Efficiency;
 use crate::known;
-
-/// The instruction set that kernels are written for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Arch {
-    Cpu,
-    Cuda(Architecture),
-}
-
-impl Arch {
-    /// True if kernels may use the instructions that Hopper alone has.
-    pub fn is_hopper(self) -> bool {
-        self == Arch::Cuda(Architecture::HOPPER)
-    }
-}
-
-impl fmt::Display for Arch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Arch::Cpu => f.write_str("cpu"),
-            Arch::Cuda(architecture) => architecture.fmt(f),
-        }
-    }
-}
+use crate::target::Arch;
 
 /// Rates of the link between device and host memory, bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq)]

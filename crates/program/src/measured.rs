@@ -7,7 +7,8 @@ use std::borrow::Cow;
 
 use crate::architecture::Architecture;
 use crate::efficiency::{AttentionRate, Efficiency, Hidden, Products, Realisation};
-use crate::machine::{Arch, FP8, Link, Machine, Origin};
+use crate::machine::{FP8, Link, Machine, Origin};
+use crate::target::Arch;
 use Hidden::{Documents, None, Window};
 use Realisation::{Hopper, Library, Portable, Scalar};
 

@@ -9,9 +9,10 @@ use tensor::DType;
 use crate::efficiency::{Hidden, Realisation};
 use crate::estimate::Seen;
 use crate::instruction::{Cost, Instruction, Step};
-use crate::machine::{Arch, Machine};
+use crate::machine::Machine;
 use crate::memory::TensorRef;
 use crate::program::{Entry, Program};
+use crate::target::Arch;
 pub use times::{Times, clock, expected_times};
 
 /// The reason why an instruction takes longer than at the ceilings.

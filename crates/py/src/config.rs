@@ -113,7 +113,7 @@ impl Config {
         self.config.model.init == config::Init::Pretrained
     }
 
-    /// `auto`, `cpu` or `cuda`.
+    /// `auto`, `cuda`, `rocm` or `cpu`.
     #[getter]
     fn device(&self) -> String {
         match &self.config.hardware.device {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use gpu::disk_cache::DiskCache;
-use gpu::{LibraryReport, Missing, Report, Search};
+use gpu::{LibraryReport, Missing, Report, Search, Vendor};
 use pyo3::prelude::*;
 use serde_json::{Value, json};
 use train::calibrate::Plan;
@@ -13,16 +13,17 @@ use train::{TrainError, machines};
 
 use crate::errors::train_error;
 
-/// Looks for CUDA libraries and GPUs. `site_packages` are the folders of installed Python packages.
+/// Looks for libraries and GPUs of each vendor. `site_packages` are the folders of installed Python packages.
 /// Gives (text for people, JSON).
 #[pyfunction]
 pub fn examine_machine(py: Python<'_>, site_packages: Vec<PathBuf>) -> (String, String) {
     py.detach(|| {
-        let report = Report::new(&Search::from_environment(site_packages));
+        let reports = Vendor::ALL.map(|vendor| Report::new(&Search::of(vendor, site_packages.clone())));
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let verdict = if report.usable() { "cuda" } else { "cpu" };
-        let text = format!("Default device: {verdict}\nCPU: {cores} threads\n{report}{}", cache_text());
-        (text, to_json(&report, cores, verdict).to_string())
+        let verdict = reports.iter().find(|report| report.usable()).map_or("cpu", |report| report.vendor.device());
+        let [nvidia, amd] = &reports;
+        let text = format!("Default device: {verdict}\nCPU: {cores} threads\n{nvidia}{}{}", of_amd(amd), cache_text());
+        (text, to_json(&reports, cores, verdict).to_string())
     })
 }
 
@@ -98,26 +99,42 @@ pub fn calibrate(
     calibrated.map_err(|error| train_error(py, error))
 }
 
-fn to_json(report: &Report, cores: usize, verdict: &str) -> Value {
+/// Returns the report on AMD's libraries and GPUs; one line where there are none.
+fn of_amd(report: &Report) -> String {
+    let absent = |of: &LibraryReport| of.state.as_ref().is_err_and(|missing| !missing.looked_for.is_empty());
+    match report.libraries.first().and_then(|first| first.state.as_ref().err()) {
+        Some(first) if report.libraries.iter().all(absent) => {
+            format!("AMD GPUs: ROCm was not found (`device: rocm` needs it)\n  to fix it: {}\n", first.mend)
+        }
+        _ => format!("AMD:\n{report}"),
+    }
+}
+
+fn to_json(reports: &[Report], cores: usize, verdict: &str) -> Value {
     let missing = |of: &Missing| json!({"missing": of.reason, "looked_for": of.looked_for, "mend": of.mend});
-    let library = |of: &LibraryReport| {
+    let library = |vendor: Vendor, of: &LibraryReport| {
         let mut row = match &of.state {
             Ok(found) => json!({"version": found.version, "path": found.path, "origin": found.origin.to_string()}),
             Err(of) => missing(of),
         };
-        row["library"] = of.kind.name().into();
-        row["title"] = of.kind.title().into();
+        row["vendor"] = vendor.to_string().into();
+        row["library"] = of.kind.name(vendor).into();
+        row["title"] = of.kind.title(vendor).into();
         row["found"] = of.state.is_ok().into();
         row["needed_for"] = of.kind.needed_for().into();
         row
     };
-    let devices = match &report.devices {
+    let devices = |report: &Report| match &report.devices {
         Ok(devices) => devices
             .iter()
             .map(|d| json!({"name": d.name, "architecture": d.architecture.to_string(), "memory": d.memory}))
             .collect(),
         Err(of) => missing(of),
     };
+    let libraries = reports.iter().flat_map(|report| report.libraries.iter().map(|of| library(report.vendor, of)));
+    let conflicts = reports.iter().flat_map(|report| &report.conflicts);
+    // The vendor of the device that runs take, or the first.
+    let of = reports.iter().find(|report| report.vendor.device() == verdict).unwrap_or(&reports[0]);
     let cache = DiskCache::default_folder().ok().map(|folder| {
         let (entries, bytes) = DiskCache::size_of(&folder).unwrap_or_default();
         json!({"folder": folder, "entries": entries, "bytes": bytes})
@@ -125,10 +142,10 @@ fn to_json(report: &Report, cores: usize, verdict: &str) -> Value {
     json!({
         "surogate": env!("CARGO_PKG_VERSION"),
         "cpu_threads": cores,
-        "libraries": report.libraries.iter().map(library).collect::<Vec<_>>(),
-        "conflicts": report.conflicts.iter().map(missing).collect::<Vec<_>>(),
-        "driver_release": report.driver_release,
-        "gpus": devices,
+        "libraries": libraries.collect::<Vec<_>>(),
+        "conflicts": conflicts.map(missing).collect::<Vec<_>>(),
+        "driver_release": of.driver_release,
+        "gpus": devices(of),
         "cache": cache,
         "device": verdict,
     })

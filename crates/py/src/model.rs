@@ -44,7 +44,10 @@ pub fn device_setting(name: &str) -> PyResult<Setting<DeviceKind>> {
         "auto" => Ok(Setting::Auto),
         "cpu" => Ok(Setting::Value(DeviceKind::Cpu)),
         "cuda" => Ok(Setting::Value(DeviceKind::Cuda)),
-        other => Err(PyValueError::new_err(format!("device: {other:?} is not known, expected cpu, cuda or auto"))),
+        "rocm" => Ok(Setting::Value(DeviceKind::Rocm)),
+        other => {
+            Err(PyValueError::new_err(format!("device: {other:?} is not known, expected auto, cuda, rocm or cpu")))
+        }
     }
 }
 

@@ -43,7 +43,7 @@ impl Plan {
         match machine.arch {
             _ if least => seconds(0, 0, 0),
             Arch::Cpu => seconds(0, 20, 0),
-            Arch::Cuda(_) => seconds(40, 60, 10),
+            _ => seconds(40, 60, 10),
         }
     }
 }

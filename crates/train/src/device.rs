@@ -1,11 +1,11 @@
-//! Selects the backend of a run, and describes the machine to the compiler. The only file that knows both backends.
+//! Selects the backend of a run, and describes the machine to the compiler. The only file that knows the backends.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use cpu::CpuBackend;
 use gpu::library::Kind;
-use gpu::{GpuBackend, Search};
+use gpu::{GpuBackend, Search, Vendor};
 use net::{Channel, Nodes};
 use options::Setting;
 use program::{Backend, Machine};
@@ -21,19 +21,23 @@ const WITHOUT_PEERS: &str = "SUROGATE_PEER_ACCESS";
 /// With the value 1 all ranks or stages are on the first GPU, which they share: for tests where there is one only.
 const ONE_GPU: &str = "SUROGATE_ONE_GPU";
 
+/// The reason that a run on an AMD GPU adds to its choice of the device.
+const NEVER_RUN: &str =
+    "this backend was never run on an AMD GPU before: `surogate doctor --report FILE` writes what to send";
+
 /// Bytes of a GPU's memory that NCCL takes: 1.27 GiB between two H200, NCCL 2.28.3; 0.44 over sockets.
 const NCCL_BYTES: usize = 3 << 29;
 
 /// The requested device, and folders in which its libraries may be.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceRequest {
-    /// Left open: the GPU if one can be used, otherwise the CPU.
+    /// Left open: an NVIDIA GPU if one can be used, otherwise an AMD GPU, otherwise the CPU.
     pub device: Setting<config::Device>,
     /// Threads of the CPU backend; all cores when unset.
     pub threads: Option<usize>,
     /// Devices that train together, or ranks that share the CPU and its memory; 0 counts as 1.
     pub ranks: usize,
-    /// Folders of installed Python packages, in which CUDA libraries may be.
+    /// Folders of installed Python packages, in which libraries of GPUs may be.
     pub site_packages: Vec<PathBuf>,
     /// The interpreter of Python that runs reward functions.
     pub python: Option<PathBuf>,
@@ -93,8 +97,12 @@ impl Device {
     fn find(request: &DeviceRequest) -> Result<Device> {
         let found = match request.device {
             Setting::Value(config::Device::Cpu) => return of_cpu(request, "requested"),
-            Setting::Value(config::Device::Cuda) => cuda(request, "requested"),
-            Setting::Auto => cuda(request, "a GPU can be used"),
+            Setting::Value(config::Device::Cuda) => gpu(request, Vendor::Nvidia, "requested"),
+            Setting::Value(config::Device::Rocm) => gpu(request, Vendor::Amd, "requested"),
+            Setting::Auto => {
+                let found = |vendor| gpu(request, vendor, "a GPU can be used");
+                found(Vendor::Nvidia).or_else(|why| found(Vendor::Amd).map_err(|_| why))
+            }
         };
         match (found, request.device) {
             (Ok(device), _) => of_node(device, request),
@@ -110,19 +118,28 @@ impl Device {
         if request.device == Setting::Value(config::Device::Cpu) {
             return cpu();
         }
-        let found = gpu::Report::for_nodes(&Search::from_environment(request.site_packages.clone()));
-        if !found.usable() && request.device == Setting::Auto {
-            return cpu();
-        }
+        let reported = |vendor| gpu::Report::for_nodes(&Search::of(vendor, request.site_packages.clone()));
+        let found = match request.device {
+            Setting::Value(config::Device::Rocm) => reported(Vendor::Amd),
+            Setting::Value(_) => reported(Vendor::Nvidia),
+            Setting::Auto => {
+                let usable = Vendor::ALL.into_iter().map(reported).find(gpu::Report::usable);
+                let Some(found) = usable else { return cpu() };
+                found
+            }
+        };
         let gpu = found.devices.as_ref().ok().and_then(|devices| devices.first()).map(ToString::to_string);
         let library = |kind| found.version(kind).unwrap_or("none").to_owned();
-        vec![
+        let kinds = [Kind::Nccl, Kind::CublasLt, Kind::Cudnn].into_iter();
+        let of_vendor = kinds.filter(|kind| Kind::all(found.vendor).contains(kind));
+        let libraries = of_vendor.map(|kind| fact(kind.title(found.vendor), library(kind)));
+        [
             fact("GPU", gpu.unwrap_or_else(|| "none".to_owned())),
             fact("driver", found.driver_release.clone().unwrap_or_else(|| library(Kind::Driver))),
-            fact("NCCL", library(Kind::Nccl)),
-            fact("cuBLASLt", library(Kind::CublasLt)),
-            fact("cuDNN", library(Kind::Cudnn)),
         ]
+        .into_iter()
+        .chain(libraries)
+        .collect()
     }
 }
 
@@ -213,11 +230,14 @@ fn cpu_of_node(request: &DeviceRequest) -> Result<Device> {
     })
 }
 
-fn cuda(request: &DeviceRequest, because: &str) -> std::result::Result<Device, String> {
-    let search = Search::from_environment(request.site_packages.clone());
+fn gpu(request: &DeviceRequest, vendor: Vendor, because: &str) -> std::result::Result<Device, String> {
+    let search = Search::of(vendor, request.site_packages.clone());
     let report = gpu::Report::for_one_gpu(&search);
     if !report.usable() {
-        return Err(format!("no GPU can be used here:\n{report}"));
+        return Err(match vendor {
+            Vendor::Nvidia => format!("no GPU can be used here:\n{report}"),
+            Vendor::Amd => format!("no AMD GPU can be used here:\n{report}"),
+        });
     }
     let mut devices = report.devices.expect("a usable report lists devices");
     let one_device = std::env::var_os(ONE_GPU).is_some_and(|value| value == "1");
@@ -240,7 +260,11 @@ fn cuda(request: &DeviceRequest, because: &str) -> std::result::Result<Device, S
     let backend = GpuBackend::new(options).with_nodes(request.nodes.clone());
     let by_nccl = together > 1 && [request.ways.gather, request.ways.exchange].contains(&Some(false));
     let machine = if by_nccl && request.nodes.is_none() { without_nccl(machine) } else { machine };
-    let (backend, because) = (Box::new(backend), because.to_owned());
+    let because = match vendor {
+        Vendor::Nvidia => because.to_owned(),
+        Vendor::Amd => format!("{because}; {NEVER_RUN}"),
+    };
+    let backend = Box::new(backend);
     Ok(Device { backend, machine, because, gpus, card, arithmetic, nodes: None, python: None })
 }
 

@@ -220,7 +220,7 @@ fn note_on_four_bits(backend: config::Fp4Backend, machine: &Machine) -> String {
     match (backend, machine.arch) {
         (config::Fp4Backend::Emulate, _) => format!("`fp4_backend: emulate` {emulated}"),
         (_, Arch::Cpu) => format!("`fp4_backend: {backend}` on a CPU is `emulate`: it {emulated}"),
-        (_, Arch::Cuda(_)) => format!(
+        _ => format!(
             "`fp4_backend: {backend}` multiplies codes of four bits with cuBLASLt's block-scaled products, which were never run on \
              a Blackwell GPU before: the run compares them with the CPU first, and stops where they differ"
         ),

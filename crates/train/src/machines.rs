@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
-use program::{Arch, AttentionRate, Efficiency, Hidden, Link, Machine, Origin, Products, Realisation, machine_names};
+use program::{AttentionRate, Efficiency, Hidden, Link, Machine, Origin, Products, Realisation, machine_names};
 use serde_json::{Value, json};
 
 use crate::error::{Result, TrainError};
@@ -220,10 +220,7 @@ fn from_json(value: &Value) -> std::result::Result<Machine, String> {
     let attention = points.iter().map(point).collect::<Option<Vec<_>>>().ok_or("a point of attention is incomplete")?;
     Ok(Machine {
         name: text("/name")?,
-        arch: match arch.as_str() {
-            "cpu" => Arch::Cpu,
-            name => Arch::Cuda(name.parse().map_err(|expected| format!("`/arch` is `{name}`, {expected}"))?),
-        },
+        arch: arch.parse().map_err(|expected| format!("`/arch` is `{arch}`, {expected}"))?,
         memory: count("/memory")?,
         context_bytes: count("/context_bytes")?,
         units: count("/units")?,

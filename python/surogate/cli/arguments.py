@@ -62,7 +62,7 @@ COMMAND_FLAGS = {
     "show": {"--run": 1},
     "plan": {"--run": 1},
     "tokenize": {"--debug": 0, "--run": 1},
-    "doctor": {"--output": 1, "--only": 1, "--seconds": 1},
+    "doctor": {"--output": 1, "--only": 1, "--seconds": 1, "--report": 1},
     "push": {"--public": 0, "--dry-run": 0},
     "generate": {
         "--prompt": 1, "--prompts": 1, "--chat": 0, "--image": 1, "--tools": 1, "--adapter": 1, "--base": 1,
@@ -329,6 +329,9 @@ def parser() -> argparse.ArgumentParser:
     doctor.add_argument("--only", metavar="NAME,…", help="only operations whose names begin with one of these")
     doctor.add_argument("--seconds", type=int, help="start no operation after this time, for tools that slow down a GPU")
     doctor.add_argument(
+        "--report", metavar="FILE", type=_path, help="compare every operation, and write what was found to a file without private data"
+    )
+    doctor.add_argument(
         "--calibrate",
         nargs="?",
         const="full",
@@ -366,7 +369,7 @@ def _quantize_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--calibration", metavar="run.yaml", type=_path, help=of_data)
     command.add_argument("--samples", metavar="N", type=_count(1), default=256, help="rows to measure activations on (default: 256)")
     command.add_argument("--base", metavar="MODEL", type=_path, help="model of an adapter (default: the one that the adapter names)")
-    command.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device of measurements (default: auto)")
+    command.add_argument("--device", choices=["auto", "cuda", "rocm", "cpu"], default="auto", help="device of measurements (default: auto)")
     command.add_argument("--output", metavar="DIR", type=_path, required=True, help="folder to write")
 
 
@@ -390,7 +393,7 @@ def _prune_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--over-rows", choices=["mean", "l2"], default="l2", help="the same over rows (default: l2)")
     command.add_argument("--scores", metavar="FILE", type=_path, help="write the scores to a new safetensors file")
     command.add_argument("--base", metavar="MODEL", type=_path, help="model of an adapter (default: the one that the adapter names)")
-    command.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device of measurements (default: auto)")
+    command.add_argument("--device", choices=["auto", "cuda", "rocm", "cpu"], default="auto", help="device of measurements (default: auto)")
     command.add_argument("--output", metavar="DIR", type=_path, required=True, help="folder to write")
 
 
@@ -472,7 +475,7 @@ def _place_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--adapter", metavar="DIR", type=_path, help="adapter for the model, or output_dir of the run that trained it")
     of_base = "model of an adapter (default: the one that the adapter names)"
     command.add_argument("--base", metavar="MODEL", type=_path, help=of_base)
-    command.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device (default: auto)")
+    command.add_argument("--device", choices=["auto", "cuda", "rocm", "cpu"], default="auto", help="device (default: auto)")
     command.add_argument(
         "--dtype", choices=["auto", "float32", "bfloat16"], default="auto",
         help="type of weights and activations (default: auto, bfloat16 on a GPU for models saved in 16 bits)",

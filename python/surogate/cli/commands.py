@@ -33,7 +33,7 @@ from ..run import load_config, open_source, run_names, with_teacher
 from ..storage import files, hub, outputs
 from ..storage.uploads import left_behind
 from ..terminal import collecting, show, show_coloured, state, waiting, warn
-from . import push, watch
+from . import machine_report, push, watch
 from .arguments import TRAIN, UsageError, parser, split_overrides
 
 Overrides = list[tuple[str, str]]
@@ -280,7 +280,9 @@ def _doctor(options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
     of_operations = {"--own-kernels": options.own_kernels, "--only": options.only, "--seconds": options.seconds}
     written = [flag for flag, value in of_operations.items() if value not in (None, False)]
-    if written and not options.operations:
+    if options.report and (options.operations or options.calibrate or options.own_kernels):
+        raise UsageError("--report compares all operations itself, and measures nothing")
+    if written and not (options.operations or options.report):
         raise UsageError(f"{written[0]} needs --operations")
     if options.calibrate:
         output = Path(options.output) if options.output else None
@@ -290,6 +292,12 @@ def _doctor(options: Namespace, overrides: Overrides) -> int:
         raise UsageError("--output needs --calibrate")
     text, findings = _native.examine_machine(site_packages())
     found = extras.find()
+    if options.report:
+        names = options.only.split(",") if options.only else []
+        report = machine_report.write(Path(options.report), json.loads(findings), names, options.seconds)
+        of_operations = report["operations"]
+        show(f"written: {options.report}\n{of_operations.get('verdict') or 'operations failed: ' + of_operations['failed']}")
+        return 1 if of_operations.get("differing", 1) else 0
     if options.json:
         show(json.dumps({**json.loads(findings), "extras": extras.facts(found)}))
     else:

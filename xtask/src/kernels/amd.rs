@@ -86,9 +86,10 @@ pub fn run(every: bool, words: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// The texts that operations lower to on any architecture of NVIDIA, and the backend's own unless operations are named.
+/// The texts that operations lower to on any target of either vendor, and the backend's own unless operations are named.
 fn units(operations: impl Iterator<Item = &'static dyn Op>, names: &[&str]) -> Vec<Unit> {
-    let mut units: Vec<Unit> = targets(operations, &ARCHITECTURES).into_keys().collect();
+    let known: Vec<&'static str> = ARCHITECTURES.into_iter().chain(TARGETS).collect();
+    let mut units: Vec<Unit> = targets(operations, &known).into_keys().collect();
     if names.is_empty() {
         units.extend(gpu::kernels::samples().iter().chain(&HopperProduct::samples()).map(own));
     }

@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use graph::{Element, Graph, Node, OpId, ValueId};
 use ops::dequantise::unscaled;
 use ops::id;
-use program::{Arch, Architecture, Machine, library};
+use program::{Arch, Architecture, Machine};
 use tensor::storage::{NVFP4, NVFP4_TILES, Packing};
 use tensor::{Attrs, DType};
 
@@ -86,7 +86,7 @@ struct Factor {
 
 pub fn run(graph: &mut Graph, recipe: &Nvfp4, options: &CompileOptions, machine: &Machine) -> Result<(), CompileError> {
     let units = !recipe.emulate && machine.arch != Arch::Cpu;
-    if units && !library::has_four_bits(&machine.arch) {
+    if units && !machine.arch.has_four_bits() {
         let text =
             format!("`recipe: nvfp4` without `fp4_backend: emulate` needs a GPU from {} on", Architecture::BLACKWELL);
         let hint = "`fp4_backend: emulate` has the same codes on any machine; `recipe: fp8_hybrid` is faster than bf16";

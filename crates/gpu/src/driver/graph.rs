@@ -112,6 +112,7 @@ mod tests {
 
     use super::*;
     use crate::error::Error;
+    use crate::vendor::Vendor;
 
     /// The state of an imitated driver, and the call that it is to refuse.
     #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -206,7 +207,7 @@ mod tests {
             cuGraphInstantiateWithFlags: instantiate,
             cuGraphDestroy: destroy,
             cuGraphExecDestroy: destroy_executable,
-            ..sys::DriverTable::unavailable()
+            ..sys::DriverTable::unavailable(Vendor::Nvidia)
         };
         Stream::new(&Device::imitated(table, 0)).unwrap()
     }

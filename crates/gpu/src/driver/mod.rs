@@ -1,6 +1,6 @@
-//! The driver API with Results: devices, and below them streams, memory, modules, graphs.
+//! The driver API of either vendor with Results: devices, and below them streams, memory, modules, graphs.
 //!
-//! Everything here happens on one device's primary context. Calls that need the context are made on
+//! Everything here happens on one device's primary context (CUDA), or on the device that is current (HIP). Calls that need the context are made on
 //! a thread that has called [`Device::bind`]; copies and fills are asynchronous on the given stream,
 //! never on the legacy stream (which does not order against ours). No policy, no instruction.
 #![allow(unsafe_code, reason = "calls of the CUDA driver through its function table")]
@@ -22,7 +22,8 @@ pub use watch::Watch;
 use crate::error::{Error, Result};
 use crate::library::ARCHITECTURE_VARIABLE;
 use crate::sys::driver::{self as sys, DriverTable};
-use program::{Architecture, UnknownArchitecture};
+use crate::vendor::Vendor;
+use program::{Arch, Architecture, Gfx, UnknownArchitecture, UnknownGfx};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -33,7 +34,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Calls `cuInit`. Fails where there is no GPU or no permission to use it.
+    /// Calls `cuInit` or `hipInit`. Fails where there is no GPU or no permission to use it.
     pub fn new(table: DriverTable) -> Result<Arc<Driver>> {
         let driver = Driver { table };
         // SAFETY: no arguments to get wrong.
@@ -41,12 +42,21 @@ impl Driver {
         Ok(Arc::new(driver))
     }
 
-    /// The CUDA version that the driver supports, as (major, minor).
+    /// The vendor whose driver this is.
+    pub fn vendor(&self) -> Vendor {
+        self.table.vendor
+    }
+
+    /// The version of CUDA that the driver supports, or of HIP, as (major, minor).
     pub fn version(&self) -> Result<(u32, u32)> {
         let mut version = 0;
         // SAFETY: the pointer is to a live local.
         self.check("cuDriverGetVersion", unsafe { (self.table.cuDriverGetVersion)(&mut version) })?;
-        Ok((version as u32 / 1000, version as u32 % 1000 / 10))
+        let version = version as u32;
+        Ok(match self.vendor() {
+            Vendor::Nvidia => (version / 1000, version % 1000 / 10),
+            Vendor::Amd => (version / 10_000_000, version / 100_000 % 100),
+        })
     }
 
     pub fn device_count(&self) -> Result<usize> {
@@ -68,6 +78,7 @@ impl Driver {
             (self.table.cuGetErrorString)(status, &mut detail);
             (text_or(name, "an unknown status"), text_or(detail, ""))
         };
+        let call = self.table.call_name(call);
         Err(Error::Call { call, code: status, name, detail, context: String::new() })
     }
 }
@@ -82,8 +93,8 @@ pub(crate) unsafe fn text_or(text: *const c_char, otherwise: &str) -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// Returns the architecture that `text` names, such as `sm_80`, for a GPU of `own` architecture; an error for a later
-/// one.
+/// Returns the architecture that `text` names, such as `sm_80`, for an NVIDIA GPU of `own` architecture; an error for a
+/// later one.
 fn in_place(own: Architecture, text: &str) -> Result<Architecture> {
     let refused = |reason: String| Error::Unsupported {
         what: format!("{ARCHITECTURE_VARIABLE}={text}"),
@@ -102,14 +113,14 @@ fn in_place(own: Architecture, text: &str) -> Result<Architecture> {
 pub struct Properties {
     pub name: String,
     /// The architecture that kernels are chosen and compiled for: the device's own, or an older one that was requested.
-    pub architecture: Architecture,
-    pub of_device: Architecture,
+    pub architecture: Arch,
+    pub of_device: Arch,
     pub multiprocessors: u32,
     /// Size of the device memory, bytes.
     pub memory: usize,
     /// Size of the L2 cache, bytes.
     pub l2_cache: usize,
-    /// Highest clock of the SMs, Hz; 0 where the driver does not report it.
+    /// Highest clock of the multiprocessors, Hz; 0 where the driver does not report it.
     pub clock: f64,
     /// Bytes per second by bus width and clock; 0 where the driver does not report it.
     pub memory_bandwidth: f64,
@@ -128,6 +139,7 @@ impl fmt::Display for Properties {
 pub struct Device {
     pub(crate) driver: Arc<Driver>,
     ordinal: c_int,
+    /// Null on AMD GPUs, where a device is current by its number.
     context: sys::Context,
     /// The limit on waits for the device.
     watch: OnceLock<Arc<Watch>>,
@@ -156,8 +168,10 @@ impl Device {
         // SAFETY: both pointers are to live locals.
         driver.check("cuDeviceGet", unsafe { (t.cuDeviceGet)(&mut raw, ordinal as c_int) })?;
         let properties = properties(driver, raw, architecture)?;
-        // SAFETY: as above; the context is released on drop.
-        driver.check("cuDevicePrimaryCtxRetain", unsafe { (t.cuDevicePrimaryCtxRetain)(&mut context, raw) })?;
+        if driver.vendor() == Vendor::Nvidia {
+            // SAFETY: as above; the context is released on drop.
+            driver.check("cuDevicePrimaryCtxRetain", unsafe { (t.cuDevicePrimaryCtxRetain)(&mut context, raw) })?;
+        }
         let device = Device { driver: driver.clone(), ordinal: raw, context, watch: OnceLock::new(), properties };
         device.bind()?;
         Ok(Arc::new(device))
@@ -185,14 +199,18 @@ impl Device {
         }
     }
 
-    /// Makes the context current on the calling thread.
+    /// Makes the context, or the device, current on the calling thread.
     pub fn bind(&self) -> Result<()> {
+        if self.vendor() == Vendor::Amd {
+            // SAFETY: no pointers.
+            return self.check("hipSetDevice", unsafe { (self.table().hipSetDevice)(self.ordinal) });
+        }
         // SAFETY: the context is retained as long as `self` lives.
         self.check("cuCtxSetCurrent", unsafe { (self.table().cuCtxSetCurrent)(self.context) })
     }
 
-    fn context(&self) -> sys::Context {
-        self.context
+    pub(crate) fn vendor(&self) -> Vendor {
+        self.driver.vendor()
     }
 
     /// Gives waits for this GPU up when the watch says so, from now on.
@@ -230,10 +248,17 @@ impl Device {
         if reaches == 0 {
             return Ok(false);
         }
-        // SAFETY: both contexts are retained.
-        match unsafe { (self.table().cuCtxEnablePeerAccess)(other.context, 0) } {
+        let (t, vendor) = (self.table(), self.vendor());
+        // SAFETY: both contexts are retained; AMD's function has no pointers.
+        let (call, status) = unsafe {
+            match vendor {
+                Vendor::Nvidia => ("cuCtxEnablePeerAccess", (t.cuCtxEnablePeerAccess)(other.context, 0)),
+                Vendor::Amd => ("hipDeviceEnablePeerAccess", (t.hipDeviceEnablePeerAccess)(other.ordinal, 0)),
+            }
+        };
+        match status {
             sys::ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(true),
-            status => self.check("cuCtxEnablePeerAccess", status).map(|()| true),
+            status => self.check(call, status).map(|()| true),
         }
     }
 
@@ -258,7 +283,7 @@ impl Device {
 impl Device {
     /// Returns a device whose calls are a test's functions.
     pub(crate) fn imitated(table: DriverTable, ordinal: c_int) -> Arc<Device> {
-        let architecture = Architecture { major: 9, minor: 0 };
+        let architecture = Arch::Cuda(Architecture::HOPPER);
         let properties = Properties {
             name: "imitated".into(),
             architecture,
@@ -277,9 +302,26 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: retained once in `open`. A failure at exit cannot be acted on.
-        unsafe { (self.table().cuDevicePrimaryCtxRelease_v2)(self.ordinal) };
+        if self.vendor() == Vendor::Nvidia {
+            // SAFETY: retained once in `open`. A failure at exit cannot be acted on.
+            unsafe { (self.table().cuDevicePrimaryCtxRelease_v2)(self.ordinal) };
+        }
     }
+}
+
+/// Returns the instruction set of an AMD GPU; an error for one that kernels are not written for.
+fn instruction_set(driver: &Driver, device: c_int, name: &str) -> Result<Gfx> {
+    let mut properties = Box::new(sys::HipProperties::EMPTY);
+    // SAFETY: the pointer is to a live local of the size that this version of the function fills.
+    let status = unsafe { (driver.table.hipGetDevicePropertiesR0600)(&mut *properties, device) };
+    driver.check("hipGetDeviceProperties", status)?;
+    // SAFETY: the library ends the text with NUL, and the field is longer than any.
+    let text = unsafe { text_or(properties.architecture.as_ptr(), "") };
+    text.parse().map_err(|expected: UnknownGfx| Error::Unsupported {
+        what: format!("{name}, {text}"),
+        reason: expected.to_string(),
+        context: String::new(),
+    })
 }
 
 fn properties(driver: &Driver, device: c_int, architecture: Option<&str>) -> Result<Properties> {
@@ -299,22 +341,30 @@ fn properties(driver: &Driver, device: c_int, architecture: Option<&str>) -> Res
     };
     // SAFETY: the pointer is to a live local.
     driver.check("cuDeviceTotalMem", unsafe { (t.cuDeviceTotalMem_v2)(&mut memory, device) })?;
-    let memory_clock = attribute(sys::attribute::MEMORY_CLOCK_RATE_KHZ).unwrap_or(0) as f64 * 1e3;
-    let bus_bytes = attribute(sys::attribute::GLOBAL_MEMORY_BUS_WIDTH_BITS).unwrap_or(0) as f64 / 8.0;
-    let of_device = Architecture {
-        major: attribute(sys::attribute::COMPUTE_CAPABILITY_MAJOR)?,
-        minor: attribute(sys::attribute::COMPUTE_CAPABILITY_MINOR)?,
+    let of = sys::Attributes::of(driver.vendor());
+    let memory_clock = attribute(of.memory_clock_rate_khz).unwrap_or(0) as f64 * 1e3;
+    let bus_bytes = attribute(of.global_memory_bus_width_bits).unwrap_or(0) as f64 / 8.0;
+    let (architecture, of_device) = match driver.vendor() {
+        Vendor::Nvidia => {
+            let major = attribute(of.compute_capability_major)?;
+            let own = Architecture { major, minor: attribute(of.compute_capability_minor)? };
+            (Arch::Cuda(architecture.map_or(Ok(own), |text| in_place(own, text))?), Arch::Cuda(own))
+        }
+        Vendor::Amd => {
+            let own = Arch::Rocm(instruction_set(driver, device, &name)?);
+            (own, own)
+        }
     };
     Ok(Properties {
         name,
-        architecture: architecture.map_or(Ok(of_device), |text| in_place(of_device, text))?,
+        architecture,
         of_device,
-        multiprocessors: attribute(sys::attribute::MULTIPROCESSOR_COUNT)?,
+        multiprocessors: attribute(of.multiprocessor_count)?,
         memory,
-        l2_cache: attribute(sys::attribute::L2_CACHE_SIZE)? as usize,
-        clock: attribute(sys::attribute::CLOCK_RATE_KHZ).unwrap_or(0) as f64 * 1e3,
+        l2_cache: attribute(of.l2_cache_size)? as usize,
+        clock: attribute(of.clock_rate_khz).unwrap_or(0) as f64 * 1e3,
         memory_bandwidth: 2.0 * memory_clock * bus_bytes,
-        shared_memory_per_block: attribute(sys::attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize,
+        shared_memory_per_block: attribute(of.shared_memory_per_block_optin)? as usize,
     })
 }
 

@@ -2,10 +2,16 @@
 #![allow(unsafe_code, reason = "calls of the CUDA driver through its function table")]
 
 use super::{Device, Stream};
-use crate::error::{During, Result};
+use crate::error::{During, Error, Result};
 use crate::sys::driver as sys;
+use crate::vendor::Vendor;
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Arc;
+
+fn too_much(bytes: usize, most: usize) -> Error {
+    let what = format!("{bytes} bytes of shared memory for a block");
+    Error::Unsupported { what, reason: format!("this GPU has {most}"), context: String::new() }
+}
 
 /// Code loaded into a context; unloaded when the last of its functions is dropped.
 pub struct Module {
@@ -19,10 +25,10 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// Loads machine code of this device's architecture, or PTX with a NUL at its end, which the driver translates.
+    /// Loads machine code of this device's architecture, or PTX with a NUL at its end, which NVIDIA's driver translates.
     pub fn new(device: &Arc<Device>, code: &[u8]) -> Result<Arc<Module>> {
         let mut raw = std::ptr::null_mut();
-        // SAFETY: a CUBIN is an ELF file and carries its own length, PTX is terminated; the driver copies either.
+        // SAFETY: a CUBIN or code object is an ELF file and carries its own length, PTX is terminated; the driver copies either.
         let status = unsafe { (device.table().cuModuleLoadData)(&mut raw, code.as_ptr().cast()) };
         device.check("cuModuleLoadData", status)?;
         Ok(Arc::new(Module { device: device.clone(), raw }))
@@ -71,6 +77,11 @@ impl Function {
     /// Allows launches with up to `bytes` of dynamic shared memory; needed above 48 KiB.
     pub fn allow_shared_memory(&self, bytes: usize) -> Result<()> {
         let device = &self.module.device;
+        if device.vendor() == Vendor::Amd {
+            // HIP has no such call: a block may have all of it, or the launch fails.
+            let most = device.properties.shared_memory_per_block;
+            return if bytes <= most { Ok(()) } else { Err(too_much(bytes, most)) };
+        }
         let which = sys::function_attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function is alive.
         let status = unsafe { (device.table().cuFuncSetAttribute)(self.raw, which, bytes as c_int) };

@@ -4,6 +4,7 @@
 use super::Device;
 use crate::error::Result;
 use crate::sys::driver as sys;
+use crate::vendor::Vendor;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -61,12 +62,21 @@ impl Stream {
 
     /// Copies memory of this GPU to one that is no peer: through host memory, by the driver.
     pub fn copy_across(&self, to: (&Device, u64), from: u64, bytes: usize) -> Result<()> {
-        let (from_context, (to_device, to)) = (self.device.context(), to);
+        let (own, (other, to), t) = (&self.device, to, self.device.table());
         // SAFETY: both ranges are in arenas of sessions that wait for all streams before they free any.
-        let status = unsafe {
-            (self.device.table().cuMemcpyPeerAsync)(to, to_device.context(), from, from_context, bytes, self.raw)
+        let (call, status) = unsafe {
+            match own.vendor() {
+                Vendor::Nvidia => {
+                    let copied = (t.cuMemcpyPeerAsync)(to, other.context, from, own.context, bytes, self.raw);
+                    ("cuMemcpyPeerAsync", copied)
+                }
+                Vendor::Amd => {
+                    let copied = (t.hipMemcpyPeerAsync)(to, other.ordinal, from, own.ordinal, bytes, self.raw);
+                    ("hipMemcpyPeerAsync", copied)
+                }
+            }
         };
-        self.device.check("cuMemcpyPeerAsync", status)
+        own.check(call, status)
     }
 
     /// Work queued from now on waits for `event`.

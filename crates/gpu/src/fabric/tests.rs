@@ -14,6 +14,7 @@ use crate::library::{Opened, Origin};
 use crate::nccl::{Nccl, UniqueId};
 use crate::sys::driver as driver_sys;
 use crate::sys::nccl as nccl_sys;
+use crate::vendor::Vendor;
 
 /// One thing on a stream.
 #[derive(Clone)]
@@ -228,7 +229,7 @@ fn driver() -> driver_sys::DriverTable {
         cuMemsetD8Async: fill,
         cuMemHostAlloc: pinned,
         cuMemFreeHost: unpinned,
-        ..driver_sys::DriverTable::unavailable()
+        ..driver_sys::DriverTable::unavailable(Vendor::Nvidia)
     }
 }
 
@@ -350,7 +351,7 @@ fn nccl() -> Arc<Nccl> {
         ncclAllGather: gather,
         ncclSend: send,
         ncclRecv: receive,
-        ..nccl_sys::NcclTable::unavailable()
+        ..nccl_sys::NcclTable::unavailable(Vendor::Nvidia)
     };
     Nccl::new(Opened { table, path: "imitated".into(), origin: Origin::System })
 }

@@ -6,7 +6,7 @@ use super::launch::{Arguments, BoundLaunch};
 use crate::driver::{Described, LaunchShape};
 use crate::error::Result;
 use crate::kernels::{HopperCodes, HopperProduct};
-use program::{Architecture, Gemm, LowRank, TensorRef};
+use program::{Gemm, LowRank, TensorRef};
 use tensor::DType;
 
 /// Alignment in bytes that the copy engine requires of addresses and of rows.
@@ -16,7 +16,7 @@ const BOX: usize = 64;
 
 /// Returns the variants of the kernel that support a product, the likely best first; none where it is not supported.
 pub(super) fn variants(p: &Preparation, gemm: &Gemm) -> Vec<HopperProduct> {
-    if p.engine.architecture() == Architecture::HOPPER && takes(gemm) { shapes(gemm) } else { vec![] }
+    if p.engine.architecture().is_hopper() && takes(gemm) { shapes(gemm) } else { vec![] }
 }
 
 fn shapes(gemm: &Gemm) -> Vec<HopperProduct> {

@@ -126,6 +126,14 @@ impl Memory {
         self.hosts[at.arena.0 as usize].as_ref().map(|(buffer, _)| buffer)
     }
 
+    /// The addresses of the arenas for kernels.
+    pub fn addresses(&self) -> Vec<u64> {
+        let of = |(device, host): (&DeviceBuffer, &Option<(PinnedBuffer, u64)>)| {
+            host.as_ref().map_or(device.address(), |(_, address)| *address)
+        };
+        self.arenas.iter().zip(&self.hosts).map(of).collect()
+    }
+
     /// The address of a tensor's first element for kernels. The whole span is inside its arena.
     pub fn address(&self, at: &TensorRef) -> u64 {
         if let Some((buffer, address)) = &self.hosts[at.arena.0 as usize] {

@@ -12,17 +12,17 @@ pub const ERROR_COMPILATION: Status = 6;
 function_table! {
     /// Entry points of the library `libnvrtc`.
     NvrtcTable:
-    nvrtcVersion(*mut c_int, *mut c_int) -> Status;
-    nvrtcGetErrorString(Status) -> *const c_char;
-    nvrtcCreateProgram(
+    nvrtcVersion = hiprtcVersion(*mut c_int, *mut c_int) -> Status;
+    nvrtcGetErrorString = hiprtcGetErrorString(Status) -> *const c_char;
+    nvrtcCreateProgram = hiprtcCreateProgram(
         *mut Program, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char,
     ) -> Status;
-    nvrtcDestroyProgram(*mut Program) -> Status;
-    nvrtcCompileProgram(Program, c_int, *const *const c_char) -> Status;
-    nvrtcGetCUBINSize(Program, *mut usize) -> Status;
-    nvrtcGetCUBIN(Program, *mut c_char) -> Status;
-    nvrtcGetPTXSize(Program, *mut usize) -> Status;
-    nvrtcGetPTX(Program, *mut c_char) -> Status;
-    nvrtcGetProgramLogSize(Program, *mut usize) -> Status;
-    nvrtcGetProgramLog(Program, *mut c_char) -> Status;
+    nvrtcDestroyProgram = hiprtcDestroyProgram(*mut Program) -> Status;
+    nvrtcCompileProgram = hiprtcCompileProgram(Program, c_int, *const *const c_char) -> Status;
+    nvrtcGetCUBINSize = hiprtcGetCodeSize(Program, *mut usize) -> Status;
+    nvrtcGetCUBIN = hiprtcGetCode(Program, *mut c_char) -> Status;
+    nvrtcGetPTXSize = none(Program, *mut usize) -> Status;
+    nvrtcGetPTX = none(Program, *mut c_char) -> Status;
+    nvrtcGetProgramLogSize = hiprtcGetProgramLogSize(Program, *mut usize) -> Status;
+    nvrtcGetProgramLog = hiprtcGetProgramLog(Program, *mut c_char) -> Status;
 }

@@ -14,8 +14,9 @@ const HEADERS: &[(&str, &str)] = &[
     ("reduce.cuh", include_str!("../cuda/reduce.cuh")),
 ];
 
-/// Number of warps in a block.
+/// Number of warps in a block, and the number where the shared memory has no room for the rows of four.
 const WARPS: usize = 4;
+const FEW_WARPS: usize = 1;
 
 /// Returns the queries or keys that one warp holds: the number that fits into 48 KiB of shared memory with a tile,
 /// where one does.
@@ -35,15 +36,17 @@ fn spec(
     let e = Extents::of_call(call.inputs);
     let widest = e.head_dim.max(e.value_dim);
     let per_warp = per_warp(widest);
+    let shared = |warps: usize| 4 * (warps * per_warp * (e.head_dim + e.value_dim) + 32 * (widest + 1));
+    let warps = if shared(WARPS) <= call.machine.arch.shared_per_block() { WARPS } else { FEW_WARPS };
     let launch = Launch {
         entry,
         source: SOURCE,
         headers: HEADERS,
-        division: vec![(part, 1), ("WARPS", WARPS), ("PER_WARP", per_warp)],
+        division: vec![(part, 1), ("WARPS", warps), ("PER_WARP", per_warp)],
         tensors,
-        grid: [e.tokens.div_ceil(WARPS * per_warp), heads, e.batch],
-        threads: WARPS * 32,
-        shared_bytes: 4 * (WARPS * per_warp * (e.head_dim + e.value_dim) + 32 * (widest + 1)),
+        grid: [e.tokens.div_ceil(warps * per_warp), heads, e.batch],
+        threads: warps * 32,
+        shared_bytes: shared(warps),
         args,
     };
     launch.of(call)

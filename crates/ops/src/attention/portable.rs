@@ -3,9 +3,9 @@
 
 mod division;
 
-use program::{Arch, Arg, TensorRef};
+use program::{Arg, TensorRef};
 
-use division::{ByKey, forward_division, key_division, q_division, shared_limit};
+use division::{ByKey, ByQuery, forward_division, key_division, q_division};
 
 use super::Extents;
 use super::launch::{Launch, assert_dense, optional_args, suits_tensor_cores};
@@ -31,9 +31,30 @@ const RECORD_THREADS: usize = 256;
 /// Largest head that has a division.
 const MAX_HEAD_DIM: usize = 512;
 
-/// True on GPUs for what tensor cores read.
+/// Results of a forward pass: o and lse. A backward pass has three.
+const FORWARD_OUTPUTS: usize = 2;
+
+const FITS: &str = "these kernels run only what `takes` accepts";
+
+/// True on GPUs for what tensor cores read, in heads whose tiles fit the shared memory of a block.
 pub fn takes(call: &LowerCall<'_>) -> bool {
-    matches!(call.machine.arch, Arch::Cuda(_)) && suits_tensor_cores(call, MAX_HEAD_DIM)
+    if !call.machine.arch.is_gpu() || !suits_tensor_cores(call, MAX_HEAD_DIM) {
+        return false;
+    }
+    let (e, limit) = (Extents::of_call(call.inputs), call.machine.arch.shared_per_block());
+    let is_forward = call.outputs.len() == FORWARD_OUTPUTS;
+    match is_forward {
+        true => forward_division(&e, limit).is_some(),
+        false => key_division(&e, limit).is_some_and(|(of, _)| of.turns.is_some() || q_division(&e, limit).is_some()),
+    }
+}
+
+fn forward_parts(call: &LowerCall<'_>, e: &Extents) -> (ByQuery, usize) {
+    forward_division(e, call.machine.arch.shared_per_block()).expect(FITS)
+}
+
+fn key_parts(call: &LowerCall<'_>, e: &Extents) -> (ByKey, usize) {
+    key_division(e, call.machine.arch.shared_per_block()).expect(FITS)
 }
 
 /// The first bytes of the parts of the backward pass's scratch, and its size.
@@ -63,7 +84,7 @@ impl Scratch {
 /// Bytes of the backward pass's scratch.
 pub fn backward_scratch(call: &LowerCall<'_>) -> usize {
     let e = Extents::of_call(call.inputs);
-    Scratch::of(&e, &key_division(&e, shared_limit(&call.machine.arch)).0).bytes
+    Scratch::of(&e, &key_parts(call, &e).0).bytes
 }
 
 /// A kernel over the blocks of one axis.
@@ -84,7 +105,7 @@ pub fn forward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
     let [q, k, v, starts, ..] = call.inputs else { unreachable!("the shape rule requires four inputs") };
     assert_dense(call, &[starts, &call.outputs[1]]);
     let e = Extents::of_call(call.inputs);
-    let (division, shared) = forward_division(&e, shared_limit(&call.machine.arch));
+    let (division, shared) = forward_parts(call, &e);
     let blocks = e.batch * e.heads * e.tokens.div_ceil(division.rows());
     let tensors = [("Q", q), ("K", k), ("V", v), ("O", &call.outputs[0])];
     let inputs = (0..4).map(Arg::Input).chain(optional_args(call));
@@ -99,7 +120,7 @@ pub fn backward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
     let [dq, dk, dv] = call.outputs else { unreachable!("the shape rule gives three results") };
     assert_dense(call, &[starts, lse]);
     let e = Extents::of_call(call.inputs);
-    let (division, shared) = key_division(&e, shared_limit(&call.machine.arch));
+    let (division, shared) = key_parts(call, &e);
     let at = Scratch::of(&e, &division);
     let mut kernels = vec![records(call, &e, &at)];
     if division.turns.is_none() {
@@ -126,7 +147,7 @@ fn records(call: &LowerCall<'_>, e: &Extents, at: &Scratch) -> KernelSpec {
 
 fn gradient_q(call: &LowerCall<'_>, e: &Extents) -> KernelSpec {
     let [q, k, v, _, _, d_o, ..] = call.inputs else { unreachable!("the shape rule requires seven inputs") };
-    let (division, shared) = q_division(e, shared_limit(&call.machine.arch));
+    let (division, shared) = q_division(e, call.machine.arch.shared_per_block()).expect(FITS);
     let tensors = [("Q", q), ("K", k), ("V", v), ("DO", d_o), ("DQ", &call.outputs[0])];
     let size = [e.batch * e.heads * e.tokens.div_ceil(division.rows()), division.threads(), shared];
     let args = [0, 1, 2, 5].map(Arg::Input).into_iter().chain([Arg::Scratch(0), Arg::Output(0)]).collect();

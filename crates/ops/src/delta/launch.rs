@@ -55,9 +55,9 @@ pub fn scratch(call: &LowerCall<'_>) -> usize {
     let (e, backward) = (extents(call), call.outputs.len() > 1);
     match call.machine.arch {
         Arch::Cpu => 0,
-        Arch::Cuda(_) if tensor_cores::suits(call) => tensor_cores::scratch(&e, backward),
-        Arch::Cuda(_) if backward => handed(&e),
-        Arch::Cuda(_) => 0,
+        _ if tensor_cores::suits(call) => tensor_cores::scratch(&e, backward),
+        _ if backward => handed(&e),
+        _ => 0,
     }
 }
 

@@ -2,7 +2,7 @@
 //! group of its rows from the offsets.
 
 use graph::{Dim, Element, OpId, ValueType};
-use program::{Arch, Arg, Arithmetic, Cost, Realisation, TensorRef};
+use program::{Arg, Arithmetic, Cost, Realisation, TensorRef};
 use rayon::prelude::*;
 use tensor::{Attrs, DType};
 
@@ -105,7 +105,7 @@ pub(super) fn suits_tensor_cores(call: &LowerCall<'_>, tensors: &[&TensorRef]) -
     let all_are =
         |number: DType, codes: bool| tensors.iter().all(|at| at.dtype == number || codes && at.dtype.small().is_some());
     let taken = all_are(DType::BF16, true) || all_are(DType::F16, false);
-    taken && tensors.iter().all(|at| pieces(at)) && matches!(call.machine.arch, Arch::Cuda(_))
+    taken && tensors.iter().all(|at| pieces(at)) && call.machine.arch.is_gpu()
 }
 
 /// The same kernel on tensor cores, of numbers of a type.

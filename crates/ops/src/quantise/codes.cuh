@@ -44,7 +44,13 @@ template <int OF_> __device__ __forceinline__ u16 codes_as(float a, float b) {
       const int units = __float2int_rn(x * __uint_as_float((u32)(127 + mantissa - exponent) << 23));
       code = ((exponent - least) << mantissa) + units;
     }
-    result |= (code | (bits >> 24 & 0x80u)) << (8 * i);
+#ifdef HAS_FNUZ_CODES
+    // 0x80 is NaN to the units, and there is no negative zero.
+    code = code == 0x7fu && magnitude > 0x7f800000u ? 0x80u : code == 0 ? 0 : code | (bits >> 24 & 0x80u);
+#else
+    code |= bits >> 24 & 0x80u;
+#endif
+    result |= code << (8 * i);
   }
   return (u16)result;
 #endif
@@ -52,6 +58,9 @@ template <int OF_> __device__ __forceinline__ u16 codes_as(float a, float b) {
 
 // The number that a code of a format stands for.
 template <int OF_> __device__ __forceinline__ float number_as(u8 code) {
+#ifdef HAS_FNUZ_CODES
+  if (code == 0x80u) return __uint_as_float(0x7fffffffu);
+#endif
   const u32 magnitude = code & 0x7fu, sign = (u32)(code & 0x80u) << 24;
   const float x = __uint_as_float(magnitude << (OF_ == 0 ? 20 : 21)) * __uint_as_float((OF_ == 0 ? 247u : 239u) << 23);
   u32 bits = __float_as_uint(x);

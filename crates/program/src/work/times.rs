@@ -6,7 +6,8 @@ use tensor::DType;
 
 use super::{Cause, Extents, Work};
 use crate::efficiency::{Hidden, Realisation};
-use crate::machine::{Arch, Machine};
+use crate::machine::Machine;
+use crate::target::Arch;
 
 /// Arithmetic of a type, FLOP/s.
 pub(super) fn rate(dtype: Option<DType>, machine: &Machine) -> f64 {

@@ -160,7 +160,7 @@ fn point(machine: &Machine, of: &Sample, products: f64) -> Option<AttentionRate>
     let own = (of.warm - launches).max(0.1 * of.warm);
     let rate = match machine.arch {
         Arch::Cpu => machine.f32_flops,
-        Arch::Cuda(_) => machine.bf16_flops * clock(products, machine),
+        _ => machine.bf16_flops * clock(products, machine),
     };
     let share = spread.tail(1.0, machine) * cost.flops / own / rate;
     let (hidden, keys) = (spread.hidden, spread.keys);

@@ -11,7 +11,6 @@ use super::{
 use ::data::template::families;
 use ::data::{AgentForm, Purpose};
 use options::{Reader, Setting, Table};
-use program::{Arch, Machine};
 
 use super::{pipeline, prompts};
 use crate::conversation::loss_rule;
@@ -438,7 +437,7 @@ fn check_lengths(config: &Config, reader: &mut Reader) {
 }
 
 /// Promises that only a GPU can keep, of those that the user made: (option, why).
-fn gpu_promises(config: &Config) -> Vec<(&'static str, &'static str)> {
+pub(super) fn gpu_promises(config: &Config) -> Vec<(&'static str, &'static str)> {
     let (offload, sharding) = (&config.offload, &config.sharding);
     let on = |setting: Setting<bool>| setting == Setting::Value(true);
     let moved = "moves tensors from GPU to host memory";
@@ -653,86 +652,7 @@ fn steps_problem(config: &Config, total: u64) -> Option<(&'static str, String, S
     Some((path, message, "shorten them, or train for more steps".into()))
 }
 
-/// Facts of the machine that the checks of a configuration need.
-#[derive(Clone, Copy, Debug)]
-pub struct MachineFacts {
-    /// NVIDIA GPUs that are visible.
-    pub gpus: u32,
-    /// Compute capability of the weakest of them as two digits, such as 90. Absent without a GPU.
-    pub compute_capability: Option<u32>,
-}
-
-/// Compute capabilities, times ten, from which on matrix units take codes of 8 and of 4 bits.
-const EIGHT_BITS: u32 = 89;
-const FOUR_BITS: u32 = 100;
-
-fn digits(both: u32) -> String {
-    format!("{}.{}", both / 10, both % 10)
-}
-
-impl MachineFacts {
-    /// The facts of a plan's machine with `gpus` visible GPUs.
-    pub fn of(machine: &Machine, gpus: usize) -> MachineFacts {
-        match machine.arch {
-            Arch::Cpu => MachineFacts { gpus: 0, compute_capability: None },
-            Arch::Cuda(of) => {
-                MachineFacts { gpus: gpus.max(1) as u32, compute_capability: Some(of.major * 10 + of.minor) }
-            }
-        }
-    }
-}
-
 impl Config {
-    /// Promises that this machine cannot keep. Permissions (`use_cuda_graphs`, ...) are no promises.
-    pub fn check_machine(&self, machine: &MachineFacts) -> Vec<Problem> {
-        let mut problems = Vec::new();
-        let on_cpu = self.hardware.device == Setting::Value(Device::Cpu);
-        if self.hardware.device == Setting::Value(Device::Cuda) && machine.gpus == 0 {
-            let hint = Some("`device: auto` runs on the CPU where there is no GPU".to_string());
-            problems.push(self.mistake("device", "`device: cuda`, but no GPU is visible", hint));
-        }
-        if !on_cpu && machine.gpus > 0 && self.hardware.gpus > machine.gpus {
-            let message = format!("`gpus: {}`, but {} are visible", self.hardware.gpus, machine.gpus);
-            problems.push(self.mistake("gpus", message, Some(format!("set `gpus` to at most {}", machine.gpus))));
-        }
-        if machine.gpus == 0 && !on_cpu && self.hardware.gpus > 1 {
-            let message = format!("`gpus: {}`, but no GPU is visible", self.hardware.gpus);
-            let hint = "`device: cpu` trains with as many ranks, as threads of the CPU";
-            problems.push(self.mistake("gpus", message, Some(hint.to_owned())));
-        }
-        if machine.gpus == 0 && !on_cpu {
-            let promises = gpu_promises(self).into_iter();
-            problems.extend(promises.map(|(path, why)| {
-                let message = format!("`{path}` {why}, but no GPU is visible");
-                self.mistake(path, message, Some(format!("remove `{path}`")))
-            }));
-        }
-        let fp8 = self.precision.recipe == Recipe::Fp8Hybrid;
-        if let Some(has) = machine.compute_capability.filter(|has| fp8 && *has < EIGHT_BITS) {
-            let (least, has) = (digits(EIGHT_BITS), digits(has));
-            let message = format!("`recipe` needs a GPU of compute capability {least} or more, this one has {has}");
-            let hint = "leave `recipe` at `bf16`; `qlora_bnb: true` saves memory on any GPU";
-            problems.push(self.mistake("recipe", message, Some(hint.to_owned())));
-        }
-        problems.extend(self.check_four_bits(machine.compute_capability.filter(|_| !on_cpu)));
-        problems
-    }
-
-    /// Units of four bits, where requested on a GPU: it must have them. A CPU emulates them.
-    fn check_four_bits(&self, compute_capability: Option<u32>) -> Option<Problem> {
-        let backend = self.precision.fp4_backend;
-        if self.precision.recipe != Recipe::Nvfp4 || backend == Fp4Backend::Emulate {
-            return None;
-        }
-        let has = compute_capability.filter(|has| *has < FOUR_BITS)?;
-        let (least, has) = (digits(FOUR_BITS), digits(has));
-        let message =
-            format!("`fp4_backend: {backend}` needs a GPU of compute capability {least} or more, this one has {has}");
-        let hint = "`fp4_backend: emulate` has the same codes on any machine; `recipe: fp8_hybrid` is faster than bf16";
-        let path = if self.is_written("fp4_backend") { "fp4_backend" } else { "recipe" };
-        Some(self.mistake(path, message, Some(hint.to_owned())))
-    }
-
     /// The schedule against the number of steps, for runs whose length follows from their data.
     pub fn check_steps(&self, total: u64) -> Vec<Problem> {
         let found = steps_problem(self, total);

@@ -423,54 +423,74 @@ fn a_recipe_that_quantises_has_its_options_and_needs_a_gpu_that_can() {
     good("model: m\nrecipe: fp8_hybrid\ngradient_dtype: bfloat16\n");
     assert!(reported("model: m\nrecipe: nvfp4\ngradient_dtype: bfloat16\n").contains("the recipe is `nvfp4`"));
     let config = good("model: m\nrecipe: fp8_hybrid\n");
-    let with = |compute_capability| config.check_machine(&MachineFacts { gpus: 1, compute_capability });
-    assert!(with(Some(89)).is_empty() && with(Some(90)).is_empty());
-    let message = &with(Some(86))[0].message;
+    let with = |arch: &str| config.check_machine(&facts(arch));
+    for arch in ["sm_89", "sm_90a", "gfx942", "gfx950", "gfx1201"] {
+        assert!(with(arch).is_empty(), "{arch}");
+    }
+    let message = &with("sm_86")[0].message;
     assert_eq!(message, "`recipe` needs a GPU of compute capability 8.9 or more, this one has 8.6");
-    assert!(
-        config.check_machine(&MachineFacts { gpus: 0, compute_capability: None }).is_empty(),
-        "a CPU is a reference"
-    );
+    for arch in ["gfx90a", "gfx1100"] {
+        let expected = format!(
+            "`recipe` needs matrix units for codes of eight bits, which {arch} lacks (gfx942, gfx950 and gfx12 have them)"
+        );
+        assert_eq!(with(arch)[0].message, expected);
+    }
+    assert!(with("cpu").is_empty(), "a CPU is a reference");
+}
+
+/// One GPU of an architecture, or none.
+fn facts(arch: &str) -> MachineFacts {
+    MachineFacts { gpus: u32::from(arch != "cpu"), arch: arch.parse().unwrap() }
 }
 
 #[test]
 fn products_of_four_bits_are_emulated_or_need_their_units() {
-    let of = |lines: &str, device: &str, compute_capability: Option<u32>| -> Vec<String> {
+    let of = |lines: &str, device: &str, arch: &str| -> Vec<String> {
         let config = good(&format!("model: m\nrecipe: nvfp4\ndevice: {device}\n{lines}"));
-        let gpus = u32::from(compute_capability.is_some());
-        let problems = config.check_machine(&MachineFacts { gpus, compute_capability });
+        let problems = config.check_machine(&facts(arch));
         problems.iter().map(|problem| format!("{}: {}", problem.place.path, problem.message)).collect()
     };
     let refused = |path: &str, backend: &str, why: &str| vec![format!("{path}: `fp4_backend: {backend}` {why}")];
     let old = "needs a GPU of compute capability 10.0 or more, this one has 9.0";
-    assert_eq!(of("", "auto", Some(90)), refused("recipe", "cutlass", old));
+    assert_eq!(of("", "auto", "sm_90a"), refused("recipe", "cutlass", old));
     for backend in ["cutlass", "cudnn"] {
         let written = format!("fp4_backend: {backend}\n");
         if backend == "cudnn" {
-            assert_eq!(of(&written, "auto", Some(90)), refused("fp4_backend", backend, old));
+            assert_eq!(of(&written, "auto", "sm_90a"), refused("fp4_backend", backend, old));
         }
         // The CPU emulates them, whatever GPU is there.
-        assert!(of(&written, "cpu", Some(90)).is_empty() && of(&written, "auto", None).is_empty());
-        for has in [100, 103, 120] {
-            assert!(of(&written, "auto", Some(has)).is_empty(), "{backend} {has}");
+        assert!(of(&written, "cpu", "sm_90a").is_empty() && of(&written, "auto", "cpu").is_empty());
+        for has in ["sm_100a", "sm_103a", "sm_120a"] {
+            assert!(of(&written, "auto", has).is_empty(), "{backend} {has}");
         }
     }
-    for machine in [None, Some(80), Some(90), Some(120)] {
-        assert!(of("fp4_backend: emulate\n", "auto", machine).is_empty(), "{machine:?}");
+    let lacks = "needs matrix units for codes of four bits, which gfx950 lacks (no AMD GPU has them with the scales of `nvfp4`)";
+    assert_eq!(of("", "auto", "gfx950"), refused("recipe", "cutlass", lacks));
+    for machine in ["cpu", "sm_80", "sm_90a", "sm_120a", "gfx942"] {
+        assert!(of("fp4_backend: emulate\n", "auto", machine).is_empty(), "{machine}");
     }
 }
 
 #[test]
 fn permissions_are_given_on_any_machine_and_promises_are_not() {
     let config = good("model: m\ndevice: cpu\nuse_cuda_graphs: true\nuse_fused_rope: true\nuse_write_combined: true\n");
-    assert!(config.check_machine(&MachineFacts { gpus: 0, compute_capability: None }).is_empty());
+    assert!(config.check_machine(&facts("cpu")).is_empty());
     let reported = reported_messages("model: m\ndevice: cpu\noffload_optimizer: true\n");
     assert!(reported[0].contains("but `device` is cpu"), "{reported:?}");
-    let several = |gpus| good("model: m\ngpus: 2\n").check_machine(&MachineFacts { gpus, compute_capability: None });
+    let several = |gpus| {
+        good("model: m\ngpus: 2\n")
+            .check_machine(&MachineFacts { gpus, ..facts(if gpus > 0 { "sm_90a" } else { "cpu" }) })
+    };
     assert!(several(0)[0].message == "`gpus: 2`, but no GPU is visible" && several(2).is_empty());
     assert_eq!(several(1)[0].message, "`gpus: 2`, but 1 are visible");
-    let problems = good("model: m\ndevice: cuda\n").check_machine(&MachineFacts { gpus: 0, compute_capability: None });
+    let problems = good("model: m\ndevice: cuda\n").check_machine(&facts("cpu"));
     assert_eq!(problems.len(), 1);
+    assert_eq!(problems[0].message, "`device: cuda`, but no GPU is visible");
+    for (device, arch) in [("cuda", "gfx942"), ("rocm", "sm_90a")] {
+        let found = good(&format!("model: m\ndevice: {device}\n")).check_machine(&facts(arch));
+        assert_eq!(found[0].message, format!("`device: {device}`, but this is {arch}"));
+    }
+    assert!(good("model: m\ndevice: rocm\n").check_machine(&facts("gfx1100")).is_empty());
     assert_eq!(problems[0].place.location.as_ref().map(|at| (at.line, at.column)), Some((2, 9)));
 }
 

@@ -17,7 +17,7 @@ use crate::source::ModelSource;
 pub fn resolved(config: &Config, source: &ModelSource, machine: &Machine, data: Option<&Encoded>) -> Result<String> {
     let plan = data.into_iter().fold(Plan::new(config, source)?, Plan::with_data);
     let preview = Preview::advised(config, source, machine, data)?;
-    let device = if machine.arch == program::Arch::Cpu { "cpu" } else { "cuda" };
+    let device = machine.arch.device();
     let because = format!("planned for {}", machine.name);
     let known = Known { config, source, plan: &plan, device, because: &because, steps: preview.shapes.steps };
     let mut reasons: Reasons = known.reasons();

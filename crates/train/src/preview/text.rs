@@ -60,7 +60,7 @@ impl Preview {
             Arch::Cpu => {
                 format!("of {}, with headroom for the system; the process itself comes on top", size(machine.memory))
             }
-            Arch::Cuda(_) => format!("of the machine's {}", size(machine.memory)),
+            _ => format!("of the machine's {}", size(machine.memory)),
         };
         let share = figure(&format!("{share:.1} %"), &of);
         format!(

@@ -1,6 +1,6 @@
 //! Attention over pages on the tensor cores: the calls that it takes, and the division of their work.
 
-use program::{Arch, TensorRef};
+use program::TensorRef;
 use tensor::DType;
 
 use super::read::Extents;
@@ -43,7 +43,9 @@ impl Strips {
 
     /// Returns the division; `None` where tensor cores do not take the call.
     pub fn of(call: &LowerCall<'_>) -> Option<Strips> {
-        let Arch::Cuda(architecture) = call.machine.arch else { return None };
+        if !call.machine.arch.is_gpu() {
+            return None;
+        }
         let (e, q) = (Extents::of(call.inputs), &call.inputs[0]);
         let caches = &call.inputs[1..3];
         let pairs = |t: &TensorRef| {
@@ -61,7 +63,7 @@ impl Strips {
         let pitch = |columns: usize| (columns.next_multiple_of(16) + 8) * 2;
         let stage = |tile: usize| STAGES * tile * (pitch(e.head_dim) + pitch(e.value_dim));
         let found = sharers * strips * STRIP * (e.value_dim + 2) * 4;
-        let limit = architecture.shared_per_block() - RESERVED;
+        let limit = call.machine.arch.shared_per_block() - RESERVED;
         // Every warp works on 16 keys at least.
         let tiles = [TILE, TILE / 2].into_iter().filter(|tile| *tile >= STRIP * sharers);
         let tile = tiles.into_iter().find(|tile| stage(*tile).max(found) <= limit)?;

@@ -2,7 +2,7 @@
 //! from chunk to chunk, and results. For bf16 operands in heads of 64 or 128 columns; states, decays and sums are f32,
 //! and what one product hands to the next is bf16. Knows which calls it suits; everything else is `launch.rs`'s.
 
-use program::{Arch, Arg, TensorRef};
+use program::{Arg, TensorRef};
 use tensor::DType;
 
 use super::launch::{extents, kernel, operands};
@@ -35,7 +35,6 @@ const fn tile(rows: usize, columns: usize) -> usize {
 
 /// True if these kernels take a call, forward or backward.
 pub fn suits(call: &LowerCall<'_>) -> bool {
-    let Arch::Cuda(arch) = call.machine.arch else { return false };
     let e = extents(call);
     let aligned = |tensor: &&TensorRef| {
         let columns_are_dense = tensor.strides[3] == 1;
@@ -46,7 +45,7 @@ pub fn suits(call: &LowerCall<'_>) -> bool {
     let of_heads = call.inputs.iter().chain(call.outputs).filter(|tensor| tensor.shape.len() == 4);
     let factor = scale(call.attrs, e.key_dim).expect("checked by the shape rule") as f32;
     [e.key_dim, e.value_dim].iter().all(|columns| [64, 128].contains(columns))
-        && arch.shared_per_block() >= LEAST_SHARED
+        && call.machine.arch.shared_per_block() >= LEAST_SHARED
         && of_heads.into_iter().all(|tensor| aligned(&tensor))
         // Gradients are divided by it in between.
         && factor.is_normal()

@@ -95,7 +95,9 @@ impl Tiles {
         let widths: &[usize] = if is_roomy(call.machine) { &[256, 128, 64] } else { &[128, 64] };
         // Two blocks share a multiprocessor, where a narrower tile lets them.
         let shared = |width: &usize| 2 * (width * rank + STAGES * TALL * (width + rank));
-        let fits_twice = |width: &usize| shared(width) <= TWICE || *width == 64;
+        let arch = call.machine.arch;
+        let has_room = |width: &usize| !arch.is_gpu() || shared(width) <= arch.shared_per_block();
+        let fits_twice = |width: &usize| (shared(width) <= TWICE || *width == 64) && has_room(width);
         let divides = |width: &usize| reading.columns.iter().all(|(first, n)| n % width == 0 && first % 8 == 0);
         let fitting: Vec<usize> = widths.iter().copied().filter(divides).filter(fits_twice).collect();
         let chunks = |width: &usize| (BLOCKS / (columns / width)).clamp(1, most);

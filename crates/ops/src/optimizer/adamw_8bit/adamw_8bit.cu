@@ -137,15 +137,21 @@ adamw_8bit(const float* __restrict__ gradient, const float* __restrict__ learnin
            const float* __restrict__ map_signed, const float* __restrict__ map_unsigned, WEIGHT_T* weight,
            unsigned char* first, unsigned char* second, float* first_scale, float* second_scale,
            const Bucket* __restrict__ index, const u64 before) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  Bucket* const tables = reinterpret_cast<Bucket*>(shared);
+#ifdef INDEX_IN_MEMORY
+  // A block has no shared memory for the tables: they stay in the caches.
+  const unsigned char* const tables = reinterpret_cast<const unsigned char*>(index);
+#else
+  extern __shared__ __align__(16) unsigned char tables[];
+#endif
   __shared__ float book1[256], book2[256];
   if (*applied == 0.0f) return;
   for (int i = threadIdx.x; i < 256; i += THREADS) {
     book1[i] = map_signed[i];
     book2[i] = map_unsigned[i];
   }
-  for (int i = threadIdx.x; i < 3 * BUCKETS; i += THREADS) tables[i] = index[i];
+#ifndef INDEX_IN_MEMORY
+  for (int i = threadIdx.x; i < 3 * BUCKETS; i += THREADS) reinterpret_cast<Bucket*>(tables)[i] = index[i];
+#endif
   __syncthreads();
   const float scale = *gradient_scale;
   const float rate = __fmul_rn(*learning_rate, RATE), root = sqrtf(*correction2);
@@ -222,8 +228,8 @@ adamw_8bit(const float* __restrict__ gradient, const float* __restrict__ learnin
     for (int i = 0; i < 8; i++) {
       // 0 has no sign here.
       const u32 sign = __float_as_uint(__fadd_rn(m[i], 0.0f)) >> 31;
-      code1[i] = code_in(shared, (1 - sign) * (BUCKETS * 8), of1.quotient(m[i]));
-      code2[i] = code_in(shared, 2 * BUCKETS * 8, of2.quotient(v[i]));
+      code1[i] = code_in(tables, (1 - sign) * (BUCKETS * 8), of1.quotient(m[i]));
+      code2[i] = code_in(tables, 2 * BUCKETS * 8, of2.quotient(v[i]));
     }
     const int count = count_at(start);
     const auto eight = [](const u32 (&c)[8]) {

@@ -27,6 +27,8 @@ const HEADERS: &[(&str, &str)] = &[
 const THREADS: u32 = 768;
 /// Three tables of 3,073 pairs of floats: where in the code books the quotients of a bucket are.
 const INDEX_BYTES: usize = 3 * 3073 * 8;
+/// Shared memory of the two books.
+const BOOKS: usize = 2 * 256 * 4;
 
 /// Elements that share a scale.
 pub const BLOCK: usize = 256;
@@ -86,6 +88,10 @@ impl Op for AdamW8bit {
         let [weight, first, second, ..] = call.outputs else { unreachable!("the shape rule gives five results") };
         let blocks = weight.len().div_ceil(BLOCK);
         let mut defines = rule::defines(call.attrs, weight, &[&call.inputs[0], weight, first, second], THREADS);
+        let in_shared = INDEX_BYTES + BOOKS <= call.machine.arch.shared_per_block();
+        if !in_shared {
+            defines.push(("INDEX_IN_MEMORY".to_owned(), "1".to_owned()));
+        }
         let main = KernelSpec {
             entry: "adamw_8bit",
             source: SOURCE.to_owned(),
@@ -93,7 +99,7 @@ impl Op for AdamW8bit {
             defines: defines.clone(),
             grid: [blocks.div_ceil(THREADS as usize / 32).min(call.machine.units) as u32, 1, 1],
             block: [THREADS, 1, 1],
-            shared_bytes: INDEX_BYTES as u32,
+            shared_bytes: if in_shared { INDEX_BYTES as u32 } else { 0 },
             args: (0..call.inputs.len())
                 .map(Arg::Input)
                 .chain((0..5).map(Arg::Output))

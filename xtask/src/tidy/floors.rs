@@ -41,7 +41,13 @@ const PLAN: &[Room] = &[
     room("compiler", 3, &["tensor", "graph", "program", "ops"], &["cpu"]),
     room("cpu", 3, &["tensor", "net", "program", "ops"], &[]),
     room("gpu", 3, &["tensor", "options", "net", "device", "program"], &[]),
-    room("train", 4, &["tensor", "options", "net", "graph", "program", "data", "ops", "compiler", "cpu", "gpu"], &[]),
+    room(
+        "train",
+        4,
+        &["tensor", "options", "net", "graph", "program", "data", "ops", "compiler", "cpu", "gpu"],
+        &["standin"],
+    ),
+    room("standin", 4, &["tensor", "program", "cpu", "gpu"], &["graph", "ops", "compiler"]),
     room("py", 5, &["tensor", "options", "graph", "program", "data", "ops", "compiler", "cpu", "gpu", "train"], &[]),
     room("xtask", 6, &["tensor", "options", "device", "graph", "program", "ops", "compiler", "gpu", "train"], &[]),
 ];

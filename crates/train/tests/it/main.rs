@@ -31,5 +31,6 @@ mod saved_modules;
 mod sha256;
 mod split;
 mod stages;
+mod standin;
 mod stories;
 mod watch;

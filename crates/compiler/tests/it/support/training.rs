@@ -49,15 +49,19 @@ pub fn bits(program: Program) -> Vec<(String, Vec<u8>)> {
 
 /// The same, with a number of micro-steps in each step.
 pub fn bits_after(program: Program, micro_steps: usize) -> Vec<(String, Vec<u8>)> {
-    let program = Arc::new(program);
-    let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();
-    let session = session.as_mut();
+    let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(Arc::new(program)).unwrap();
+    bits_of(session.as_mut(), 2, micro_steps)
+}
+
+/// The same on a session of any backend.
+pub fn bits_of(session: &mut dyn Session, steps: usize, micro_steps: usize) -> Vec<(String, Vec<u8>)> {
+    let program = session.program().clone();
     fill_parameters(session, |session, index, slot| {
         write(session, &slot.weight, numbers(index));
         slot.master.iter().for_each(|master| write(session, master, numbers(index)));
     });
     let mut results = Vec::new();
-    for step in 0..2 {
+    for step in 0..steps {
         for micro_step in 0..micro_steps {
             let entry = program.micro_step(micro_step == 0, micro_step + 1 == micro_steps, Some(VARIANT)).unwrap();
             for (name, at) in &program.entries[entry].inputs {

@@ -35,9 +35,11 @@ python=$venv/bin/python
 
 make_environment() {
   [ -x "$python" ] || python3 -m venv "$venv"
-  # The compilers of kernels come as wheels; no GPU and no driver is needed to run them. The latter two are for AMD GPUs.
+  # The compilers of kernels come as wheels; no GPU and no driver is needed to run them. All but the first are for AMD GPUs:
+  # its compiler, and the declarations that tables of functions are compared with.
   "$python" -m pip install --quiet --disable-pip-version-check \
-    "nvidia-cuda-nvrtc==13.0.88" "ziglang==0.17.1" "rocm-llvm-python==7.2.2.562.46"
+    "nvidia-cuda-nvrtc==13.0.88" "ziglang==0.17.1" "rocm-llvm-python==7.2.2.562.46" \
+    "rocm-bindings-hip==10.0.0.0.1.2" "rocm-bindings-libraries==10.0.0.0.1.2" "rocm-bindings-systems==10.0.0.0.1.2"
 }
 
 install_wheel() { # not editable: what is tested is what a user installs

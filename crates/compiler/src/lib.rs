@@ -27,6 +27,8 @@ mod tied;
 mod time;
 mod update;
 
+use std::collections::BTreeSet;
+
 use graph::{Graph, Model, Parameter};
 use load_groups::LoadGroups;
 use program::{Documents, EntryKind, Machine, Program, Variant};
@@ -46,7 +48,7 @@ pub use passes::expand::expand;
 use passes::stage::Cut;
 pub use probes::{Links, Probe, links, probes};
 pub use rates::Rates;
-pub use recipes::{Fp8Hybrid, GradientFormat, Nvfp4, Recipe};
+pub use recipes::{Fp8Hybrid, GradientFormat, Nvfp4, QuantizeAware, Recipe};
 pub use tied::tied;
 
 /// Formats a number of bytes as MiB or GiB.
@@ -109,10 +111,16 @@ fn set_rates(graph: &mut Graph, options: &CompileOptions) -> Result<(), CompileE
 /// The weights of the layers' products that the recipe leaves in the compute type, by their names with a star for the layer;
 /// none where it quantises nothing at all. Cheap, as [`parameters`] is.
 pub fn unquantised(model: &Model, options: &CompileOptions) -> Result<Vec<String>, CompileError> {
-    if !options.recipe.quantises_weights() {
+    if !matches!(options.recipe, Recipe::Fp8Hybrid(_) | Recipe::Nvfp4(_)) {
         return Ok(Vec::new());
     }
     Ok(recipes::unquantised(&first_entry(model, options)?))
+}
+
+/// The matrices whose values in another format the products of layers read, by name; none where the recipe is another. Cheap, as
+/// [`parameters`] is.
+pub fn quantize_aware(model: &Model, options: &CompileOptions) -> Result<BTreeSet<String>, CompileError> {
+    Ok(recipes::quantize_aware(&first_entry(model, options)?, &options.recipe))
 }
 
 /// The matrices that the products of the text's layers read, those of experts too. Left out: routers, scores that weigh a

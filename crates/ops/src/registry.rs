@@ -155,6 +155,7 @@ operations! {
     OWN_AMAX = "own_amax": quantise::OwnAmax,
     QUANTISE = "quantise": quantise::Quantise,
     QUANTISE_BLOCKS = "quantise_blocks": quantise::QuantiseBlocks,
+    FAKE_QUANTISE = "fake_quantise": quantise::FakeQuantise,
     ROTATE = "rotate": quantise::Rotate,
     DECODE = "decode": quantise::Decode,
     TRANSPOSE_CODES = "transpose_codes": quantise::TransposeCodes,

@@ -174,7 +174,7 @@ impl Config {
     /// The teacher of distillation: its folder, or its name on the hub.
     #[getter]
     fn teacher(&self) -> Option<&str> {
-        self.config.distillation.teacher.as_deref()
+        self.config.teacher()
     }
 
     /// The tasks that the graph of the teacher is recorded with, as a JSON object: each with its settings.

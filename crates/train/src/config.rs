@@ -26,6 +26,7 @@ mod pipeline;
 mod precision;
 mod preferences;
 mod prompts;
+mod quantize_aware;
 mod rates;
 mod recommended;
 mod recompute;
@@ -59,7 +60,7 @@ pub use model::{Init, Model, RopeMethod, RopeScaling};
 pub use offload::Offload;
 pub use optimizer::{Optimizer, OptimizerKind, Schedule};
 pub use options::{Problem, Setting, render_problems};
-pub use precision::{Fp4Backend, Precision, Recipe};
+pub use precision::{Fp4Backend, Precision, QuantizeAware, Recipe};
 pub use preferences::{Divergence, PreferenceLoss, Preferences};
 pub use recompute::Recompute;
 pub use reference::{help_rows, reference_page, schema};
@@ -470,6 +471,12 @@ impl Config {
     /// The same configuration with the local files of datasets whose path is a name, by their places.
     pub fn with_fetched(&self, files: BTreeMap<String, Vec<PathBuf>>) -> Config {
         Config { fetched: files, ..self.clone() }
+    }
+
+    /// The model whose distributions are learned: with `quantize_aware` the model itself where none is given.
+    pub fn teacher(&self) -> Option<&str> {
+        let own = self.task == Task::Distil && self.precision.quantize_aware.is_some();
+        self.distillation.teacher.as_deref().or_else(|| own.then_some(self.model.model.as_str()))
     }
 
     /// The same configuration with the local folder of the teacher and its graph as JSON.

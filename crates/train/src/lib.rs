@@ -60,6 +60,7 @@ mod probe;
 mod prune;
 mod quantise;
 mod quantised_base;
+mod quantize_aware;
 mod recheck;
 mod recommend;
 mod record;

@@ -22,6 +22,7 @@ use crate::formats::{self, dtype_of};
 use crate::generate::Samples;
 use crate::other_parts;
 use crate::prequantised;
+use crate::quantize_aware;
 use crate::reference::{self, Reference};
 use crate::row_length::RowLength;
 use crate::source::{ModelSource, SCORE};
@@ -86,7 +87,7 @@ impl Plan {
         let teacher = teacher::open(config, source, length.tokens)?;
         let entries = reference::entries(config, reference.as_ref());
         let entries = samples.as_ref().map_or(entries.clone(), |samples| samples.with_cache(entries));
-        let compile = CompileOptions {
+        let mut compile = CompileOptions {
             variants: Vec::new(),
             weights: dtype,
             quantised: quantisation(config),
@@ -105,6 +106,7 @@ impl Plan {
             plan: PlanOptions { passes: passes(&mut notes)?, ..memory_options(config) },
             sharding: sharding(config),
         };
+        notes.extend(quantize_aware::decide(config, source, &mut compile)?);
         notes.extend(formats::note_on_products(config, source, &compile)?);
         notes.extend(formats::note_on_experts(config, source, &compile)?);
         Ok(Plan {

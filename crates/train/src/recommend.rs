@@ -187,7 +187,8 @@ fn recipes(config: &Config, machine: &Machine) -> Vec<Recipe> {
     let mut all = vec![own];
     let fp8 = Recipe::Fp8Hybrid;
     // Ranks do not share what quantisers know yet.
-    if !config.is_written("recipe") && machine.arch != Arch::Cpu && config.ranks() == 1 {
+    let is_open = !config.is_written("recipe") && config.precision.quantize_aware.is_none();
+    if is_open && machine.arch != Arch::Cpu && config.ranks() == 1 {
         let requested = with(config, Candidate { recipe: fp8, ..self::own(config) });
         all.extend(requested.check_machine(&MachineFacts::of(machine, 1)).is_empty().then_some(fp8));
     }

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use compiler::{CompileOptions, EntryOptions, PlanOptions, Sharding};
+use compiler::{CompileOptions, EntryOptions, PlanOptions, Recipe, Sharding};
 use data::{Batch, Mark, Placed, Purpose};
 use graph::TaskEntry;
 use program::{Choices, EntryKind, Machine, Variant};
@@ -193,8 +193,12 @@ fn options(training: &CompileOptions, scoring: &str) -> CompileOptions {
         quantised: None,
         stored: Default::default(),
         compute: training.compute,
-        // The same rounding on both sides: the log-ratio of the beginning is 0.
-        recipe: training.recipe,
+        // The same rounding on both sides: the log-ratio of the beginning is 0. A model that is trained for another format is
+        // compared with what it was.
+        recipe: match training.recipe {
+            Recipe::QuantizeAware(_) => Recipe::Uniform,
+            recipe => recipe,
+        },
         training: None,
         adapter: None,
         entries: vec![forward(REFERENCE, scoring)],

@@ -101,7 +101,7 @@ fn too_few_positions(teacher: &ModelSource, tokens: usize) -> Option<String> {
 impl Teacher {
     /// The note on how its distributions reach the loss.
     pub(crate) fn note(&self, config: &Config, tokens: usize) -> String {
-        let name = config.distillation.teacher.as_deref().unwrap_or_default();
+        let name = config.teacher().unwrap_or_default();
         let rows = config.micro_rows() as usize;
         // A probability with its token takes two numbers.
         let bytes = rows * tokens * self.width * size_of::<f32>() * if self.is_top { 2 } else { 1 };

@@ -96,7 +96,7 @@ COMMAND_FLAGS = {
 SCHEMES = ["fp8-dynamic", "fp8-static", "fp8-block", "int8-w8a8", "w4a16", "w8a16", "nvfp4", "nvfp4a16", "mxfp4a16"]
 
 #: Choices of codes of `quantize`.
-METHODS = ["rtn", "gptq", "awq", "smoothquant"]
+METHODS = ["rtn", "gptq", "refine", "awq", "smoothquant"]
 
 #: Commands that generate text.
 GENERATE = ["generate", "chat"]
@@ -356,7 +356,7 @@ def _extend_flags(extend: argparse.ArgumentParser) -> None:
 def _quantize_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", metavar="MODEL", type=_path, help=OF_MODEL)
     command.add_argument("--scheme", choices=SCHEMES, required=True, help="number format of the weights")
-    of_method = "choice of the codes: the nearest (rtn, the default), by what matrices are multiplied with (gptq), or the nearest once channels are scaled (awq, smoothquant)"
+    of_method = "choice of the codes: the nearest (rtn, the default), by what matrices are multiplied with (gptq), with their scales for the results of the model (refine), or the nearest once channels are scaled (awq, smoothquant)"
     command.add_argument("--method", choices=METHODS, default="rtn", help=of_method)
     of_strength = "share of the ranges of activations in the factors of smoothquant, 0 to 1 (default: 0.5)"
     command.add_argument("--smoothing-strength", metavar="X", type=float, help=of_strength)

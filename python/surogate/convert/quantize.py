@@ -102,7 +102,7 @@ def _advice(options: Namespace) -> str:
     """Suggestions of schemes that may lose less."""
     if options.scheme not in ("w4a16", "nvfp4a16", "mxfp4a16", "nvfp4"):
         return "try --scheme w8a16, and see whether the model is damaged"
-    if options.method != "gptq":
-        return "try --method gptq, or a scheme of 8 bits such as fp8-dynamic"
+    if options.method != "refine":
+        return "try --method refine, or a scheme of 8 bits such as fp8-dynamic"
     finer = "a smaller --group-size, --asymmetric, " if options.scheme == "w4a16" else "--scheme w4a16, "
     return f"try {finer}more --samples, or a scheme of 8 bits such as fp8-dynamic"

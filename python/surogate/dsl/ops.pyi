@@ -698,6 +698,19 @@ def quantise_blocks(*inputs: Tensor | Parameter, tiles: bool | each[bool] | None
     first: place of the first element among the random numbers
     width: random numbers from row to row"""
 
+def fake_quantise(*inputs: Tensor | Parameter, codes: str | each[str], scales: str | each[str], block: list[int] | each[list[int]] | None = None, transposed: bool | each[bool] | None = None, groups: int | each[int] | None = None) -> Any:
+    """The values of the codes of x in a number format of compressed-tensors: x […, K], rounded to the type of
+    `scales` first, → float […, K]. Elements of a `block` share a scale, which follows from their range; without
+    `block`, and for the scale of scales of `nvfp4`, from the largest of all parts: f32 [n, 256] each, of
+    `own_amax`. With `groups` each of G matrices that lie one after another is scaled by itself, and parts are f32
+    [G, 256]. What is not finite becomes NaN. The gradient goes straight through.
+
+    codes: int4, int4_asymmetric, int8, int8_asymmetric, fp8, nvfp4 or mxfp4
+    scales: the element type that scales are rounded to
+    block: rows and columns that share a scale; 0: all columns. The whole tensor if absent
+    transposed: rows of blocks lie along the columns of x
+    groups: G, matrices one after another, each scaled by itself; 1 if absent"""
+
 def rotate(*inputs: Tensor | Parameter, groups: int | each[int] | None = None) -> Any:
     """The transpose of x, 16 neighbours of its rows times diag(σ)·H/4 with the Hadamard matrix H and fixed signs σ;
     rows of x are filled up with zeros. x […, K] → [K, rows up to a multiple of 16]. With `groups` rows of x are

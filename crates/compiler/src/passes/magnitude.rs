@@ -27,7 +27,7 @@ pub(super) struct Adapted<'a> {
 pub(super) fn check(options: &CompileOptions) -> Result<(), CompileError> {
     match options.recipe {
         Recipe::Uniform => Ok(()),
-        Recipe::Fp8Hybrid(_) | Recipe::Nvfp4(_) => {
+        Recipe::Fp8Hybrid(_) | Recipe::Nvfp4(_) | Recipe::QuantizeAware(_) => {
             let text = "adapters with magnitudes (`lora_dora: true`) are not available yet with a recipe that multiplies codes";
             Err(CompileError::option("lora_dora", text, "set `recipe: bf16`"))
         }

@@ -224,7 +224,7 @@ fn find_groups(graph: &Graph, skip_first: usize, skip_last: usize) -> Vec<Group>
 }
 
 /// The products of the backward pass that belong to a linear: those that give the gradients of its input and of its weight.
-fn products(
+pub(super) fn products(
     graph: &Graph,
     producers: &[Option<usize>],
     linear: &Node,

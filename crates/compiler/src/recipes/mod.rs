@@ -3,6 +3,7 @@
 mod fp8_hybrid;
 pub mod groups;
 mod nvfp4;
+mod quantize_aware;
 mod uniform;
 
 use std::collections::{BTreeSet, HashSet};
@@ -11,6 +12,8 @@ use graph::{Element, Graph, Node, OpId, ParameterId, ValueId};
 use ops::{Append, Emit};
 use program::Machine;
 use tensor::{Attrs, DType};
+
+pub use quantize_aware::QuantizeAware;
 
 use crate::passes::dead_code;
 use crate::{CompileError, CompileOptions};
@@ -25,14 +28,16 @@ pub enum Recipe {
     Fp8Hybrid(Fp8Hybrid),
     /// The layers' linears in four bits.
     Nvfp4(Nvfp4),
+    /// The layers' linears with the values that their weights will have in another format.
+    QuantizeAware(QuantizeAware),
 }
 
 impl Recipe {
-    /// True if products read codes of weights, which are made next to them; those of experts, too.
+    /// True if products read codes of weights or their values, which are made next to them; those of experts, too.
     pub fn quantises_weights(&self) -> bool {
         match self {
             Recipe::Uniform => false,
-            Recipe::Fp8Hybrid(_) | Recipe::Nvfp4(_) => true,
+            Recipe::Fp8Hybrid(_) | Recipe::Nvfp4(_) | Recipe::QuantizeAware(_) => true,
         }
     }
 
@@ -40,7 +45,7 @@ impl Recipe {
     /// not all have it. Empty where it needs no units whose results were never checked on hardware.
     pub fn calls(&self) -> &'static [(OpId, Option<&'static str>)] {
         match self {
-            Recipe::Uniform | Recipe::Fp8Hybrid(_) => &[],
+            Recipe::Uniform | Recipe::Fp8Hybrid(_) | Recipe::QuantizeAware(_) => &[],
             Recipe::Nvfp4(_) => nvfp4::CALLS,
         }
     }
@@ -48,7 +53,7 @@ impl Recipe {
     /// Steps whose magnitudes its quantisers remember; none where scales follow from the tensors alone.
     pub fn history(&self) -> Option<usize> {
         match self {
-            Recipe::Uniform | Recipe::Nvfp4(_) => None,
+            Recipe::Uniform | Recipe::Nvfp4(_) | Recipe::QuantizeAware(_) => None,
             Recipe::Fp8Hybrid(recipe) => Some(recipe.amax_history),
         }
     }
@@ -94,31 +99,51 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, machine: &Machine) -> Re
         Recipe::Uniform => return Ok(()),
         Recipe::Fp8Hybrid(recipe) => fp8_hybrid::run(graph, recipe, options, machine)?,
         Recipe::Nvfp4(recipe) => nvfp4::run(graph, recipe, options, machine)?,
+        Recipe::QuantizeAware(recipe) => quantize_aware::run(graph, recipe, options)?,
     }
     // Views of weights that lost their readers.
     dead_code::run(graph)
 }
 
 /// The weights that may be one matrix when they are multiplied with one value, as far as the recipe is concerned.
-pub struct Alike {
-    /// Matrices that score experts; none where all weights are treated alike.
-    routers: Option<HashSet<ParameterId>>,
+pub enum Alike {
+    /// All weights are treated alike.
+    All,
+    /// All but matrices that score experts, and those that are not taken.
+    ButRouters(HashSet<ParameterId>),
+    /// Weights that have codes, and share what these are scaled by or do not come near each other.
+    Codes(QuantizeAware, HashSet<ParameterId>),
 }
 
 impl Alike {
     pub fn new(graph: &Graph, recipe: &Recipe) -> Alike {
-        let routers = match recipe {
-            Recipe::Uniform => None,
-            Recipe::Fp8Hybrid(_) | Recipe::Nvfp4(_) => Some(groups::routers(graph)),
-        };
-        Alike { routers }
+        match recipe {
+            Recipe::Uniform => Alike::All,
+            Recipe::Fp8Hybrid(_) | Recipe::Nvfp4(_) => Alike::ButRouters(groups::routers(graph)),
+            Recipe::QuantizeAware(recipe) => Alike::Codes(*recipe, quantize_aware::taken(graph, recipe)),
+        }
     }
 
     pub fn treats(&self, graph: &Graph, one: ParameterId, other: ParameterId) -> bool {
-        let Some(routers) = &self.routers else { return true };
-        let taken = |id: ParameterId| groups::takes(graph.parameter(id)) && !routers.contains(&id);
-        taken(one) == taken(other)
+        match self {
+            Alike::All => true,
+            Alike::ButRouters(routers) => {
+                let taken = |id: ParameterId| groups::takes(graph.parameter(id)) && !routers.contains(&id);
+                taken(one) == taken(other)
+            }
+            Alike::Codes(recipe, taken) => match (taken.contains(&one), taken.contains(&other)) {
+                (true, true) => recipe.joins(graph.parameter(one), graph.parameter(other)),
+                (one, other) => one == other,
+            },
+        }
     }
+}
+
+/// The matrices whose values of codes products read, by the names of their parameters; none where the recipe is another.
+pub fn quantize_aware(graph: &Graph, recipe: &Recipe) -> BTreeSet<String> {
+    let Recipe::QuantizeAware(recipe) = recipe else { return BTreeSet::new() };
+    let taken = quantize_aware::taken(graph, recipe);
+    taken.into_iter().map(|id| graph.parameter(id).name.clone()).collect()
 }
 
 /// The weights of the layers' products that a recipe that quantises leaves in the compute type, by their names with

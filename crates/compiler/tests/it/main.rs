@@ -15,6 +15,7 @@ mod packed;
 mod pipeline;
 mod plan;
 mod programs;
+mod quantize_aware;
 mod ranks;
 mod sequence;
 mod sharded_codes;

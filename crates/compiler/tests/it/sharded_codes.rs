@@ -9,13 +9,14 @@ use std::sync::Arc;
 use crate::support::{self, TASK, VARIANT, adapter, fill_parameters, options, read, run, training};
 use compiler::{
     AdapterOptions, CompileError, CompileOptions, EntryOptions, Fp8Hybrid, GradientFormat, Nvfp4, Observer, Pass,
-    Passes, PlanOptions, Recipe, RecomputeOptions, Sharding, compile, compile_observed,
+    Passes, PlanOptions, QuantizeAware, Recipe, RecomputeOptions, Sharding, compile, compile_observed,
 };
 use graph::{Model, Node, Origin, Phase, ValueId};
 use program::{
     ArenaKind, Backend, Choice, Documents, EntryKind, Instruction, Machine, Program, StreamId, Subject, Variant, scalar,
 };
 use serde_json::Value;
+use tensor::compressed::{Codes, Extent, Form};
 use tensor::packed::Quantisation;
 use tensor::{DType, HostTensor};
 
@@ -80,6 +81,13 @@ fn recipes() -> Vec<Recipe> {
     fp8.map(Recipe::Fp8Hybrid).chain([Recipe::Nvfp4(FP4)]).collect()
 }
 
+/// A format that is trained for, whose scales are those of several matrices together, and activations' of one micro-batch.
+const AWARE: QuantizeAware = {
+    let form = Form { codes: Codes::Nvfp4, extent: Extent::Group(16) };
+    let fused: &[&[&str]] = &[&["q_proj", "k_proj", "v_proj"], &["gate_proj", "up_proj"]];
+    QuantizeAware { weights: form, scales: DType::BF16, activations: Some(form), fused }
+};
+
 /// Losses, norms and weights of two steps of two micro-steps, and the loss of an evaluation.
 fn bits(program: Program) -> Vec<(String, Vec<u8>)> {
     let program = Arc::new(program);
@@ -118,7 +126,8 @@ fn bits(program: Program) -> Vec<(String, Vec<u8>)> {
 
 #[test]
 fn bits_are_those_of_whole_weights() {
-    for (recipe, adapted) in recipes().into_iter().flat_map(|recipe| [(recipe, false), (recipe, true)]) {
+    let cases = recipes().into_iter().flat_map(|recipe| [(recipe, false), (recipe, true)]);
+    for (recipe, adapted) in cases.chain([(Recipe::QuantizeAware(AWARE), false)]) {
         for (machine, recompute) in machines().iter().flat_map(|of| [(of, Some(false)), (of, Some(true))]) {
             let options = with(recipe, adapted, recompute);
             let found = CUTS.map(|of| bits(compile(&model(2), &cut(of, &options), machine).unwrap()));

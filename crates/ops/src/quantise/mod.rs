@@ -7,6 +7,7 @@
 mod amax;
 mod blocks;
 mod codes;
+pub mod fake;
 mod history;
 mod numbers;
 mod product;
@@ -26,6 +27,7 @@ use crate::real::Real;
 pub use amax::{OwnAmax, PARTS};
 pub use blocks::QuantiseBlocks;
 pub use codes::{Quantise, padded_rows};
+pub use fake::FakeQuantise;
 pub use history::AmaxHistory;
 pub use numbers::Decode;
 pub(crate) use numbers::is_codes;

@@ -174,6 +174,18 @@ impl Form {
         values
     }
 
+    /// The values of codes in the order in which readers compute them; `global`: the scale of scales of NVFP4, which comes last.
+    pub fn values(&self, codes: &[u8], columns: usize, scales: &Scales, global: f32) -> Vec<f32> {
+        if self.codes != Codes::Nvfp4 {
+            return self.decode(codes, columns, scales);
+        }
+        let mut values = Vec::with_capacity(codes.len());
+        self.each(codes.len(), columns, |index, block| {
+            values.push(Small::E2M1.value(codes[index]) * Small::E4M3.value(scales.codes[block]) / global);
+        });
+        values
+    }
+
     fn each(&self, elements: usize, columns: usize, mut visit: impl FnMut(usize, usize)) {
         let shape = [elements / columns.max(1), columns];
         let [block_rows, block_columns] = self.extent.block(shape);

@@ -11,38 +11,53 @@ use graph::ValueType;
 use tensor::HostTensor;
 use tensor::compressed::Range;
 
-use super::encode::range;
+use super::encode::{Decided, range};
 use super::gptq::Moments;
 use super::layers::{Layers, rows_of_tokens};
 use super::mapping::{Mapping, mappings};
 use super::part;
 use super::reads::{Experts, Read, reads};
 use super::record::{Journal, Record};
+use super::refining;
 use super::result::{Digests, Plan};
 use super::scheme::{CompressRequest, Method};
 use super::smooth;
 use crate::error::{Result, TrainError, go_on};
 
 /// Bytes of moments of experts that are summed in one pass over the rows.
-const OF_EXPERTS: usize = 4 << 30;
+pub(super) const OF_EXPERTS: usize = 4 << 30;
 
 /// The inputs of a matrix over all rows.
 #[derive(Default)]
-struct Inputs {
-    moments: Option<Moments>,
-    range: Range,
+pub(super) struct Inputs {
+    pub moments: Option<Moments>,
+    pub range: Range,
+}
+
+/// The model at a layer: with the layers before it in codes, and for a method that compares with it as it was.
+pub struct Streams<'b> {
+    pub now: Layers<'b>,
+    pub exact: Option<Layers<'b>>,
+}
+
+impl<'b> Streams<'b> {
+    /// Opens what a method reads.
+    pub fn open(method: Method, open: &dyn Fn() -> Result<Layers<'b>>) -> Result<Streams<'b>> {
+        Ok(Streams { now: open()?, exact: (method == Method::Refine).then(open).transpose()? })
+    }
 }
 
 /// Writes all matrices, each layer once the layers before it are decided. Notes on what was not measured.
 pub fn calibrated(
     plan: &mut Plan<'_>,
     request: &CompressRequest,
-    mut layers: Layers<'_>,
+    streams: Streams<'_>,
     journal: &Journal,
     writer: &mut PlacedWriter,
     digests: &mut Digests<'_>,
     stop: Stop<'_>,
 ) -> Result<Vec<String>> {
+    let Streams { now: mut layers, mut exact } = streams;
     let chosen = plan.chosen;
     let types = part::types(layers.model());
     let (mut notes, mut fused) = (Vec::new(), BTreeMap::new());
@@ -59,7 +74,10 @@ pub fn calibrated(
                 record
             }
             None => {
-                let record = decide(plan, request, &found, &mut layers, stop)?;
+                let record = match &mut exact {
+                    Some(exact) => refining::decide(plan, &mut layers, exact, stop)?,
+                    None => decide(plan, request, &found, &mut layers, stop)?,
+                };
                 journal.write(layer, &record)?;
                 record
             }
@@ -71,21 +89,25 @@ pub fn calibrated(
         }
         for of in chosen.matrices.iter().filter(|of| own.contains(&of.parameter)) {
             go_on(stop)?;
-            let (codes, range) = (record.codes.get(&of.parameter), record.ranges.get(&of.parameter).copied());
+            let range = record.ranges.get(&of.parameter).copied();
+            let codes = record.codes.get(&of.parameter).cloned();
+            let is_decided = codes.is_some();
+            let decided = Decided { codes, scales: record.scales.get(&of.parameter).cloned() };
             if plan.scheme.measures_activations() && range.is_none() {
                 return Err(not_measured(&of.module));
             }
-            let values = plan.write_matrix(of, codes, range, writer, digests, &mut fused)?;
+            let values = plan.write_matrix(of, decided, range, writer, digests, &mut fused)?;
             written.insert(of.parameter.clone());
-            if request.method == Method::Gptq {
+            if request.method.chooses_codes() {
                 layers.replace(&of.parameter, values);
-                if codes.is_none() && !record.unreached.contains(&of.parameter) {
+                if !is_decided && !record.unreached.contains(&of.parameter) {
                     unmeasured.push(of.module.clone());
                 }
             }
         }
         unreached.extend(record.unreached);
         layers.advance()?;
+        exact.as_mut().map_or(Ok(true), Layers::advance)?;
     }
     if request.method.scales_channels() && mapped == 0 {
         let text = format!(
@@ -106,7 +128,7 @@ pub fn calibrated(
     }
     for of in chosen.matrices.iter().filter(|of| !written.contains(&of.parameter)) {
         go_on(stop)?;
-        plan.write_matrix(of, None, None, writer, digests, &mut fused)?;
+        plan.write_matrix(of, Decided::default(), None, writer, digests, &mut fused)?;
     }
     Ok(notes)
 }
@@ -267,7 +289,7 @@ fn inputs_of_tokens(
 }
 
 /// The inputs of the matrices of some experts; none for those that no token reached.
-fn inputs_of_experts(
+pub(super) fn inputs_of_experts(
     plan: &Plan<'_>,
     read: &Read,
     experts: std::ops::Range<usize>,

@@ -2,8 +2,7 @@
 
 use data::quantised::Layout;
 use rayon::prelude::*;
-use tensor::compressed::{Codes, Extent, Form, Range, Scales, global_scale};
-use tensor::small::Small;
+use tensor::compressed::{Extent, Form, Range, Scales, global_scale};
 
 use super::observer::{RangeObserver, narrowed};
 
@@ -68,25 +67,29 @@ fn join(form: &Form, all: &mut Scales, of: Scales) {
     all.codes.extend(of.codes);
 }
 
-/// Encodes a matrix [outputs, inputs]; `whole` is the range of all that shares its scale. `codes`: those in the place of the
-/// nearest.
+/// Codes that were chosen in the place of the nearest.
+#[derive(Clone, Debug, Default)]
+pub struct Decided {
+    pub codes: Option<Vec<u8>>,
+    /// Their scales, where they are not those of the numbers.
+    pub scales: Option<Scales>,
+}
+
+/// Encodes a matrix [outputs, inputs]; `whole` is the range of all that shares its scale. `decided`: what was chosen before.
 pub fn encode(
     layout: Layout,
     x: &[f32],
     shape: [usize; 2],
     whole: Range,
-    codes: Option<Vec<u8>>,
+    decided: Decided,
     observer: RangeObserver,
 ) -> Encoded {
     let (form, columns) = (layout.form, shape[1]);
     let global = global_scale(whole.magnitude(), layout.dtype);
-    if codes.is_some() || observer == RangeObserver::Mse {
-        let scales = scales(layout, x, shape, whole, observer);
-        let codes = codes.unwrap_or_else(|| nearest(&form, x, shape, &scales));
-        let values = match form.codes {
-            Codes::Nvfp4 => values_of_nvfp4(&codes, columns, &scales, global),
-            _ => form.decode(&codes, columns, &scales),
-        };
+    if decided.codes.is_some() || observer == RangeObserver::Mse {
+        let scales = decided.scales.unwrap_or_else(|| scales(layout, x, shape, whole, observer));
+        let codes = decided.codes.unwrap_or_else(|| nearest(&form, x, shape, &scales));
+        let values = form.values(&codes, columns, &scales, global);
         return Encoded { parts: layout.bytes(shape, &codes, &scales, global), values };
     }
     let made: Vec<(Scales, Vec<u8>, Vec<f32>)> = x
@@ -94,10 +97,7 @@ pub fn encode(
         .map(|x| {
             let scales = form.scales(x, columns, layout.dtype, whole);
             let codes = form.encode(x, columns, &scales);
-            let values = match form.codes {
-                Codes::Nvfp4 => values_of_nvfp4(&codes, columns, &scales, global),
-                _ => form.decode(&codes, columns, &scales),
-            };
+            let values = form.values(&codes, columns, &scales, global);
             (scales, codes, values)
         })
         .collect();
@@ -109,14 +109,4 @@ pub fn encode(
         join(&form, &mut scales, of);
     }
     Encoded { parts: layout.bytes(shape, &codes, &scales, global), values }
-}
-
-/// Values of NVFP4 in the order of its reader: a code times its scale, then divided by the scale of scales.
-fn values_of_nvfp4(codes: &[u8], columns: usize, scales: &Scales, global: f32) -> Vec<f32> {
-    let group = columns / (scales.codes.len() / (codes.len() / columns));
-    let of = |(codes, scale): (&[u8], &u8)| {
-        let scale = Small::E4M3.value(*scale);
-        codes.iter().map(move |code| Small::E2M1.value(*code) * scale / global).collect::<Vec<_>>()
-    };
-    codes.chunks(group).zip(&scales.codes).flat_map(of).collect()
 }

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use tensor::compressed::{Form, Scales};
 
 /// The share of the mean moment that is added to each.
-const DAMPING: f64 = 0.01;
+pub(super) const DAMPING: f64 = 0.01;
 
 /// Rows that go through the columns together: a row of the factor is read once for them.
 const BAND: usize = 16;
@@ -20,7 +20,7 @@ const TOGETHER: usize = 4;
 /// Σ xᵀx over rows of activations.
 #[derive(Clone, Debug)]
 pub struct Moments {
-    size: usize,
+    pub(super) size: usize,
     sums: Vec<f64>,
     /// Number of rows whose products are in the sum.
     pub rows: usize,
@@ -70,18 +70,29 @@ impl Moments {
         }
     }
 
-    fn at(&self, row: usize, column: usize) -> f64 {
+    pub(super) fn at(&self, row: usize, column: usize) -> f64 {
         self.sums[row.max(column) * self.size + row.min(column)]
     }
 }
 
 /// The codes of a matrix [outputs, inputs] with these scales.
 pub fn codes(form: &Form, x: &[f32], scales: &Scales, moments: &Moments) -> Vec<u8> {
+    let order = order(moments);
+    let factor = factor(moments, &order);
+    coded(form, x, scales, moments, &order, &factor)
+}
+
+/// The same in this order, with the factor that belongs to it.
+pub(super) fn coded(
+    form: &Form,
+    x: &[f32],
+    scales: &Scales,
+    moments: &Moments,
+    order: &[usize],
+    factor: &[Vec<f64>],
+) -> Vec<u8> {
     let columns = moments.size;
     let shape = [x.len() / columns, columns];
-    let mut order: Vec<usize> = (0..columns).collect();
-    order.sort_by(|a, b| moments.at(*b, *b).total_cmp(&moments.at(*a, *a)));
-    let factor = factor(moments, &order);
     let [block_rows, block_columns] = form.extent.block(shape);
     let across = form.extent.scales(shape)[1];
     let mut made = vec![0u8; x.len()];
@@ -108,8 +119,15 @@ pub fn codes(form: &Form, x: &[f32], scales: &Scales, moments: &Moments) -> Vec<
     made
 }
 
+/// Columns in the order in which their codes are chosen: the largest moments first.
+pub(super) fn order(moments: &Moments) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..moments.size).collect();
+    order.sort_by(|a, b| moments.at(*b, *b).total_cmp(&moments.at(*a, *a)));
+    order
+}
+
 /// The upper Cholesky factor U of the inverse of the damped moments H in this order, UᵀU = H⁻¹: row i from its diagonal on.
-fn factor(moments: &Moments, order: &[usize]) -> Vec<Vec<f64>> {
+pub(super) fn factor(moments: &Moments, order: &[usize]) -> Vec<Vec<f64>> {
     let size = order.len();
     let diagonal = |index: usize| match moments.at(order[index], order[index]) {
         0.0 => 1.0,

@@ -47,6 +47,8 @@ pub struct Layers<'b> {
     carried: Vec<Option<Vec<HostTensor>>>,
     /// Results of stacks that are done.
     results: Given,
+    /// Values of the layer that are known for all batches.
+    known: Given,
     /// Other values of the layer's weights, with the number of the change.
     replaced: BTreeMap<String, (u64, HostTensor)>,
     changes: u64,
@@ -100,6 +102,7 @@ impl<'b> Layers<'b> {
             to_the_end: false,
             carried: Vec::new(),
             results: Given::new(),
+            known: Given::new(),
             replaced: BTreeMap::new(),
             changes: 0,
             parts: Vec::new(),
@@ -146,6 +149,8 @@ impl<'b> Layers<'b> {
     pub fn run(&mut self, wanted: &[String], take: &mut Take<'_>) -> Result<()> {
         let names: Vec<String> = self.block().carry.iter().map(|of| of.inside.clone()).collect();
         let mut given = std::mem::take(&mut self.results);
+        let known: Vec<String> = self.known.keys().cloned().collect();
+        given.append(&mut self.known);
         for (name, value) in names.iter().zip(&mut self.carried) {
             given.extend(value.take().map(|value| (name.clone(), value)));
         }
@@ -153,8 +158,33 @@ impl<'b> Layers<'b> {
         for (name, value) in names.iter().zip(&mut self.carried) {
             *value = given.remove(name);
         }
+        self.known.extend(known.into_iter().filter_map(|name| given.remove_entry(&name)));
         self.results = given;
         done
+    }
+
+    /// Computes values of the layer and keeps them.
+    pub fn keep_values(&mut self, names: &[String]) -> Result<()> {
+        let mut wanted: Vec<String> = Vec::new();
+        for name in names.iter().filter(|name| self.value(name).is_none()) {
+            if !wanted.contains(name) {
+                wanted.push(name.clone());
+            }
+        }
+        let mut made: Vec<Vec<HostTensor>> = vec![Vec::new(); wanted.len()];
+        self.run(&wanted, &mut |_, values| {
+            made.iter_mut().zip(values).for_each(|(of, value)| of.push(value));
+            Ok(())
+        })?;
+        self.known.extend(wanted.into_iter().zip(made));
+        Ok(())
+    }
+
+    /// A value of the layer for all batches, where it is known: kept, or handed on to the layer.
+    pub fn value(&self, name: &str) -> Option<&[HostTensor]> {
+        let carried = self.block().carry.iter().position(|of| of.inside == name);
+        let known = self.known.get(name).or_else(|| carried.and_then(|at| self.carried[at].as_ref()));
+        known.or_else(|| self.results.get(name)).map(Vec::as_slice)
     }
 
     /// Computes values of the layer from others of it.
@@ -171,6 +201,7 @@ impl<'b> Layers<'b> {
     pub fn advance(&mut self) -> Result<bool> {
         let is_last = self.at + 1 == self.places.len();
         if is_last && !self.to_the_end {
+            self.known.clear();
             self.at += 1;
             return Ok(false);
         }
@@ -186,18 +217,21 @@ impl<'b> Layers<'b> {
             self.carried[index] = Some(values);
         }
         self.replaced.clear();
+        self.known.clear();
         self.next()
     }
 
     /// Goes to the next layer as if this one were not there.
     pub fn pass_over(&mut self) -> Result<bool> {
         self.replaced.clear();
+        self.known.clear();
         self.next()
     }
 
     /// Goes back to before the first layer.
     pub fn restart(&mut self) -> Result<()> {
         self.replaced.clear();
+        self.known.clear();
         self.at = 0;
         self.results.clear();
         self.begin_stack()

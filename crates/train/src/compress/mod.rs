@@ -4,8 +4,9 @@
 //! Knows the order of the work. Which matrices become codes `chosen.rs` says, in which format `scheme.rs`.
 
 mod calibrated;
-mod chosen;
+pub(crate) mod chosen;
 pub(crate) mod compared;
+mod cross;
 mod encode;
 mod gptq;
 pub(crate) mod layers;
@@ -14,6 +15,8 @@ mod observer;
 pub(crate) mod part;
 mod reads;
 mod record;
+mod refine;
+mod refining;
 mod result;
 pub(crate) mod rows;
 mod scaling;
@@ -32,10 +35,12 @@ use tensor::compressed::Extent;
 pub use compared::Compared;
 pub use observer::RangeObserver;
 pub(crate) use part::same_layer;
+pub(crate) use result::FUSED;
 pub use scheme::{CompressRequest, Method};
 
-use self::calibrated::calibrated;
+use self::calibrated::{Streams, calibrated};
 use self::chosen::{Chosen, Kept, choose};
+use self::encode::Decided;
 use self::layers::Layers;
 use self::record::Journal;
 use self::result::{Digests, Plan};
@@ -140,9 +145,9 @@ pub fn compress(
             measured = rows.tokens();
             let journal = Journal::open(output, &digest(source, request, data, rows)?)?;
             let parameters = chosen.matrices.iter().map(|of| of.parameter.as_str()).collect();
-            let layers = Layers::open(data.device.clone(), source, &parameters, &rows.calibration);
-            let done = layers
-                .and_then(|layers| calibrated(&mut plan, request, layers, &journal, &mut writer, &mut digests, stop));
+            let open = || Layers::open(data.device.clone(), source, &parameters, &rows.calibration);
+            let done = Streams::open(request.method, &open)
+                .and_then(|of| calibrated(&mut plan, request, of, &journal, &mut writer, &mut digests, stop));
             // A stopped command goes on later.
             if !matches!(done, Err(TrainError::Stopped)) {
                 journal.remove()?;
@@ -153,7 +158,7 @@ pub fn compress(
             let mut ranges = BTreeMap::new();
             for of in &chosen.matrices {
                 go_on(stop)?;
-                plan.write_matrix(of, None, None, &mut writer, &mut digests, &mut ranges)?;
+                plan.write_matrix(of, Decided::default(), None, &mut writer, &mut digests, &mut ranges)?;
             }
         }
     }

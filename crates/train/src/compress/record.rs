@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use data::safetensors::{NamedTensor, SafeTensors, write};
-use tensor::compressed::Range;
+use tensor::compressed::{Range, Scales};
 use tensor::{DType, HostTensor};
 
 use crate::error::{Result, TrainError};
@@ -21,6 +21,8 @@ pub struct Record {
     pub factors: BTreeMap<String, Vec<f32>>,
     /// The codes of matrices, one to a byte, by the name of the parameter.
     pub codes: BTreeMap<String, Vec<u8>>,
+    /// The scales of those codes, where they are not those of the numbers.
+    pub scales: BTreeMap<String, Scales>,
     /// The ranges of what matrices are multiplied with.
     pub ranges: BTreeMap<String, Range>,
     /// Matrices of experts that no token reached.
@@ -30,6 +32,7 @@ pub struct Record {
 /// Beginnings of the names of tensors.
 const FACTORS: &str = "factors ";
 const CODES: &str = "codes ";
+const SCALES: [&str; 3] = ["scale factors ", "scale zeros ", "scale codes "];
 const RANGE: &str = "range ";
 const UNREACHED: &str = "unreached ";
 
@@ -73,6 +76,16 @@ impl Journal {
                 record.factors.insert(of.to_owned(), tensor.to_f32());
             } else if let Some(of) = name.strip_prefix(CODES) {
                 record.codes.insert(of.to_owned(), tensor.bytes);
+            } else if let Some((part, of)) =
+                SCALES.iter().enumerate().find_map(|(part, prefix)| Some((part, name.strip_prefix(prefix)?)))
+            {
+                let none = Scales { factors: Vec::new(), zeros: Vec::new(), codes: Vec::new() };
+                let scales = record.scales.entry(of.to_owned()).or_insert(none);
+                match part {
+                    0 => scales.factors = tensor.to_f32(),
+                    1 => scales.zeros = tensor.bytes.into_iter().map(|zero| zero as i8).collect(),
+                    _ => scales.codes = tensor.bytes,
+                }
             } else if let Some(of) = name.strip_prefix(RANGE) {
                 let x = tensor.to_f32();
                 record.ranges.insert(of.to_owned(), Range { least: x[0], most: x[1] });
@@ -92,6 +105,16 @@ impl Journal {
         for (name, codes) in &record.codes {
             let of = HostTensor::new(DType::U8, vec![codes.len()], codes.clone());
             tensors.push((format!("{CODES}{name}"), of));
+        }
+        for (name, scales) in &record.scales {
+            let zeros = scales.zeros.iter().map(|zero| *zero as u8).collect();
+            let bytes = |bytes: Vec<u8>| HostTensor::new(DType::U8, vec![bytes.len()], bytes);
+            let parts = [
+                HostTensor::from_f32([scales.factors.len()], &scales.factors),
+                bytes(zeros),
+                bytes(scales.codes.clone()),
+            ];
+            tensors.extend(SCALES.iter().zip(parts).map(|(prefix, of)| (format!("{prefix}{name}"), of)));
         }
         for (name, range) in &record.ranges {
             tensors.push((format!("{RANGE}{name}"), HostTensor::from_f32([2], &[range.least, range.most])));
@@ -120,6 +143,10 @@ mod tests {
         let record = Record {
             factors: BTreeMap::from([("m.norm".to_owned(), vec![0.5, 2.0])]),
             codes: BTreeMap::from([("m.q.weight".to_owned(), vec![1, 255, 7])]),
+            scales: BTreeMap::from([(
+                "m.q.weight".to_owned(),
+                Scales { factors: vec![0.25, 1e-8], zeros: vec![-8, 7], codes: Vec::new() },
+            )]),
             ranges: BTreeMap::from([("m.q.weight".to_owned(), Range { least: -1.5, most: 3.0 })]),
             unreached: vec!["m.e.weight".to_owned()],
         };

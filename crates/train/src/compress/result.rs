@@ -7,20 +7,21 @@ use std::collections::BTreeMap;
 use data::Stop;
 use data::quantised::Layout;
 use data::safetensors::{PlacedWriter, RawTensor, Weights, header_name};
-use tensor::compressed::{Codes, Range};
+use tensor::compressed::{Codes, Range, global_scale};
 use tensor::{DType, HostTensor};
 
 use super::Progress;
 use super::chosen::{Chosen, Matrix};
-use super::encode::{Encoded, encode, range, scales};
+use super::encode::{Decided, Encoded, encode, range, scales};
 use super::gptq::{self, Moments};
 use super::observer::{RangeObserver, narrowed};
+use super::refine::{self, Refined, Solved, Wanted};
 use super::scaling::Scaling;
 use super::scheme::Scheme;
 use crate::error::{Result, TrainError, go_on};
 
 /// Matrices of one module that engines compute as one, so that they share the scale of scales of NVFP4.
-const FUSED: [&[&str]; 3] = [&["q_proj", "k_proj", "v_proj"], &["gate_proj", "up_proj"], &["w1", "w3"]];
+pub const FUSED: &[&[&str]] = &[&["q_proj", "k_proj", "v_proj"], &["gate_proj", "up_proj"], &["w1", "w3"]];
 
 /// Digests of the values that were written, to be compared with those that are read.
 pub struct Digests<'a> {
@@ -105,12 +106,12 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Writes a matrix: with these codes, or the nearest. `of_activations`: the range of what it is multiplied with. Gives its values
+    /// Writes a matrix: with the codes that were decided, or the nearest. `of_activations`: the range of what it is multiplied with. Gives its values
     /// as the model has them.
     pub fn write_matrix(
         &self,
         of: &Matrix,
-        codes: Option<&Vec<u8>>,
+        decided: Decided,
         of_activations: Option<Range>,
         writer: &mut PlacedWriter,
         digests: &mut Digests<'_>,
@@ -119,7 +120,7 @@ impl Plan<'_> {
         let layout = self.layout(of)?;
         let (x, read) = self.numbers(of)?;
         let whole = self.range_of_scale(of, &x, ranges)?;
-        let Encoded { mut parts, values } = encode(layout, &x, of.shape, whole, codes.cloned(), self.observer);
+        let Encoded { mut parts, values } = encode(layout, &x, of.shape, whole, decided, self.observer);
         if self.scheme.measures_activations() {
             let range = of_activations.expect("activations of every matrix are measured");
             parts.push(self.scheme.scale_of_activations(range, layout.dtype));
@@ -127,9 +128,7 @@ impl Plan<'_> {
         for (tensor, bytes) in self.tensors(of)?.iter().zip(&parts) {
             writer.put(&tensor.name, bytes).map_err(|e| TrainError::Failed(e.to_string()))?;
         }
-        let values = if of.transposed { transpose(&values, of.shape[1]) } else { values };
-        let shape = if of.transposed { [of.shape[1], of.shape[0]] } else { of.shape };
-        let values = HostTensor::from_f32(shape, &values);
+        let values = as_the_model_has(of, values);
         digests.add(format!("{}.weight", of.module), &values.bytes, read);
         Ok(values)
     }
@@ -143,9 +142,39 @@ impl Plan<'_> {
         Ok(gptq::codes(&layout.form, &x, &scales(layout, &x, of.shape, whole, self.observer), moments))
     }
 
+    /// Codes and scales with which a matrix of these numbers [outputs, inputs] gives most nearly what it is wanted to: `wanted` has for
+    /// each output the moments of what it lacks with what the matrix is multiplied with.
+    pub fn refined(
+        &self,
+        of: &Matrix,
+        moments: &Moments,
+        solved: &Solved,
+        wanted: Option<Vec<f64>>,
+    ) -> Result<Refined> {
+        let layout = self.layout(of)?;
+        let (x, _) = self.numbers(of)?;
+        let whole = self.range_of_scale(of, &x, &mut BTreeMap::new())?;
+        let x = match wanted {
+            Some(wanted) => refine::moved(&x, solved, wanted),
+            None => x,
+        };
+        let wanted = Wanted { form: layout.form, dtype: layout.dtype, whole, x: &x, moments };
+        Ok(refine::refined(&wanted, solved))
+    }
+
+    /// The values of refined codes, as the model has them.
+    pub fn values_of(&self, of: &Matrix, refined: &Refined) -> Result<HostTensor> {
+        let layout = self.layout(of)?;
+        let (x, _) = self.numbers(of)?;
+        let whole = self.range_of_scale(of, &x, &mut BTreeMap::new())?;
+        let global = global_scale(whole.magnitude(), layout.dtype);
+        let values = layout.form.values(&refined.codes, of.shape[1], &refined.scales, global);
+        Ok(as_the_model_has(of, values))
+    }
+
     /// The values of the nearest codes of other numbers in the place of a matrix's; `whole`: the range of all that shares a scale.
     pub fn values(&self, of: &Matrix, x: &[f32], whole: Range) -> Result<Vec<f32>> {
-        Ok(encode(self.layout(of)?, x, of.shape, whole, None, self.observer).values)
+        Ok(encode(self.layout(of)?, x, of.shape, whole, Decided::default(), self.observer).values)
     }
 
     /// The range of what shares the largest scale of a matrix. An error where its numbers are not finite.
@@ -215,7 +244,7 @@ impl Plan<'_> {
     /// The range of a matrix and of those that it is computed with.
     fn range_of_fused(&self, of: &Matrix, own: Range, known: &mut BTreeMap<String, Range>) -> Result<Range> {
         let (parent, last) = of.module.rsplit_once('.').unwrap_or(("", &of.module));
-        let Some(together) = FUSED.into_iter().find(|names| names.contains(&last)) else { return Ok(own) };
+        let Some(together) = FUSED.iter().find(|names| names.contains(&last)) else { return Ok(own) };
         let mut whole = own;
         for name in together.iter().filter(|name| **name != last) {
             let module = format!("{parent}.{name}");
@@ -229,6 +258,14 @@ impl Plan<'_> {
         }
         known.insert(of.module.clone(), own);
         Ok(whole)
+    }
+}
+
+/// Values [outputs, inputs] in the shape that the model has them in.
+fn as_the_model_has(of: &Matrix, values: Vec<f32>) -> HostTensor {
+    match of.transposed {
+        true => HostTensor::from_f32([of.shape[1], of.shape[0]], &transpose(&values, of.shape[1])),
+        false => HostTensor::from_f32(of.shape, &values),
     }
 }
 

@@ -42,10 +42,12 @@ pub enum Method {
     Gptq,
     Awq,
     SmoothQuant,
+    /// Codes and scales of GPTQ, moved in turns, for the results of the model as it was.
+    Refine,
 }
 
 impl Method {
-    pub const ALL: [Method; 4] = [Method::Rtn, Method::Gptq, Method::Awq, Method::SmoothQuant];
+    pub const ALL: [Method; 5] = [Method::Rtn, Method::Gptq, Method::Awq, Method::SmoothQuant, Method::Refine];
 
     /// Returns the name that users give it.
     pub const fn name(self) -> &'static str {
@@ -54,7 +56,13 @@ impl Method {
             Method::Gptq => "gptq",
             Method::Awq => "awq",
             Method::SmoothQuant => "smoothquant",
+            Method::Refine => "refine",
         }
+    }
+
+    /// True if codes are chosen by the moments of activations, layer by layer.
+    pub const fn chooses_codes(self) -> bool {
+        matches!(self, Method::Gptq | Method::Refine)
     }
 
     /// True if channels are scaled before codes are made.
@@ -110,6 +118,18 @@ pub struct Scheme {
 }
 
 impl CompressRequest {
+    /// The request of a scheme without options.
+    pub fn plain(scheme: &str) -> CompressRequest {
+        CompressRequest {
+            scheme: scheme.to_owned(),
+            group_size: None,
+            asymmetric: false,
+            method: Method::Rtn,
+            observer: RangeObserver::MinMax,
+            smoothing_strength: None,
+        }
+    }
+
     /// Errors: an unknown name, options that the scheme does not have, and data that are missing.
     pub fn check(&self, has_data: bool) -> Result<()> {
         let name = self.name()?;
@@ -130,6 +150,10 @@ impl CompressRequest {
                 "--observer mse: `{}` has scales of whole ranges only\n  hint: leave it out",
                 self.scheme
             )));
+        }
+        if self.observer == RangeObserver::Mse && self.method == Method::Refine {
+            let text = "--observer mse: --method refine searches scales by itself\n  hint: leave it out";
+            return Err(TrainError::Usage(text.to_owned()));
         }
         if let Some(strength) = self.smoothing_strength {
             if self.method != Method::SmoothQuant {
@@ -273,6 +297,19 @@ impl Scheme {
             _ => 1,
         };
         (!columns.is_multiple_of(divisor)).then(|| format!("rows of {columns} are no whole groups of {divisor}"))
+    }
+
+    /// The format that engines round activations to; none where they leave them.
+    pub const fn form_of_activations(&self) -> Option<Form> {
+        let (codes, extent) = match (self.name, self.form.extent) {
+            (Name::Fp8Dynamic, _) => (Codes::Fp8, Extent::Row),
+            (Name::Int8W8A8, _) => (Codes::Int { bits: 8, symmetric: true }, Extent::Row),
+            (Name::Fp8Block, Extent::Tile(_, n)) => (Codes::Fp8, Extent::Group(n)),
+            (Name::Fp8Static, _) => (Codes::Fp8, Extent::Tensor),
+            (Name::Nvfp4, _) => (Codes::Nvfp4, Extent::Group(16)),
+            _ => return None,
+        };
+        Some(Form { codes, extent })
     }
 
     /// The type of a weight's numbers and scales, by that of the model's.

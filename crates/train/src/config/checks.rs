@@ -24,6 +24,7 @@ pub(super) fn check_options(config: &Config, reader: &mut Reader) {
     check_quantisation(config, reader);
     check_recipe(config, reader);
     check_recipe_options(config, reader);
+    super::quantize_aware::check_quantize_aware(config, reader);
     check_sharding(config, reader);
     check_nodes(config, reader);
     check_ranks(config, reader);

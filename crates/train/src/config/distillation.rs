@@ -10,7 +10,7 @@ options! {
     /// The teacher and the loss of `task: distil`. docs/distillation.md has the formulas.
     pub struct Distillation: "Distillation" {
         /// The model whose distributions of tokens are learned, with the same vocabulary: a folder, or a name on the Hub.
-        /// It may be of another family.
+        /// It may be of another family. Not needed with `quantize_aware`, whose teacher is the model as it was.
         teacher: Option<String> = null, path;
         /// Number of the teacher's likeliest tokens that the loss is taken over. 0: the whole vocabulary, whose logits go
         /// from the teacher to the loss through host memory. Other numbers need `beta: 0`.
@@ -67,7 +67,7 @@ pub(super) fn check_distillation(config: &Config, reader: &mut Reader) {
         report("sampling_temperature", message, "set `lmbda: 0.5`, or remove it");
     }
     // Batches of a caller may bring the tokens of a teacher.
-    if of.teacher.is_none() && (of.loss_top_k == 0 || config.data.datasets.is_some()) {
+    if config.teacher().is_none() && (of.loss_top_k == 0 || config.data.datasets.is_some()) {
         let message = "`task: distil` needs `teacher`".to_owned();
         report("teacher", message, "set `teacher` to the folder of a model, or its name on the Hub");
     }
@@ -122,6 +122,7 @@ mod tests {
         assert_eq!(problems("task: distil\nteacher: t\nbeta: 0\nloss_top_k: 8\nloss_add_tail: false\n"), "");
         assert_eq!(problems("task: distil\nteacher: t\nlmbda: 0.5\nsampling_temperature: 0.7\ntop_k: 8\n"), "");
         assert_eq!(problems("task: distil\nbeta: 0\nloss_top_k: 8\n"), "");
+        assert_eq!(problems("task: distil\nlora: false\nquantize_aware: w4a16\n"), "");
         for (options, said) in [
             ("task: distil\n", "teacher: `task: distil` needs `teacher`"),
             ("teacher: t\n", "teacher: `teacher` has no effect on `task: sft`"),

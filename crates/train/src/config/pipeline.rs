@@ -65,6 +65,11 @@ fn others(config: &Config) -> Vec<(&'static str, bool, String)> {
     others.extend([
         ("zero_level", level > 1, format!("zero_level: {level}")),
         ("recipe", recipe != Recipe::Bf16, format!("recipe: {recipe}")),
+        (
+            "quantize_aware",
+            config.precision.quantize_aware.is_some(),
+            format!("quantize_aware: {}", config.precision.quantize_aware.map_or("", |of| of.name())),
+        ),
         ("torch_dtype", config.model.torch_dtype == Setting::Value(Dtype::Float16), "torch_dtype: float16".to_owned()),
         ("sequence_parallel_size", sequence > 1, format!("sequence_parallel_size: {sequence}")),
         (

@@ -28,6 +28,15 @@ options! {
         fp4_backend: Fp4Backend = "cutlass", resumable;
         /// Round gradients up or down at random with `nvfp4`, so that their expected values are right.
         fp4_stochastic_rounding: bool = true;
+        /// Train for a scheme of `surogate quantize`: the matrices of the layers, and where the scheme quantizes them the activations,
+        /// are rounded to its codes in every product, and gradients go straight through. Quantizing the result has the
+        /// values that were trained. Needs `lora: false` and `recipe: bf16`. docs/quantization-aware.md
+        quantize_aware: Option<QuantizeAware> = null;
+        /// Elements of a row that share a scale, of `quantize_aware: w4a16` and `w8a16`, rows and columns of a tile of `fp8-block`;
+        /// -1: the whole row. Null is what `surogate quantize` takes without `--group-size`.
+        quantize_aware_group_size: Option<i64> = null, min = -1;
+        /// Groups of `quantize_aware: w4a16` and `w8a16` have a zero point.
+        quantize_aware_asymmetric: bool = false;
         /// Number of first layers that are not quantized by the recipe.
         skip_quant_first_layers: u32 = 0;
         /// Number of last layers that are not quantized by the recipe.
@@ -54,6 +63,30 @@ impl Recipe {
             Recipe::Bf16 => false,
             Recipe::Fp8Hybrid | Recipe::Nvfp4 => true,
         }
+    }
+}
+
+choices! {
+    /// Number formats that a model is trained for: the schemes of `surogate quantize`.
+    pub enum QuantizeAware {
+        /// FP8 with a scale for each row, and for each token of activations.
+        Fp8Dynamic = "fp8-dynamic",
+        /// FP8 with a scale for each matrix; activations with one for all that a matrix is multiplied with.
+        Fp8Static = "fp8-static",
+        /// FP8 with a scale for tiles of 128 by 128, and for 128 elements of a token.
+        Fp8Block = "fp8-block",
+        /// 8-bit integers with a scale for each row, and for each token of activations.
+        Int8W8A8 = "int8-w8a8",
+        /// 4-bit integers with a scale for a group of a row.
+        W4A16 = "w4a16",
+        /// 8-bit integers with a scale for a group of a row.
+        W8A16 = "w8a16",
+        /// FP4 with a scale for 16 elements of a row and for 16 of a token, and one for each tensor.
+        Nvfp4 = "nvfp4",
+        /// The weights of `nvfp4`.
+        Nvfp4A16 = "nvfp4a16",
+        /// FP4 with a power of two for 32 elements of a row.
+        Mxfp4A16 = "mxfp4a16",
     }
 }
 

@@ -101,6 +101,23 @@ fn require(folder: &Path, bytes: usize, free: Option<usize>, of: Needed) -> Resu
     )))
 }
 
+/// Errors: the disk of a folder has less room than a result that will be written there takes.
+pub fn require_room(folder: &Path, bytes: usize) -> Result<()> {
+    room(folder, bytes, free(folder))
+}
+
+fn room(folder: &Path, bytes: usize, free: Option<usize>) -> Result<()> {
+    match free.filter(|free| *free < bytes) {
+        None => Ok(()),
+        Some(free) => Err(TrainError::Failed(format!(
+            "not enough space in {}: the result takes {}, {} are free\n  hint: free some space, or choose another `--output`",
+            folder.display(),
+            size(bytes),
+            size(free)
+        ))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,6 +133,14 @@ mod tests {
                         5.00 GiB are free";
         assert!(text.starts_with(expected) && text.contains("`save_total_limit`"), "{text}");
         assert_eq!(error.exit_code(), 1);
+    }
+
+    #[test]
+    fn a_result_needs_room() {
+        let place = Path::new("/place");
+        assert!(room(place, 1 << 30, Some(1 << 30)).is_ok() && room(place, 1 << 30, None).is_ok());
+        let text = room(place, 2 << 30, Some(1 << 30)).unwrap_err().to_string();
+        assert!(text.starts_with("not enough space in /place: the result takes 2.00 GiB, 1.00 GiB are free"), "{text}");
     }
 
     #[test]

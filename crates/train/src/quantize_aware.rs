@@ -83,7 +83,10 @@ fn check_files(
 
 /// The error of a request as one of the option.
 fn problem(config: &Config, error: &TrainError) -> TrainError {
-    let text = error.to_string().replace("--group-size", "quantize_aware_group_size");
+    let text = error.to_string();
+    let text = text
+        .replace("--group-size -1", "`quantize_aware_group_size: -1`")
+        .replace("--group-size", "quantize_aware_group_size");
     let (message, hint) = match text.split_once("\n  hint: ") {
         Some((message, hint)) => (message.to_owned(), Some(hint.to_owned())),
         None => (text, None),

@@ -95,7 +95,7 @@ pub fn run(graph: &mut Graph, recipe: &QuantizeAware, options: &CompileOptions) 
     }
     let weights = find(graph, recipe, &taken)?;
     let read: HashSet<ParameterId> = weights.iter().flat_map(|of| of.parameters.iter().copied()).collect();
-    if let Some(id) = taken.iter().find(|id| !read.contains(id)) {
+    if let Some(id) = taken.iter().filter(|id| !read.contains(id)).min() {
         let text = format!("`quantize_aware`: no product reads `{}` as it is stored", graph.parameter(*id).name);
         return Err(CompileError::option("quantize_aware", text, "set `torch_dtype` to the type of the weights"));
     }

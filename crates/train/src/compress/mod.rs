@@ -50,6 +50,7 @@ use self::scheme::Scheme;
 use crate::card;
 use crate::config::Config;
 use crate::device::Device;
+use crate::disk;
 use crate::error::{Result, TrainError, go_on};
 use crate::hf_config;
 use crate::model_folder::{SHARD_BYTES, handed_on, pretty, write_companions};
@@ -138,6 +139,7 @@ pub fn compress(
     let rows = data.map(|of| Rows::read(of.config, source, of.rows, stop)).transpose()?;
     let mut writer = PlacedWriter::new(staged.path(), groups, SHARD_BYTES);
     let bytes = (own.names().iter().filter_map(|name| own.get(name).ok()).map(|of| of.length()).sum(), writer.total());
+    disk::require_room(output.parent().filter(|of| of.is_dir()).unwrap_or(staged.path()), bytes.1)?;
     let mut digests = Digests { progress, done: 0, all: bytes.0, of: BTreeMap::new() };
     let mut measured = 0;
     match (data, &rows) {

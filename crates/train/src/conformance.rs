@@ -149,7 +149,7 @@ fn documents_of(op: &dyn Op, instance: &Instance) -> Documents {
     }
 }
 
-/// True if the machine has units for every product.
+/// True if the machine has units for every product, and the shared memory that every kernel asks for.
 fn is_taken(program: &Program) -> bool {
     let taken = |instruction: &Instruction| match instruction {
         Instruction::Gemm(gemm) if gemm.has_blocks() => {
@@ -158,6 +158,10 @@ fn is_taken(program: &Program) -> bool {
         }
         Instruction::Gemm(gemm) if gemm.scales.is_some() => {
             library::multiplies_codes(&program.machine.arch, gemm.bias.as_ref().map(|at| at.dtype))
+        }
+        Instruction::Launch(launch) => {
+            let limit = program.machine.arch.shared_per_block();
+            launch.calls.iter().all(|call| call.shared_bytes as usize <= limit)
         }
         _ => true,
     };

@@ -30,7 +30,7 @@ options! {
         fp4_stochastic_rounding: bool = true;
         /// Train for a scheme of `surogate quantize`: the matrices of the layers, and where the scheme quantizes them the activations,
         /// are rounded to its codes in every product, and gradients go straight through. Quantizing the result has the
-        /// values that were trained. Needs `lora: false` and `recipe: bf16`. docs/quantization-aware.md
+        /// values that were trained. Needs `lora: false` and `recipe: bf16`.
         quantize_aware: Option<QuantizeAware> = null;
         /// Elements of a row that share a scale, of `quantize_aware: w4a16` and `w8a16`, rows and columns of a tile of `fp8-block`;
         /// -1: the whole row. Null is what `surogate quantize` takes without `--group-size`.

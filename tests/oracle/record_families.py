@@ -3,10 +3,9 @@
     python tests/oracle/record_families.py
 
 Writes tests/golden/families.json: of each family's smallest form in tests/python/conftest.py, with weights by `drawn_weights`, the
-last logits of two rows, the lengths of the logits of all tokens, the loss and the norm of every gradient, in float64, and the
-likeliest tokens after each row. Of models
-with images: the same of a drawn configuration on the recorded rows of ../shared/golden. Needs torch, transformers, safetensors
-and pytest.
+last logits of two rows, the lengths of the logits of all tokens, the loss and the norm of every gradient, in float64, by how much
+these norms differ in float32, and the likeliest tokens after each row. Of models with images: the same of a drawn configuration
+on the recorded rows of ../shared/golden, without answers. Needs torch, transformers, safetensors and pytest.
 """
 
 from __future__ import annotations
@@ -32,6 +31,9 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 #: Tokens of an answer, at most, and the least distance of the logits of the two likeliest ones.
 LONGEST, APART = 16, 5e-5
+
+#: Norms of gradients that are not compared between float32 and float64.
+SMALL = 1e-3
 
 #: The plain implementations of transformers; others take no float64.
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
@@ -64,6 +66,20 @@ def values(fields: dict, logits, loss: float, gradients: dict, names: dict) -> d
     return {"config": fields, "logits": last, "lengths": lengths, "loss": loss, "gradient_norms": norms}
 
 
+def distance(rounded: dict, gradients: dict) -> float:
+    """The largest relative difference of a norm between two sets of gradients."""
+    pairs = [(of.norm().item(), gradients[name].norm().item()) for name, of in rounded.items()]
+    return max(abs(found / norm - 1) for found, norm in pairs if norm > SMALL)
+
+
+def gradients_of_text(model, ids) -> tuple:
+    """The model's outputs, and its gradients by name."""
+    model.zero_grad()
+    out = model(input_ids=ids, labels=ids, use_cache=False)
+    out.loss.backward()
+    return out, {name: of.grad for name, of in model.named_parameters() if of.grad is not None}
+
+
 @torch.no_grad()
 def answers(model, rows: list[list[int]]) -> list[list[int]]:
     """The likeliest tokens after each row, up to the first that another is almost as likely as."""
@@ -87,11 +103,10 @@ def of_text(fields: dict) -> dict:
             kind = transformers.AutoModelForImageTextToText
         model, names = filled(kind, config, folder)
         ids = torch.tensor(conftest.recorded_ids())
-        out = model(input_ids=ids, labels=ids, use_cache=False)
-        out.loss.backward()
-        gradients = {name: of.grad for name, of in model.named_parameters() if of.grad is not None}
-        of_model = values(fields, out.logits, out.loss.item(), gradients, names)
-        return of_model | {"answers": answers(model, ids.tolist())}
+        out, gradients = gradients_of_text(model, ids)
+        of_model = values(fields, out.logits, out.loss.item(), gradients, names) | {"answers": answers(model, ids.tolist())}
+        _, rounded = gradients_of_text(model.float(), ids)
+        return of_model | {"float32_error": distance(rounded, gradients)}
 
 
 def of_images(family: str, seed: int) -> dict:
@@ -103,9 +118,11 @@ def of_images(family: str, seed: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         model, names = filled(transformers.AutoModelForImageTextToText, config, folder)
         logits, _, loss, gradients = compare_images.expected(model, inputs, torch.float64)
+        _, _, _, rounded = compare_images.expected(model.float(), inputs, torch.float32)
         kept = json.loads((Path(folder) / "config.json").read_text())
     own = {compare_images.older_name(family, name): of for name, of in gradients.items()}
-    return values(kept, logits, loss, own, names) | {"rows": compare_images.FAMILIES[family]}
+    found = values(kept, logits, loss, own, names)
+    return found | {"float32_error": distance(rounded, gradients), "rows": compare_images.FAMILIES[family]}
 
 
 def main() -> None:

@@ -42,9 +42,11 @@ def compare(expected: dict, logits: np.ndarray, loss: float, gradients: dict[str
     np.testing.assert_allclose(np.linalg.norm(logits, axis=-1), expected["lengths"], rtol=3e-4)
     assert loss == pytest.approx(expected["loss"], abs=2e-5)
     norms = expected["gradient_norms"]
+    # Where float32 is inexact, each processor's order of sums is another distance away.
+    relative = max(1e-4, 4 * expected["float32_error"])
     assert len(norms) >= 10 and set(norms) <= set(gradients)
     for name, norm in norms.items():
-        assert np.linalg.norm(gradients[name]) == pytest.approx(norm, rel=5e-4, abs=1e-6), name
+        assert np.linalg.norm(gradients[name]) == pytest.approx(norm, rel=relative, abs=1e-6), name
 
 
 @pytest.mark.parametrize("family", RECORDED["families"])

@@ -7,6 +7,7 @@
 pub mod algorithms;
 pub mod amdsmi;
 pub mod backend;
+mod codes;
 pub mod cublaslt;
 pub mod cudnn;
 pub mod disk_cache;

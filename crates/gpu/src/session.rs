@@ -1,6 +1,7 @@
 //! A loaded program on one GPU: its memory, its bound instructions, and running an entry point.
 
 use crate::algorithms::Algorithms;
+use crate::codes;
 use crate::driver::{DeviceBuffer, Event, Graph};
 use crate::engine::{Engine, Options};
 use crate::error::{During, Error, Result};
@@ -240,9 +241,10 @@ impl Session for GpuSession {
     }
 
     fn write(&mut self, at: &TensorRef, bytes: &[u8]) -> std::result::Result<(), BackendError> {
-        let GpuSession { engine, memory, uploads, .. } = self;
+        let GpuSession { program, engine, memory, uploads, .. } = self;
         let mut write = || {
             engine.device.bind()?;
+            let bytes = &codes::stored(program.machine.arch, at.dtype, bytes);
             if let Some(place) = on_host(memory, at, bytes.len()) {
                 engine.synchronise()?;
                 place.copy_from_slice(bytes);

@@ -1,5 +1,5 @@
 //! The state of the imitated machine on this thread: streams with queued work, events, and the order in which work runs. Work
-//! runs when something waits for it, streams alternate at random, and nothing is done that need not be.
+//! runs when something waits for it, by random priorities of streams, and nothing is done that need not be.
 #![allow(unsafe_code, reason = "work moves bytes between addresses of the imitated memory")]
 
 use std::cell::RefCell;
@@ -115,8 +115,13 @@ pub struct World {
     failed: Option<u32>,
     pub detail: CString,
     random: u64,
+    /// Makes the priorities of streams.
+    salt: usize,
     numbers: usize,
 }
+
+/// The mean number of works between two draws of priorities.
+const REDRAWN: usize = 24;
 
 thread_local! {
     static WORLD: RefCell<World> = RefCell::default();
@@ -149,6 +154,16 @@ impl World {
     fn draw(&mut self, below: usize) -> usize {
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.random >> 33) as usize % below
+    }
+
+    /// The stream that goes on. Streams have random priorities, drawn again from time to time, so that one of them can be
+    /// far ahead of another: with a new draw at each step, all of them would advance about equally.
+    fn choose(&mut self, ready: &[usize]) -> usize {
+        if self.draw(REDRAWN) == 0 {
+            self.salt = self.draw(1 << 20);
+        }
+        let priority = |stream: usize| (stream ^ self.salt).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+        ready.iter().copied().max_by_key(|stream| priority(*stream)).expect("a stream is ready")
     }
 
     /// Fails every call from now on.
@@ -361,7 +376,7 @@ impl World {
             if ready.is_empty() {
                 return self.fail(LAUNCH_FAILED, "every stream waits for another one".to_owned());
             }
-            let chosen = ready[self.draw(ready.len())];
+            let chosen = self.choose(&ready);
             self.step(chosen);
             if let Some(status) = self.failed {
                 return status;
@@ -390,7 +405,7 @@ impl World {
             if holds(self) || ready.is_empty() || self.failed.is_some() {
                 break;
             }
-            let chosen = ready[self.draw(ready.len())];
+            let chosen = self.choose(&ready);
             self.step(chosen);
         }
         match self.failed {

@@ -44,14 +44,17 @@ pub fn check_operations(
         let device = train::Device::open(&request)?;
         let time = seconds.map(Duration::from_secs);
         let which = Examples { own_kernels, names, time, progress: Some(tell), ..Examples::default() };
-        let Checked { rows, left_out } =
+        let Checked { rows, left_out, not_taken } =
             train::conformance::check(device.backend.as_ref(), &device.machine, 1, &which)?;
-        if rows.is_empty() && left_out == 0 {
+        if rows.is_empty() && left_out + not_taken == 0 {
             return Err(TrainError::Usage("no operation has such a name".to_owned()));
         }
         let failed: Vec<_> = rows.iter().filter(|row| !row.passed()).collect();
         let mut text =
             format!("operations on {}: {} results, {} differ", device.machine.name, rows.len(), failed.len());
+        if not_taken > 0 {
+            text += &format!("; {not_taken} examples ask for more than this GPU has");
+        }
         if left_out > 0 {
             text += &format!("; no time for {left_out} examples");
         }

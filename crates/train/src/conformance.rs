@@ -81,6 +81,8 @@ pub struct Checked {
     pub rows: Vec<Row>,
     /// Examples, in one precision each, for which there was no time.
     pub left_out: usize,
+    /// Those that ask for units or shared memory that the machine does not have.
+    pub not_taken: usize,
 }
 
 /// Element types that stand for the activation type.
@@ -100,7 +102,7 @@ pub fn check(backend: &dyn Backend, machine: &Machine, seed: u64, which: &Exampl
     let mut queue: Vec<_> = ops.flat_map(|op| op.examples().into_iter().enumerate().map(move |at| (*op, at))).collect();
     queue.retain(|(op, (_, example))| is_called(*op, example));
     queue.sort_by_key(|(_, (index, _))| *index);
-    let mut checked = Checked { rows: Vec::new(), left_out: 0 };
+    let mut checked = Checked { rows: Vec::new(), left_out: 0, not_taken: 0 };
     let (all, mut told) = (queue.len(), None::<Instant>);
     for (done, (op, (index, example))) in queue.into_iter().enumerate() {
         if let Some(tell) = which.progress.filter(|_| told.is_none_or(|at| at.elapsed() >= TOLD)) {
@@ -116,7 +118,11 @@ pub fn check(backend: &dyn Backend, machine: &Machine, seed: u64, which: &Exampl
             let program = program(machine, op, &instance);
             let steps = &program.entries[0].steps;
             let calls_library = steps.iter().any(|step| step.instruction.may_call_library());
-            if which.own_kernels && calls_library || !is_taken(&program) {
+            if which.own_kernels && calls_library {
+                continue;
+            }
+            if !is_taken(&program) {
+                checked.not_taken += 1;
                 continue;
             }
             let multiplies_codes = calls_library && multiplies_codes(steps);
@@ -326,7 +332,9 @@ mod tests {
         let backend = cpu::CpuBackend::new(Some(2)).unwrap();
         let machine = Machine::cpu(1 << 30, 2);
         let checked = |which: Examples| check(&backend, &machine, 1, &which).unwrap();
-        let Checked { rows, left_out: 0 } = checked(Examples::default()) else { panic!("there is time for all") };
+        let Checked { rows, left_out: 0, not_taken: 0 } = checked(Examples::default()) else {
+            panic!("there is time for all")
+        };
         assert!(rows.len() > 60, "{} rows", rows.len());
         for row in &rows {
             assert!(row.passed(), "{row:?}");

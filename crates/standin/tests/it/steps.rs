@@ -1,4 +1,4 @@
-//! Sessions of one GPU, of ranks and of stages run whole programs, replayed graphs included, in any order of streams.
+//! Sessions of one GPU and of ranks run whole programs, replayed graphs included, in any order of streams.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-"""Whether GRPO teaches: SmolLM2-135M-Instruct on sums of one- and two-digit numbers, with a reward for the right number.
+"""Proof that GRPO teaches: SmolLM2-135M-Instruct on sums of one- and two-digit numbers, with a reward for the right number.
 
 `sums.py MODEL STEPS DELAY…` first fine-tunes the model on solved sums until it answers at least a third of unseen ones (20 steps). From there
 it runs `task: grpo` for STEPS steps, and for each DELAY the same by hand with answers that were sampled DELAY steps earlier and whose

@@ -44,7 +44,7 @@ def run(tmp_path, taught):
 
 
 def test_a_student_that_is_its_teacher_has_nothing_to_learn(run):
-    """Whatever it samples, both distributions are the same."""
+    """Both distributions are the same for any sample."""
     for step in surogate.Trainer({**run, "teacher": run["model"]}):
         assert abs(step["loss"]) < 1e-6 and 1 <= step["completions/mean_length"] <= 16
         break

@@ -162,7 +162,7 @@ impl Launches {
     /// A kernel of the backend itself.
     ///
     /// # Safety
-    /// As for [`Launches::resolve`].
+    /// Requires what [`Launches::resolve`] requires.
     unsafe fn own(&self, function: &Function, values: *const *mut c_void) -> Result<Task, String> {
         if function.entry != "few_rows" {
             // SAFETY: promised by the caller.

@@ -1,10 +1,10 @@
 //! GPUs that are not there: functions in place of a driver, a compiler and a library of products, of CUDA or of HIP, over the
 //! memory of this process. For tests: the sessions of `gpu` run whole programs on them.
 //!
-//! What is imitated: memory, streams, events, captures and graphs, with queued work that runs when something waits for it,
+//! Imitates memory, streams, events, captures and graphs, with queued work that runs when something waits for it,
 //! streams alternating at random, so that a missing wait shows as wrong numbers. A launch is identified by its kernel and its
 //! arguments among the instructions of the programs that were loaded, and computes the operation by its CPU reference; an
-//! argument that no instruction has is a failed launch. What is not: the kernels themselves, time, Hopper's own kernels,
+//! argument that no instruction has is a failed launch. Does not imitate the kernels themselves, time, Hopper's own kernels,
 //! cuDNN, NCCL.
 //!
 //! All state belongs to the thread that calls: a session stays on the thread that made it.

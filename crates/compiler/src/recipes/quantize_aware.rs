@@ -2,9 +2,8 @@
 //! and where engines quantize activations, those of what they multiply with. Gradients are those of these products, and go
 //! straight through to the weights, which the optimizer changes as ever.
 //!
-//! Which matrices these are, and which share the scale of scales of NVFP4, follows from the graph and from names; the format
-//! is given. Values of weights are made when weights were written, not in an entry, unless weights are cut over ranks:
-//! `plan/prepare.rs`.
+//! The graph and names tell these matrices, and those that share the scale of scales of NVFP4; the format is given. Values
+//! of weights are made when weights were written, not in an entry, unless weights are cut over ranks: `plan/prepare.rs`.
 
 use std::collections::{HashMap, HashSet};
 

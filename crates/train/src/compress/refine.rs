@@ -2,8 +2,8 @@
 //! of what it is multiplied with. Scales are searched first, then GPTQ chooses codes; in turns each code is then moved to the
 //! number that is best next to all others, and each scale to the factor that is best for its codes.
 //!
-//! What the matrix is to compute may be something else than its own results: those of the model before anything was in codes.
-//! Then its numbers are moved first, by a regression on what it is multiplied with now ([`moved`]).
+//! A matrix may have to compute other results than its own: those of the model before anything was in codes. Then its
+//! numbers are moved first, by a regression on its present inputs ([`moved`]).
 //!
 //! All in f64, rows independent of one another. Knows no layers and files.
 

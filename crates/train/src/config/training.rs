@@ -25,16 +25,15 @@ options! {
         /// NEFTune: add noise to the embeddings in training steps, uniform between ±alpha / √(tokens · hidden size),
         /// where tokens are those of the document, without padding. Evaluations have no noise. 5 is a common value.
         neftune_noise_alpha: Option<f64> = null, above = 0, max = 1000;
-        /// When the loss on the validation data is computed, or with `task: grpo` the reward: every `eval_steps` and at the end, after every pass over the
-        /// data and at the end, or never.
+        /// Times of evaluations, of the loss on the validation data or with `task: grpo` of the reward: every `eval_steps` and at
+        /// the end, after every pass over the data and at the end, or never.
         eval_strategy: Strategy = "steps", resumable;
         /// Steps between evaluations, for `eval_strategy: steps`.
         eval_steps: u64 = 100, min = 1, resumable;
         /// End the run after this many evaluations in a row whose loss is not lower (`task: grpo`: whose reward
         /// is not higher) than the best by more than `early_stopping_threshold`. Null disables it.
         early_stopping_patience: Option<u64> = null, min = 1, resumable;
-        /// How much better than the best loss or reward that of an evaluation must be to count for
-        /// `early_stopping_patience`.
+        /// The least gain over the best loss or reward with which an evaluation counts for `early_stopping_patience`.
         early_stopping_threshold: f64 = 0.0, min = 0, resumable;
     }
 }

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from surogate.errors import ConfigError
+from surogate.errors import ConfigError, RunError
 from surogate.launch import cluster as launch_cluster
 from surogate.launch import job
 from surogate.launch.cluster import Machine
@@ -94,6 +94,35 @@ def test_machines_of_a_cluster_write_what_one_process_with_as_many_ranks_does(
     assert "\n".join([*head, "Tokens per step: 384", "Max steps: 8", ""]) in text
     assert re.search(r"\nStep 0/8 \| Loss: \d+\.\d{4} \| Norm: [\d.]+ \| LR: 5\.00e-03 \| \d+\.\d\ds \| \d+ tok/s", text), text
     assert "Ray: node 0 is " in text and "Result: " in text
+
+
+class LateRay:
+    """Ray on a machine that is too busy for its first attempts."""
+
+    def __init__(self, late: int, reason: str = "The current node timed out during startup.") -> None:
+        self.late, self.reason, self.tries = late, reason, 0
+
+    def init(self, **_: object) -> None:
+        self.tries += 1
+        if self.tries <= self.late:
+            raise Exception(self.reason)
+
+    def shutdown(self) -> None:
+        pass
+
+
+def test_a_late_start_of_ray_is_tried_again_and_its_errors_have_no_traceback() -> None:
+    late = LateRay(2)
+    launch_cluster._connect(late, "local", {})
+    assert late.tries == 3
+    for ray, address, tries in [
+        (LateRay(3), "local", 3),
+        (LateRay(1), "auto", 1),
+        (LateRay(1, "no such folder"), "local", 1),
+    ]:
+        with pytest.raises(RunError, match=f"Ray .*: {re.escape(ray.reason)}"):
+            launch_cluster._connect(ray, address, {})
+        assert ray.tries == tries
 
 
 def test_a_cluster_of_this_machine_alone_is_started_for_a_run(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ from typing import Any
 from ..errors import ConfigError, NodeLostError, RunError
 from .node import Node
 
+#: Attempts to start a cluster of this machine alone. Ray ends one after 30 s, which is too few for a busy machine.
+TRIES = 3
+
 #: Seconds in which a worker has to answer what takes no time, such as its start.
 ANSWER = 60.0
 
@@ -187,10 +190,7 @@ class Cluster:
         if self.is_local:
             cpus = max(os.cpu_count() or 1, count)
             options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": STORE}
-        try:
-            ray.init(address=address, **options)
-        except (ConnectionError, ImportError, OSError, RuntimeError, TimeoutError, ValueError) as error:
-            raise RunError(f"{_no_cluster(address)}: {_first_line(error)}") from None
+        _connect(ray, address, options)
         # A client reaches its server, and perhaps nothing else of the head.
         is_client = ray.util.client.ray.is_connected()
         self._head = Head(address.removeprefix("ray://") if is_client else ray.get_runtime_context().gcs_address)
@@ -340,6 +340,18 @@ class Workers:
         # Ray does so itself when this process has ended, and waits for ever where it has no head.
         if self._head.answers():
             self._call(self._ray.util.remove_placement_group, self._group)
+
+
+def _connect(ray: Any, address: str, options: dict[str, Any]) -> None:
+    """Starts or joins the cluster. Raises RunError."""
+    for left in reversed(range(TRIES if address == "local" else 1)):
+        try:
+            ray.init(address=address, **options)
+            return
+        except Exception as error:  # Ray raises plain exceptions, too
+            ray.shutdown()
+            if left == 0 or "timed out" not in str(error):
+                raise RunError(f"{_no_cluster(address)}: {_first_line(error)}") from None
 
 
 def _no_cluster(address: str) -> str:

@@ -63,7 +63,7 @@ impl Compiled {
 /// The engine borrows the text for as long as it is used; a process sees few different ones.
 fn kept(source: &str) -> &'static str {
     static KEPT: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
-    let mut kept = KEPT.lock().expect("nobody panics while it is held");
+    let mut kept = KEPT.lock().expect("no holder of the lock panics");
     let kept = kept.get_or_insert_default();
     match kept.get(source) {
         Some(known) => known,

@@ -100,7 +100,7 @@ impl ChatTemplate {
 
     /// Values that renderings have read from the clock so far: each format with its reading.
     pub fn clock_readings(&self) -> BTreeMap<String, String> {
-        self.clock.lock().expect("nobody panics while it is held").clone()
+        self.clock.lock().expect("no holder of the lock panics").clone()
     }
 
     /// True if the template marks the assistant's text itself.
@@ -306,7 +306,7 @@ fn environment(clock: DateTime, readings: Readings) -> Environment<'static> {
             return Err(refused("strftime_now: the format is too long"));
         }
         let reading = read_clock(format, clock).map_err(|e| refused(format!("strftime_now: {e}")))?;
-        let mut readings = readings.lock().expect("nobody panics while it is held");
+        let mut readings = readings.lock().expect("no holder of the lock panics");
         if readings.len() >= MOST_FORMATS && !readings.contains_key(format) {
             return Err(refused("strftime_now: the template reads the clock in too many ways"));
         }

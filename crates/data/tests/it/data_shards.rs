@@ -36,7 +36,7 @@ fn encoded(path: &std::path::Path, shard: RowShard) -> Result<data::EncodedCorpu
     data::prepare(&[DatasetSpec { shard, ..DatasetSpec::new(path, DatasetKind::Tokens) }], None, &options)
 }
 
-/// The documents as each of so many nodes knows them.
+/// Returns the documents as each of `of` nodes knows them.
 fn nodes(path: &std::path::Path, of: usize) -> Vec<DocumentSet> {
     let own: Vec<_> = (0..of).map(|number| encoded(path, RowShard { number, of }).unwrap()).collect();
     let held: Vec<Held> = own.iter().map(|own| Held::of(&own.corpus, &own.summary)).collect();
@@ -77,7 +77,7 @@ fn rows(batch: &Batch) -> Vec<usize> {
     (0..batch.input_ids.len()).filter(real).map(|t| batch.input_ids[t] as usize - 1).collect()
 }
 
-/// Rounds of all nodes from a place on, at most so many: rows of the file by node; the place after them.
+/// Returns at most `most` rounds of all nodes from a position on, as rows of the file by node, and the position after them.
 fn deal(sets: &[DocumentSet], spec: &LoaderSpec, from: &Position, most: usize) -> (Vec<Vec<Vec<usize>>>, Position) {
     let in_part = spec.share.ranks / sets.len();
     let mut loaders: Vec<Loader> =

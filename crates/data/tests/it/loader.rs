@@ -319,8 +319,7 @@ fn padding_in_front_and_no_padding_train_the_same_tokens() {
     assert_eq!(batches(&documents, &spec(Layout::Joined(vec![24, 48, 96]), 0), loader.position()), joined[half..]);
 }
 
-/// The rows of `ranks` loaders of one micro-batch, one below the other, as one loader of so many times the rows has
-/// them.
+/// Concatenates the rows that the loaders of all ranks return for one micro-batch, as one loader of all rows would.
 fn below_each_other(parts: &[Batch]) -> Batch {
     let mut all = Batch {
         batch: 0,

@@ -122,8 +122,8 @@ __device__ __forceinline__ void store_shared_16(u32 at, const u32 (&x)[4]) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
 }
 
-// Copies from global to shared memory that run behind the thread's back; zeros where `inside` is false. 16 bytes, or BYTES_
-// = 4, 8 or 16 through the first cache, which joins what neighbouring lanes want of several rows.
+// Asynchronous copies from global to shared memory; zeros where `inside` is false. 16 bytes, or BYTES_ = 4, 8 or 16 through
+// L1, which coalesces what neighboring lanes read of several rows.
 __device__ __forceinline__ void copy_async(u32 to, const void* from, bool inside) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }

@@ -84,8 +84,11 @@ mod tests {
         let of = |ended: fn() -> Option<String>| Watch { timeout: Duration::from_millis(20), ended: Box::new(ended) };
         let error =
             || Error::Unsupported { what: "a call".into(), reason: "remote error".into(), context: String::new() };
-        let told = of(|| Some("node 1 is gone".into())).root_of(error()).to_string();
-        assert!(told.starts_with("the other ranks: node 1 is gone") && told.contains("remote error"), "{told}");
+        let message = of(|| Some("node 1 is gone".into())).root_of(error()).to_string();
+        assert!(
+            message.starts_with("the other ranks: node 1 is gone") && message.contains("remote error"),
+            "{message}"
+        );
         assert_eq!(of(|| None).root_of(error()).to_string(), error().to_string());
     }
 }

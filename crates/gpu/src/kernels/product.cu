@@ -89,9 +89,9 @@ struct Walk {
     at.next();
     a = from + half * (A_BYTES / 2), b = from + A_BYTES;
   }
-  // Lets both blocks' fetching warps fill the stage `behind` the next one, 1 for the one that was taken last.
-  __device__ __forceinline__ void release(int behind) {
-    const int index = at.index < behind ? at.index + STAGES - behind : at.index - behind;
+  // Releases the stage `back` before the next one to both blocks' fetching warps; 1 is the one that was taken last.
+  __device__ __forceinline__ void release(int back) {
+    const int index = at.index < back ? at.index + STAGES - back : at.index - back;
     if (thread < 2) barrier_arrive_at(full + 8 * (STAGES + index), thread);
   }
 };

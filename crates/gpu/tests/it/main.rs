@@ -1,4 +1,4 @@
-//! The backend without a GPU (NVRTC) and on one; both are ignored unless asked for.
+//! Tests of the backend without a GPU (NVRTC) and on one; both are ignored by default.
 
 mod cudnn_plans;
 mod gpu;

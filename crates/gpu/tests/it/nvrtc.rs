@@ -22,7 +22,7 @@ extern "C" __global__ void widen(float* y, const unsigned short* x, long n) {
 fn compiler() -> Compiler {
     let roots = std::env::var_os("SUROGATE_SITE_PACKAGES").map(|v| std::env::split_paths(&v).collect());
     let opened = open_nvrtc(&Search::from_environment(roots.unwrap_or_default())).unwrap_or_else(|e| panic!("{e}"));
-    Compiler::new(opened).expect("an opened NVRTC tells its version")
+    Compiler::new(opened).expect("an opened NVRTC reports its version")
 }
 
 #[test]

@@ -105,7 +105,7 @@ fn is_plain(text: &str) -> bool {
     text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
 }
 
-/// Errors: more patterns than can be compiled in a moment. They may come from somebody else's adapter.
+/// Errors: more patterns than can be compiled in a moment. The adapter may come from an untrusted source.
 fn check_patterns(options: &AdapterOptions) -> Result<(), CompileError> {
     let of = &options.exceptions;
     let by_name = of.rank_pattern.iter().map(|(name, _)| name).chain(of.alpha_pattern.iter().map(|(name, _)| name));

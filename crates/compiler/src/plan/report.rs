@@ -219,8 +219,8 @@ fn again_costs(
 /// Returns the bytes that the forward pass computes and later phases read.
 fn kept_bytes(graph: &Graph) -> usize {
     let roots = roots(graph);
-    let behind = graph.nodes.iter().filter(|node| node.phase != Phase::Forward);
-    let read: HashSet<ValueId> = behind.flat_map(|node| node.inputs.iter().map(|id| roots[id.0 as usize])).collect();
+    let later = graph.nodes.iter().filter(|node| node.phase != Phase::Forward);
+    let read: HashSet<ValueId> = later.flat_map(|node| node.inputs.iter().map(|id| roots[id.0 as usize])).collect();
     let forward = graph.nodes.iter().filter(|node| node.phase == Phase::Forward);
     let kept = forward.flat_map(|node| &node.outputs).filter(|id| read.contains(id));
     kept.map(|id| graph.value(*id).shape.iter().product::<usize>() * dtype_of(graph, *id).size()).sum()

@@ -75,7 +75,7 @@ pub fn check_order(entry: &Entry) -> Result<(), String> {
     }
     let end = known[StreamId::Compute as usize];
     match StreamId::ALL.into_iter().find(|stream| end[*stream as usize] < known[*stream as usize][*stream as usize]) {
-        Some(stream) => Err(format!("{} ends while transfers {} are under way", entry.kind.name(), stream.name())),
+        Some(stream) => Err(format!("{} ends while transfers {} are in flight", entry.kind.name(), stream.name())),
         None => Ok(()),
     }
 }
@@ -146,7 +146,7 @@ mod tests {
         let mut elsewhere = stored();
         elsewhere.remove(5);
         elsewhere[5] = Instruction::Zero { at: at(0, 16) };
-        assert!(check(elsewhere).unwrap_err().contains("are under way"));
+        assert!(check(elsewhere).unwrap_err().contains("are in flight"));
     }
 
     #[test]

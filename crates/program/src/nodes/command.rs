@@ -77,8 +77,8 @@ mod tests {
             Command::Profile { entry: 1 },
         ];
         for command in commands {
-            let bytes = [&command.to_bytes()[..], b"behind"].concat();
-            assert_eq!(Command::from_bytes(&bytes), Some((command, &b"behind"[..])));
+            let bytes = [&command.to_bytes()[..], b"suffix"].concat();
+            assert_eq!(Command::from_bytes(&bytes), Some((command, &b"suffix"[..])));
             assert_eq!(Command::from_bytes(&bytes[..bytes.len() - 7]), None, "cut off");
         }
         assert_eq!(Command::from_bytes(b"{}"), None);

@@ -72,7 +72,7 @@ struct Pipeline<'a> {
     /// Tensors sent from each stage to the one before and not received yet.
     backward: Vec<VecDeque<(usize, &'a [TensorRef])>>,
     /// Micro-steps that each stage has begun and not ended.
-    under_way: Vec<Vec<usize>>,
+    in_flight: Vec<Vec<usize>>,
 }
 
 impl<'a> Pipeline<'a> {
@@ -92,7 +92,7 @@ impl<'a> Pipeline<'a> {
             turns: (0..stages).map(|stage| schedule(stage, stages, micro_steps).into()).collect(),
             forward: vec![VecDeque::new(); stages],
             backward: vec![VecDeque::new(); stages],
-            under_way: vec![Vec::new(); stages],
+            in_flight: vec![Vec::new(); stages],
         })
     }
 
@@ -149,18 +149,18 @@ impl<'a> Pipeline<'a> {
             sent[stage].push_back((number, tensors));
         }
         let slots = self.program.slots(stage);
-        let under_way = &mut self.under_way[stage];
-        if !under_way.contains(&number) {
-            under_way.push(number);
+        let in_flight = &mut self.in_flight[stage];
+        if !in_flight.contains(&number) {
+            in_flight.push(number);
         }
-        if under_way.len() > slots {
+        if in_flight.len() > slots {
             return Err(format!(
-                "stage {stage}, {turn:?}: {} micro-steps are under way in {slots} slots",
-                under_way.len()
+                "stage {stage}, {turn:?}: {} micro-steps are in flight in {slots} slots",
+                in_flight.len()
             ));
         }
         if let Turn::Backward(number) = turn {
-            under_way.retain(|of| *of != number);
+            in_flight.retain(|of| *of != number);
         }
         self.turns[stage].pop_front();
         Ok(true)

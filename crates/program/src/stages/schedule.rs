@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stage_has_no_more_micro_steps_under_way_than_slots() {
+    fn a_stage_has_no_more_micro_steps_in_flight_than_slots() {
         for (stages, micro_steps) in (2..6).flat_map(|stages| (1..9).map(move |micro_steps| (stages, micro_steps))) {
             for stage in 0..stages - 1 {
                 let (mut now, mut most, mut done) = (0usize, 0, Vec::new());

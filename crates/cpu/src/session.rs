@@ -138,7 +138,7 @@ fn prepare(
         Instruction::Zero { at } => Ok(BoundInstruction::Zero(at.clone())),
         Instruction::Collective(of) => match handle {
             Some(handle) => Ok(BoundInstruction::Collective(of.clone(), handle.clone())),
-            None => Err("a single rank has nobody to exchange with".into()),
+            None => Err("a single rank has no peer to exchange with".into()),
         },
         Instruction::Record { event, stream } => Ok(BoundInstruction::Record(*event, *stream)),
         Instruction::Wait { event, stream } => Ok(BoundInstruction::Wait(*event, *stream)),

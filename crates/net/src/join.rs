@@ -111,7 +111,7 @@ fn listen(listener: TcpListener, token: Token, nodes: usize, found: Sender<Resul
             }
             let prove = move || {
                 let _open = open_one;
-                let from = stream.peer_addr().map_or_else(|_| "somebody".to_owned(), |from| from.to_string());
+                let from = stream.peer_addr().map_or_else(|_| "an unknown peer".to_owned(), |from| from.to_string());
                 let proved = match proof::accept(&mut stream, &token, nodes) {
                     Ok(node) => Ok((node, stream)),
                     Err(Unproven::Refused(why)) => Err(format!("{from} was refused: {why}")),

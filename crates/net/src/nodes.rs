@@ -384,7 +384,7 @@ impl Shared {
                 let held = state.boxes[from].iter().flatten().map(|bytes| bytes.len() as u64);
                 if waiting >= MOST_FRAMES || held.sum::<u64>() + bytes.len() as u64 > MOST_WAITING {
                     drop(state);
-                    let why = format!("it sends what nobody waits for: {waiting} frames");
+                    let why = format!("it sends more than this node receives: {waiting} frames are queued");
                     self.fail(Failure { node: from, why, code: LOST });
                     return;
                 }

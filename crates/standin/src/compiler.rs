@@ -115,7 +115,7 @@ unsafe extern "C" fn size(of: *mut c_void, to: *mut usize) -> u32 {
     0
 }
 unsafe extern "C" fn code(of: *mut c_void, to: *mut c_char) -> u32 {
-    // SAFETY: made by `create`; the caller's buffer has the size that it asked for.
+    // SAFETY: made by `create`; the caller's buffer has the length that `size` wrote.
     unsafe {
         let code = &(*of.cast::<Source>()).code;
         std::ptr::copy_nonoverlapping(code.as_ptr(), to.cast(), code.len());

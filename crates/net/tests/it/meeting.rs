@@ -102,7 +102,7 @@ fn a_cause_is_told_to_those_who_are_being_written_to() {
     while nodes[0].failure().is_none() && begun.elapsed() < Duration::from_secs(10) {
         thread::sleep(Duration::from_millis(10));
     }
-    let failure = nodes[0].failure().expect("node 0 was told");
+    let failure = nodes[0].failure().expect("node 0 has received the cause");
     assert_eq!((failure.node, failure.why.as_str(), failure.code), (1, "its data is not there", 3));
 }
 

@@ -26,7 +26,7 @@ __device__ __forceinline__ void put_rows(u32* tile, const uint4 (&rows)[4], int 
   }
 }
 
-// The tile's columns as rows of `pitch` codes, of which `to` is the first: so many columns, and so many codes of each.
+// Stores `columns` columns of the tile, `rows` codes of each, as rows from `to` on with a stride of `pitch` codes.
 __device__ __forceinline__ void write_columns(const u32* tile, unsigned char* to, size_t pitch, int columns, int rows) {
 #pragma unroll
   for (int n = 0; n < 4; n++) {

@@ -165,7 +165,7 @@ pub fn around(graph: &Graph, node: &Node, result: usize) -> (Node, Option<Node>)
     };
     let results = node.outputs.iter().copied().zip(&form.results).enumerate().filter(|(index, _)| *index != result);
     let results = results.map(|(_, (id, (extent, e)))| (id, (*extent, read(e))));
-    let (behind, others): (Vec<_>, Vec<_>) = results.partition(|(_, (_, e))| e.reads(0));
+    let (dependent, others): (Vec<_>, Vec<_>) = results.partition(|(_, (_, e))| e.reads(0));
     let names = names(node);
     let of = |results: Vec<_>, names: &[String]| self::node(graph, node, operands.clone(), results, names);
     // For people: what an operation other than an addition adds up is not distinguished.
@@ -174,5 +174,5 @@ pub fn around(graph: &Graph, node: &Node, result: usize) -> (Node, Option<Node>)
         None => (&names[..], &names[..]),
     };
     let others = (!others.is_empty()).then(|| of(others, before));
-    (of(behind, after), others)
+    (of(dependent, after), others)
 }

@@ -135,7 +135,7 @@ attention_gradients(const __grid_constant__ TensorMap q, const __grid_constant__
       products_commit();
 #endif
       of_step.advance();
-      // Behind an item's last step there is none: what is multiplied then is not looked at.
+      // No step follows the last one of an item: the result of this product is not read then.
       if (left > 0) barrier_wait(on.ready + 8 * of_step.stage, of_step.parity);
       multiply(of_step.stage);
       barrier_wait(ds_ready, ready_parity);

@@ -125,7 +125,7 @@ __device__ __forceinline__ void pass_by(int from, int to, Place<STAGES>& k, Plac
   }
 }
 
-// Where all warpgroups visit the same tiles they queue their products in turn.
+// With TURNS, all warpgroups visit the same tiles and queue their products alternately.
 __device__ __forceinline__ void begin_turns(int mine) {
   if (TURNS && mine == WARPGROUPS - 1) asm volatile("bar.arrive 1, 256;" ::: "memory");
 }

@@ -35,9 +35,9 @@ struct Walk {
     at.next();
     return from;
   }
-  // Lets all blocks fill the stage `behind` the next one, 1 for the one that was taken last.
-  __device__ __forceinline__ void release(int behind) const {
-    const int index = at.index < behind ? at.index + STAGES - behind : at.index - behind, thread = threadIdx.x % 128;
+  // Releases the stage `back` before the next one to the producers of all blocks; 1 is the one that was taken last.
+  __device__ __forceinline__ void release(int back) const {
+    const int index = at.index < back ? at.index + STAGES - back : at.index - back, thread = threadIdx.x % 128;
     if (thread < CLUSTER) barrier_arrive_at(at.barriers + 8 * (STAGES + index), thread);
   }
 };

@@ -38,7 +38,7 @@ dropout_linear_backward(const bf16* __restrict__ dt, const bf16* __restrict__ x,
                         bf16* __restrict__ dx,
 #endif
                         float* __restrict__ parts, u32 stream) {
-  // The stages, then the factors of a lane. Behind the loop the stages' memory takes the warps' sums of 16 rows of da.
+  // The stages, then the factors of a lane. After the loop the stages' memory holds the warps' sums of 16 rows of da.
   extern __shared__ __align__(16) unsigned char shared[];
   uint4* const factors = reinterpret_cast<uint4*>(shared + WARPS * STAGES * STAGE);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;

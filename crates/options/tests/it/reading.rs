@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 choices! {
     /// A colour.
     pub enum Colour {
-        /// As blood.
+        /// Red, the color of blood.
         Red = "red" | "rouge",
-        /// As grass.
+        /// Green, the color of grass.
         Green = "green",
     }
 }
@@ -21,7 +21,7 @@ options! {
     pub struct Brush: "Brush" {
         /// Hairs.
         hairs: u32 = 100, min = 1, max = 500;
-        /// What it is dipped into.
+        /// The color of its paint.
         colour: Setting<Colour> = auto, pending_words = &["green"];
     }
 }
@@ -37,7 +37,7 @@ options! {
         shares: BTreeMap<String, f64> = {};
         /// Room for it.
         room: Option<ByteSize> = null;
-        /// Who paints.
+        /// The name of the painter.
         r#type: String = required;
         /// A thing of tomorrow.
         robot: bool = false, pending;
@@ -154,7 +154,7 @@ fn keys_are_checked_at_every_depth() {
 
 #[test]
 fn broken_texts_end_in_one_problem() {
-    for text in ["a: [", "a: b: c", "a:\n\tb: 1", "a: *nobody", "&a [*a]", "a: 1\n--- \nb: 2\n", "- ]", "\"\\q\": 1"] {
+    for text in ["a: [", "a: b: c", "a:\n\tb: 1", "a: *unknown", "&a [*a]", "a: 1\n--- \nb: 2\n", "- ]", "\"\\q\": 1"] {
         let reported = reported(text);
         assert_eq!(reported.len(), 1, "{text:?}: {reported:?}");
         assert!(!reported[0].starts_with('-'), "{text:?} has a place: {reported:?}");
@@ -213,6 +213,11 @@ fn the_description_follows_from_the_rows() {
         page.contains("| `speed` | float | `1.5` | Strokes in a second. Allowed: above 0 and below 10. |"),
         "{page}"
     );
-    assert!(page.contains("`red` (also `rouge`): As blood; `green`: As grass, *not available yet*."), "{page}");
+    assert!(
+        page.contains(
+            "`red` (also `rouge`): Red, the color of blood; `green`: Green, the color of grass, *not available yet*."
+        ),
+        "{page}"
+    );
     assert_eq!(Paint::ROWS.len(), 8);
 }

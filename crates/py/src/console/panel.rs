@@ -205,9 +205,9 @@ mod tests {
             assert!(panel.line(columns).chars().count() <= columns.max(11), "{}", panel.line(columns));
         }
         let line = panel.line(80);
-        let (before, behind) =
+        let (begins, ends) =
             (line.starts_with("loss 1.0300 █"), line.ends_with("1000 tok/s · eval 2.5000 · 1.00 GiB · 50.0 % MFU"));
-        assert!(before && behind, "{line}");
+        assert!(begins && ends, "{line}");
         assert!(panel.line(20).starts_with("loss 1.0300 █") && !panel.line(20).contains("tok/s"), "{}", panel.line(20));
         assert_eq!(Panel::default().line(80), "");
     }

@@ -83,7 +83,7 @@ use options::{Fields, Node, Reader, Row, Section, Table, Tree, Written, choices}
 pub const EXIT_CONFIG: u8 = 2;
 
 choices! {
-    /// What is trained, which decides a few defaults.
+    /// Kind of training, which decides a few defaults.
     pub enum Task {
         /// Supervised fine-tuning.
         Sft = "sft",

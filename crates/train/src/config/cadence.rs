@@ -37,9 +37,9 @@ impl OptionValue for Epochs {
 }
 
 choices! {
-    /// How often something is done.
+    /// Times of checkpoints and of evaluations.
     pub enum Strategy {
-        /// After every so many steps.
+        /// At a fixed interval of steps.
         Steps = "steps",
         /// After every pass over the training data, with the step that ends it.
         Epoch = "epoch",

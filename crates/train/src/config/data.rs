@@ -15,7 +15,7 @@ options! {
         /// Mix the training datasets by probability: the share of each in the documents of an epoch, one number for each of
         /// `datasets`, 1 in all. Null takes every document as often as `repeats` says.
         interleave_probs: Option<Vec<f64>> = null;
-        /// When an epoch of `interleave_probs` ends.
+        /// End of an epoch of `interleave_probs`.
         interleave_stopping: Stopping = "first_exhausted";
         /// Seed of shuffling, dropout and weight initialization in training.
         train_seed: u64 = 1234;
@@ -29,7 +29,7 @@ options! {
         data_cache: Setting<String> = auto, path, resumable;
         /// Pack several documents into a row. They do not attend to each other.
         sample_packing: bool = true;
-        /// Where the prompt of a preference ends and its answers begin.
+        /// Boundary between the prompt of a preference and its answers.
         preference_split: PreferenceSplit = "spans";
         /// Shuffle the rows in every epoch. `false` keeps the order of the files.
         shuffle: bool = true;
@@ -50,7 +50,7 @@ options! {
         split: String = "train";
         /// Maximum number of rows. Null takes all.
         samples: Option<u64> = null, min = 1;
-        /// How often each document is in an epoch, for training sets: 2 takes every document twice, 0.5 takes half of
+        /// Repetitions of each document in an epoch, for training sets: 2 takes every document twice, 0.5 takes half of
         /// them, 1.5 takes half of them twice. Documents that are held out are not repeated.
         repeats: f64 = 1.0, above = 0, max = 1000;
         /// Maximum uncompressed size of a row: a line, an element of a JSON list, a whole text file. Larger rows are
@@ -64,7 +64,7 @@ options! {
         output_field: Option<String> = null, belongs_to = "instruction";
         /// The column with additional input for the task.
         input_field: Option<String> = null, belongs_to = "instruction";
-        /// Where the system prompt comes from.
+        /// Source of the system prompt.
         system_prompt_type: Option<SystemPromptType> = null, belongs_to = "instruction";
         /// The column with the system prompt, for `system_prompt_type: field`.
         system_prompt_field: Option<String> = null, belongs_to = "instruction";
@@ -103,17 +103,17 @@ options! {
 }
 
 choices! {
-    /// When an epoch of a mixture ends.
+    /// End of an epoch of a mixture.
     pub enum Stopping {
         /// Before the first document would come twice: of all other datasets some are left out.
         FirstExhausted = "first_exhausted",
-        /// When every document has come: of all other datasets some come several times.
+        /// After every document has come: of all other datasets some come several times.
         AllExhausted = "all_exhausted",
     }
 }
 
 choices! {
-    /// Where a prompt ends and its answer begins.
+    /// Boundary between a prompt and its answer.
     pub enum PreferenceSplit {
         /// At the borders of messages and texts; of conversations the assistant's text and the token that ends it is
         /// trained.
@@ -145,7 +145,7 @@ choices! {
 }
 
 choices! {
-    /// Where the system prompt of an instruction comes from.
+    /// Source of the system prompt of an instruction.
     pub enum SystemPromptType {
         /// A column.
         Field = "field",

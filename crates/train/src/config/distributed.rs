@@ -29,8 +29,8 @@ options! {
         rendezvous: Option<String> = null, resumable;
         /// Seconds that nodes wait for each other: at the start, and in every exchange.
         timeout: u32 = 600, min = 1, resumable;
-        /// How often a run continues from its last checkpoint after a node was lost. Ray starts the nodes again; with
-        /// other launchers, and by hand, you start the lost node again while the others wait for it.
+        /// Maximum number of times that a run continues from its last checkpoint after a node was lost. Ray starts the
+        /// nodes again; with other launchers, and by hand, you start the lost node again while the others wait for it.
         max_restarts: u32 = 0, max = 1000000, resumable;
         /// Ray only: the fewest nodes with which a run continues if lost ones do not come back. Null waits for all.
         /// Fewer nodes accumulate more micro-batches, so that a step keeps its number of rows; a number of nodes that

@@ -12,9 +12,9 @@ options! {
         device: Setting<Device> = auto;
         /// Allow CUDA graphs (HIP graphs): a step is captured once and replayed. A run never stops using them silently.
         use_cuda_graphs: bool = true, resumable;
-        /// Whether the same run gives the same bits twice. All current kernels are deterministic, so `auto` is true.
-        /// `true` would reject other kernels; `false` would allow them where they are faster, has no effect today, and
-        /// gives a note that says so.
+        /// Require that the same run gives the same bits twice. All current kernels are deterministic, so `auto` is
+        /// true. `true` would reject other kernels; `false` would allow them where they are faster, has no effect
+        /// today, and gives a note that says so.
         deterministic: Setting<bool> = auto;
     }
 }

@@ -11,8 +11,8 @@ options! {
         model: String = required, path;
         /// Model family. `auto` reads it from the model's configuration; an explicit name is checked against that.
         model_type: Setting<String> = auto;
-        /// Tokens per training row. `auto` is `max_model_len` if that is set, else as many as the longest document
-        /// needs: a power of two from 2048 to 8192, and no more than the model has positions for.
+        /// Tokens per training row. `auto` is `max_model_len` if that is set, else enough for the longest document: a
+        /// power of two from 2048 to 8192, and no more than the model has positions for.
         sequence_len: Setting<u32> = auto, min = 1;
         /// Maximum sequence length of the model. `auto` reads it from the model's configuration.
         max_model_len: Setting<u32> = auto, min = 1;

@@ -23,8 +23,9 @@ options! {
         /// Number of steps whose largest magnitudes set the scales of `fp8_hybrid`. 0 uses the magnitudes of the
         /// tensors themselves, which reads each of them once more.
         fp8_amax_history: u32 = 1024, resumable;
-        /// What multiplies the codes of `nvfp4`; the codes are the same. `cutlass` and `cudnn` need a GPU with the tensor cores of
-        /// Blackwell, on which neither has run yet; on a CPU, and for the matrices of experts, they are `emulate`.
+        /// Implementation of products of `nvfp4` codes; the codes are the same. `cutlass` and `cudnn` need a GPU with
+        /// the tensor cores of Blackwell, on which neither has run yet; on a CPU, and for the matrices of experts, they
+        /// are `emulate`.
         fp4_backend: Fp4Backend = "cutlass", resumable;
         /// Round gradients up or down at random with `nvfp4`, so that their expected values are right.
         fp4_stochastic_rounding: bool = true;
@@ -91,7 +92,7 @@ choices! {
 }
 
 choices! {
-    /// What carries out FP4 matrix multiplications.
+    /// Implementation of FP4 matrix multiplications.
     pub enum Fp4Backend {
         /// The 4-bit tensor cores of Blackwell, through the block-scaled products of cuBLASLt.
         Cutlass = "cutlass",

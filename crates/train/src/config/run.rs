@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 options! {
     /// Name, length, folders and checkpoints of the run.
     pub struct Run: "Run" {
-        /// What is trained. Null: what the command says.
+        /// Kind of training. Null takes that of the command.
         task: Option<Task> = null;
         /// Name of the run in logs and file names. `auto` derives it from the model and the time.
         run_name: Setting<String> = auto, resumable;
@@ -30,8 +30,8 @@ options! {
         /// step 0 and says so), or from the checkpoint at a path. Options without ↻ must be unchanged; batch size ×
         /// accumulation may be split differently.
         resume_from_checkpoint: Resume = false, path, resumable;
-        /// When checkpoints are written: every `save_steps`, after every pass over the data, or not before the end. The
-        /// last step and an interruption are always saved.
+        /// Times of checkpoints: every `save_steps`, after every pass over the data, or not before the end. The last
+        /// step and an interruption are always saved.
         save_strategy: Strategy = "steps", resumable;
         /// Steps between checkpoints, for `save_strategy: steps`.
         save_steps: u64 = 50, min = 1, resumable;

@@ -3,8 +3,7 @@
 use options::{Setting, choices, options};
 
 options! {
-    /// How weights, gradients and optimizer states are sharded over the GPUs of a machine. The results do not depend on
-    /// it.
+    /// Sharding of weights, gradients and optimizer states over the GPUs of a machine. The results do not depend on it.
     pub struct Sharding: "Several GPUs" {
         /// Pipeline parallelism: the layers are divided into this many stages of consecutive layers, one on each GPU, and
         /// the micro-batches of a step go through all of them. Must equal `gpus`. Embeddings that are also the output
@@ -17,10 +16,11 @@ options! {
         shard_weights: Setting<bool> = auto, resumable;
         /// Shard the gradients. Implied by `zero_level: 2` and `3`.
         shard_gradients: Setting<bool> = auto, resumable;
-        /// Of several nodes, the GPUs that share what is sharded. `auto` is `node`, or `world` if nothing else makes the
-        /// run fit, or if a node has one GPU and gradients or weights are to be sharded. With one node both are the same.
+        /// GPUs that share one set of shards, in a run of several nodes. `auto` is `node`, or `world` if nothing else
+        /// makes the run fit, or if a node has one GPU and gradients or weights are to be sharded. With one node both
+        /// are the same.
         shard_scope: Setting<ShardScope> = auto, resumable;
-        /// What gradients become for their way to the other GPUs and nodes. They are summed in float32.
+        /// Compression of gradients on their way to the other GPUs and nodes. They are summed in float32.
         gradient_compression: GradientCompression = "none", resumable;
         /// With `gradient_compression: onebit`: the first updates of the run, in which gradients travel in float32. They
         /// decide the second moments of AdamW, which then stay as they are. `auto` is a fifth of all steps, and at least the
@@ -41,10 +41,10 @@ options! {
 choices! {
     /// GPUs that share what is sharded.
     pub enum ShardScope {
-        /// Those of a node. Each node has all of it, and gradients are summed inside each node, then once per step
+        /// The GPUs of a node. Each node has all shards, and gradients are summed inside each node, then once per step
         /// between the nodes.
         Node = "node",
-        /// Those of all nodes: less memory, and more bytes between nodes.
+        /// The GPUs of all nodes: less memory, and more bytes between nodes.
         World = "world",
     }
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 options! {
-    /// How conversations are formatted and tokenized.
+    /// Formatting and tokenization of conversations.
     pub struct ChatTemplate: "Chat template" {
         /// Format conversations and instructions with the model's chat template.
         use_chat_template: bool = true;
@@ -16,10 +16,10 @@ options! {
         system: Option<String> = null;
         /// Maximum tokens of a conversation. Null is `sequence_len`.
         max_length: Option<u32> = null, min = 1;
-        /// What to do with longer conversations.
+        /// Treatment of conversations longer than `max_length`.
         truncation_strategy: Truncation = "delete";
-        /// Of preferences, what is kept of a prompt with an answer of more than `max_length` tokens. Reward models drop
-        /// such rows.
+        /// Part of a preference that is kept if a prompt with an answer has more than `max_length` tokens. Reward
+        /// models drop such rows.
         truncation_mode: TruncationMode = "keep_start";
         /// Current time for templates that print a date, as `2026-11-20` or `2026-11-20T12:00:00`. `auto` is the start
         /// of the run.
@@ -50,7 +50,7 @@ options! {
 }
 
 choices! {
-    /// What to do with conversations longer than allowed.
+    /// Treatment of conversations longer than allowed.
     pub enum Truncation {
         /// Drop them.
         Delete = "delete",
@@ -64,7 +64,7 @@ choices! {
 }
 
 choices! {
-    /// What is kept of a prompt with an answer.
+    /// Part that is kept of a prompt with an answer.
     pub enum TruncationMode {
         /// Its beginning. A row whose prompt alone is too long is dropped.
         KeepStart = "keep_start",

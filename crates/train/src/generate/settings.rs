@@ -9,8 +9,7 @@ use super::request::Request;
 use crate::error::{self, TrainError};
 
 options! {
-    /// How text is generated. `auto` is what the model's `generation_config.json` says, and where it says nothing, what
-    /// transformers does.
+    /// Generation of text. `auto` is the value in the model's `generation_config.json`, else the default of transformers.
     pub struct GenerationOptions: "Generation" {
         /// Maximum tokens of an answer. `auto` is the model's value, else 256, and no more than its `max_length` leaves.
         max_new_tokens: Setting<u64> = auto, min = 1;

@@ -33,8 +33,8 @@ const DISTURBANCE: f64 = 1e-6;
 /// Number of disturbances. A value on the border falls to either side in one of them but for one case in 2¹⁶.
 const DISTURBANCES: u64 = 16;
 
-/// Time between two words on how far the examples are.
-const TOLD: Duration = Duration::from_secs(5);
+/// Time between two reports of progress.
+const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// One result of one example in one precision.
 #[derive(Clone, Debug)]
@@ -68,7 +68,7 @@ pub struct Examples {
     pub names: Vec<String>,
     /// None is begun after so much time: under a tool that slows a device down.
     pub time: Option<Duration>,
-    /// Told at the beginning and then every few seconds how many examples of all are done.
+    /// Called at the beginning and then every few seconds, with the number of finished examples and of all.
     pub progress: Option<fn(done: usize, all: usize)>,
 }
 
@@ -81,7 +81,7 @@ pub struct Checked {
     pub rows: Vec<Row>,
     /// Examples, in one precision each, for which there was no time.
     pub left_out: usize,
-    /// Those that ask for units or shared memory that the machine does not have.
+    /// Examples that need units or shared memory that the machine does not have.
     pub not_taken: usize,
 }
 
@@ -103,11 +103,11 @@ pub fn check(backend: &dyn Backend, machine: &Machine, seed: u64, which: &Exampl
     queue.retain(|(op, (_, example))| is_called(*op, example));
     queue.sort_by_key(|(_, (index, _))| *index);
     let mut checked = Checked { rows: Vec::new(), left_out: 0, not_taken: 0 };
-    let (all, mut told) = (queue.len(), None::<Instant>);
+    let (all, mut reported) = (queue.len(), None::<Instant>);
     for (done, (op, (index, example))) in queue.into_iter().enumerate() {
-        if let Some(tell) = which.progress.filter(|_| told.is_none_or(|at| at.elapsed() >= TOLD)) {
+        if let Some(tell) = which.progress.filter(|_| reported.is_none_or(|at| at.elapsed() >= REPORT_INTERVAL)) {
             tell(done, all);
-            told = Some(Instant::now());
+            reported = Some(Instant::now());
         }
         for dtype in &DTYPES {
             if which.time.is_some_and(|time| begin.elapsed() >= time) {

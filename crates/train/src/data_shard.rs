@@ -39,7 +39,7 @@ impl<'a> DataShard<'a> {
     pub fn join(&self, own: EncodedCorpus) -> Result<EncodedCorpus> {
         let parts = self.gather(Held::of(&own.corpus, &own.summary).to_bytes())?;
         let parts: Option<Vec<Held>> = parts.iter().map(|bytes| Held::from_bytes(bytes)).collect();
-        let parts = parts.ok_or_else(|| TrainError::Failed("what a node told of its documents is damaged".into()))?;
+        let parts = parts.ok_or_else(|| TrainError::Failed("a node's report of its documents is damaged".into()))?;
         if parts.len() == 1 {
             return Ok(own);
         }

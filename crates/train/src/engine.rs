@@ -135,7 +135,7 @@ impl Engine {
 
     /// The source of base weights that are no longer in memory.
     pub(crate) fn origin(&self) -> Arc<WeightSource> {
-        self.origin.clone().expect("weights that do not stay were loaded before anybody asks for them")
+        self.origin.clone().expect("the origin is set before weights that do not stay are read")
     }
 
     /// Number of devices that work together.

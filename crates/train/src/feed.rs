@@ -314,8 +314,8 @@ impl Feed {
         Ok(ends.take_while(|end| *end <= total).collect())
     }
 
-    /// Optimizer steps of a run that goes on at a place after so many; none where the data say nothing new of it. Where the
-    /// number of parts has changed, what was left of an epoch makes other rows than the whole would have.
+    /// Returns the optimizer steps of a run that continues at `position` after `done` steps; `None` if the total does not
+    /// depend on the position. After a change of the number of parts, the rest of an epoch is packed into other rows.
     pub(crate) fn total_from(&self, config: &Config, position: &Position, done: u64) -> Result<Option<u64>> {
         let is_in_parts = self.documents.corpus.parts() > 1 || position.parts() > 1 || !position.before.is_empty();
         let passes = config.run.num_epochs;

@@ -70,8 +70,8 @@ pub(crate) fn failed(failure: Failure) -> TrainError {
 pub(crate) fn root(nodes: Option<&Nodes>, error: TrainError) -> TrainError {
     // Others may have given up this one, which was stopped for long.
     let is_root = |nodes: &Nodes, failure: &Failure| failure.node != nodes.node || failure.code == LOST;
-    let told = |nodes: &Nodes| nodes.failure().filter(|failure| is_root(nodes, failure));
-    nodes.and_then(told).map_or(error, failed)
+    let cause = |nodes: &Nodes| nodes.failure().filter(|failure| is_root(nodes, failure));
+    nodes.and_then(cause).map_or(error, failed)
 }
 
 /// An error on node 0 where a node has other facts.

@@ -334,7 +334,7 @@ mod tests {
         write(&mut theirs, &target, "theirs").unwrap();
         assert!(write(&mut mine, &target, "again").is_err(), "the name is mine, the folder is not");
         fs::write(target.join("notes.txt"), "by hand").unwrap();
-        assert!(write(&mut theirs, &target, "again").is_err(), "somebody has put a file into it");
+        assert!(write(&mut theirs, &target, "again").is_err(), "a file was added to it");
         assert_eq!((read(&target), read(&place.path().join("kept"))), ("theirs".into(), "mine".into()));
 
         let late = place.path().join("late");
@@ -385,7 +385,7 @@ mod tests {
             names(place.path()).unwrap().into_iter().map(|name| name.into_string().unwrap()).collect();
         assert!(left.len() == 3 && left[0].starts_with(".late.other.") && left[1..] == ["changed", "kept"], "{left:?}");
         write(&mut second, &kept, "again").unwrap();
-        assert!(write(&mut second, &changed, "again").is_err(), "somebody has changed it");
+        assert!(write(&mut second, &changed, "again").is_err(), "it was changed");
     }
 
     #[test]
@@ -405,6 +405,6 @@ mod tests {
         assert_eq!(resumed(&records), 1, "killed before the folder appeared");
         staged.commit(&mut first).unwrap();
         assert_eq!(resumed(&records), 1, "killed after it");
-        assert_eq!(resumed(&records[..1]), 0, "without the record it would be somebody else's");
+        assert_eq!(resumed(&records[..1]), 0, "without the record it would be another's");
     }
 }

@@ -367,7 +367,7 @@ impl Trainer {
         match self.evaluate_unless(&mut || false)? {
             Evaluation::Done(metrics) => Ok(Some(metrics)),
             Evaluation::NoData => Ok(None),
-            Evaluation::Aborted => unreachable!("nobody asked to stop"),
+            Evaluation::Aborted => unreachable!("`stops` is always false"),
         }
     }
 

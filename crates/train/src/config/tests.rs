@@ -687,8 +687,8 @@ const WITHOUT_EFFECT: &[&str] = &["use_fused_rope", "persistent_quants", "use_al
 fn has_field(text: &str, name: &str) -> bool {
     let access = format!(".{name}");
     text.match_indices(&access).any(|(at, _)| {
-        let behind = &text[at + access.len()..];
-        !behind.starts_with(|c: char| c.is_alphanumeric() || c == '_' || c == '(') && !behind.starts_with("::<")
+        let rest = &text[at + access.len()..];
+        !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_' || c == '(') && !rest.starts_with("::<")
     })
 }
 

@@ -1,5 +1,5 @@
-//! The draw of the next token of a sequence: what the device is told of it, and the same on the host where logits are changed
-//! before, by a penalty or by masks. Does not know where scores come from.
+//! The draw of the next token of a sequence: its parameters for the device, and the same draw on the host for logits that a
+//! penalty or masks have changed. Does not know where scores come from.
 
 use compiler::sampling::{Draw, log_probability, sample};
 use tensor::philox::{Purpose, unit, word};

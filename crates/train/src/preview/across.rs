@@ -14,7 +14,7 @@ use crate::error::{Result, TrainError};
 use crate::source::ModelSource;
 use crate::words::{size, time};
 
-/// GPUs of the largest run that is computed, unless a larger one is asked for.
+/// GPUs of the largest run that is computed, unless a larger one is requested.
 const MOST: usize = 1024;
 
 /// Columns of the bar chart.

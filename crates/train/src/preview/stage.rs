@@ -41,8 +41,8 @@ impl Stage {
     }
 }
 
-/// A stage as text, for a machine that need not be this one; `of` is the name by which it was asked for, which may mean
-/// several nodes. `unavailable`: why datasets are not available, which are read otherwise.
+/// A stage as text, for a machine that need not be this one; `of` is the name by which it was requested, which may
+/// mean several nodes. `unavailable`: why datasets are not available, which are read otherwise.
 pub fn show(
     stage: Stage,
     config: &Config,

@@ -26,8 +26,8 @@ static ONE: Mutex<()> = Mutex::new(());
 
 /// The most memory that this process has had, in KiB.
 fn peak() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").expect("the kernel tells a process's memory");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("it tells the peak");
+    let status = fs::read_to_string("/proc/self/status").expect("the kernel reports a process's memory");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("it reports the peak");
     line.trim().trim_end_matches("kB").trim().parse().expect("the peak is a number")
 }
 
@@ -50,9 +50,7 @@ fn seeds_are_taken() {
         for (number, seed) in (target.seeds)().iter().enumerate() {
             match read(target, seed) {
                 Ok(true) => {}
-                Ok(false) => {
-                    problems.push(format!("{}, seed {number}: it is refused; what is behind is not tried", target.name))
-                }
+                Ok(false) => problems.push(format!("{}, seed {number}: it is refused and tests nothing", target.name)),
                 Err(problem) => problems.push(format!("{}, seed {number}: {problem}", target.name)),
             }
         }

@@ -106,7 +106,7 @@ fn more_shapes_in_turn_than_are_kept_change_nothing() {
     let steps = 14;
     let apart = curve(steps, |step| dealt(step, 8));
     // Ten lengths, and then the first four again, which have been given up for later ones by then.
-    assert_same(&curve(steps, |step| lengthened(step, 1 + step % 10)), &apart, "ten lengths in turn");
+    assert_same(&curve(steps, |step| lengthened(step, 1 + step % 10)), &apart, "ten alternating lengths");
 }
 
 #[test]

@@ -58,7 +58,7 @@ fn the_largest_share_is_told_once_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let tampered = tampered(folder.path());
     let mut all = Vec::new();
-    for (options, tells) in [
+    for (options, is_reported) in [
         (json!({}), true),
         (json!({ "recompute_block": true }), true),
         (json!({ "fp8_amax_history": 0 }), true),
@@ -72,7 +72,7 @@ fn the_largest_share_is_told_once_by_name() {
         let mut trainer = tampered.trainer(false, given);
         let said = said(&mut trainer, 4);
         assert!(said[1..].iter().all(Option::is_none), "{options}: {said:?}");
-        assert_eq!(is_a_third(&said[0]), tells, "{options}: {said:?}");
+        assert_eq!(is_a_third(&said[0]), is_reported, "{options}: {said:?}");
         all.push(said[0].clone());
     }
     assert_eq!(all[0], all[1], "what is recomputed is not counted again");
@@ -122,10 +122,10 @@ fn a_run_logs_it_once() {
     };
     assert_eq!(run(false, Some(3)), 1);
     assert_eq!(run(true, None), 0, "it has been said");
-    let told: Vec<Value> = events(&output).into_iter().filter(|of| of.get("fp8_flushed").is_some()).collect();
-    assert_eq!(told.len(), 1);
-    assert!(told[0]["event"] == "step" && told[0]["step"] == 0, "{}", told[0]);
-    let of = &told[0]["fp8_flushed"];
+    let flushed: Vec<Value> = events(&output).into_iter().filter(|of| of.get("fp8_flushed").is_some()).collect();
+    assert_eq!(flushed.len(), 1);
+    assert!(flushed[0]["event"] == "step" && flushed[0]["step"] == 0, "{}", flushed[0]);
+    let of = &flushed[0]["fp8_flushed"];
     assert!(of["tensor"].as_str().is_some_and(|name| name.starts_with("model.layers.") && name.ends_with(".x")));
     assert!(of["share"].as_f64().is_some_and(|share| (0.0..0.5).contains(&share)), "{of}");
 }

@@ -182,14 +182,14 @@ fn nodes_tell_together_what_becomes_zero() {
         "recipe": "fp8_hybrid", "max_steps": 3, "eval_steps": 1, "shuffle": false, "per_device_train_batch_size": 1,
         "datasets": rows_of_tokens(place.path(), "train.jsonl", 200, true),
     });
-    let told = |output: &Path| -> Vec<Value> {
+    let flushed = |output: &Path| -> Vec<Value> {
         stories::events(output).iter().filter_map(|event| event.get("fp8_flushed").cloned()).collect()
     };
     let (here, apart) = (place.path().join("here"), place.path().join("apart"));
     alone(&here, 2, &more, None);
     let lines: Vec<Vec<String>> =
         nodes(&apart, 2, 1, &more, nothing).into_iter().map(|(outcome, lines)| (outcome.unwrap(), lines).1).collect();
-    assert_eq!((told(&here).len(), told(&apart)), (1, told(&here)));
+    assert_eq!((flushed(&here).len(), flushed(&apart)), (1, flushed(&here)));
     let said = |lines: &[String]| lines.iter().filter(|line| line.contains("became 0 in 8 bits")).count();
     assert_eq!(lines.iter().map(|lines| said(lines)).collect::<Vec<_>>(), [1, 0]);
 }

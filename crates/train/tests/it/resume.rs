@@ -31,7 +31,7 @@ fn another_arithmetic_is_reported() {
     let place = tempfile::tempdir().unwrap();
     let options = json!({"max_steps": 2, "eval_steps": 100, "lora": true});
     run(place.path(), &options, Some(1)).0.unwrap();
-    let mut other = std::sync::Arc::try_unwrap(device()).ok().expect("nobody else has it");
+    let mut other = std::sync::Arc::try_unwrap(device()).ok().expect("it is the only reference");
     other.arithmetic = "a CPU of another kind".into();
     let mut observer = Lines::default();
     let again = config(place.path(), &merged(&options, json!({"resume_from_checkpoint": true})));

@@ -108,7 +108,7 @@ class Trainer:
                 call.on_end(self)
 
     def __iter__(self) -> Iterator[StepMetrics]:
-        """The steps that are left on the configured data, each when its metrics are asked for."""
+        """Runs the steps that are left on the configured data, each when its metrics are requested."""
         while self.total_steps is None or self.steps_done < self.total_steps:
             metrics = self.step()
             if metrics is None:

@@ -137,7 +137,7 @@ class Thoughts:
         self._held += text
         while True:
             mark = THINKING[self._inside]
-            before, found, behind = self._held.partition(mark)
+            before, found, rest = self._held.partition(mark)
             if not found:
                 break
             self._put(before)
@@ -147,7 +147,7 @@ class Thoughts:
             if self._inside:
                 self._colour(1)
             self._inside = not self._inside
-            self._held = behind
+            self._held = rest
         mark = THINKING[self._inside]
         kept = max((n for n in range(len(mark)) if self._held.endswith(mark[:n])), default=0)
         self._put(self._held[: len(self._held) - kept])
@@ -172,7 +172,7 @@ class Thoughts:
 def without_thoughts(answer: str) -> str:
     """An answer without its thoughts, as templates want earlier answers."""
     begin, end = THINKING
-    _, found, behind = answer.partition(end)
+    _, found, rest = answer.partition(end)
     if found:
-        return behind.lstrip("\n")
+        return rest.lstrip("\n")
     return answer.partition(begin)[0] if begin in answer else answer

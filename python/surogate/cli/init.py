@@ -71,9 +71,9 @@ def run(options: Namespace, overrides: list[Override]) -> int:
     taken = RunError(f"{path} already exists and is not overwritten: remove it, or choose another with --output")
     if os.path.lexists(path):
         raise taken
-    task, told = options.task, []
+    task, notes = options.task, []
     if options.source:
-        text, task, told = converted(Path(options.source), options.model, options.dataset, overrides)
+        text, task, notes = converted(Path(options.source), options.model, options.dataset, overrides)
     elif options.model is None or options.dataset is None:
         raise UsageError("init needs MODEL and DATASET, or --from with the configuration of another tool")
     else:
@@ -82,7 +82,7 @@ def run(options: Namespace, overrides: list[Override]) -> int:
         files.write_new(path, text)
     except FileExistsError:
         raise taken from None
-    for line in told:
+    for line in notes:
         show(line)
     state(output=str(path), task=task)
     show(f"{path}: review it, then run: surogate {task} {path}")
@@ -100,12 +100,12 @@ def converted(
     found.options |= {"model": model} if model else {}
     found.options |= {"datasets": [{"path": dataset, "type": "auto"}]} if dataset else {}
     load_config(found.options, found.task, overrides, reads_data=None)
-    told = [f"{source} ({found.tool}): {len(found.options)} options"]
+    notes = [f"{source} ({found.tool}): {len(found.options)} options"]
     if found.left_out:
-        told += ["Without a counterpart:", *[f"  {line}" for line in foreign.remarks(found)]]
+        notes += ["Without a counterpart:", *[f"  {line}" for line in foreign.remarks(found)]]
     for name, value in overrides:
         found.options[name] = json.loads(_native.read_yaml(value, "command line"))
-    return foreign.text(found, source.name), found.task, told
+    return foreign.text(found, source.name), found.task, notes
 
 
 def draft(model: str, dataset: str, task: str, machine: str | None, overrides: list[Override]) -> str:
@@ -209,7 +209,7 @@ def _plan(
 
 
 def _devices(given: dict[str, str], machine: str | None) -> int:
-    """The devices that the options or the machine name; 0 where they are as many as there are at the start."""
+    """The number of devices that the options or the machine name; 0 means all that are present at the start."""
     named = re.match(r"(\d+)x", machine or "")
     return int(named[1]) if named else int(given.get("gpus", "1"))
 

@@ -328,13 +328,13 @@ def verdict(ends: dict[int, End], machines: list[Machine]) -> tuple[int, str]:
     if 0 in ends and (ends[0].code == 0 or ends[0].code > 128):
         return ends[0].code, ""
     failed = {number: end for number, end in sorted(ends.items()) if end.code}
-    told = re.compile(r"the run was ended by node (\d+): ")
-    roots = [number for number, end in failed.items() if not told.match(end.words)]
+    consequence = re.compile(r"the run was ended by node (\d+): ")
+    roots = [number for number, end in failed.items() if not consequence.match(end.words)]
     # One that failed by itself, before one that was found missing.
     roots.sort(key=lambda number: failed[number].code == LOST)
     number = roots[0] if roots else min(failed)
     end = failed[number]
-    if match := told.match(end.words):
+    if match := consequence.match(end.words):
         number, end = int(match[1]), End(end.code, end.words[match.end() :])
     return end.code, f"node {number}, {machines[number]}: {end.words}"
 

@@ -25,7 +25,7 @@ from ..terminal import warn
 #: Variables that tell a process its place among others: those of whoever started the cluster do not count.
 PLACES = re.compile(r"RANK|WORLD_SIZE|LOCAL_RANK|MASTER_(ADDR|PORT)|SLURM_.*|JOB_COMPLETION_INDEX|TORCHELASTIC_.*|SUROGATE_TOKEN.*")
 
-#: Lines of a node that wait to be asked for, at most.
+#: Maximum number of lines that a node keeps until they are requested.
 LINES = 10_000
 
 #: Seconds that a process has to save and end, before it is killed.

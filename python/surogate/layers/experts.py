@@ -51,7 +51,7 @@ class Experts(Module):
 
 
 class StackedExperts(Module):
-    """`gate_up_proj` [experts, 2·intermediate, hidden], gate and up of each expert behind one another, and `down_proj`, as
+    """`gate_up_proj` [experts, 2·intermediate, hidden], gate and up of each expert concatenated, and `down_proj`, as
     files have them: down(function(gate) · up)."""
 
     def __init__(self, count: int, hidden_size: int, intermediate_size: int, function: str = "silu") -> None:

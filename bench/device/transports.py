@@ -269,9 +269,9 @@ def lost(a: Any) -> int:
             code = None
         after = time.time() - began
         run.kill()
-        told = run.printed[0].read_text(errors="replace").strip().splitlines()[-3:]
+        last_lines = run.printed[0].read_text(errors="replace").strip().splitlines()[-3:]
         failed += code != 6
-        print(f"| {name} | node 0 ended with {code} after {after:.1f} s | {' / '.join(told)} |", flush=True)
+        print(f"| {name} | node 0 ended with {code} after {after:.1f} s | {' / '.join(last_lines)} |", flush=True)
     return failed
 
 

@@ -265,7 +265,7 @@ def check_recovered(launcher: Launcher, output: Path, before: int) -> float:
     begun = time.monotonic()
     while last_step(output) <= before:
         if time.monotonic() > begun + RECOVERED:
-            raise Broken(f"no step behind {before} within {RECOVERED:.0f} s")
+            raise Broken(f"no step after {before} within {RECOVERED:.0f} s")
         launcher.tend()
         time.sleep(0.2)
     return time.monotonic() - begun
@@ -300,7 +300,7 @@ def check_log(steps: list[dict[str, object]], reference: dict[int, tuple[object,
         expected = number + 1
         if number in reference and (event["loss"], event["grad_norm"]) != reference[number]:
             raise Broken(
-                f"step {number} of a run that went on at step {begun} has other numbers than in the run that nobody disturbed, "
+                f"step {number} of a run that went on at step {begun} has other numbers than in the undisturbed run, "
                 f"{reference[number]}: {event}"
             )
     return again
@@ -325,7 +325,7 @@ def reference_run(folder: Path, steps: int, compression: str, spaces: list[str])
     while last_step(folder / "output") < steps and all(process.poll() is None for process in processes):
         time.sleep(0.5)
     if set(codes := launcher.end(signal.SIGTERM)) != {143}:
-        raise Broken(f"the run that nobody disturbs ended with {codes}")
+        raise Broken(f"the undisturbed run ended with {codes}")
     return {int(str(of["step"])): (of["loss"], of["grad_norm"]) for of in logged(folder / "output")}
 
 

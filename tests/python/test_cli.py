@@ -623,7 +623,7 @@ def test_paths_begin_at_home_and_variables_are_refused(capsys, run_file, tmp_pat
     code, out, _ = run(capsys, "show", "config", path, "--checkpoint-dir=~/points", "--log-file=~/log.json")
     assert f'checkpoint_dir: "{tmp_path}/points"  # given' in out and f'log_file: "{tmp_path}/log.json"  # given' in out
     for option in ("output_dir", "checkpoint_dir", "log_file", "data_cache", "adapter", "model", "resume_from_checkpoint"):
-        for value, name in (("$HOME/x", "`$HOME`"), ("a/${RUN}", "`${RUN}`"), ("~nobody/x", "`~nobody`")):
+        for value, name in (("$HOME/x", "`$HOME`"), ("a/${RUN}", "`${RUN}`"), ("~user/x", "`~user`")):
             code, _, err = run(capsys, "sft", path, f"--set={option}={value}")
             assert code == 2 and f"`{option}` is `{value}`, and " in err and name in err, err
     code, _, err = run(capsys, "sft", path, "--set=datasets.0.path=$DATA/rows.jsonl")

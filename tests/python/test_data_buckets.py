@@ -48,7 +48,7 @@ class Cutting(BaseHTTPRequestHandler):
     """Hands everything on to its server; cuts the first long answers short."""
 
     protocol_version = "HTTP/1.1"
-    behind = ""
+    upstream = ""
     cuts = 0
     ranges: list[str | None] = []
 
@@ -62,7 +62,7 @@ class Cutting(BaseHTTPRequestHandler):
         if self.path.endswith("big.jsonl") and self.command == "GET":
             type(self).ranges.append(self.headers.get("Range"))
         headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
-        request = urllib.request.Request(type(self).behind + self.path, method=self.command, headers=headers)
+        request = urllib.request.Request(type(self).upstream + self.path, method=self.command, headers=headers)
         try:
             answer = urllib.request.urlopen(request)
         except urllib.error.HTTPError as error:
@@ -99,7 +99,7 @@ def s3():
 @pytest.fixture
 def proxy(s3):
     front = ThreadingHTTPServer(("127.0.0.1", 0), Cutting)
-    Cutting.behind, Cutting.cuts, Cutting.ranges = s3, 2, []
+    Cutting.upstream, Cutting.cuts, Cutting.ranges = s3, 2, []
     threading.Thread(target=front.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{front.server_address[1]}"
     front.shutdown()
@@ -181,7 +181,7 @@ def test_google_buckets_are_read_with_a_token_or_without(s3, tmp_path):
     ("path", "subset", "split", "words"),
     [
         ("s3://acme/sets/none.jsonl", None, "train", "there is no such object"),
-        ("s3://nobody/sets", None, "train", "there is no such bucket"),
+        ("s3://missing/sets", None, "train", "there is no such bucket"),
         ("s3://acme/sets/words", None, "dev", "there is no split `dev` (splits here: test, train)"),
         ("s3://acme/sets/words/*.parquet", None, "train", "no object matches this pattern"),
         ("s3://acme/sets/big.jsonl", "main", "train", "a file has no subset `main`"),

@@ -241,8 +241,8 @@ def test_the_plan_reads_what_is_at_hand_and_says_what_it_assumed(options, tmp_pa
     _, found, _ = plan(options, tmp_path, capsys, datasets=gone)
     assert "gone.jsonl" in found["data_away"] and "rows of 48 tokens" in found["assumed"]
     # What the hub's cache does not hold is not fetched for a plan.
-    _, found, _ = plan(options, tmp_path, capsys, datasets=[{"path": "nobody/nothing", "type": "auto"}])
-    assert found["data_away"] == "`nobody/nothing` is not in the hub's cache"
+    _, found, _ = plan(options, tmp_path, capsys, datasets=[{"path": "missing/nothing", "type": "auto"}])
+    assert found["data_away"] == "`missing/nothing` is not in the hub's cache"
     _, found, _ = plan(options, tmp_path, capsys, datasets=[{"path": "s3://bucket/data", "type": "auto"}])
     assert found["data_away"] == "`s3://bucket/data` is in object storage"
 

@@ -188,7 +188,7 @@ def start(machine: Machine, path: Path) -> subprocess.Popen[str]:
 def until_gone(machine: Machine, part: str, seconds: float) -> None:
     until = time.monotonic() + seconds
     while left := machine.processes(part):
-        assert time.monotonic() < until, f"{len(left)} processes stayed behind"
+        assert time.monotonic() < until, f"{len(left)} processes are left"
         time.sleep(0.5)
 
 

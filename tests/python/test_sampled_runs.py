@@ -233,8 +233,8 @@ def test_an_interrupted_run_finishes_its_step_and_goes_on(tmp_path):
     run = subprocess.Popen(call, stdout=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True)
     assert any(line.startswith("Step 1/") for line in run.stdout)
     os.killpg(run.pid, signal.SIGINT)
-    told = run.stdout.read()
-    assert run.wait(120) == 130 and "Saved" in told, told
+    printed = run.stdout.read()
+    assert run.wait(120) == 130 and "Saved" in printed, printed
     done = command(tmp_path, "grpo", "max_steps=8", "resume_from_checkpoint=true")
     assert done.returncode == 0 and "resuming after" in done.stdout, done.stderr + done.stdout
 

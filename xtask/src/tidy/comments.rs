@@ -11,13 +11,13 @@ use super::{File, Finding};
 const PLACE: &str = "xtask/src/tidy/comments.rs";
 
 /// Largest number of doc comments that begin with a relative clause ("What …", "In which …").
-const RELATIVE_CLAUSES: usize = 32;
+const RELATIVE_CLAUSES: usize = 0;
 
 /// Largest number of doc comments of at most [`FEW_WORDS`] words that hold no formula or name of code.
-const SHORT_COMMENTS: usize = 61;
+const SHORT_COMMENTS: usize = 58;
 
 /// Largest number of lines with a word of [`LEAVING`].
-const LEAVING_WORDS: usize = 72;
+const LEAVING_WORDS: usize = 0;
 
 const FEW_WORDS: usize = 4;
 

@@ -1,10 +1,12 @@
 """`precompute_ref_log_probs`: log-probabilities of the reference that are computed before the first step."""
 
 import json
+import shutil
 
 import pytest
 import surogate
 from conftest import REPOSITORY
+from safetensors.numpy import load_file, save_file
 from surogate.errors import ConfigError, SurogateError
 
 STORIES = REPOSITORY / "examples/stories/model"
@@ -55,6 +57,65 @@ def test_a_resumed_run_has_the_same_bits(run, tmp_path):
     for step in steps[4:]:
         found = resumed.step()
         assert all(found[key] == step[key] for key in ("loss", "grad_norm", "rewards/margins"))
+
+
+@pytest.mark.parametrize("more", [{}, {"lora": False, "learning_rate": 1e-4}])
+def test_another_run_reads_them_from_the_cache(run, tmp_path, more):
+    """Whatever its rate and its loss; other rows, weights and layouts have their own."""
+    cache = tmp_path / "cache"
+    run = {**run, **more, "data_cache": str(cache)}
+
+    def trained(**changes):
+        trainer = surogate.Trainer({**run, **changes})
+        step = trainer.step()
+        return step["loss"], step["rewards/margins"], trainer.evaluate()["loss"]
+
+    def kept():
+        return sorted(cache.glob("*.values"))
+
+    first = trained()
+    (table,) = kept()
+    content = table.read_bytes()
+    assert trained() == first
+    trained(learning_rate=3e-4, loss_type=["ipo"], beta=0.3)
+    assert kept() == [table] and table.read_bytes() == content
+
+    digest, numbers = content.split(b"\n", 1)
+    table.write_bytes(digest + b"\n" + numbers.replace(b"-1", b"-2"))
+    assert trained() == first, "a changed table is not read"
+    assert table.read_bytes() == content
+
+    trained(sequence_len=48, per_device_train_batch_size=1)
+    trained(validation_split_ratio=0.4)
+    other = shutil.copytree(STORIES, tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    save_file({name: 1.01 * of for name, of in weights.items()}, other / "model.safetensors", {"format": "pt"})
+    trained(model=str(other))
+    assert len(kept()) == 4
+
+
+@pytest.mark.parametrize("more", [{}, {"lora": False}])
+def test_the_start_says_whether_they_were_computed_or_read(run, tmp_path, more):
+    from surogate.cli.commands import main
+
+    phases = []
+    for number in range(2):
+        output = tmp_path / f"output-{number}"
+        options = {**run, **more, "output_dir": str(output), "data_cache": str(tmp_path / "cache"), "max_steps": 1}
+        (tmp_path / "run.json").write_text(json.dumps(options))
+        assert main(["dpo", str(tmp_path / "run.json"), "--quiet"]) == 0
+        (log,) = output.glob("log-*.json")
+        (start,) = [event for event in map(json.loads, log.read_text().splitlines()) if event["event"] == "startup"]
+        phases.append([phase["phase"] for phase in start["phases"] if phase["phase"].startswith("reference")])
+    assert phases == [["reference"], ["reference, from the cache"]]
+
+
+def test_without_a_cache_they_are_kept_in_memory_alone(run, tmp_path, capfd):
+    steps = [step["loss"] for step in surogate.Trainer({**run, "data_cache": "off"})]
+    blocked = tmp_path / "blocked"
+    blocked.write_text("")
+    assert [step["loss"] for step in surogate.Trainer({**run, "data_cache": str(blocked)})] == steps
+    assert "log-probabilities of the reference are kept in memory alone" in capfd.readouterr().err
 
 
 def test_the_reference_leaves_the_plan(run, tmp_path, capsys):

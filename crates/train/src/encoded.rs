@@ -179,7 +179,7 @@ pub(crate) const CACHE_VARIABLE: &str = "SUROGATE_DATA_CACHE";
 const NO_CACHE: &str = "off";
 
 /// The cache of encoded rows; a note if there is no folder for it although none was refused.
-fn row_cache(config: &Config, notes: &mut Vec<String>) -> Option<RowCache> {
+pub(crate) fn row_cache(config: &Config, notes: &mut Vec<String>) -> Option<RowCache> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let written = match nodes::own_folder(config) {
         Some(Ok(folder)) => Some(folder),

@@ -250,6 +250,13 @@ impl Feed {
         Some(DataDigest::of(documents))
     }
 
+    /// The documents and their layout in rows, as text.
+    pub(crate) fn layout(&self) -> String {
+        let LoaderSpec { batch_size, seq_len, layout, padding, longest_padding, .. } = &self.spec;
+        let documents = (self.digest(), self.validation_digest());
+        format!("{documents:?}, {batch_size} rows of {seq_len}, {layout:?}, {padding:?}, {longest_padding}")
+    }
+
     /// Every batch of the validation data; `None` where there is none.
     pub fn validation(&self) -> Result<Option<Loader>> {
         let Some((documents, spec)) = &self.validation else { return Ok(None) };

@@ -186,7 +186,7 @@ fn forward(name: &str, scoring: &str) -> EntryOptions {
 }
 
 /// The options of the program of a reference with weights of its own, next to those of the training.
-fn options(training: &CompileOptions, scoring: &str) -> CompileOptions {
+pub(crate) fn options(training: &CompileOptions, scoring: &str) -> CompileOptions {
     CompileOptions {
         variants: Vec::new(),
         weights: training.weights,
@@ -208,7 +208,8 @@ fn options(training: &CompileOptions, scoring: &str) -> CompileOptions {
     }
 }
 
-fn source_of(folder: &Path, training: &ModelSource) -> Result<Arc<ModelSource>> {
+/// The architecture in training with the weights of another folder.
+pub(crate) fn source_of(folder: &Path, training: &ModelSource) -> Result<Arc<ModelSource>> {
     let config = crate::source::config_of(folder)?;
     Ok(Arc::new(ModelSource {
         folder: folder.to_owned(),

@@ -209,8 +209,8 @@ impl Trainer {
             shapes: None,
             flops: OnceLock::new(),
         };
-        if trainer.precompute_reference(stop)? {
-            startup.done("reference");
+        if let Some(phase) = trainer.precompute_reference(stop)? {
+            startup.done(phase);
         }
         trainer.startup = Some(startup);
         Ok(trainer)
@@ -262,6 +262,9 @@ impl Trainer {
 
     /// Begins to read the model's files for their digest: large ones take a while, in which a program is compiled.
     pub(crate) fn begin_digest(&mut self) {
+        if self.model_digest.is_some() {
+            return;
+        }
         let (source, weights) = (self.source.clone(), self.config.model.init == Init::Pretrained);
         self.digesting = thread::Builder::new().name("digest".into()).spawn(move || source.digest(weights)).ok();
     }

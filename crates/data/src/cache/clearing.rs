@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::entry::{Entry, is_segment_name};
-use super::{ENTRY, PARTIAL, VERIFIED};
+use super::{ENTRY, PARTIAL, VERIFIED, values};
 
 /// Entries that no run has used for so long are removed.
 const KEPT: Duration = Duration::from_secs(60 * 60 * 24 * 30);
@@ -82,20 +82,32 @@ pub(super) fn clear_unused(folder: &Path) {
                 let _ = fs::remove_file(lock);
             }
         }
+        if entry.file_name().to_str().is_some_and(is_values_name) && is_old(&path) {
+            let _ = fs::remove_file(&path);
+        }
     }
+}
+
+/// True for a file of the cache that was last used too long ago.
+fn is_old(file: &Path) -> bool {
+    let used = fs::symlink_metadata(file).ok().filter(|of| of.is_file());
+    used.and_then(|of| of.modified().ok()?.elapsed().ok()).is_some_and(|age| age > KEPT)
+}
+
+/// True for the name of kept values: `KEY.values`.
+fn is_values_name(name: &str) -> bool {
+    name.rsplit_once('.').is_some_and(|(key, ending)| is_entry_name(key) && ending == values::ENDING)
 }
 
 /// True for an entry of the cache that was last used too long ago.
 fn is_unused(place: &Path) -> bool {
     let list = place.join(ENTRY);
-    let used = fs::symlink_metadata(&list).ok().filter(|of| is_folder(place) && of.is_file());
-    let age = used.and_then(|of| of.modified().ok()?.elapsed().ok());
     let is_entry = || {
         let text = fs::read_to_string(&list).ok();
         let key = text.and_then(|text| Entry::of_text(&text)).map(|entry| entry.key);
         key.is_some_and(|key| place.file_name() == Some(blake3::hash(key.as_bytes()).to_hex().as_str().as_ref()))
     };
-    age.is_some_and(|age| age > KEPT) && is_entry()
+    is_folder(place) && is_old(&list) && is_entry()
 }
 
 #[cfg(test)]
@@ -113,6 +125,7 @@ mod tests {
         for other in ["17-0", "17-0.partial.", "x-0.partial", "17-.partial", "a.17-0.partial", "mine.partial"] {
             assert!(!is_partial_name(&format!("{key}.{other}"), &key), "{other}");
         }
+        assert!(is_values_name(&format!("{key}.values")) && !is_values_name(&key) && !is_values_name("mine.values"));
         assert!(["entry", "verified", "verified.12-3", "0.rows", "17.rows"].into_iter().all(is_own));
         assert!(!["entry.txt", "verified.txt", "a.rows", "0.rows.bak", ".rows", "thesis"].into_iter().any(is_own));
     }

@@ -7,6 +7,7 @@
 //! FOLDER/KEY/verified     stamps of the segments when their digests were last compared
 //! FOLDER/KEY.lock         held by the process that writes the entry
 //! FOLDER/KEY.N.partial/   an entry in the making
+//! FOLDER/KEY.values       values that follow from rows and weights
 //! FOLDER/files/           digests of large data files, under their stamps
 //! ```
 //!
@@ -17,6 +18,7 @@ mod clearing;
 mod entry;
 mod key;
 mod stamp;
+mod values;
 
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, ErrorKind, Write};

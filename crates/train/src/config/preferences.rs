@@ -38,9 +38,9 @@ options! {
         /// Folder of the model that is the reference, of the same architecture. Null: the weights that training starts from,
         /// for adapters the model without them. Of `dpo`, `kto` and `grpo`.
         reference: Option<String> = null, path;
-        /// Compute the log-probabilities of the reference for all rows before the first step, and keep them in memory. A
-        /// reference with weights of its own leaves the device before those of the training come, and no later pass over the
-        /// data computes one. Of `dpo`, and of losses of `kto` that estimate no divergence.
+        /// Compute the log-probabilities of the reference for all rows before the first step, and keep them in memory and in
+        /// the `data_cache`. A reference with weights of its own leaves the device before those of the training come, and no
+        /// later pass over the data computes one. Of `dpo`, and of losses of `kto` that estimate no divergence.
         precompute_ref_log_probs: bool = false;
         /// Weight of the good answers of `kto`.
         desirable_weight: f64 = 1.0, min = 0, max = 1000000;

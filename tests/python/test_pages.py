@@ -33,6 +33,7 @@ ELSEWHERE = {
     r"surogate (generate|chat) .*--image.*": "needs a model that reads images; test_image_answers.py has one",
     r"export SUROGATE_TOKEN=.*": "is the user's",
     r"export SUROGATE_SITE_PACKAGES=.*|cargo xtask kernels .*": "compiles kernels, as test.sh does",
+    r"python examples/shapes/answers\.py": "takes half a minute; test_example_of_shapes.py has it",
     r"ray start .*": "makes a machine part of a cluster; test_ray.py has one",
     r"(torchrun|srun|surogate sft) .*distributed\.num_nodes.*": "waits for other machines; test_nodes.py has them",
 }

@@ -3,7 +3,7 @@
     python examples/shapes/draw.py
 
 Needs numpy. `train.jsonl` and `test.jsonl` have conversations about images, which the rows themselves hold as data URIs; paths
-of files work as well. `model` has the configuration of a Qwen3-VL of 90 thousand parameters, its processor's and a tokenizer of
+of files work as well. `model` has the configuration of a Qwen3-VL of 155 thousand parameters, its processor's and a tokenizer of
 whole words.
 """
 

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 import surogate
-from conftest import tiny_gpt2, tiny_qwen3
+from conftest import REPOSITORY, tiny_gpt2, tiny_qwen3
 from quantized import quantize, wide
 from surogate.cli.commands import main
 from surogate.errors import ConfigError
@@ -82,6 +82,41 @@ def test_transposed_matrices_are_rounded_along_their_inputs(capsys, tmp_path, ma
     plain = {"model": str(tmp_path / "out"), "device": DEVICE, "lora": False, "output_dir": str(tmp_path / "other")}
     of_result = surogate.Trainer(plain | {"torch_dtype": "float32"}).step(BATCH, learning_rate=0.0)
     assert trainer.step(BATCH, learning_rate=0.0)["loss"] == pytest.approx(of_result["loss"], rel=0 if DEVICE == "cpu" else 1e-5)
+
+
+def data_of(task: str, folder) -> dict[str, object]:
+    """Datasets of a task, and what else it needs."""
+    if task == "pt":
+        return {"datasets": [{"path": str(REPOSITORY / "examples/stories/data/shakespeare.txt"), "type": "text"}]}
+    kind, more = {
+        "dpo": ("preference", {"chosen": " went home.", "rejected": " was sad."}),
+        "orpo": ("preference", {"chosen": " went home.", "rejected": " was sad."}),
+        "kto": ("unpaired", {"completion": " went home."}),
+        "grpo": ("auto", {}),
+    }[task]
+    path = folder / "rows.jsonl"
+    names = ["Lily", "Tom", "Mia", "Ben", "Sue", "Max"]
+    verdict = [{"label": at % 2 == 0} if task == "kto" else {} for at in range(len(names))]
+    objects = [{"prompt": f"Once upon a time, {name}", **more, **of} for name, of in zip(names, verdict, strict=True)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in objects))
+    sampling = {"num_generations": 2, "max_completion_length": 8, "rewards": [{"function": "length", "tokens": 4}]}
+    return {"datasets": [{"path": str(path), "type": kind}]} | (sampling if task == "grpo" else {})
+
+
+@pytest.mark.parametrize("task", ["pt", "dpo", "orpo", "kto", "grpo"])
+def test_every_task_trains_what_the_quantized_result_computes(capsys, tmp_path, task):
+    stories = REPOSITORY / "examples/stories/model"
+    of = dict(task=task, torch_dtype="float32", sequence_len=64, quantize_aware_group_size=-1, max_steps=3, warmup_steps=0)
+    of |= dict(per_device_train_batch_size=2, gradient_accumulation_steps=1, learning_rate=1e-3, validation_split_ratio=0.0)
+    trainer = surogate.Trainer(aware(stories, tmp_path / "run", "w4a16", **{**of, **data_of(task, tmp_path)}))
+    assert all(np.isfinite(step["loss"]) for step in trainer)
+    found = trainer.model.forward(IDS[0])
+    trainer.export(tmp_path / "trained")
+    code, _, err = quantize(capsys, tmp_path / "trained", tmp_path / "out", "--scheme", "w4a16", "--group-size", "-1")
+    assert code == 0, err
+    of_result, of_trained = (surogate.load(tmp_path / name, device=DEVICE).forward(IDS[0]) for name in ("out", "trained"))
+    np.testing.assert_allclose(found, of_result, rtol=0, atol=0 if DEVICE == "cpu" else 1e-4)
+    assert abs(of_trained - of_result).max() > 0.1
 
 
 def rows(tmp_path, count: int = 40):

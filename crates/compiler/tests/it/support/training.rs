@@ -50,11 +50,16 @@ pub fn bits(program: Program) -> Vec<(String, Vec<u8>)> {
 /// The same, with a number of micro-steps in each step.
 pub fn bits_after(program: Program, micro_steps: usize) -> Vec<(String, Vec<u8>)> {
     let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(Arc::new(program)).unwrap();
-    bits_of(session.as_mut(), 2, micro_steps)
+    bits_of(session.as_mut(), 2, micro_steps, |_| 0)
 }
 
-/// The same on a session of any backend.
-pub fn bits_of(session: &mut dyn Session, steps: usize, micro_steps: usize) -> Vec<(String, Vec<u8>)> {
+/// The same on a session of any backend; of several ranks, the one that `has_rows` gives for a micro-step has rows that count.
+pub fn bits_of(
+    session: &mut dyn Session,
+    steps: usize,
+    micro_steps: usize,
+    has_rows: impl Fn(usize) -> usize,
+) -> Vec<(String, Vec<u8>)> {
     let program = session.program().clone();
     fill_parameters(session, |session, index, slot| {
         write(session, &slot.weight, numbers(index));
@@ -69,9 +74,8 @@ pub fn bits_of(session: &mut dyn Session, steps: usize, micro_steps: usize) -> V
             }
             let weights = program.entries[entry].inputs.iter().find(|(name, _)| name == "weights");
             let nothing = weights.map(|(_, at)| (at, vec![0; at.bytes()])).unwrap();
-            // The ranks alternate in having rows that count.
             let ranks = program.cluster.ranks;
-            let others = (0..ranks).filter(|rank| *rank != (micro_steps * step + micro_step) % ranks);
+            let others = (0..ranks).filter(|rank| *rank != has_rows(micro_steps * step + micro_step) % ranks);
             others.for_each(|rank| session.write_rank(rank, nothing.0, &nothing.1).unwrap());
             session.run(entry).unwrap();
         }

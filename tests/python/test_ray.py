@@ -24,7 +24,7 @@ from surogate.launch.job import End
 from surogate.launch.node import Node, Start
 from test_nodes import ended, start, steps, tensors, until_steps, written
 
-pytestmark = pytest.mark.xdist_group("ray")
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.ray]
 
 pytest.importorskip("ray", reason="Ray has no wheel for this Python")
 
@@ -127,7 +127,7 @@ def test_a_late_start_of_ray_is_tried_again_and_its_errors_have_no_traceback() -
 
 def test_a_cluster_of_this_machine_alone_is_started_for_a_run(tmp_path: Path) -> None:
     path = written(tmp_path, max_steps=2, distributed={"ray_address": "local", "num_nodes": 2})
-    ((code, text),) = ended([start(path, "--quiet")])
+    ((code, text),) = ended([start(path, "--quiet")], 300)
     assert (code, text) == (0, "")
     assert (tmp_path / "output" / "adapter").is_dir()
 

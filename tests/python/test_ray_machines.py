@@ -24,7 +24,7 @@ import pytest
 from test_guides import CONFIGURATIONS
 from test_nodes import ROOT, ended, steps, until_steps
 
-pytestmark = pytest.mark.xdist_group("ray")
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.ray]
 
 pytest.importorskip("ray", reason="Ray has no wheel for this Python")
 

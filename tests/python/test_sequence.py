@@ -118,7 +118,7 @@ def test_noise_on_embeddings(make_model):
 def test_even_loads_of_experts(make, make_model):
     """The loss of uneven loads is that of all tokens of a micro-batch, and so is what is reported."""
     folder = make_model(make(**HEADS, initializer_range=0.1))
-    agree(folder, (2, 4), positions=packed(), router_aux_loss_coef=0.5)
+    agree(folder, (2, 4), positions=packed(), router_aux_loss_coef=0.5, **CALM)
 
 
 def test_loads_are_those_of_the_whole_batch(make_model):

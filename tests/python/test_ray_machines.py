@@ -31,9 +31,6 @@ pytest.importorskip("ray", reason="Ray has no wheel for this Python")
 #: Seconds in which a cluster has come together: it is slow to start, and more so on a busy machine.
 TOGETHER = 300
 
-#: The state of a socket in the system's table.
-LISTEN = "0A"
-
 #: Seconds within which all must have ended: 20 without an answer of the head, 25 to save, and what Python takes.
 ENDED = 70
 
@@ -110,23 +107,8 @@ def machines() -> Iterator[list[Machine]]:
             stack.callback(outer.wait)
             stack.callback(outer.kill)
             found.append(Machine(outer))
-            if number == 0:
-                wait_for_keeper(found[0])
-        wait_for(found[0], len(found))
+            wait_for(found[0], number + 1)
         yield found
-
-
-def wait_for_keeper(head: Machine) -> None:
-    """Waits until the process that keeps the cluster listens."""
-    until = time.monotonic() + TOGETHER
-    while True:
-        time.sleep(0.5)
-        with contextlib.suppress(IndexError, OSError):
-            tables = [Path(f"/proc/{head.first}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
-            sockets = [line.split() for table in tables for line in table]
-            if any(words[1].endswith(f":{6379:04X}") and words[3] == LISTEN for words in sockets):
-                return
-        assert time.monotonic() < until, "the head did not start"
 
 
 def wait_for(head: Machine, count: int) -> None:

@@ -129,26 +129,31 @@ def extend(
 def merge(
     model: Path, adapter: Path, output: Path, names: str = "{}", as_is: bool = False
 ) -> tuple[int, int, int, str | None, list[str]]: ...
-def compress(
-    folder: Path,
-    ir: str,
-    name: str,
-    scheme: str,
-    output: Path,
-    *,
-    method: str = "rtn",
-    smoothing_strength: float | None = None,
-    observer: str = "minmax",
-    group_size: int | None = None,
-    asymmetric: bool = False,
-    calibration: Config | None = None,
-    samples: int = 256,
-    device: str = "cpu",
-    site_packages: list[Path] = [],
-    progress: Callable[[int, int], object] | None = None,
-) -> tuple[
-    int, tuple[int, int], int, int, list[str], tuple[int, float, float, float, bool, bool] | None
-]: ...
+class Compression:
+    def __init__(
+        self,
+        folder: Path,
+        ir: str,
+        scheme: str,
+        output: Path,
+        *,
+        method: str = "rtn",
+        smoothing_strength: float | None = None,
+        observer: str = "minmax",
+        group_size: int | None = None,
+        asymmetric: bool = False,
+        calibration: Config | None = None,
+        samples: int = 256,
+        device: str = "cpu",
+        site_packages: list[Path] = [],
+    ) -> None: ...
+    def plan(self) -> tuple[int, int, tuple[int, int], int, list[str], tuple[int, int, int, int] | None]: ...
+    def write(
+        self, name: str, progress: Callable[[int, int], object] | None = None
+    ) -> tuple[
+        int, tuple[int, int], int, int, list[str], tuple[int, float, float, float, bool, bool] | None
+    ]: ...
+
 def prune(
     folder: Path,
     ir: str,

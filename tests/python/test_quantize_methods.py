@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import subprocess
 import sys
 import time
@@ -273,3 +274,58 @@ def test_a_killed_command_goes_on_after_the_last_layer(capsys, tmp_path, make_mo
     assert " of 12 layers were done by a command that ended early" in out
     assert raw(tmp_path / "out") == raw(tmp_path / "whole")
     assert not glob.glob(str(tmp_path / ".out.*"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--scheme", "w4a16"],
+        ["--scheme", "nvfp4", "--calibration"],
+        ["--scheme", "w4a16", "--method", "gptq", "--calibration"],
+        ["--scheme", "w4a16", "--method", "refine", "--calibration"],
+    ],
+)
+def test_the_plan_has_the_sizes_of_the_result_and_writes_nothing(capsys, tmp_path, make_model, options):
+    model = make_model(wide())
+    rows = np.random.default_rng(0).integers(1, 90, (48, 16))
+    run = [calibration(tmp_path, model, rows)] if "--calibration" in options else []
+    arguments = [*options, *run, "--samples", "16", "--device", "cpu"]
+    code, planned, err = quantize(capsys, model, tmp_path / "out", *arguments, "--plan")
+    assert code == 0, err
+    assert not (tmp_path / "out").exists()
+    code, done, err = quantize(capsys, model, tmp_path / "out", *arguments)
+    assert code == 0, err
+    (size,) = re.findall(r"\n([\d.]+ \w+ instead of [\d.]+ \w+)\n", planned)
+    assert size in done
+    (codes,) = re.findall(r"would have (\d+ matrices as .*), and \d+ other tensors", planned)
+    assert codes in done
+    assert re.findall(r"measured on ([\d,]+) tokens", planned) == re.findall(r"measured on ([\d,]+) tokens", done)
+    sums = " of sums over them" in planned
+    assert sums == ("--method" in options), planned
+
+
+def test_a_plan_has_the_errors_of_the_work(capsys, tmp_path, make_model):
+    model = make_model(wide())
+    for options in (["--scheme", "w4a16", "--method", "gptq"], ["--scheme", "fp8-dynamic", "--group-size", "7"]):
+        found = [quantize(capsys, model, tmp_path / "out", *options, *plan) for plan in ([], ["--plan"])]
+        assert found[0] == found[1] and found[0][0] != 0
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/mine").write_text("")
+    code, _, err = quantize(capsys, model, tmp_path / "out", "--scheme", "w4a16", "--plan")
+    assert code != 0 and "already exists: nothing is overwritten" in err
+
+
+def test_the_plan_of_an_adapter_has_the_sizes_of_the_merged_result(capsys, tmp_path, make_model):
+    model = make_model(wide())
+    ids = np.random.default_rng(1).integers(1, 90, (1, 2, 16))
+    trainer = surogate.Trainer({"model": str(model), "device": "cpu", "lora_rank": 4, "output_dir": str(tmp_path / "run")})
+    trainer.step({"input_ids": ids, "labels": ids}, learning_rate=1e-3)
+    trainer.export(tmp_path / "adapter")
+    before = sorted(tmp_path.rglob("*"))
+    arguments = ["--base", model, "--scheme", "w8a16"]
+    code, planned, err = quantize(capsys, tmp_path / "adapter", tmp_path / "out", *arguments, "--plan")
+    assert code == 0, err
+    assert sorted(tmp_path.rglob("*")) == before
+    code, done, err = quantize(capsys, tmp_path / "adapter", tmp_path / "out", *arguments)
+    assert code == 0, err
+    assert re.findall(r"[\d.]+ \w+ instead of [\d.]+ \w+", planned) == re.findall(r"[\d.]+ \w+ instead of [\d.]+ \w+", done)

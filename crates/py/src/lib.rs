@@ -29,7 +29,7 @@ mod _native {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::compress::compress;
+    use crate::compress::Compression;
     #[pymodule_export]
     use crate::config::{
         Config, choose_files, config_help, config_schema, expand_path, foreign_option, matching_names, read_yaml,

@@ -93,7 +93,9 @@ mod weights;
 mod words;
 mod written;
 
-pub use compress::{Calibration, Compared, CompressRequest, Compressed, Method, RangeObserver, compress};
+pub use compress::{
+    Calibration, Compared, CompressRequest, Compressed, Measuring, Method, Planned, RangeObserver, compress, planned,
+};
 pub use device::{Device, DeviceRequest};
 pub use encoded::Encoded;
 pub use error::{Result, TrainError};

@@ -77,7 +77,7 @@ COMMAND_FLAGS = {
     },
     "quantize": {
         "--scheme": 1, "--method": 1, "--smoothing-strength": 1, "--observer": 1, "--group-size": 1, "--asymmetric": 0,
-        "--calibration": 1, "--samples": 1, "--base": 1, "--device": 1, "--output": 1,
+        "--calibration": 1, "--samples": 1, "--base": 1, "--device": 1, "--output": 1, "--plan": 0,
     },
     "prune": {
         "--layers": 1, "--hidden-size": 1, "--intermediate-size": 1, "--heads": 1, "--key-value-heads": 1, "--experts": 1,
@@ -371,6 +371,7 @@ def _quantize_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--base", metavar="MODEL", type=_path, help="model of an adapter (default: the one that the adapter names)")
     command.add_argument("--device", choices=["auto", "cuda", "rocm", "cpu"], default="auto", help="device of measurements (default: auto)")
     command.add_argument("--output", metavar="DIR", type=_path, required=True, help="folder to write")
+    command.add_argument("--plan", action="store_true", help="report sizes, and the memory of measurements; write nothing")
 
 
 def _prune_flags(command: argparse.ArgumentParser) -> None:

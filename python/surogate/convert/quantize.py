@@ -23,16 +23,17 @@ from . import extend, merge
 
 
 def run(options: Namespace) -> int:
-    """Quantizes and says what was done."""
-    on_model(options, lambda folder, name, output: _quantize(folder, name, options, output))
+    """Quantizes and says what was done, or what would be."""
+    if options.plan:
+        _plan(options)
+    else:
+        on_model(options, lambda folder, name, output: _quantize(folder, name, options, output))
     return 0
 
 
 def on_model(options: Namespace, act: Callable[[Path, str, Path], None]) -> None:
     """Acts on the folder of a model, with its name and the folder to write. An adapter is merged first, next to that."""
-    output = Path(options.output)
-    if os.path.lexists(output) and (not output.is_dir() or any(output.iterdir())):
-        raise ConfigError(f"{output} already exists: nothing is overwritten")
+    output = _free(options)
     model, adapter = generate.places(options.model, None, options.base)
     if adapter is None:
         act(hub.folder(model), model, output)
@@ -46,8 +47,16 @@ def on_model(options: Namespace, act: Callable[[Path, str, Path], None]) -> None
         act(merged, options.model, output)
 
 
+def _free(options: Namespace) -> Path:
+    """The folder to write. Raises ConfigError where something is in it."""
+    output = Path(options.output)
+    if os.path.lexists(output) and (not output.is_dir() or any(output.iterdir())):
+        raise ConfigError(f"{output} already exists: nothing is overwritten")
+    return output
+
+
 def _quantize(folder: Path, name: str, options: Namespace, output: Path) -> None:
-    ir = models.build(hub.model_config(folder))
+    compression = _compression(folder, options, output)
     percent = 0
 
     def progress(done: int, whole: int) -> None:
@@ -55,23 +64,7 @@ def _quantize(folder: Path, name: str, options: Namespace, output: Path) -> None
         percent = 100 * done // max(whole, 1)
 
     with waiting(lambda: f"quantizing, {percent} %"):
-        matrices, (before, after), group, measured, notes, compared = _native.compress(
-            folder,
-            ir,
-            name,
-            options.scheme,
-            output,
-            method=options.method,
-            smoothing_strength=options.smoothing_strength,
-            observer=options.observer,
-            group_size=options.group_size,
-            asymmetric=options.asymmetric,
-            calibration=calibration(folder, options.calibration),
-            samples=options.samples,
-            device=options.device,
-            site_packages=site_packages(),
-            progress=progress,
-        )
+        matrices, (before, after), group, measured, notes, compared = compression.write(name, progress)
     groups = f" in groups of {group}" if group else ""
     size = f"{bytes_text(after)} instead of {bytes_text(before)}"
     state(output=str(output), matrices=matrices, bytes=after, bytes_before=before)
@@ -89,6 +82,38 @@ def _quantize(folder: Path, name: str, options: Namespace, output: Path) -> None
     show(f"{tokens:,} tokens of {rows}: {perplexities}, KL divergence {divergence:.5f}")
     if is_much:
         show(f"Note: the perplexity rose by more than 5 %: {_advice(options)}")
+
+
+def _plan(options: Namespace) -> None:
+    """Reports what would be written, and what measurements hold. A merged adapter has the shapes of its base."""
+    output = _free(options)
+    model, adapter = generate.places(options.model, None, options.base)
+    folder = hub.folder(model) if adapter is None else extend.for_adapter(hub.folder(model), adapter)
+    matrices, others, (before, after), group, notes, measuring = _compression(folder, options, output).plan()
+    groups = f" in groups of {group}" if group else ""
+    state(output=str(output), matrices=matrices, bytes=after, bytes_before=before)
+    show(f"{output} would have {matrices} matrices as {options.scheme}{groups}, and {others} other tensors")
+    show(f"{bytes_text(after)} instead of {bytes_text(before)}")
+    if measuring is not None:
+        tokens, layers, values, moments = measuring
+        sums = f" and {bytes_text(moments)} of sums over them" if moments else ""
+        held = f"up to {bytes_text(values)} of values{sums} on the host"
+        show(f"Activations would be measured on {tokens:,} tokens, layer by layer ({layers}): {held}, besides a layer's weights")
+    for note in notes:
+        show(f"Note: {note}")
+
+
+def _compression(folder: Path, options: Namespace, output: Path) -> _native.Compression:
+    names = ("method", "smoothing_strength", "observer", "group_size", "asymmetric", "samples", "device")
+    return _native.Compression(
+        folder,
+        models.build(hub.model_config(folder)),
+        options.scheme,
+        output,
+        calibration=calibration(folder, options.calibration),
+        site_packages=site_packages(),
+        **{name: getattr(options, name) for name in names},
+    )
 
 
 def calibration(folder: Path, run: str | None) -> _native.Config | None:

@@ -45,6 +45,13 @@ pub struct Chosen {
     pub stacked: Vec<String>,
 }
 
+impl Chosen {
+    /// True if the model has transposes of matrices that become codes.
+    pub fn transposed(&self) -> bool {
+        self.matrices.iter().any(|of| of.transposed)
+    }
+}
+
 /// Divides the tensors of a model's folder.
 pub fn choose(source: &ModelSource, own: &Weights) -> Result<Chosen> {
     let linears: BTreeMap<String, Parameter> = linears(source)?;

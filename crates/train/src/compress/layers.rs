@@ -56,6 +56,14 @@ pub struct Layers<'b> {
     parts: Vec<Part>,
 }
 
+/// The type of values in the layers of a model.
+pub fn type_of(source: &ModelSource, device: &Device) -> DType {
+    match source.dtype() {
+        Some(DType::BF16 | DType::F16) if device.machine.arch != Arch::Cpu => DType::BF16,
+        _ => DType::F32,
+    }
+}
+
 /// A part of the model on the device.
 struct Part {
     model: Model,
@@ -72,10 +80,7 @@ impl<'b> Layers<'b> {
         parameters: &BTreeSet<&str>,
         batches: &'b [Batch],
     ) -> Result<Layers<'b>> {
-        let dtype = match source.dtype() {
-            Some(DType::BF16 | DType::F16) if device.machine.arch != Arch::Cpu => DType::BF16,
-            _ => DType::F32,
-        };
+        let dtype = type_of(source, &device);
         let source = source.clone();
         let weights = source.weights(&source.folder)?;
         let mut places = Vec::new();

@@ -13,6 +13,7 @@ pub(crate) mod layers;
 mod mapping;
 mod observer;
 pub(crate) mod part;
+mod planned;
 mod reads;
 mod record;
 mod refine;
@@ -28,13 +29,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use data::Stop;
-use data::safetensors::PlacedWriter;
+use data::safetensors::{PlacedWriter, Weights};
 use tensor::DType;
 use tensor::compressed::Extent;
 
 pub use compared::Compared;
 pub use observer::RangeObserver;
 pub(crate) use part::same_layer;
+pub use planned::{Measuring, Planned, planned};
 pub(crate) use result::FUSED;
 pub use scheme::{CompressRequest, Method};
 
@@ -113,37 +115,24 @@ pub fn compress(
     let mut written = Written::by("quantize");
     written.check(output)?;
     let own = source.own(folder)?;
-    let mut chosen = choose(source, &own)?;
-    let widths: Vec<(String, usize)> = chosen.matrices.iter().map(|of| (of.module.clone(), of.shape[1])).collect();
-    let widths: Vec<(&str, usize)> = widths.iter().map(|(name, width)| (name.as_str(), *width)).collect();
-    let scheme = request.scheme(&widths)?;
-    let mut notes = leave_out(&mut chosen, &scheme);
-    if chosen.matrices.is_empty() {
-        return Err(nothing_fits(folder, request, &notes));
-    }
+    let (chosen, scheme, mut notes) = formats(source, request, &own)?;
     let saved = source.dtype().unwrap_or(DType::BF16);
     let mut plan =
         Plan { own: &own, scheme, saved, chosen: &chosen, scaling: Scaling::default(), observer: request.observer };
     let groups = plan.groups()?;
     let dtype = plan.dtype()?;
-    let transposed = chosen.matrices.iter().any(|of| of.transposed);
-    notes.extend(transposed.then(|| TRANSPOSED.to_owned()));
-    if scheme.is_of_bf16() && dtype != saved {
-        notes.push(format!(
-            "all weights were rounded to bfloat16: {} has no values of {saved} for readers",
-            request.scheme
-        ));
-    }
+    let transposed = chosen.transposed();
+    notes.extend(notes_on(&plan, request)?);
     Staged::clear_abandoned(&written.owner, output)?;
     let staged = Staged::begin(&written, output)?;
     let rows = data.map(|of| Rows::read(of.config, source, of.rows, stop)).transpose()?;
     let mut writer = PlacedWriter::new(staged.path(), groups, SHARD_BYTES);
-    let bytes = (own.names().iter().filter_map(|name| own.get(name).ok()).map(|of| of.length()).sum(), writer.total());
-    disk::require_room(output.parent().filter(|of| of.is_dir()).unwrap_or(staged.path()), bytes.1)?;
+    let bytes = (total_of(&own), writer.total());
+    require_room(output, bytes.1)?;
     let mut digests = Digests { progress, done: 0, all: bytes.0, of: BTreeMap::new() };
     let mut measured = 0;
     match (data, &rows) {
-        (Some(data), Some(rows)) if request.method != Method::Rtn || scheme.measures_activations() => {
+        (Some(data), Some(rows)) if request.measures(&scheme) => {
             measured = rows.tokens();
             let journal = Journal::open(output, &digest(source, request, data, rows)?)?;
             let parameters = chosen.matrices.iter().map(|of| of.parameter.as_str()).collect();
@@ -185,6 +174,44 @@ pub fn compress(
     card::write_compressed(folder, name, request, &done, staged.path())?;
     staged.commit(&mut written)?;
     Ok(done)
+}
+
+/// Returns the tensors of a model, with those that become codes, and the format of these; and notes for the user. Errors: options
+/// that the scheme does not have, and a model without a matrix that fits.
+fn formats(source: &ModelSource, request: &CompressRequest, own: &Weights) -> Result<(Chosen, Scheme, Vec<String>)> {
+    let mut chosen = choose(source, own)?;
+    let widths: Vec<(String, usize)> = chosen.matrices.iter().map(|of| (of.module.clone(), of.shape[1])).collect();
+    let widths: Vec<(&str, usize)> = widths.iter().map(|(name, width)| (name.as_str(), *width)).collect();
+    let scheme = request.scheme(&widths)?;
+    let notes = leave_out(&mut chosen, &scheme);
+    if chosen.matrices.is_empty() {
+        return Err(nothing_fits(&source.folder, request, &notes));
+    }
+    Ok((chosen, scheme, notes))
+}
+
+/// Notes on the result for its readers.
+fn notes_on(plan: &Plan<'_>, request: &CompressRequest) -> Result<Vec<String>> {
+    let mut notes: Vec<String> = plan.chosen.transposed().then(|| TRANSPOSED.to_owned()).into_iter().collect();
+    if plan.scheme.is_of_bf16() && plan.dtype()? != plan.saved {
+        let (scheme, saved) = (&request.scheme, plan.saved);
+        notes.push(format!("all weights are rounded to bfloat16: {scheme} has no values of {saved} for readers"));
+    }
+    Ok(notes)
+}
+
+/// Bytes of all weights of a model.
+fn total_of(own: &Weights) -> usize {
+    own.names().iter().filter_map(|name| own.get(name).ok()).map(|of| of.length()).sum()
+}
+
+/// Errors: the disk of the nearest folder above `output` that is there has less room than the result takes.
+fn require_room(output: &Path, bytes: usize) -> Result<()> {
+    let absolute = std::path::absolute(output).map_err(|e| TrainError::io("find", output, e))?;
+    match absolute.ancestors().find(|folder| folder.is_dir()) {
+        Some(folder) => disk::require_room(folder, bytes),
+        None => Ok(()),
+    }
 }
 
 /// The digest of everything that decisions about layers follow from.

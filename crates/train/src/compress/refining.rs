@@ -34,11 +34,8 @@ pub fn decide(plan: &Plan<'_>, now: &mut Layers<'_>, exact: &mut Layers<'_>, sto
     let all: Vec<Read> = reads(&block).into_iter().filter(|of| of.matrices.iter().any(is_coded)).collect();
     let added: BTreeMap<String, String> =
         all.iter().flat_map(|of| &of.matrices).filter_map(|name| added_to(&block, name)).collect();
-    let values = |of: &Read| -> Vec<String> {
-        let sums = of.matrices.iter().filter_map(|name| added.get(name).cloned());
-        std::iter::once(of.value.clone()).chain(sums).collect()
-    };
-    let of_tokens: Vec<String> = all.iter().filter(|of| of.experts.is_none()).flat_map(values).collect();
+    let of_tokens: Vec<String> =
+        all.iter().filter(|of| of.experts.is_none()).flat_map(|of| values(&block, of)).collect();
     go_on(stop)?;
     exact.keep_values(&of_tokens)?;
     for read in &all {
@@ -48,7 +45,7 @@ pub fn decide(plan: &Plan<'_>, now: &mut Layers<'_>, exact: &mut Layers<'_>, sto
             continue;
         }
         go_on(stop)?;
-        now.keep_values(&values(read))?;
+        now.keep_values(&values(&block, read))?;
         let width = plan.width_of(&place.numbered(coded[0]));
         let mut sums = Sums::new(width);
         let outputs =
@@ -164,6 +161,12 @@ fn decide_experts(
         record.unreached.push(name);
     }
     Ok(())
+}
+
+/// The values that are kept for the matrices of a read: what they are multiplied with, and what their results are added to.
+pub(super) fn values(block: &Block, read: &Read) -> Vec<String> {
+    let sums = read.matrices.iter().filter_map(|name| Some(added_to(block, name)?.1));
+    std::iter::once(read.value.clone()).chain(sums).collect()
 }
 
 /// The value that the results of a matrix are added to, where one sum alone reads them; with the matrix.

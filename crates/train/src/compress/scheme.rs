@@ -130,6 +130,11 @@ impl CompressRequest {
         }
     }
 
+    /// True if activations are measured before the matrices are written.
+    pub(super) fn measures(&self, scheme: &Scheme) -> bool {
+        self.method != Method::Rtn || scheme.measures_activations()
+    }
+
     /// Errors: an unknown name, options that the scheme does not have, and data that are missing.
     pub fn check(&self, has_data: bool) -> Result<()> {
         let name = self.name()?;

@@ -30,7 +30,7 @@ def test_the_data_are_those_that_the_script_draws(tmp_path):
 
 
 def test_answers_on_images_that_are_held_out_become_right(tmp_path):
-    """As the page on images says: nearly all of 60, and none before."""
+    """None of 60 before the training, and nearly all after it: the page on images has the counts."""
     options = (REPOSITORY / "examples/shapes.yaml").read_text().replace("output/shapes", str(tmp_path / "output"))
     (tmp_path / "shapes.yaml").write_text(options)
     words = [sys.executable, SHAPES / "answers.py", tmp_path / "shapes.yaml"]

@@ -42,7 +42,7 @@ def compare(expected: dict, logits: np.ndarray, loss: float, gradients: dict[str
     np.testing.assert_allclose(np.linalg.norm(logits, axis=-1), expected["lengths"], rtol=3e-4)
     assert loss == pytest.approx(expected["loss"], abs=2e-5)
     norms = expected["gradient_norms"]
-    # Where float32 is inexact, each processor's order of sums is another distance away.
+    # The order of sums differs by processor, and the result by about what rounding to float32 costs the model.
     relative = max(1e-4, 4 * expected["float32_error"])
     assert len(norms) >= 10 and set(norms) <= set(gradients)
     for name, norm in norms.items():

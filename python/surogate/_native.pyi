@@ -169,6 +169,9 @@ def prune(
     key_value_heads: int | None = None,
     experts: int | None = None,
     parameters: float | None = None,
+    latency: float | None = None,
+    request: tuple[int, int] = (512, 128),
+    machine: str | None = None,
     layers_by: str = "influence",
     over_tokens: str = "mean",
     over_rows: str = "l2",
@@ -176,7 +179,13 @@ def prune(
     samples: int = 256,
     device: str = "cpu",
     site_packages: list[Path] = [],
-) -> tuple[tuple[int, int], list[tuple[str, int, int]], int, tuple[int, float, float, float, bool]]: ...
+) -> tuple[
+    tuple[int, int],
+    tuple[float, float, str] | None,
+    list[tuple[str, int, int]],
+    int,
+    tuple[int, float, float, float, bool],
+]: ...
 def write_gguf(
     model: Path, description: str, encoding: str, output: Path
 ) -> tuple[int, int, list[tuple[str, str]], str | None]: ...

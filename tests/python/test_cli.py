@@ -319,7 +319,7 @@ def test_plan_is_made_for_a_machine_that_is_not_here(capsys, run_file):
     assert plan["memory_bytes"] == sum(line["bytes"] for line in plan["memory"]) > 0
     assert plan["estimate"]["step_seconds"] > 0
     code, _, err = run(capsys, "plan", run_file[0], "--machine", "abacus")
-    assert code == 2 and "Known are a100-40" in err and "h200" in err
+    assert code == 2 and "known: a100-40" in err and "h200" in err
 
 
 def test_what_does_not_fit_ends_with_3(capsys, run_file):

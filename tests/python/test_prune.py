@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -214,3 +215,54 @@ def test_what_cannot_be_removed_is_refused_and_leaves_nothing(capsys, tmp_path, 
         code, _, err = prune(capsys, of, tmp_path / "out", *options, *data(of))
         assert code == 2 and what in err, err
     assert not (tmp_path / "out").exists()
+
+
+def milliseconds(out: str) -> tuple[float, float]:
+    """The planned time of a request, now and before."""
+    now, before = re.findall(r"expected to take ([\d.]+) ms instead of ([\d.]+)", out)[0]
+    return float(now), float(before)
+
+
+@pytest.mark.parametrize("depth", [[], ["--layers", "2"]])
+def test_the_widest_model_within_a_latency_is_written(capsys, tmp_path, make_model, depth):
+    model = make_model(wide(num_hidden_layers=3))
+    data = ["--calibration", calibration(tmp_path, model, np.arange(192).reshape(12, 16) % 90)]
+    request = ["--machine", "rtx3090", "--request", "64,16", *depth, *data]
+    code, out, _ = prune(capsys, model, tmp_path / "half", "--intermediate-size", "128", "--hidden-size", "64", *data)
+    assert code == 0 and "expected to take" not in out
+    code, _, err = prune(capsys, model, tmp_path / "none", "--latency", "0.001", *request)
+    assert code == 2 and "--latency 0.001: on rtx3090 the narrowest model takes" in err, err
+    least = float(re.findall(r"takes ([\d.]+) ms", err)[0])
+    limit = least * 1.02
+    code, out, err = prune(capsys, model, tmp_path / "out", "--latency", str(limit), *request)
+    assert code == 0, err
+    now, before = milliseconds(out)
+    assert least <= now <= limit + 1e-3 and now < before
+    sizes = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert sizes["num_hidden_layers"] == (2 if depth else 3)
+    assert "planned ms for 64 + 16 tokens on rtx3090" in (tmp_path / "out" / "README.md").read_text()
+    assert surogate.load(tmp_path / "out", device="cpu").forward([[1, 2, 3]]).shape[-1] == sizes["vocab_size"]
+
+
+def test_a_latency_that_the_model_has_is_refused(capsys, tmp_path, make_model):
+    model = make_model(wide())
+    data = ["--calibration", calibration(tmp_path, model, np.arange(192).reshape(12, 16) % 90)]
+    code, _, err = prune(capsys, model, tmp_path / "out", "--latency", "1e6", *data)
+    assert code == 2 and "as it is" in err and "give a shorter time" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--layers", "1", "--machine", "h100"], "--machine: without --latency it has no effect"),
+        (["--layers", "1", "--request", "1,1"], "--request: without --latency it has no effect"),
+        (["--latency", "5", "--parameters", "0.5"], "both choose the widths"),
+        (["--latency", "5", "--hidden-size", "32"], "--latency: it chooses --hidden-size"),
+        (["--latency", "5", "--machine", "2xh100"], "expected one device, such as h100"),
+    ],
+)
+def test_options_of_a_latency_that_do_not_go_together(capsys, tmp_path, make_model, options, expected):
+    model = make_model(wide())
+    data = ["--calibration", calibration(tmp_path, model, np.arange(192).reshape(12, 16) % 90)]
+    code, _, err = prune(capsys, model, tmp_path / "out", *options, *data)
+    assert code == 2 and expected in err, err

@@ -5,23 +5,25 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use train::{Calibration, Device, DeviceRequest, ModelSource, Over, PruneRequest, Sizes, Summing, TrainError};
+use train::{Calibration, Device, DeviceRequest, Latency, ModelSource, Over, PruneRequest, Sizes, Summing, TrainError};
 
 use crate::config::Config;
 use crate::model::device_setting;
 use crate::signals::Signals;
 
-/// Parameters before and now; sizes that changed, each with its name, before and now; tokens that activations were measured on; and
+/// Parameters before and now; milliseconds of a request before and now, where they were limited, and the machine; sizes that changed, each with its name, before and now; tokens that activations were measured on; and
 /// of a comparison targets, cross entropy before and after, KL divergence, of validation data.
-type Done = ((usize, usize), Vec<(String, usize, usize)>, usize, (usize, f64, f64, f64, bool));
+type Done =
+    ((usize, usize), Option<(f64, f64, String)>, Vec<(String, usize, usize)>, usize, (usize, f64, f64, f64, bool));
 
 /// Writes a model with its most important channels, heads and layers. `calibration`: a run, of whose rows up to `samples` are what
-/// activations are measured on; `build` gives the graph of a configuration, both as JSON; `over_tokens` and `over_rows`: `mean` or
-/// `l2`.
+/// activations are measured on; `build` gives the graph of a configuration, both as JSON; `latency`: milliseconds at most of a
+/// request with the tokens of prompt and answer of `request`, on the machine of that name, or this one; `over_tokens` and
+/// `over_rows`: `mean` or `l2`.
 #[pyfunction]
 #[pyo3(signature = (folder, ir, name, output, *, calibration, build, layers = None, hidden_size = None,
     intermediate_size = None, heads = None, key_value_heads = None, experts = None, parameters = None,
-    layers_by = "influence", over_tokens = "mean",
+    latency = None, request = (512, 128), machine = None, layers_by = "influence", over_tokens = "mean",
     over_rows = "l2", scores = None, samples = 256, device = "cpu", site_packages = Vec::new()))]
 #[allow(clippy::too_many_arguments)] // keywords of a Python function
 pub fn prune(
@@ -39,6 +41,9 @@ pub fn prune(
     key_value_heads: Option<usize>,
     experts: Option<usize>,
     parameters: Option<f64>,
+    latency: Option<f64>,
+    request: (usize, usize),
+    machine: Option<String>,
     layers_by: &str,
     over_tokens: &str,
     over_rows: &str,
@@ -67,8 +72,14 @@ pub fn prune(
     let device = DeviceRequest { device: device_setting(device)?, site_packages, ..DeviceRequest::default() };
     let done = py.detach(|| {
         let source = ModelSource::open(&folder, ir)?;
-        let request = PruneRequest { sizes, summing, layers_by_loss, scores: scores.as_deref() };
         let device = Arc::new(Device::open(&device)?);
+        let machine = match machine {
+            Some(text) => train::machines::alone(&text)?,
+            None => device.machine.clone(),
+        };
+        let (prompt, answer) = request;
+        let latency = latency.map(|limit| Latency { limit: limit / 1e3, prompt, answer, machine });
+        let request = PruneRequest { sizes, latency, summing, layers_by_loss, scores: scores.as_deref() };
         let data = Calibration { config: &calibration.config, rows: samples, device };
         let graph = |fields: &serde_json::Value| {
             let made = Python::attach(|py| build.call1(py, (fields.to_string(),))?.extract::<String>(py));
@@ -78,5 +89,12 @@ pub fn prune(
     });
     let done = signals.outcome(py, done)?;
     let of = done.compared;
-    Ok((done.parameters, done.sizes, done.measured, (of.tokens, of.before, of.after, of.divergence, of.are_held_out)))
+    let latency = done.latency.map(|(of, before, after)| (1e3 * before, 1e3 * after, of.machine.name));
+    Ok((
+        done.parameters,
+        latency,
+        done.sizes,
+        done.measured,
+        (of.tokens, of.before, of.after, of.divergence, of.are_held_out),
+    ))
 }

@@ -216,6 +216,11 @@ pub fn write_pruned(from: &Path, name: &str, of: &Pruned, folder: &Path) -> Resu
     let _ = writeln!(text, "\n# {base}, pruned\n\nA part of {base}, made with Surogate {version}.");
     let _ = writeln!(text, "\n| | before | after |\n|---|--:|--:|");
     let _ = writeln!(text, "| parameters | {} | {} |", of.parameters.0, of.parameters.1);
+    if let Some((request, before, after)) = &of.latency {
+        let (prompt, answer, machine) = (request.prompt, request.answer, &request.machine.name);
+        let _ = write!(text, "| planned ms for {prompt} + {answer} tokens on {machine} ");
+        let _ = writeln!(text, "| {:.3} | {:.3} |", 1e3 * before, 1e3 * after);
+    }
     for (name, before, after) in &of.sizes {
         let _ = writeln!(text, "| `{name}` | {before} | {after} |");
     }

@@ -94,7 +94,8 @@ mod words;
 mod written;
 
 pub use compress::{
-    Calibration, Compared, CompressRequest, Compressed, Measuring, Method, Planned, RangeObserver, compress, planned,
+    Calibration, Compared, CompressRequest, Compressed, Measuring, Method, Planned, RangeObserver,
+    compress, planned,
 };
 pub use device::{Device, DeviceRequest};
 pub use encoded::Encoded;
@@ -116,7 +117,7 @@ pub use net::LOST;
 pub use nodes::{come_together, starts_on_ray};
 pub use peft::base_of as adapter_base;
 pub use preview::{Across, Preview};
-pub use prune::{Over, PruneRequest, Pruned, Sizes, Summing, prune};
+pub use prune::{Latency, Over, PruneRequest, Pruned, Sizes, Summing, prune};
 pub use recommend::recommended;
 pub use run::{Observer, Outcome, run};
 pub use scaling::Flushed;

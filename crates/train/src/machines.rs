@@ -62,6 +62,14 @@ pub fn requested(text: &str) -> Result<Requested> {
     }
 }
 
+/// Reads what `--machine` says where one device is meant. Errors: those of [`requested`], and more than one device.
+pub fn alone(text: &str) -> Result<Machine> {
+    match requested(text)? {
+        Requested { machine, gpus: 1, nodes: None } => Ok(machine),
+        _ => Err(TrainError::Usage(format!("`--machine {text}`: expected one device, such as h100"))),
+    }
+}
+
 fn request(text: &str) -> Result<Request<'_>> {
     let wrong = |why: &str| {
         let form = "expected [NODESx][GPUSx]NAME[@GB/s], such as h100, 8xh200 or 2x8xh200@12.5";
@@ -104,8 +112,8 @@ fn unknown(text: &str, name: &str) -> TrainError {
     let near = near.map_or(String::new(), |near| format!("; did you mean `{near}`?"));
     let known = names.join(", ");
     TrainError::Usage(format!(
-        "`--machine {text}`: there is no machine and no file `{name}`{near} Known are {known}, and files that `surogate \
-         doctor --calibrate` writes"
+        "`--machine {text}`: there is no machine and no file `{name}`{near}\n  known: {known}, and files that `surogate doctor \
+         --calibrate` writes"
     ))
 }
 

@@ -81,7 +81,7 @@ COMMAND_FLAGS = {
     },
     "prune": {
         "--layers": 1, "--hidden-size": 1, "--intermediate-size": 1, "--heads": 1, "--key-value-heads": 1, "--experts": 1,
-        "--parameters": 1, "--layers-by": 1, "--calibration": 1, "--samples": 1, "--over-tokens": 1, "--over-rows": 1, "--scores": 1, "--base": 1, "--device": 1,
+        "--parameters": 1, "--latency": 1, "--request": 1, "--machine": 1, "--layers-by": 1, "--calibration": 1, "--samples": 1, "--over-tokens": 1, "--over-rows": 1, "--scores": 1, "--base": 1, "--device": 1,
         "--output": 1,
     },
     "serve": {
@@ -386,6 +386,10 @@ def _prune_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--layers-by", choices=["influence", "loss"], default="influence", help=of_layers)
     of_limit = "parameters of the result at most, below 1 a share of the model's: hidden and intermediate size shrink alike"
     command.add_argument("--parameters", metavar="N", type=_positive, help=of_limit)
+    of_latency = "milliseconds of a request at most, as planned: hidden and intermediate size shrink alike"
+    command.add_argument("--latency", metavar="MS", type=_positive, help=of_latency)
+    command.add_argument("--request", metavar="PROMPT,ANSWER", type=_request, help="its tokens, for --latency (default: 512,128)")
+    command.add_argument("--machine", type=_path, help="machine that answers, for --latency: a name such as h100, or a file (default: this one)")
     of_data = "run whose rows activations are measured on; the result is compared with the model on its validation data"
     command.add_argument("--calibration", metavar="run.yaml", type=_path, required=True, help=of_data)
     command.add_argument("--samples", metavar="N", type=_count(1), default=256, help="rows to measure activations on (default: 256)")
@@ -469,6 +473,14 @@ def _positive(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return number
+
+
+def _request(text: str) -> tuple[int, int]:
+    """The tokens of a prompt and of its answer."""
+    numbers = text.split(",")
+    if len(numbers) != 2 or not all(number.strip().isdecimal() and int(number) > 0 for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected tokens of a prompt and of an answer, such as 512,128")
+    return int(numbers[0]), int(numbers[1])
 
 
 def _place_flags(command: argparse.ArgumentParser) -> None:

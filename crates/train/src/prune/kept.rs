@@ -128,30 +128,53 @@ pub fn within(sizes: &Sizes, axes: &Axes, model: &Model) -> Result<Sizes> {
     let Some(limit) = sizes.parameters else { return Ok(*sizes) };
     let all = count(&Sizes::default(), axes, model);
     let limit = if limit < 1.0 { limit * all as f64 } else { limit };
+    let found = widest("--parameters", sizes, axes, model, &mut |sizes| Ok(count(sizes, axes, model) as f64 <= limit))?;
+    found.ok_or_else(|| TrainError::Usage(format!("--parameters {limit}: expected more, the model has {all}")))
+}
+
+/// The widest sizes that fit, with residual stream and feed-forward layers shrunk alike; none if no size does. `flag`: the
+/// option that limits them; `fits` is true for every smaller size, too.
+pub fn widest(
+    flag: &str,
+    sizes: &Sizes,
+    axes: &Axes,
+    model: &Model,
+    fits: &mut dyn FnMut(&Sizes) -> Result<bool>,
+) -> Result<Option<Sizes>> {
     let mlp = mlp_size(axes, model);
     if sizes.hidden.is_some() || sizes.intermediate.is_some() || mlp == 0 {
-        let text = "--parameters: it chooses --hidden-size and --intermediate-size, which are given or not there";
-        return Err(TrainError::Usage(text.to_owned()));
+        let text = format!("{flag}: it chooses --hidden-size and --intermediate-size, which are given or not there");
+        return Err(TrainError::Usage(text));
     }
     let step = |size: usize| {
         (0..=6).rev().map(|power| 1 << power).find(|n| size.is_multiple_of(*n) && size / n >= 16).unwrap_or(1)
     };
-    let shrunk = |size: usize, share: f64| {
+    let shrunk = |size: usize, thousandths: usize| {
         let step = step(size);
-        ((size as f64 * share / step as f64).round() as usize * step).clamp(step, size)
+        ((size as f64 * (thousandths as f64 / 1000.0) / step as f64).round() as usize * step).clamp(step, size)
     };
-    for thousandths in (1..=1000u32).rev() {
-        let share = f64::from(thousandths) / 1000.0;
-        let (hidden, intermediate) = (shrunk(axes.hidden_size, share), shrunk(mlp, share));
-        let tried = Sizes { hidden: Some(hidden), intermediate: Some(intermediate), ..*sizes };
-        let fits = |sizes: &Sizes| count(sizes, axes, model) as f64 <= limit;
-        if fits(&tried) {
-            // The feed-forward layers take what rounding leaves.
-            let wider = (intermediate..=mlp).step_by(step(mlp)).map(|size| Sizes { intermediate: Some(size), ..tried });
-            return Ok(wider.take_while(fits).last().unwrap_or(tried));
-        }
+    let alike = |thousandths: usize| Sizes {
+        hidden: Some(shrunk(axes.hidden_size, thousandths)),
+        intermediate: Some(shrunk(mlp, thousandths)),
+        ..*sizes
+    };
+    let Some(share) = largest(1, 1000, &mut |share| fits(&alike(share)))? else { return Ok(None) };
+    let found = alike(share);
+    // The feed-forward layers take what rounding leaves.
+    let first = found.intermediate.unwrap_or(mlp);
+    let wider = |steps: usize| Sizes { intermediate: Some(first + steps * step(mlp)), ..found };
+    let steps = largest(1, (mlp - first) / step(mlp), &mut |steps| fits(&wider(steps)))?;
+    Ok(Some(steps.map_or(found, wider)))
+}
+
+/// The largest number from `first` to `last` that fits, where all below it do.
+fn largest(first: usize, last: usize, fits: &mut dyn FnMut(usize) -> Result<bool>) -> Result<Option<usize>> {
+    let (mut below, mut above) = (first, last + 1);
+    while below < above {
+        let middle = below + (above - below) / 2;
+        if fits(middle)? { below = middle + 1 } else { above = middle }
     }
-    Err(TrainError::Usage(format!("--parameters {limit}: expected more, the model has {all}")))
+    Ok((below > first).then(|| below - 1))
 }
 
 /// The channels of the feed-forward layers; the largest, where they differ.
@@ -235,6 +258,15 @@ pub fn choose(sizes: &Sizes, axes: &Axes, scores: &Scores) -> Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_largest_number_that_fits_is_found() {
+        let found = |first, last, most| largest(first, last, &mut |n| Ok(n <= most)).unwrap();
+        for most in 1..=9 {
+            assert_eq!(found(1, 9, most), Some(most));
+        }
+        assert_eq!((found(1, 9, 0), found(1, 9, 20), found(1, 0, 5)), (None, Some(9), None));
+    }
 
     #[test]
     fn the_largest_scores_stay_in_their_order() {

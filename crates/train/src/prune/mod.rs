@@ -6,7 +6,9 @@
 mod axes;
 mod cut;
 mod kept;
+mod latency;
 mod scores;
+mod search;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,12 +19,14 @@ use serde_json::{Value, json};
 use tensor::{DType, HostTensor};
 
 pub use kept::Sizes;
+pub use latency::Latency;
 pub use scores::{Over, Summing};
 
 use self::axes::{Axes, axes};
 use self::cut::{cut, new_name};
 use self::kept::Kept;
 use self::scores::Scores;
+use self::search::Work;
 use crate::card;
 use crate::compress::compared::{Compared, compare};
 use crate::compress::rows::Rows;
@@ -44,6 +48,8 @@ const EXPERTS: [&str; 4] = ["num_experts", "num_local_experts", "n_routed_expert
 #[derive(Clone, Debug)]
 pub struct PruneRequest<'a> {
     pub sizes: Sizes,
+    /// The widest model that answers as fast is written.
+    pub latency: Option<Latency>,
     pub summing: Summing,
     /// Layers stay by the loss without them, else by how much they change what they read.
     pub layers_by_loss: bool,
@@ -56,6 +62,8 @@ pub struct PruneRequest<'a> {
 pub struct Pruned {
     /// Numbers of parameters of the model and of the result.
     pub parameters: (usize, usize),
+    /// The limit that was given, with seconds of its request before and now.
+    pub latency: Option<(Latency, f64, f64)>,
     /// Sizes by the names of the configuration, before and now.
     pub sizes: Vec<(String, usize, usize)>,
     /// Tokens that activations were measured on.
@@ -93,6 +101,10 @@ pub fn prune(
     kept::check(&request.sizes, &axes)?;
     let sizes = kept::within(&request.sizes, &axes, &source.model)?;
     kept::check(&sizes, &axes)?;
+    let dtype = source.dtype().unwrap_or(DType::BF16);
+    let work = Work { source, axes: &axes, dtype, build };
+    // A latency that no size has is an error before anything is measured.
+    work.fast_enough(&sizes, request, &Scores::even(&axes, &source.model))?;
     Staged::clear_abandoned(&written.owner, output)?;
     let staged = Staged::begin(&written, output)?;
     let rows = Rows::read(data.config, source, data.rows, stop)?;
@@ -108,12 +120,12 @@ pub fn prune(
     if let Some(path) = request.scores {
         write_scores(&scores, path)?;
     }
+    let sizes = work.fast_enough(&sizes, request, &scores)?;
     let kept = kept::choose(&sizes, &axes, &scores);
     let own = source.own(folder)?;
-    let dtype = source.dtype().unwrap_or(DType::BF16);
     let (fields, changed) = fields(source, dtype, &sizes, &axes, &kept);
     write_synced(&staged.path().join(hf_config::FILE), pretty(&fields).as_bytes())?;
-    let made = graph::from_json(&build(&fields)?).map_err(|e| TrainError::Usage(e.to_string()))?;
+    let made = work.model(&sizes, &scores)?;
     let cuts = kept.cuts(&axes);
     let stays = |name: &str| new_name(name, &axes, &kept).is_some();
     let mut tensors: BTreeMap<String, (String, Vec<usize>)> = BTreeMap::new();
@@ -153,6 +165,8 @@ pub fn prune(
     })?;
     write_companions(folder, None, staged.path())?;
     write_synced(&staged.path().join(KEPT), pretty(&kept.to_json()).as_bytes())?;
+    let seconds = |of: &Latency| -> Result<_> { Ok((of.clone(), of.of(&source.model, dtype)?, of.of(&made, dtype)?)) };
+    let latency = request.latency.as_ref().map(seconds).transpose()?;
     let after = ModelSource {
         folder: staged.path().to_owned(),
         config: hf_config::HfConfig(fields),
@@ -163,6 +177,7 @@ pub fn prune(
     let count = |sizes: &Sizes| kept::count(sizes, &axes, &source.model);
     let done = Pruned {
         parameters: (count(&Sizes::default()), count(&sizes)),
+        latency,
         sizes: changed,
         measured: rows.tokens(),
         compared,

@@ -7,10 +7,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use data::{Batch, IGNORE, Stop};
+use graph::Model;
 use rayon::prelude::*;
 use tensor::HostTensor;
 
-use super::axes::{Axes, Experts, names};
+use super::axes::{Axes, Experts, LayerAxes, names};
+use super::kept::mlp_size;
 use crate::compress::compared::distribution;
 use crate::compress::layers::Layers;
 use crate::device::Device;
@@ -48,6 +50,23 @@ pub struct Scores {
     pub losses: Vec<f64>,
     /// 1 - the cosine between what a layer reads and makes, the mean over all tokens.
     pub influence: Vec<f64>,
+}
+
+impl Scores {
+    /// Scores by which the first of all stay.
+    pub fn even(axes: &Axes, model: &Model) -> Scores {
+        let zeros = |count: usize| vec![0.0; count];
+        let each = |of: &dyn Fn(&LayerAxes) -> usize| axes.layers.iter().map(|layer| zeros(of(layer))).collect();
+        let mlp = mlp_size(axes, model);
+        Scores {
+            heads: each(&|of| of.heads.as_ref().map_or(0, |of| of.count)),
+            mlp: each(&|of| of.mlp.as_ref().map_or(0, |_| mlp)),
+            hidden: zeros(axes.hidden_size),
+            experts: each(&|of| of.experts.as_ref().map_or(0, |of| of.count)),
+            losses: Vec::new(),
+            influence: zeros(axes.layers.len()),
+        }
+    }
 }
 
 /// A sum of magnitudes over the tokens of rows, and over rows.

@@ -142,6 +142,7 @@ class Compression:
         observer: str = "minmax",
         group_size: int | None = None,
         asymmetric: bool = False,
+        included: list[str] = [],
         calibration: Config | None = None,
         samples: int = 256,
         device: str = "cpu",

@@ -11,6 +11,7 @@ mod call;
 mod load_groups;
 mod lower;
 mod lowering;
+mod matrices;
 pub mod memory;
 mod options;
 mod pass;
@@ -37,6 +38,7 @@ use thiserror::Error;
 pub use adapter::{AdapterExceptions, AdapterOf, AdapterOptions, AdapterRules, Stacked, converted};
 pub use autodiff::differentiate;
 pub use call::compile_call;
+pub use matrices::{MatrixUse, matrices};
 pub use ops::optimizer::Blocks;
 pub use ops::sampling;
 pub use options::{
@@ -126,13 +128,8 @@ pub fn quantize_aware(model: &Model, options: &CompileOptions) -> Result<BTreeSe
 /// The matrices that the products of the text's layers read, those of experts too. Left out: routers, scores that weigh a
 /// shared expert, and towers. Cheap, as [`parameters`] is.
 pub fn layer_matrices(model: &Model, options: &CompileOptions) -> Result<Vec<Parameter>, CompileError> {
-    let graph = first_entry(model, options)?;
-    let routers = recipes::groups::routers(&graph);
-    let mut found = passes::packed_linears::weights(&graph);
-    found.retain(|(id, is_apart)| !is_apart && !routers.contains(id));
-    found.dedup();
-    let parameters = found.into_iter().map(|(id, _)| graph.parameter(id).clone());
-    Ok(parameters.filter(|of| !of.table && of.shape.iter().all(|extent| *extent > 1)).collect())
+    let all = matrices(model, options)?.into_iter();
+    Ok(all.filter(|(_, of)| *of == MatrixUse::Layer).map(|(parameter, _)| parameter).collect())
 }
 
 /// True if layers have products with a matrix for each expert.

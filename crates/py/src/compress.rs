@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use train::{Calibration, CompressRequest, Device, DeviceRequest, Method, ModelSource, RangeObserver};
+use train::{Calibration, CompressRequest, Device, DeviceRequest, IncludedPart, Method, ModelSource, RangeObserver};
 
 use crate::config::Config;
 use crate::errors::train_error;
@@ -49,7 +49,7 @@ impl Compression {
 impl Compression {
     #[new]
     #[pyo3(signature = (folder, ir, scheme, output, *, method = "rtn", smoothing_strength = None, observer = "minmax", group_size = None,
-        asymmetric = false, calibration = None, samples = 256, device = "cpu", site_packages = Vec::new()))]
+        asymmetric = false, included = Vec::new(), calibration = None, samples = 256, device = "cpu", site_packages = Vec::new()))]
     #[allow(clippy::too_many_arguments)] // keywords of a Python function
     fn new(
         py: Python<'_>,
@@ -62,6 +62,7 @@ impl Compression {
         observer: &str,
         group_size: Option<i64>,
         asymmetric: bool,
+        included: Vec<String>,
         calibration: Option<&Config>,
         samples: usize,
         device: &str,
@@ -71,9 +72,14 @@ impl Compression {
         let method = found.ok_or_else(|| PyValueError::new_err(format!("there is no method `{method}`")))?;
         let found = RangeObserver::ALL.into_iter().find(|of| of.name() == observer);
         let observer = found.ok_or_else(|| PyValueError::new_err(format!("there is no observer `{observer}`")))?;
+        let part = |name: &String| {
+            let found = IncludedPart::ALL.into_iter().find(|of| of.name() == name);
+            found.ok_or_else(|| PyValueError::new_err(format!("there is no part `{name}`")))
+        };
+        let included = included.iter().map(part).collect::<PyResult<_>>()?;
         Ok(Compression {
             source: ModelSource::open(&folder, ir).map_err(|error| train_error(py, error))?,
-            request: CompressRequest { scheme, group_size, asymmetric, method, observer, smoothing_strength },
+            request: CompressRequest { scheme, group_size, asymmetric, method, observer, smoothing_strength, included },
             calibration: calibration.map(|config| config.config.clone()),
             samples,
             device: DeviceRequest { device: device_setting(device)?, site_packages, ..DeviceRequest::default() },

@@ -94,7 +94,7 @@ mod words;
 mod written;
 
 pub use compress::{
-    Calibration, Compared, CompressRequest, Compressed, Measuring, Method, Planned, RangeObserver,
+    Calibration, Compared, CompressRequest, Compressed, IncludedPart, Measuring, Method, Planned, RangeObserver,
     compress, planned,
 };
 pub use device::{Device, DeviceRequest};

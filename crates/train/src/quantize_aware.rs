@@ -63,7 +63,7 @@ fn check_files(
         return Ok(());
     }
     let own = source.own(&source.folder)?;
-    let chosen = choose(source, &own)?;
+    let chosen = choose(source, &own, &[])?;
     let widths: Vec<(&str, usize)> = chosen.matrices.iter().map(|of| (of.module.as_str(), of.shape[1])).collect();
     let scheme = request.scheme(&widths).map_err(|error| problem(config, &error))?;
     let quantized: BTreeSet<String> =

@@ -77,7 +77,7 @@ COMMAND_FLAGS = {
     },
     "quantize": {
         "--scheme": 1, "--method": 1, "--smoothing-strength": 1, "--observer": 1, "--group-size": 1, "--asymmetric": 0,
-        "--calibration": 1, "--samples": 1, "--base": 1, "--device": 1, "--output": 1, "--plan": 0,
+        "--include": 1, "--calibration": 1, "--samples": 1, "--base": 1, "--device": 1, "--output": 1, "--plan": 0,
     },
     "prune": {
         "--layers": 1, "--hidden-size": 1, "--intermediate-size": 1, "--heads": 1, "--key-value-heads": 1, "--experts": 1,
@@ -96,6 +96,9 @@ COMMAND_FLAGS = {
 SCHEMES = ["fp8-dynamic", "fp8-static", "fp8-block", "int8-w8a8", "w4a16", "w8a16", "nvfp4", "nvfp4a16", "mxfp4a16"]
 
 #: Choices of codes of `quantize`.
+#: Parts of a model that `quantize --include` names.
+PARTS = ["lm_head", "routers", "towers"]
+
 METHODS = ["rtn", "gptq", "refine", "awq", "smoothquant"]
 
 #: Commands that generate text.
@@ -365,6 +368,8 @@ def _quantize_flags(command: argparse.ArgumentParser) -> None:
     of_groups = "elements that share a scale, -1 for a whole row (default: the largest of 128, 64, … 8 that divides all rows)"
     command.add_argument("--group-size", metavar="N", type=int, help=of_groups)
     command.add_argument("--asymmetric", action="store_true", help="with a zero point for each group, of w4a16 and w8a16")
+    of_parts = f"parts besides the layers' matrices, from {', '.join(PARTS)}"
+    command.add_argument("--include", metavar="PART,…", type=_parts, default=[], help=of_parts)
     of_data = "run whose rows activations are measured on; the result is compared with the model on its validation data"
     command.add_argument("--calibration", metavar="run.yaml", type=_path, help=of_data)
     command.add_argument("--samples", metavar="N", type=_count(1), default=256, help="rows to measure activations on (default: 256)")
@@ -473,6 +478,15 @@ def _positive(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return number
+
+
+def _parts(text: str) -> list[str]:
+    """Parts of a model that are quantized besides the layers' matrices."""
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        if part not in PARTS:
+            raise argparse.ArgumentTypeError(f"{part!r}: expected some of {', '.join(PARTS)}, with commas between them")
+    return list(dict.fromkeys(parts))
 
 
 def _request(text: str) -> tuple[int, int]:

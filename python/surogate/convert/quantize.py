@@ -107,10 +107,11 @@ def _compression(folder: Path, options: Namespace, output: Path) -> _native.Comp
     names = ("method", "smoothing_strength", "observer", "group_size", "asymmetric", "samples", "device")
     return _native.Compression(
         folder,
-        models.build(hub.model_config(folder)),
+        models.build(hub.model_config(folder), images="towers" in options.include),
         options.scheme,
         output,
         calibration=calibration(folder, options.calibration),
+        included=options.include,
         site_packages=site_packages(),
         **{name: getattr(options, name) for name in names},
     )

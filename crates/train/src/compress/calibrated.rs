@@ -116,6 +116,13 @@ pub fn calibrated(
         );
         return Err(TrainError::Usage(text));
     }
+    for of in chosen.matrices.iter().filter(|of| !written.contains(&of.parameter)) {
+        go_on(stop)?;
+        plan.write_matrix(of, Decided::default(), None, writer, digests, &mut fused)?;
+        if request.method.chooses_codes() {
+            unmeasured.push(of.module.clone());
+        }
+    }
     if resumed > 0 {
         let of = layers.count();
         notes.push(format!("{resumed} of {of} layers were done by a command that ended early"));
@@ -125,10 +132,6 @@ pub fn calibrated(
     }
     if let Some(listed) = listed(&unreached) {
         notes.push(format!("{listed}: the nearest codes, since no token reached the expert: more --samples may"));
-    }
-    for of in chosen.matrices.iter().filter(|of| !written.contains(&of.parameter)) {
-        go_on(stop)?;
-        plan.write_matrix(of, Decided::default(), None, writer, digests, &mut fused)?;
     }
     Ok(notes)
 }

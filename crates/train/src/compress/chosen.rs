@@ -1,9 +1,9 @@
 //! The choice of the tensors of a model's files that become codes. The use of a weight follows from the model's graph:
-//! embeddings, LM head, routers and the matrices of towers stay as they are.
+//! embeddings, LM head, routers and the matrices of towers stay as they are unless they are included.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use compiler::{CompileOptions, EntryOptions, PlanOptions, Recipe, Sharding};
+use compiler::{CompileOptions, EntryOptions, MatrixUse, PlanOptions, Recipe, Sharding};
 use data::safetensors::Weights;
 use graph::Parameter;
 use tensor::DType;
@@ -22,6 +22,42 @@ pub struct Matrix {
     pub shape: [usize; 2],
     /// The model has its transpose.
     pub transposed: bool,
+    /// The included part that it is of; none for the matrices of layers.
+    pub part: Option<IncludedPart>,
+}
+
+/// A part of the model that becomes codes where a user asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IncludedPart {
+    Head,
+    Routers,
+    Towers,
+}
+
+impl IncludedPart {
+    pub const ALL: [IncludedPart; 3] = [IncludedPart::Head, IncludedPart::Routers, IncludedPart::Towers];
+
+    /// Returns the name that users give it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            IncludedPart::Head => "lm_head",
+            IncludedPart::Routers => "routers",
+            IncludedPart::Towers => "towers",
+        }
+    }
+
+    const fn matrices(self) -> MatrixUse {
+        match self {
+            IncludedPart::Head => MatrixUse::Head,
+            IncludedPart::Routers => MatrixUse::Router,
+            IncludedPart::Towers => MatrixUse::Tower,
+        }
+    }
+
+    /// True if what its matrices are multiplied with is measured, layer by layer.
+    pub const fn is_measured(self) -> bool {
+        matches!(self, IncludedPart::Routers)
+    }
 }
 
 /// A tensor that is written as it is.
@@ -52,20 +88,21 @@ impl Chosen {
     }
 }
 
-/// Divides the tensors of a model's folder.
-pub fn choose(source: &ModelSource, own: &Weights) -> Result<Chosen> {
-    let linears: BTreeMap<String, Parameter> = linears(source)?;
+/// Divides the tensors of a model's folder. Errors: an included part that the model has not, or that shares its matrix.
+pub fn choose(source: &ModelSource, own: &Weights, included: &[IncludedPart]) -> Result<Chosen> {
+    let linears = wanted(source, own, included)?;
     let mut found = Chosen::default();
     let mut wholes = BTreeSet::new();
     for tensor in own.names() {
         let view = own.get(tensor).map_err(TrainError::model_file)?;
         let parameter = linears.get(tensor).filter(|_| view.dtype.is_float() && tensor.ends_with(".weight"));
         match (parameter, view.shape) {
-            (Some(of), [rows, columns]) if source.stored_shape(tensor).is_none() => {
+            (Some((of, part)), [rows, columns]) if source.stored_shape(tensor).is_none() => {
                 let shape = if of.transposed { [*columns, *rows] } else { [*rows, *columns] };
                 let name = name_in_files(own, tensor);
                 let module = name.trim_end_matches(".weight").to_owned();
-                let matrix = Matrix { parameter: tensor.to_owned(), module, shape, transposed: of.transposed };
+                let (parameter, transposed) = (tensor.to_owned(), of.transposed);
+                let matrix = Matrix { parameter, module, shape, transposed, part: *part };
                 found.matrices.push(matrix);
                 continue;
             }
@@ -85,9 +122,20 @@ pub fn choose(source: &ModelSource, own: &Weights) -> Result<Chosen> {
         }
         found.kept.push(Kept { tensor: whole.to_owned(), name, shape });
     }
+    if let Some(of) = found.matrices.iter().find(|of| of.part.is_some() && !of.transposed && found.transposed()) {
+        let name = of.part.map_or("", IncludedPart::name);
+        return Err(TrainError::Usage(format!(
+            "--include {name}: the matrices of layers are stored as their transposes and `{}` is not, and files say so of all\n  hint: \
+             leave it out",
+            of.module
+        )));
+    }
     // The head of a tied model has no tensor of its own, and is a linear layer for others all the same.
-    found.ignored.insert("lm_head".to_owned());
-    for part in source.model.files.carried.iter().chain(&source.model.adapters.apart) {
+    if !included.contains(&IncludedPart::Head) {
+        found.ignored.insert("lm_head".to_owned());
+    }
+    let towers = source.model.adapters.apart.iter().filter(|_| !included.contains(&IncludedPart::Towers));
+    for part in source.model.files.carried.iter().chain(towers) {
         let part = part.trim_end_matches('.').trim_start_matches("model.");
         found.ignored.retain(|module| !format!(".{module}.").contains(&format!(".{part}.")));
         found.ignored.insert(format!("re:.*{}.*", part.replace('.', "[.]")));
@@ -109,11 +157,34 @@ fn name_in_files(own: &Weights, tensor: &str) -> String {
     format!("{}{}", &there[..outside], &tensor[inside..])
 }
 
-/// Returns the matrices of the layers' products by name.
-fn linears(source: &ModelSource) -> Result<BTreeMap<String, Parameter>> {
+/// Parameters by name, with the included part that each is of.
+type Wanted = BTreeMap<String, (Parameter, Option<IncludedPart>)>;
+
+/// Returns the matrices that become codes by name: those of the layers' products, and of included parts.
+fn wanted(source: &ModelSource, own: &Weights, included: &[IncludedPart]) -> Result<Wanted> {
     let options = CompileOptions { entries: vec![EntryOptions::forward()], ..plain_options() };
-    let found = compiler::layer_matrices(&source.model, &options)?;
-    Ok(found.into_iter().map(|of| (of.name.clone(), of)).collect())
+    let mut all = compiler::matrices(&source.model, &options)?;
+    all.retain(|(of, _)| own.get(&of.name).is_ok());
+    for part in included {
+        if all.iter().any(|(_, of)| *of == part.matrices()) {
+            continue;
+        }
+        let name = part.name();
+        let is_tied = |of: MatrixUse| *part == IncludedPart::Head && of == MatrixUse::Tied;
+        let text = match all.iter().find(|(_, of)| is_tied(*of)).map(|(table, _)| &table.name) {
+            Some(table) => format!(
+                "--include {name}: it is `{table}`, the table of embeddings, of which readers of this format take numbers\n  hint: \
+                 leave it out"
+            ),
+            None => format!("--include {name}: the model has none in matrices of their own\n  hint: leave it out"),
+        };
+        return Err(TrainError::Usage(text));
+    }
+    let chosen = all.into_iter().filter_map(|(parameter, of)| {
+        let part = included.iter().copied().find(|part| part.matrices() == of);
+        (of == MatrixUse::Layer || part.is_some()).then(|| (parameter.name.clone(), (parameter, part)))
+    });
+    Ok(chosen.collect())
 }
 
 /// Options of a forward pass in f32, without entries.

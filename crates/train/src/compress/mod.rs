@@ -33,6 +33,7 @@ use data::safetensors::{PlacedWriter, Weights};
 use tensor::DType;
 use tensor::compressed::Extent;
 
+pub use chosen::IncludedPart;
 pub use compared::Compared;
 pub use observer::RangeObserver;
 pub(crate) use part::same_layer;
@@ -41,7 +42,7 @@ pub(crate) use result::FUSED;
 pub use scheme::{CompressRequest, Method};
 
 use self::calibrated::{Streams, calibrated};
-use self::chosen::{Chosen, Kept, choose};
+use self::chosen::{Chosen, Kept, Matrix, choose};
 use self::encode::Decided;
 use self::layers::Layers;
 use self::record::Journal;
@@ -135,7 +136,8 @@ pub fn compress(
         (Some(data), Some(rows)) if request.measures(&scheme) => {
             measured = rows.tokens();
             let journal = Journal::open(output, &digest(source, request, data, rows)?)?;
-            let parameters = chosen.matrices.iter().map(|of| of.parameter.as_str()).collect();
+            let is_measured = |of: &&Matrix| of.part.is_none_or(IncludedPart::is_measured);
+            let parameters = chosen.matrices.iter().filter(is_measured).map(|of| of.parameter.as_str()).collect();
             let open = || Layers::open(data.device.clone(), source, &parameters, &rows.calibration);
             let done = Streams::open(request.method, &open)
                 .and_then(|of| calibrated(&mut plan, request, of, &journal, &mut writer, &mut digests, stop));
@@ -157,8 +159,7 @@ pub fn compress(
     writer.finish().map_err(|e| TrainError::Failed(e.to_string()))?;
     let ignored: Vec<String> = chosen.ignored.iter().cloned().collect();
     let mut config = source.config.with_dtype(dtype).0;
-    config["quantization_config"] =
-        scheme.config(&ignored, transposed, request.method == Method::Gptq, request.observer);
+    config["quantization_config"] = scheme.config(&ignored, transposed, request);
     write_synced(&staged.path().join(hf_config::FILE), pretty(&config).as_bytes())?;
     write_companions(folder, None, staged.path())?;
     verify(staged.path(), &digests, stop)?;
@@ -179,7 +180,7 @@ pub fn compress(
 /// Returns the tensors of a model, with those that become codes, and the format of these; and notes for the user. Errors: options
 /// that the scheme does not have, and a model without a matrix that fits.
 fn formats(source: &ModelSource, request: &CompressRequest, own: &Weights) -> Result<(Chosen, Scheme, Vec<String>)> {
-    let mut chosen = choose(source, own)?;
+    let mut chosen = choose(source, own, &request.included)?;
     let widths: Vec<(String, usize)> = chosen.matrices.iter().map(|of| (of.module.clone(), of.shape[1])).collect();
     let widths: Vec<(&str, usize)> = widths.iter().map(|(name, width)| (name.as_str(), *width)).collect();
     let scheme = request.scheme(&widths)?;

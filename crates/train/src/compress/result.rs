@@ -70,8 +70,9 @@ impl Plan<'_> {
 
     /// The type that most of the model is in.
     pub fn dtype(&self) -> Result<DType> {
-        let first = self.chosen.matrices.first().expect("there is a matrix");
-        self.dtype_of_matrix(first)
+        let all = &self.chosen.matrices;
+        let first = all.iter().find(|of| of.part.is_none()).or(all.first());
+        self.dtype_of_matrix(first.expect("there is a matrix"))
     }
 
     fn layout(&self, of: &Matrix) -> Result<Layout> {

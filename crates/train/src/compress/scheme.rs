@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use tensor::compressed::{Codes, Extent, Form, Range, global_scale, round_to};
 use tensor::{DType, HostTensor};
 
+use super::chosen::IncludedPart;
 use super::observer::RangeObserver;
 use crate::error::{Result, TrainError};
 
@@ -31,6 +32,8 @@ pub struct CompressRequest {
     pub observer: RangeObserver,
     /// The share of the ranges of activations in the factors of SmoothQuant; a half where it is not given.
     pub smoothing_strength: Option<f64>,
+    /// Parts that become codes besides the layers' matrices.
+    pub included: Vec<IncludedPart>,
 }
 
 /// The choice of codes, and of factors that are moved between weights before.
@@ -127,6 +130,7 @@ impl CompressRequest {
             method: Method::Rtn,
             observer: RangeObserver::MinMax,
             smoothing_strength: None,
+            included: Vec::new(),
         }
     }
 
@@ -168,6 +172,14 @@ impl CompressRequest {
             if !(0.0..=1.0).contains(&strength) {
                 return Err(TrainError::Usage(format!("--smoothing-strength {strength}: expected 0 to 1")));
             }
+        }
+        if let Some(part) = self.included.iter().find(|part| name.measures_activations() && !part.is_measured()) {
+            let other = if name == Name::Nvfp4 { "nvfp4a16" } else { "fp8-dynamic" };
+            return Err(TrainError::Usage(format!(
+                "--include {}: `{}` stores scales of activations, which are measured in the text's layers alone\n  hint: take {other}",
+                part.name(),
+                self.scheme
+            )));
         }
         if name.measures_activations() && !has_data {
             let other = if name == Name::Nvfp4 { "nvfp4a16" } else { "fp8-dynamic" };
@@ -338,7 +350,7 @@ impl Scheme {
 
     /// `quantization_config` of a model; `ignored`: modules that stay as they are. `gptq`: columns went in the order of their
     /// activations.
-    pub fn config(&self, ignored: &[String], transposed: bool, gptq: bool, observer: RangeObserver) -> Value {
+    pub fn config(&self, ignored: &[String], transposed: bool, request: &CompressRequest) -> Value {
         let format = self.format();
         let group = json!({
             "format": format,
@@ -359,10 +371,11 @@ impl Scheme {
             "transform_config": {},
             "version": VERSION,
         });
-        if gptq {
+        if request.method == Method::Gptq {
             config["config_groups"]["group_0"]["weights"]["actorder"] = "static".into();
         }
-        config["config_groups"]["group_0"]["weights"]["observer"] = format!("memoryless_{}", observer.name()).into();
+        config["config_groups"]["group_0"]["weights"]["observer"] =
+            format!("memoryless_{}", request.observer.name()).into();
         if transposed {
             config["transposed"] = true.into();
         }
@@ -437,22 +450,11 @@ fn arguments(bits: u32, kind: &str, symmetric: bool, strategy: &str, group: Valu
 mod tests {
     use super::*;
 
-    fn request(scheme: &str) -> CompressRequest {
-        CompressRequest {
-            scheme: scheme.into(),
-            group_size: None,
-            asymmetric: false,
-            method: Method::Rtn,
-            observer: RangeObserver::MinMax,
-            smoothing_strength: None,
-        }
-    }
-
     #[test]
     fn groups_are_the_largest_that_divide_every_width() {
         let scheme = |widths: &[usize], size| {
             let widths: Vec<(&str, usize)> = widths.iter().map(|width| ("m.proj", *width)).collect();
-            CompressRequest { group_size: size, ..request("w4a16") }.scheme(&widths)
+            CompressRequest { group_size: size, ..CompressRequest::plain("w4a16") }.scheme(&widths)
         };
         assert_eq!(scheme(&[256, 1024], None).unwrap().form.extent, Extent::Group(128));
         assert_eq!(scheme(&[576, 1536], None).unwrap().form.extent, Extent::Group(64));
@@ -472,9 +474,15 @@ mod tests {
     #[test]
     fn options_that_a_scheme_does_not_have_are_refused() {
         for (request, what) in [
-            (request("w3a16"), "--scheme w3a16: expected one of fp8-dynamic, "),
-            (CompressRequest { group_size: Some(32), ..request("nvfp4a16") }, "`nvfp4a16` has groups of a fixed size"),
-            (CompressRequest { asymmetric: true, ..request("int8-w8a8") }, "`int8-w8a8` has no zero points"),
+            (CompressRequest::plain("w3a16"), "--scheme w3a16: expected one of fp8-dynamic, "),
+            (
+                CompressRequest { group_size: Some(32), ..CompressRequest::plain("nvfp4a16") },
+                "`nvfp4a16` has groups of a fixed size",
+            ),
+            (
+                CompressRequest { asymmetric: true, ..CompressRequest::plain("int8-w8a8") },
+                "`int8-w8a8` has no zero points",
+            ),
         ] {
             let error = request.name().unwrap_err().to_string();
             assert!(error.contains(what), "{error}");

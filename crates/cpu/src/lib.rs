@@ -27,6 +27,7 @@ mod together;
 mod wire;
 
 pub use backend::CpuBackend;
+pub use simd::parts as products;
 
 /// Returns the name of the processor's instruction set, on which the bits of products depend.
 pub fn instructions() -> &'static str {

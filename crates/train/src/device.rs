@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cpu::CpuBackend;
+pub(crate) use cpu::products;
 use gpu::library::Kind;
 use gpu::{GpuBackend, Search, Vendor};
 use net::{Channel, Nodes};

@@ -6,6 +6,7 @@
 mod level;
 mod matrix;
 mod panels;
+pub mod parts;
 mod product;
 mod tile;
 

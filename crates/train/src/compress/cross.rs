@@ -4,11 +4,13 @@
 
 use rayon::prelude::*;
 
+use crate::device::products::{Part, add_product, add_product_f32};
+
 /// Rows that are summed in f32 before they are added in f64.
 const PIECE: usize = 256;
 
-/// Columns of a whose products are summed in one pass over the rows.
-const TOGETHER: usize = 4;
+/// Columns of a, or outputs of a matrix, whose products are summed on one thread.
+const TOGETHER: usize = 64;
 
 /// Σ aᵀb: for each column of a the sums of its products with the columns of b.
 #[derive(Clone, Debug)]
@@ -26,28 +28,16 @@ impl Cross {
     pub fn add(&mut self, a: &[f32], b: &[f32]) {
         let [of_a, of_b] = self.widths;
         for (a, b) in a.chunks(PIECE * of_a).zip(b.chunks(PIECE * of_b)) {
+            let rows = a.len() / of_a;
             self.sums.par_chunks_mut(TOGETHER * of_b).enumerate().for_each_init(
                 || vec![0.0f32; TOGETHER * of_b],
-                |sums, (block, to)| {
-                    let first = block * TOGETHER;
-                    sums.fill(0.0);
-                    let (one, rest) = sums.split_at_mut(of_b);
-                    let (two, rest) = rest.split_at_mut(of_b);
-                    let (three, four) = rest.split_at_mut(of_b);
-                    for (a, b) in a.chunks(of_a).zip(b.chunks(of_b)) {
-                        let factor = |index: usize| a.get(first + index).copied().unwrap_or(0.0);
-                        let factors = [factor(0), factor(1), factor(2), factor(3)];
-                        let sums = one.iter_mut().zip(two.iter_mut()).zip(three.iter_mut().zip(four.iter_mut()));
-                        for (((one, two), (three, four)), b) in sums.zip(b) {
-                            *one += factors[0] * b;
-                            *two += factors[1] * b;
-                            *three += factors[2] * b;
-                            *four += factors[3] * b;
-                        }
-                    }
-                    for (to, sums) in to.chunks_mut(of_b).zip([&*one, &*two, &*three, &*four]) {
-                        to.iter_mut().zip(sums).for_each(|(to, sum)| *to += f64::from(*sum));
-                    }
+                |made, (band, to)| {
+                    let count = to.len() / of_b;
+                    let made = &mut made[..to.len()];
+                    made.fill(0.0);
+                    let own = Part::new(&a[band * TOGETHER..], rows, count, of_a).transposed();
+                    add_product_f32(made, of_b, 1.0, own, Part::new(b, rows, of_b, of_b));
+                    to.iter_mut().zip(made).for_each(|(to, sum)| *to += f64::from(*sum));
                 },
             );
         }
@@ -56,10 +46,10 @@ impl Cross {
     /// Adds to `to` [outputs, columns of a] the products of a matrix [outputs, columns of b] with the sums.
     pub fn times(&self, matrix: &[f32], to: &mut [f64]) {
         let [of_a, of_b] = self.widths;
-        to.par_chunks_mut(of_a).zip(matrix.par_chunks(of_b)).for_each(|(to, row)| {
-            for (to, sums) in to.iter_mut().zip(self.sums.chunks(of_b)) {
-                *to += sums.iter().zip(row).map(|(sum, x)| sum * f64::from(*x)).sum::<f64>();
-            }
+        let sums = Part::new(&self.sums, of_a, of_b, of_b).transposed();
+        to.par_chunks_mut(TOGETHER * of_a).zip(matrix.par_chunks(TOGETHER * of_b)).for_each(|(to, rows)| {
+            let rows: Vec<f64> = rows.iter().map(|x| f64::from(*x)).collect();
+            add_product(to, of_a, 1.0, Part::new(&rows, rows.len() / of_b, of_b, of_b), sums);
         });
     }
 

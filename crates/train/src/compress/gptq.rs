@@ -5,17 +5,23 @@
 use rayon::prelude::*;
 use tensor::compressed::{Form, Scales};
 
+use super::factor::Upper;
+use crate::device::products::{Part, add_product, add_product_f32};
+
 /// The share of the mean moment that is added to each.
 pub(super) const DAMPING: f64 = 0.01;
 
-/// Rows that go through the columns together: a row of the factor is read once for them.
-const BAND: usize = 16;
+/// Rows of a matrix that go through the columns together.
+const BAND: usize = 32;
+
+/// Columns whose errors are made up for in the columns after them at once.
+const BLOCK: usize = 128;
 
 /// Rows of activations that are summed in f32 before they are added in f64.
 const PIECE: usize = 256;
 
-/// Columns of products that are summed in one pass over the rows.
-const TOGETHER: usize = 4;
+/// Columns whose moments are summed on one thread.
+const TOGETHER: usize = 64;
 
 /// Σ xᵀx over rows of activations.
 #[derive(Clone, Debug)]
@@ -36,34 +42,19 @@ impl Moments {
         let size = self.size;
         self.rows += x.len() / size;
         for piece in x.chunks(PIECE * size) {
-            let columns = self.sums.par_chunks_mut(TOGETHER * size).enumerate();
-            columns.for_each_init(
+            let rows = piece.len() / size;
+            self.sums.par_chunks_mut(TOGETHER * size).enumerate().for_each_init(
                 || vec![0.0f32; TOGETHER * size],
-                |sums, (block, to)| {
-                    let first = block * TOGETHER;
-                    let count = to.len() / size;
+                |made, (band, to)| {
+                    let (first, count) = (band * TOGETHER, to.len() / size);
                     // The lower triangle is enough.
                     let width = first + count;
-                    sums.fill(0.0);
-                    let (a, rest) = sums.split_at_mut(size);
-                    let (b, rest) = rest.split_at_mut(size);
-                    let (c, d) = rest.split_at_mut(size);
-                    for row in piece.chunks(size) {
-                        let factor = |index: usize| row.get(first + index).copied().unwrap_or(0.0);
-                        let factors = [factor(0), factor(1), factor(2), factor(3)];
-                        if factors == [0.0; TOGETHER] {
-                            continue;
-                        }
-                        let sums = a.iter_mut().zip(b.iter_mut()).zip(c.iter_mut().zip(d.iter_mut()));
-                        for (((a, b), (c, d)), x) in sums.zip(&row[..width]) {
-                            *a += factors[0] * x;
-                            *b += factors[1] * x;
-                            *c += factors[2] * x;
-                            *d += factors[3] * x;
-                        }
-                    }
-                    for (to, sums) in to.chunks_mut(size).zip([&*a, &*b, &*c, &*d]) {
-                        to[..width].iter_mut().zip(sums).for_each(|(to, sum)| *to += f64::from(*sum));
+                    let made = &mut made[..count * width];
+                    made.fill(0.0);
+                    let own = Part::new(&piece[first..], rows, count, size).transposed();
+                    add_product_f32(made, width, 1.0, own, Part::new(piece, rows, width, size));
+                    for (to, made) in to.chunks_mut(size).zip(made.chunks(width)) {
+                        to.iter_mut().zip(made).for_each(|(to, sum)| *to += f64::from(*sum));
                     }
                 },
             );
@@ -89,7 +80,7 @@ pub(super) fn coded(
     scales: &Scales,
     moments: &Moments,
     order: &[usize],
-    factor: &[Vec<f64>],
+    factor: &Upper,
 ) -> Vec<u8> {
     let columns = moments.size;
     let shape = [x.len() / columns, columns];
@@ -98,21 +89,31 @@ pub(super) fn coded(
     let mut made = vec![0u8; x.len()];
     let bands = made.par_chunks_mut(BAND * columns).zip(x.par_chunks(BAND * columns)).enumerate();
     bands.for_each(|(band, (made, x))| {
-        let of_row = |row: &[f32]| -> Vec<f64> {
-            let value =
-                |column: &usize| if moments.at(*column, *column) == 0.0 { 0.0 } else { f64::from(row[*column]) };
-            order.iter().map(value).collect()
+        let count = x.len() / columns;
+        let of_row = |row: &'_ [f32], column: usize| -> f64 {
+            if moments.at(column, column) == 0.0 { 0.0 } else { f64::from(row[column]) }
         };
-        let mut rows: Vec<Vec<f64>> = x.chunks(columns).map(of_row).collect();
-        for (place, column) in order.iter().enumerate() {
-            let factor = &factor[place];
-            for (index, row) in rows.iter_mut().enumerate() {
-                let block = (band * BAND + index) / block_rows * across + column / block_columns;
-                let (scale, zero) = (scales.factors[block], scales.zeros.get(block).copied().unwrap_or(0));
-                let code = form.code(row[place] as f32, scale, zero);
-                made[index * columns + column] = code;
-                let error = (row[place] - f64::from(form.value(code, scale, zero))) / factor[0];
-                row[place..].iter_mut().zip(factor).for_each(|(x, factor)| *x -= error * factor);
+        let mut rows: Vec<f64> =
+            x.chunks(columns).flat_map(|row| order.iter().map(move |column| of_row(row, *column))).collect();
+        let mut errors = vec![0.0; count * BLOCK];
+        for first in (0..columns).step_by(BLOCK) {
+            let last = columns.min(first + BLOCK);
+            let width = last - first;
+            for (index, row) in rows.chunks_mut(columns).enumerate() {
+                for place in first..last {
+                    let (column, factor) = (order[place], factor.row(place));
+                    let block = (band * BAND + index) / block_rows * across + column / block_columns;
+                    let (scale, zero) = (scales.factors[block], scales.zeros.get(block).copied().unwrap_or(0));
+                    let code = form.code(row[place] as f32, scale, zero);
+                    made[index * columns + column] = code;
+                    let error = (row[place] - f64::from(form.value(code, scale, zero))) / factor[0];
+                    errors[index * width + place - first] = error;
+                    row[place..last].iter_mut().zip(factor).for_each(|(x, factor)| *x -= error * factor);
+                }
+            }
+            if last < columns {
+                let errors = Part::new(&errors, count, width, width);
+                add_product(&mut rows[last..], columns, -1.0, errors, factor.part(first..last, last));
             }
         }
     });
@@ -126,53 +127,18 @@ pub(super) fn order(moments: &Moments) -> Vec<usize> {
     order
 }
 
-/// The upper Cholesky factor U of the inverse of the damped moments H in this order, UᵀU = H⁻¹: row i from its diagonal on.
-pub(super) fn factor(moments: &Moments, order: &[usize]) -> Vec<Vec<f64>> {
+/// The upper Cholesky factor U of the inverse of the damped moments H in this order, UᵀU = H⁻¹.
+pub(super) fn factor(moments: &Moments, order: &[usize]) -> Upper {
     let size = order.len();
     let diagonal = |index: usize| match moments.at(order[index], order[index]) {
         0.0 => 1.0,
         moment => moment,
     };
     let damping = DAMPING * (0..size).map(diagonal).sum::<f64>() / size as f64;
-    // H = RRᵀ with an upper R is the usual factorization from the last row and column on; U is the inverse of R.
-    let mut rows: Vec<Vec<f64>> = (0..size)
-        .into_par_iter()
-        .map(|row| {
-            let of = |column: usize| match row == column {
-                true => diagonal(size - 1 - row) + damping,
-                false => moments.at(order[size - 1 - row], order[size - 1 - column]),
-            };
-            (0..=row).map(of).collect()
-        })
-        .collect();
-    for pivot in 0..size {
-        let (before, after) = rows.split_at_mut(pivot + 1);
-        let own = &mut before[pivot];
-        let square: f64 = own[..pivot].iter().map(|x| x * x).sum();
-        own[pivot] = (own[pivot] - square).sqrt();
-        let own = &before[pivot];
-        after.par_iter_mut().with_min_len(32).for_each(|row| {
-            let sum: f64 = row[..pivot].iter().zip(own).map(|(a, b)| a * b).sum();
-            row[pivot] = (row[pivot] - sum) / own[pivot];
-        });
-    }
-    // Columns of the inverse of the lower factor, from their diagonals on.
-    let inverse: Vec<Vec<f64>> = (0..size)
-        .into_par_iter()
-        .map(|column| {
-            let mut of = Vec::with_capacity(size - column);
-            for (row, values) in rows.iter().enumerate().skip(column) {
-                let sum: f64 = values[column..row].iter().zip(&of).map(|(a, b)| a * b).sum();
-                of.push((f64::from(u8::from(row == column)) - sum) / values[row]);
-            }
-            of
-        })
-        .collect();
-    let reversed = |row: usize| {
-        let last = size - 1 - row;
-        (0..=last).map(|step| inverse[last - step][step]).collect()
-    };
-    (0..size).into_par_iter().map(reversed).collect()
+    Upper::of_inverse(size, |row, column| match row == column {
+        true => diagonal(row) + damping,
+        false => moments.at(order[row], order[column]),
+    })
 }
 
 #[cfg(test)]
@@ -209,7 +175,8 @@ mod tests {
         let upper = factor(&moments, &order);
         let damping = DAMPING * (0..size).map(|i| moments.at(i, i)).sum::<f64>() / size as f64;
         // UᵀU·H is the identity.
-        let inverse = |a: usize, b: usize| (0..=a.min(b)).map(|k| upper[k][a - k] * upper[k][b - k]).sum::<f64>();
+        let inverse =
+            |a: usize, b: usize| (0..=a.min(b)).map(|k| upper.row(k)[a - k] * upper.row(k)[b - k]).sum::<f64>();
         for a in 0..size {
             for b in 0..size {
                 let of = |k: usize| moments.at(order[k], order[b]) + if k == b { damping } else { 0.0 };

@@ -8,6 +8,7 @@ pub(crate) mod chosen;
 pub(crate) mod compared;
 mod cross;
 mod encode;
+mod factor;
 mod gptq;
 pub(crate) mod layers;
 mod mapping;

@@ -12,7 +12,9 @@ use tensor::DType;
 use tensor::compressed::{Codes, Extent, Form, Range, Scales, round_to};
 use tensor::small::{Small, e4m3_code};
 
+use super::factor::Upper;
 use super::gptq::{self, DAMPING, Moments};
+use crate::device::products::{Part, add_product};
 
 /// Rows that are worked on together: a row of the moments is read once for them.
 const BAND: usize = 16;
@@ -50,7 +52,7 @@ pub struct Solved {
     size: usize,
     rows: Vec<f64>,
     order: Vec<usize>,
-    factor: Vec<Vec<f64>>,
+    factor: Upper,
 }
 
 impl Solved {
@@ -79,19 +81,20 @@ impl Solved {
     /// Solves H·z = b for each of the rows of b in place.
     fn solve(&self, b: &mut [f64]) {
         let size = self.size;
-        b.par_chunks_mut(size).for_each_init(
-            || (vec![0.0; size], vec![0.0; size]),
-            |(turned, made), b| {
-                turned.iter_mut().zip(&self.order).for_each(|(to, column)| *to = b[*column]);
-                // H⁻¹ = UᵀU: first U·b, then its product with Uᵀ.
-                made.fill(0.0);
-                for (place, factor) in self.factor.iter().enumerate() {
-                    let sum: f64 = factor.iter().zip(&turned[place..]).map(|(u, b)| u * b).sum();
-                    made[place..].iter_mut().zip(factor).for_each(|(to, u)| *to += sum * u);
-                }
-                self.order.iter().zip(&*made).for_each(|(column, z)| b[*column] = *z);
-            },
-        );
+        let factor = self.factor.part(0..size, 0);
+        b.par_chunks_mut(BAND * size).for_each(|b| {
+            let count = b.len() / size;
+            let ordered: Vec<f64> =
+                b.chunks(size).flat_map(|row| self.order.iter().map(move |column| row[*column])).collect();
+            // H⁻¹ = UᵀU: first U·b, then its product with Uᵀ.
+            let mut half = vec![0.0; b.len()];
+            add_product(&mut half, size, 1.0, Part::new(&ordered, count, size, size), factor.transposed());
+            let mut made = vec![0.0; b.len()];
+            add_product(&mut made, size, 1.0, Part::new(&half, count, size, size), factor);
+            for (row, made) in b.chunks_mut(size).zip(made.chunks(size)) {
+                self.order.iter().zip(made).for_each(|(column, z)| row[*column] = *z);
+            }
+        });
     }
 }
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY
 from surogate.storage.remote import MARK, Remote, digest
-from surogate.storage.uploads import Uploads
+from surogate.storage.uploads import Uploads, unsent
 from test_data_buckets import keys, put
 from test_trackers import options
 
@@ -34,7 +34,8 @@ class Faulty(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     upstream = ""
-    #: `cut`: the connection ends within a request that writes; `full`: no room; `refused`: unknown keys.
+    #: `cut`: the connection ends within a request that writes; `full`: no room; `refused`: unknown keys; `slow`: checkpoints take
+    #: a minute.
     fault: str | None = None
 
     def log_message(self, *_: object) -> None:
@@ -46,6 +47,9 @@ class Faulty(BaseHTTPRequestHandler):
         if is_write and type(self).fault == "cut":
             self.close_connection = True
             return
+        for _ in range(600):
+            if is_write and "/checkpoint-" in self.path and type(self).fault == "slow":
+                time.sleep(0.1)
         if is_write and type(self).fault == "full":
             return self.answer(403, b"<Error><Code>QuotaExceeded</Code><Message>the bucket is full</Message></Error>", {})
         if type(self).fault == "refused":
@@ -179,6 +183,51 @@ def test_a_signal_leaves_a_checkpoint_in_the_bucket(s3, bucket, tmp_path):
     assert code == 0 and f"fetching {name}" in text and f"Step {step + 1}/{step + 2}" in text, text
 
 
+def test_an_upload_that_outlasts_the_grace_period_is_named_and_made_by_the_next_start(proxy, bucket, tmp_path):
+    address = f"s3://runs/{tmp_path.name}"
+    Faulty.fault = "slow"
+    more = {"max-steps": 100_000, "save-steps": 100_000, "save-grace-seconds": 8}
+    run = start(tmp_path, address, tmp_path / "one", keys(proxy), **more)
+    assert run.stdout
+    out = ""
+    for line in run.stdout:
+        out += line
+        if line.startswith("Step 2/"):
+            break
+    assert f"`save_grace_seconds` is for the upload to {address}, too" in out
+    begun = time.monotonic()
+    run.send_signal(signal.SIGTERM)
+    code, text = ended(run)
+    (place,) = (path for path in (tmp_path / "one").glob("[!.]*") if path.is_dir())
+    (name,) = (path.name for path in place.glob("checkpoint-*"))
+    told = f"`save_grace_seconds: 8` have passed since SIGTERM: {name} is not in {address}, but in {place}; the same command"
+    assert code == 143 and told in text and 7 < time.monotonic() - begun < 20, text
+    remote = bucket(address)
+    assert remote.marks(remote.names()) == {}
+    Faulty.fault = None
+    step = int(name.removeprefix("checkpoint-"))
+    more |= {"max-steps": step + 1, "resume-from-checkpoint": "true"}
+    code, text = ended(start(tmp_path, address, tmp_path / "one", keys(proxy), **more))
+    assert code == 0 and f"Step {step}/{step + 1}" in text and "fetching" not in text, text
+    assert name in remote.marks(remote.names())
+    assert list((tmp_path / "one").glob(".*.upload")) == []
+
+
+def test_a_checkpoint_and_its_upload_are_held_against_the_grace_period(s3, bucket, tmp_path):
+    output, said = tmp_path / "output", []
+    (output / "checkpoint-1").mkdir(parents=True)
+    (output / "checkpoint-1" / "state.json").write_text("{}")
+    (output / "manifest.json").write_text("{}")
+    address = f"s3://runs/{tmp_path.name}"
+    sender = Uploads({"address": address, "limit": 5, "say": said.append, "grace": 9}, output)
+    sender.take([{"event": "checkpoint", "seconds": 9.5}])
+    assert len(said) == 1 and "checkpoint-1 took 9.5 s to be written and 0." in said[0], said
+    assert "more than `save_grace_seconds: 9`" in said[0]
+    assert unsent(output) == "the end of the log is"
+    (output / "checkpoint-2").mkdir()
+    assert unsent(output) == "checkpoint-2 is"
+
+
 def test_old_checkpoints_leave_the_bucket_as_they_leave_the_run(s3, bucket, tmp_path):
     address = f"s3://runs/{tmp_path.name}"
     more = {"save-steps": 1, "max-steps": 5, "save-total-limit": 2}
@@ -204,7 +253,7 @@ def test_a_failing_bucket_is_reported_and_gets_everything_later(proxy, bucket, t
     """A folder as a run writes it, and its uploads: the bucket fails, then works again."""
     from surogate.storage import uploads
 
-    monkeypatch.setattr(uploads, "AGAIN", 0.1)
+    monkeypatch.setattr(uploads, "PAUSE", 0.1)
     for name, value in keys(proxy).items():
         monkeypatch.setenv(name, value)
     output, said = tmp_path / "output", []
@@ -228,7 +277,7 @@ def test_a_failing_bucket_is_reported_and_gets_everything_later(proxy, bucket, t
 def test_a_bucket_that_stays_away_ends_in_an_error_that_says_where_everything_is(proxy, tmp_path, monkeypatch):
     from surogate.storage import uploads
 
-    monkeypatch.setattr(uploads, "AGAIN", 0.05)
+    monkeypatch.setattr(uploads, "PAUSE", 0.05)
     monkeypatch.setattr(uploads, "AFTERWARDS", 0.2)
     for name, value in keys(proxy).items():
         monkeypatch.setenv(name, value)

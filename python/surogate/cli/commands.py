@@ -31,7 +31,7 @@ from ..logs.processes import LogReaders
 from ..models import gguf
 from ..run import load_config, open_source, run_names, with_teacher
 from ..storage import files, hub, outputs
-from ..storage.uploads import left_behind
+from ..storage.uploads import AGAIN, left_behind, unsent
 from ..terminal import collecting, show, show_coloured, state, waiting, warn
 from . import machine_report, push, watch
 from .arguments import TRAIN, UsageError, parser, split_overrides
@@ -173,13 +173,25 @@ def _train_one(config: _native.Config, options: Namespace) -> int:
         push.prepare(*config.push_to_hub)
     shown = "nothing" if options.quiet else "events" if options.json or config.logs_json else "lines"
     readers = LogReaders(json.loads(config.trackers), upload=upload)
-    try:
-        with watch.signals(config.save_grace_seconds):
+
+    def late(reason: str) -> None:
+        readers.abandon()
+        if upload and (missing := unsent(Path(config.output_dir))):
+            warn(f"surogate: {reason}: {missing} not in {address}, but in {config.output_dir}; {AGAIN}")
+
+    with watch.signals(config.save_grace_seconds, late) as watched:
+        if upload and config.save_grace_seconds:
+            _native.say(f"`save_grace_seconds` is for the upload to {address}, too; times of checkpoints are those of the disk")
+        try:
             code = _native.run(config, folder, ir, site_packages(), shown, readers.pipes)
-    finally:
-        readers.finish()
+        finally:
+            watched.engine_is_done()
+            readers.finish(watched.is_late)
     if upload and code is not None:
         if why := left_behind(Path(config.output_dir)):
+            if watched.is_late():
+                late(watched.reason())
+                return code or 128 + (watched.number or 0)
             raise errors.RunError(f"`output_dir: {address}`: {why}")
         if shown == "lines":
             show(f"Uploaded: {address}")

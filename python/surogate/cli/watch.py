@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from .. import _native
@@ -18,25 +19,86 @@ from ..terminal import warn
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
+class Watch:
+    """The signals of a run, and the time that they leave."""
+
+    def __init__(self, grace: int | None, late: Callable[[str], None]) -> None:
+        """`grace` is in seconds from the first signal. If it is over while the engine works, `late` gets the reason, and the
+        process ends."""
+        self._grace = grace
+        self._late = late
+        self._until: float | None = None
+        self._limit: threading.Timer | None = None
+        self._interrupted = False
+        self._is_engine_done = False
+        #: The first signal that ends the run.
+        self.number: int | None = None
+
+    def is_late(self) -> bool:
+        """True if the grace period of a signal is over."""
+        return self._until is not None and time.monotonic() >= self._until
+
+    def reason(self) -> str:
+        """The reason for an end at once."""
+        return f"`save_grace_seconds: {self._grace}` have passed since {signal.Signals(self.number or 0).name}"
+
+    def engine_is_done(self) -> None:
+        """From here on no signal ends the process at once, and SIGINT is Python's."""
+        self._is_engine_done = True
+        if self._limit is not None:
+            self._limit.cancel()
+
+    def take(self, number: int) -> None:
+        """Passes a signal to the engine, and begins the grace period with the first."""
+        if self._interrupted and number == signal.SIGINT and not self._is_engine_done:
+            os._exit(128 + number)
+        self._interrupted = self._interrupted or number == signal.SIGINT
+        _native.signalled(number)
+        if self.number is None:
+            self.number = number
+            if self._grace is not None:
+                self._until = time.monotonic() + self._grace
+                self._limit = threading.Timer(self._grace, self._give_up)
+                self._limit.daemon = True
+                self._limit.start()
+
+    def answer(self, number: int, _frame: object) -> None:
+        """Python's handler. The pipe has the number already."""
+        if number == signal.SIGINT and self._is_engine_done:
+            raise KeyboardInterrupt
+
+    def _give_up(self) -> None:
+        """Ends the process before the system does. What was being written has no name yet, so nothing unfinished is left that
+        could be taken for a checkpoint."""
+        if self._is_engine_done:
+            return
+        warn(f"surogate: {self.reason()}: the run ends without another")
+        warn("surogate:   checkpoint, and --resume-from-checkpoint true goes on from the newest one")
+        self._late(self.reason())
+        os._exit(128 + (self.number or 0))
+
+
 @contextmanager
-def signals(grace: int | None = None) -> Iterator[None]:
+def signals(grace: int | None = None, late: Callable[[str], None] = lambda reason: None) -> Iterator[Watch]:
     """Passes signals to the engine until the end of the block, which gives the process its handlers back. A second SIGINT
-    ends the process at once, and so does the end of `grace`, in seconds from the first signal. Outside of the main thread,
-    where Python takes no handlers, nothing is watched."""
+    ends the process at once, and so does the end of `grace`, in seconds from the first signal, as long as the engine works.
+    Outside of the main thread, where Python takes no handlers, nothing is watched."""
     _native.signalled(0)
+    watch = Watch(grace, late)
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield watch
         return
     # Python writes the number of each signal into the pipe at once, whatever its main thread does.
     end, begin = os.pipe()
     os.set_blocking(begin, False)
     pipe = signal.set_wakeup_fd(begin, warn_on_full_buffer=False)
-    handlers = [signal.signal(number, _ignore) for number in ENDING]
-    listener = threading.Thread(target=_listen, args=(end, grace), name="signals", daemon=True)
+    handlers = [signal.signal(number, watch.answer) for number in ENDING]
+    listener = threading.Thread(target=_listen, args=(end, watch), name="signals", daemon=True)
     listener.start()
     try:
-        yield
+        yield watch
     finally:
+        watch.engine_is_done()
         for number, handler in zip(ENDING, handlers, strict=True):
             # A handler that was not installed by Python is not known to it.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -47,30 +109,7 @@ def signals(grace: int | None = None) -> Iterator[None]:
         os.close(begin)
 
 
-def _ignore(_number: int, _frame: object) -> None:
-    """The pipe has the number already."""
-
-
-def _listen(end: int, grace: int | None) -> None:
-    interrupted = False
-    limit: threading.Timer | None = None
+def _listen(end: int, watch: Watch) -> None:
     while (number := os.read(end, 1)[0]) != 0:
-        if interrupted and number == signal.SIGINT:
-            os._exit(128 + number)
-        interrupted = interrupted or number == signal.SIGINT
         if number in ENDING:
-            _native.signalled(number)
-            if grace is not None and limit is None:
-                limit = threading.Timer(grace, _give_up, (number, grace))
-                limit.daemon = True
-                limit.start()
-    if limit is not None:
-        limit.cancel()
-
-
-def _give_up(number: int, grace: int) -> None:
-    """Ends the process before the system does. What was being written has no name yet, so nothing unfinished is left that
-    could be taken for a checkpoint."""
-    warn(f"surogate: `save_grace_seconds: {grace}` have passed since {signal.Signals(number).name}: the run ends without another")
-    warn("surogate:   checkpoint, and --resume-from-checkpoint true goes on from the newest one")
-    os._exit(128 + number)
+            watch.take(number)

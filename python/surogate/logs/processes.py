@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from . import kubeflow
 #: Seconds that a process may take to finish after the run before it is terminated.
 TIMEOUT = 60.0
 
+#: Seconds between two questions whether it is late.
+LOOK = 0.5
 
 #: Readers that need no package of their own.
 BUILT_IN = {"metrics"}
@@ -67,8 +70,8 @@ class _Process:
         except OSError:
             pass  # It has exited already.
 
-    def wait(self, seconds: float | None) -> bool:
-        """True if it exited in time; without a time, waits until it has exited."""
+    def wait(self, seconds: float) -> bool:
+        """True if it exited in time."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -132,8 +135,14 @@ class LogReaders:
         """The files to which the path of the log is written."""
         return [process.pipe for process in self._processes]
 
-    def finish(self) -> None:
-        """Waits until all readers have processed the log; one that takes too long is terminated."""
+    def abandon(self) -> None:
+        """Ends all readers at once."""
+        for process in self._processes:
+            process.end()
+
+    def finish(self, is_late: Callable[[], bool] = lambda: False) -> None:
+        """Waits until all readers have processed the log; one that takes too long is terminated, and all as soon as it is
+        late."""
         until = time.monotonic() + TIMEOUT
         for process in self._processes:
             process.let_go()
@@ -141,17 +150,24 @@ class LogReaders:
             for process in self._processes:
                 if process.name == "upload":
                     with waiting("uploading"):
-                        process.wait(None)
-                elif not process.wait(max(0.0, until - time.monotonic())):
+                        _wait(process, float("inf"), is_late)
+                elif not _wait(process, until, is_late) and not is_late():
                     late = f"did not finish within {TIMEOUT:.0f} s after the run and was terminated"
                     warn(f"surogate: {process.name} {late}")
         except KeyboardInterrupt:
             warn("surogate: trackers and uploads were stopped early: the log is complete")
         finally:
-            for process in self._processes:
-                process.end()
+            self.abandon()
             for text in _native.unsaid():
                 warn(f"surogate: {text}")
+
+
+def _wait(process: _Process, until: float, is_late: Callable[[], bool]) -> bool:
+    """True if it exited in time."""
+    while not process.wait(max(0.0, min(LOOK, until - time.monotonic()))):
+        if is_late() or time.monotonic() > until:
+            return False
+    return True
 
 
 def is_installed(package: str, path: list[str]) -> bool:

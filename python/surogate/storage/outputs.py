@@ -47,7 +47,7 @@ def prepare(config: _native.Config) -> tuple[_native.Config, dict[str, Any] | No
         remote.check_writable()
         _take_up(remote, place, config.resumes_newest)
         (place / COMPLETE).unlink(missing_ok=True)
-    spec = {"reader": "upload", "address": address, "limit": config.save_total_limit}
+    spec = {"reader": "upload", "address": address, "limit": config.save_total_limit, "grace": config.save_grace_seconds}
     return config.with_output_dir(str(place)), spec
 
 

@@ -6,6 +6,7 @@ next one. Knows files and their names, not what is in them.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -24,10 +25,16 @@ INTERVAL = 2.0
 GROWING_INTERVAL = 15.0
 
 #: Seconds before a failed upload is tried again, and for how long after the end of the run.
-AGAIN, AFTERWARDS = 5.0, 300.0
+PAUSE, AFTERWARDS = 5.0, 300.0
 
 #: The file in the local folder that says that the bucket has everything.
 COMPLETE = ".uploaded"
+
+#: The file in the local folder that names the folders that the bucket has, as they were then.
+SENT = ".sent"
+
+#: The way to send what is left.
+AGAIN = "the same command with resume_from_checkpoint=true uploads it"
 
 #: Names of files that are being written.
 UNFINISHED = re.compile(r"\..*|.*\.tmp")
@@ -50,10 +57,22 @@ class Uploads:
         self._due = 0.0
         self._has_failed = False
         #: Folders as they were when they were compared last.
-        self._compared: dict[str, tuple[int, int]] = {}
+        self._compared: dict[str, list[int]] = {}
+        #: Seconds that a signal leaves for a checkpoint and its upload, until that was found to be too few; none for no limit.
+        self._grace: int | None = spec.get("grace")
+        #: Seconds that the slowest checkpoint took to be written.
+        self._written = 0.0
+        self._clear_snapshots()
+
+    def _clear_snapshots(self) -> None:
+        """Removes what readers left that were killed during an upload."""
+        for snapshot in self._output.parent.glob(f".{self._output.name}.*.upload"):
+            if not Path("/proc", snapshot.name.split(".")[-2]).exists():
+                shutil.rmtree(snapshot, ignore_errors=True)
 
     def take(self, events: list[Event]) -> None:
         """Uploads what is new when there are events; after a failure, only when the pause is over."""
+        self._written = max([self._written, *(event.get("seconds", 0.0) for event in events if event["event"] == "checkpoint")])
         if events:
             self._attempt(is_end=False)
 
@@ -63,7 +82,7 @@ class Uploads:
         while not self._attempt(is_end=True):
             if time.monotonic() > until:
                 raise OSError(f"not everything is in {self._remote.address}; all of it is in {self._output}")
-            time.sleep(AGAIN)
+            time.sleep(PAUSE)
         (self._output / COMPLETE).write_text(self._remote.address + "\n", encoding="utf-8")
 
     def _attempt(self, is_end: bool) -> bool:
@@ -87,7 +106,7 @@ class Uploads:
         except (obstore.exceptions.BaseError, OSError) as error:
             if not self._has_failed:
                 self._say(f"the upload to {self._remote.address} failed: {self._remote.why(error)}; it is tried again")
-            self._has_failed, self._due = True, time.monotonic() + AGAIN
+            self._has_failed, self._due = True, time.monotonic() + PAUSE
             return False
         if self._has_failed:
             self._say(f"the upload to {self._remote.address} goes on")
@@ -97,8 +116,7 @@ class Uploads:
     def _send_folder(self, folder: Path) -> None:
         """Sends a folder that the bucket does not have. A snapshot of hard links: the run may remove the folder meanwhile."""
         assert self._there is not None
-        status = folder.stat()
-        seen = (status.st_ino, status.st_mtime_ns)
+        seen = _seen(folder)
         if self._compared.get(folder.name) == seen:
             return
         snapshot = self._output.parent / f".{self._output.name}.{os.getpid()}.upload"
@@ -113,11 +131,24 @@ class Uploads:
                 self._remote.put("manifest.json", self._output / "manifest.json")
                 self._there.pop(folder.name, None)
                 before = [name for name in self._remote.names() if name.startswith(f"{folder.name}/")]
+                begun = time.monotonic()
                 self._remote.put_folder(snapshot, folder.name, known, before)
                 self._there[folder.name] = known
+                self._check_grace(folder.name, time.monotonic() - begun)
         finally:
             shutil.rmtree(snapshot, ignore_errors=True)
         self._compared[folder.name] = seen
+        (self._output / SENT).write_text(json.dumps(self._compared), encoding="utf-8")
+
+    def _check_grace(self, name: str, seconds: float) -> None:
+        """Reports once that a checkpoint and its upload take longer than a signal leaves."""
+        if self._grace is None or step_of(name) is None or self._written + seconds <= self._grace:
+            return
+        self._say(
+            f"{name} took {self._written:.1f} s to be written and {seconds:.1f} s to be uploaded, more than "
+            f"`save_grace_seconds: {self._grace}`: after a signal the run ends before its checkpoint is in {self._remote.address}"
+        )
+        self._grace = None
 
     def _send_files(self) -> None:
         """Sends the files that changed: those of the run itself, and of trackers."""
@@ -153,4 +184,21 @@ def left_behind(output: Path) -> str | None:
     """A message if the bucket does not have everything; None if it has."""
     if (output / COMPLETE).is_file():
         return None
-    return f"not everything was uploaded; all of it is in {output}, and the same command with resume_from_checkpoint=true uploads it"
+    return f"not everything was uploaded; all of it is in {output}, and {AGAIN}"
+
+
+def unsent(output: Path) -> str | None:
+    """The folders that are not in the bucket, with a verb; without any, what else is missing. None before there is a run."""
+    if not (output / "manifest.json").is_file() or (output / COMPLETE).is_file():
+        return None
+    sent = json.loads((output / SENT).read_text()) if (output / SENT).is_file() else {}
+    folders = [of for of in output.iterdir() if WHOLE.fullmatch(of.name) and of.is_dir()]
+    names = [of.name for of in folders if sent.get(of.name) != _seen(of)]
+    names.sort(key=lambda name: (step_of(name) or 0, name))
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}" if names else "the end of the log is"
+
+
+def _seen(folder: Path) -> list[int]:
+    """What changes with a folder's content."""
+    status = folder.stat()
+    return [status.st_ino, status.st_mtime_ns]

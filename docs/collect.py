@@ -24,8 +24,8 @@ SUMMARY = (
 FOR_PROGRAMS = """\
 Without a terminal: `surogate init MODEL DATASET` writes run.yaml, `surogate schema` prints its JSON schema, `surogate plan run.yaml --json` \
 says what a run takes, `surogate sft run.yaml --json` prints the log as JSON lines, `surogate status OUTPUT_DIR --json` says how far a \
-run is. Exit codes: 0 success, 1 the run failed, 2 options, 3 memory, 4 data, 5 the loss diverged, 6 another node was lost, 130, 138 and \
-143 after a signal. `--resume-from-checkpoint true` continues a run with the same command.
+run is. Exit codes: 0 success, 1 the run failed, 2 options, 3 memory, 4 data, 5 the loss diverged, 6 another node was lost, 130, 138, \
+140 and 143 after a signal. `--resume-from-checkpoint true` continues a run with the same command.
 """
 
 

@@ -395,6 +395,21 @@ def test_a_signal_saves_and_ends(run_file, number, code):
     assert len(list(folder.glob("checkpoint-*/state.json"))) == 1
 
 
+def test_a_signal_ends_the_run_at_its_next_checkpoint(run_file):
+    path, folder = run_file
+    words = [sys.executable, "-m", "surogate", "sft", str(path), "--max-steps", "1000000", "--save-steps", "40"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if line.startswith("Step 3/"):
+                process.send_signal(signal.SIGUSR2)
+                break
+        rest = process.stdout.read()
+    assert process.returncode == 140 and "saving a checkpoint" not in rest, rest
+    *_, last = re.findall(r"^Step (\d+)/", rest, re.MULTILINE)
+    (saved,) = (int(of.parent.name.removeprefix("checkpoint-")) for of in folder.glob("checkpoint-*/state.json"))
+    assert saved == int(last) + 1 and saved % 40 == 0
+
+
 def test_a_second_interrupt_ends_the_run_at_once(run_file):
     path, folder = run_file
     words = [sys.executable, "-m", "surogate", "sft", str(path)]

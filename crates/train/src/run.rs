@@ -48,6 +48,11 @@ pub trait Observer {
     /// before the first step, where nothing is kept; before every batch of an evaluation and every tensor of a result,
     /// which are given up. True ends the run, after a checkpoint if a step was done.
     fn interrupted(&mut self) -> bool;
+
+    /// Asked after every checkpoint that is written in the course of the run. True ends the run there.
+    fn ends_at_checkpoint(&mut self) -> bool {
+        false
+    }
 }
 
 /// The way in which a run ended.
@@ -84,6 +89,10 @@ impl Observer for OfAll<'_> {
 
     fn interrupted(&mut self) -> bool {
         self.nodes.wished() || self.observer.interrupted()
+    }
+
+    fn ends_at_checkpoint(&mut self) -> bool {
+        self.observer.ends_at_checkpoint()
     }
 }
 

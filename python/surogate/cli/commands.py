@@ -2,7 +2,7 @@
 
 Does not know what any option means. Exit codes: 0 success, 1 the run failed, 2 wrong
 configuration or usage, 3 does not fit in memory, 4 the data check failed, 5 the loss diverged,
-6 another node was lost, 130, 143 and 138 for SIGINT, SIGTERM and SIGUSR1.
+6 another node was lost, 130, 143, 138 and 140 for SIGINT, SIGTERM, SIGUSR1 and SIGUSR2.
 """
 
 from __future__ import annotations

@@ -18,6 +18,9 @@ from ..terminal import warn
 #: Signals after which a run saves and ends.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
+#: The signal after which a run ends at its next checkpoint.
+AT_CHECKPOINT = signal.SIGUSR2
+
 
 class Watch:
     """The signals of a run, and the time that they leave."""
@@ -54,7 +57,7 @@ class Watch:
             os._exit(128 + number)
         self._interrupted = self._interrupted or number == signal.SIGINT
         _native.signalled(number)
-        if self.number is None:
+        if number in ENDING and self.number is None:
             self.number = number
             if self._grace is not None:
                 self._until = time.monotonic() + self._grace
@@ -92,14 +95,15 @@ def signals(grace: int | None = None, late: Callable[[str], None] = lambda reaso
     end, begin = os.pipe()
     os.set_blocking(begin, False)
     pipe = signal.set_wakeup_fd(begin, warn_on_full_buffer=False)
-    handlers = [signal.signal(number, watch.answer) for number in ENDING]
+    taken = (*ENDING, AT_CHECKPOINT)
+    handlers = [signal.signal(number, watch.answer) for number in taken]
     listener = threading.Thread(target=_listen, args=(end, watch), name="signals", daemon=True)
     listener.start()
     try:
         yield watch
     finally:
         watch.engine_is_done()
-        for number, handler in zip(ENDING, handlers, strict=True):
+        for number, handler in zip(taken, handlers, strict=True):
             # A handler that was not installed by Python is not known to it.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(pipe)
@@ -111,5 +115,5 @@ def signals(grace: int | None = None, late: Callable[[str], None] = lambda reaso
 
 def _listen(end: int, watch: Watch) -> None:
     while (number := os.read(end, 1)[0]) != 0:
-        if number in ENDING:
+        if number in (*ENDING, AT_CHECKPOINT):
             watch.take(number)

@@ -9,7 +9,7 @@ mod panel;
 use std::fs::File;
 use std::io::{BufReader, IsTerminal, Write, stdout};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -49,12 +49,25 @@ pub fn unsaid() -> Vec<String> {
 /// The number of the signal that ends the run; 0 for none.
 static SIGNAL: AtomicU8 = AtomicU8::new(0);
 
+/// True if the run ends at its next checkpoint.
+static AT_CHECKPOINT: AtomicBool = AtomicBool::new(false);
+
+/// The signal that ends a run at its next checkpoint.
+const SIGUSR2: u8 = 12;
+
 /// SIGTERM, which stands for a signal that another node received.
 const SIGTERM: u8 = 15;
 
 /// Notes that a signal was received; 0 forgets those before.
 pub fn signalled(number: u8) {
-    SIGNAL.store(number, Ordering::SeqCst);
+    match number {
+        SIGUSR2 => AT_CHECKPOINT.store(true, Ordering::SeqCst),
+        0 => {
+            AT_CHECKPOINT.store(false, Ordering::SeqCst);
+            SIGNAL.store(0, Ordering::SeqCst);
+        }
+        number => SIGNAL.store(number, Ordering::SeqCst),
+    }
 }
 
 /// Writes the path of a run's log to files. Readers that have exited are ignored.
@@ -88,6 +101,7 @@ impl Console {
     /// 128 and the signal that was received here; else it was received by another node, and this one is ended.
     pub fn exit_code(&self) -> u8 {
         match SIGNAL.load(Ordering::SeqCst) {
+            0 if AT_CHECKPOINT.load(Ordering::SeqCst) => 128 + SIGUSR2,
             0 => 128 + SIGTERM,
             signal => 128 + signal,
         }
@@ -178,6 +192,10 @@ impl Observer for Console {
 
     fn interrupted(&mut self) -> bool {
         SIGNAL.load(Ordering::SeqCst) != 0
+    }
+
+    fn ends_at_checkpoint(&mut self) -> bool {
+        AT_CHECKPOINT.load(Ordering::SeqCst)
     }
 }
 

@@ -194,6 +194,9 @@ impl Run {
             }
             if is_to_keep(trainer) || self.when.saves(done) {
                 self.save(trainer, observer)?;
+                if done < total && observer.ends_at_checkpoint() {
+                    return self.stop(trainer, observer);
+                }
             }
         }
         if let Some(why) = trainer.stalled().filter(|_| trainer.steps_done() < total) {

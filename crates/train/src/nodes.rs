@@ -12,7 +12,7 @@ use net::{Channel, Facts, Failure, JoinError, LOST, Nodes, Place, Token};
 
 use options::Setting;
 
-use crate::config::{Config, Problem};
+use crate::config::{Config, Distributed, Problem};
 use crate::device::{Device, DeviceRequest};
 use crate::encoded::CACHE_VARIABLE;
 use crate::error::{Result, TrainError};
@@ -87,12 +87,22 @@ pub fn starts_on_ray(config: &Config) -> bool {
 }
 
 fn is_for_ray(config: &Config, environment: Environment<'_>) -> bool {
-    let written = |name: &str| config.is_written(&format!("distributed.{name}"));
     let of = &config.multi_node.distributed;
-    let launched = LAUNCHERS.iter().any(|name| environment(name).is_some());
-    match of.node_rank.is_some() || of.rendezvous.is_some() {
-        true => false,
-        false => written("ray_address") || (config.nodes() > 1 && !launched),
+    let on_ray = config.is_written("distributed.ray_address");
+    launcher(of, on_ray, environment).is_none() && (on_ray || of.most_nodes() > 1)
+}
+
+/// Returns the option or variable that makes this process one of the nodes; none if Ray starts them. `on_ray`: the address of
+/// a cluster is given.
+pub(crate) fn launched_by(of: &Distributed, on_ray: bool) -> Option<&'static str> {
+    launcher(of, on_ray, &of_process)
+}
+
+fn launcher(of: &Distributed, on_ray: bool, environment: Environment<'_>) -> Option<&'static str> {
+    match (&of.node_rank, &of.rendezvous) {
+        (Some(_), _) => Some("distributed.node_rank"),
+        (None, Some(_)) => Some("distributed.rendezvous"),
+        (None, None) => LAUNCHERS.into_iter().find(|name| !on_ray && environment(name).is_some()),
     }
 }
 
@@ -411,6 +421,7 @@ mod tests {
             ("{num_nodes: 2}", slurm, false),
             ("{num_nodes: 2, ray_address: auto}", slurm, true),
             ("{ray_address: local}", none, true),
+            ("{max_nodes: 2}", none, true),
             ("{num_nodes: 2, ray_address: auto, node_rank: 1}", none, false),
             ("{num_nodes: 2, rendezvous: 'h:1'}", none, false),
         ] {

@@ -233,6 +233,7 @@ fn check_nodes(config: &Config, reader: &mut Reader) {
         let message = format!("`distributed.min_nodes: {least}` is more than `distributed.num_nodes: {nodes}`");
         reader.report("distributed.min_nodes", message, Some("lower it".into()));
     }
+    super::distributed::check_max_nodes(config, reader);
     if of.max_restarts > 0 && matches!(config.run.resume_from_checkpoint, Resume::From(_)) {
         let message =
             "`distributed.max_restarts` does not go with a `resume_from_checkpoint` that names a folder".to_owned();
@@ -245,7 +246,7 @@ fn check_nodes(config: &Config, reader: &mut Reader) {
         let message = format!("`distributed.ray_address: {address}`, expected `auto`, `local` or `ray://host:port`");
         reader.report("distributed.ray_address", message, None);
     }
-    if nodes > 1 && config.hardware.device != Setting::Value(Device::Cpu) && !reader.is_faulty("device") {
+    if of.most_nodes() > 1 && config.hardware.device != Setting::Value(Device::Cpu) && !reader.is_faulty("device") {
         check_nodes_of_gpus(config, reader);
     }
 }

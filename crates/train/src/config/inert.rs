@@ -42,7 +42,7 @@ pub fn notes(config: &Config) -> Vec<String> {
         ),
         (
             &["node_rank", "rendezvous", "timeout", "min_nodes", "worker_output_dir"],
-            when(config.nodes() == 1, "with `distributed.num_nodes: 1`"),
+            when(config.multi_node.distributed.most_nodes() == 1, "with `distributed.num_nodes: 1`"),
         ),
         (&["sample_tokens"], when(config.logging.sample_prompts.is_empty(), "without `sample_prompts`")),
         (&["wandb_project", "wandb_name"], when(!reports(Reporter::Wandb), "without `wandb` in `report_to`")),

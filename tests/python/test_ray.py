@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from surogate.errors import ConfigError, RunError
 from surogate.launch import cluster as launch_cluster
-from surogate.launch import job
+from surogate.launch import ends as launch_ends
 from surogate.launch.cluster import Machine
-from surogate.launch.job import End
+from surogate.launch.ends import End
 from surogate.launch.node import Node, Start
 from test_nodes import ended, start, steps, tensors, until_steps, written
 
@@ -184,6 +184,49 @@ def test_without_restarts_a_lost_node_ends_the_run_by_name(tmp_path: Path, ray: 
     assert not processes_of(path)
 
 
+def until_count(output: Path, count: int) -> None:
+    """Waits for a number of steps."""
+    deadline = time.monotonic() + 180
+    while len(steps(output)) < count:
+        assert time.monotonic() < deadline, f"{count} steps are not done"
+        time.sleep(0.2)
+
+
+def test_a_machine_that_joins_is_used_and_the_losses_stay_in_their_band(tmp_path: Path, ray: Any) -> None:
+    ray.remove_node(next(iter(ray.worker_nodes)))
+    ray.wait_for_nodes()
+    # Six rows a step, ten steps an epoch.
+    more = {**MANY, "save_steps": 25, "save_total_limit": 2, "gradient_accumulation_steps": 3, "warmup_steps": 10}
+    straight, grown = (written(tmp_path / name, **more) for name in ("straight", "grown"))
+    leader = on_ray(ray, grown, named(grown), "--set=distributed.max_nodes=3", count=2)
+    output = grown.parent / "output"
+    until_steps(output)
+    ray.add_node(num_cpus=2, object_store_memory=STORE)
+    (log,) = output.glob("log-*.json")
+    deadline = time.monotonic() + 180
+    while '"event":"resume"' not in log.read_text():
+        assert leader.poll() is None and time.monotonic() < deadline, "the run does not grow"
+        time.sleep(0.2)
+    until_count(output, len(steps(output)) + 50)
+    leader.send_signal(signal.SIGTERM)
+    ((code, text),) = ended([leader], 60)
+    assert code == 143 and "Nodes: 3\n" in text and "restart 1" not in text and not processes_of(grown), text
+    (place,) = map(int, re.findall(r"^a further node: going on with 3 nodes from checkpoint step (\d+)$", text, re.MULTILINE))
+    found = steps(output)
+    undisturbed = start(straight, "--set=gpus=2")
+    until_steps(straight.parent / "output")
+    until_count(straight.parent / "output", len(found))
+    undisturbed.send_signal(signal.SIGTERM)
+    ((code, text),) = ended([undisturbed])
+    assert code == 143, text
+    expected = steps(straight.parent / "output")[: len(found)]
+    assert place > 0 and place % 25 == 0 and found[:place] == expected[:place]
+    assert [step["step"] for step in found] == [step["step"] for step in expected], "no step is lost, and none is done twice"
+    assert {step["tokens"] for step in found} == {step["tokens"] for step in expected}
+    epochs = [[sum(step["loss"] for step in of[at : at + 10]) / 10 for at in range(0, len(of) - 9, 10)] for of in (found, expected)]
+    assert epochs[0] == pytest.approx(epochs[1], rel=0.05)
+
+
 @pytest.mark.long
 def test_a_run_goes_on_with_the_machines_that_are_left(tmp_path: Path, ray: Any) -> None:
     """Last: the cluster has a machine less after it."""
@@ -213,13 +256,13 @@ MACHINE = [Machine(str(number), f"10.0.0.{number}", f"m{number}", 8, 0) for numb
     ],
 )
 def test_the_root_cause_is_told_with_its_machine(ends: dict[int, tuple[int, str]], code: int, text: str) -> None:
-    assert job.verdict({number: End(*end) for number, end in ends.items()}, MACHINE) == (code, text)
+    assert launch_ends.verdict({number: End(*end) for number, end in ends.items()}, MACHINE) == (code, text)
 
 
 def test_the_last_words_of_a_process_are_its_reason() -> None:
     words = ["surogate: wandb receives no more data", "surogate: cannot write x", "  hint: free some space"]
-    assert job.ending(1, words) == End(1, "cannot write x\n  hint: free some space")
-    assert job.ending(-9, []) == End(6, "its process was killed by signal 9")
+    assert launch_ends.ending(1, words) == End(1, "cannot write x\n  hint: free some space")
+    assert launch_ends.ending(-9, []) == End(6, "its process was killed by signal 9")
 
 
 def test_what_a_node_is_started_with_shows_no_token() -> None:
@@ -228,17 +271,11 @@ def test_what_a_node_is_started_with_shows_no_token() -> None:
 
 
 def test_machines_must_be_alike() -> None:
-    job.compare(MACHINE, [{"a": "1"}] * 3)
+    launch_cluster.compare(MACHINE, [{"a": "1"}] * 3)
     with pytest.raises(ConfigError) as refused:
-        job.compare(MACHINE, [{"a": "1"}, {"a": "2"}, {"a": "1", "NVIDIA driver": "580"}])
+        launch_cluster.compare(MACHINE, [{"a": "1"}, {"a": "2"}, {"a": "1", "NVIDIA driver": "580"}])
     assert "a: 1 on 10.0.0.0 (m0), 2 on 10.0.0.1 (m1)" in str(refused.value)
     assert "NVIDIA driver: none on 10.0.0.0 (m0)" in str(refused.value)
-
-
-def test_fewer_nodes_keep_the_rows_of_a_step() -> None:
-    wanted = job.Wanted(True, "auto", 4, 2, 1, 0, 60, 1, 3, False, "output")
-    assert [wanted.fitting(machines) for machines in (5, 4, 3, 2, 1)] == [4, 4, 3, 2, 0]
-    assert job.Wanted(True, "auto", 4, 3, 1, 0, 60, 1, 2, False, "output").fitting(3) == 0
 
 
 def test_what_starts_nodes_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,6 +229,8 @@ impl Config {
             "ray_address": of.ray_address,
             "num_nodes": of.num_nodes,
             "min_nodes": of.min_nodes.unwrap_or(of.num_nodes),
+            "max_nodes": of.most_nodes(),
+            "saves": self.config.run.save_strategy != config::Strategy::No,
             "ranks": self.config.local_ranks(),
             "timeout": of.timeout,
             "max_restarts": of.max_restarts,

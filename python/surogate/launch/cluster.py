@@ -55,6 +55,22 @@ class Machine:
     def __str__(self) -> str:
         return f"{self.address} ({self.host})" if self.host != self.address else self.address
 
+    def has_place(self, gpus: int) -> bool:
+        """True if it has a CPU and as many GPUs, whoever uses them."""
+        return self.cpus >= 1 and self.gpus >= gpus
+
+
+def compare(machines: list[Machine], facts: list[dict[str, str]]) -> None:
+    """Raises ConfigError with all that machines do not have in common."""
+    names = sorted({name for of in facts for name in of})
+    differing = [name for name in names if len({of.get(name) for of in facts}) > 1]
+    if differing:
+        lines = [
+            f"  {name}: " + ", ".join(f"{of.get(name, 'none')} on {machine}" for machine, of in zip(machines, facts, strict=True))
+            for name in differing
+        ]
+        raise ConfigError("\n".join(["the machines of the cluster are not alike:", *lines]))
+
 
 class Lost(Exception):
     """A worker is gone or does not answer."""
@@ -225,56 +241,66 @@ class Cluster:
 
     def workers(self, machines: list[Machine], gpus: int, seconds: float) -> Workers:
         """A worker on each, with a CPU and `gpus` GPUs. Errors: the cluster has no room in time, a worker does not answer."""
-        return Workers(self._ray, self._call, self._head, machines, gpus, seconds, self.is_local)
+        workers = self.room(machines, gpus)
+        try:
+            workers.wait_for_room(seconds)
+            workers.start()
+        except BaseException:
+            workers.close()
+            raise
+        return workers
+
+    def room(self, machines: list[Machine], gpus: int) -> Workers:
+        """The workers of these machines before they are started: their room is requested, and not waited for."""
+        return Workers(self._ray, self._call, self._head, machines, gpus, self.is_local)
+
+    def answers(self) -> bool:
+        """True if the head of the cluster answers."""
+        return self._head.answers()
 
 
 class Workers:
     """A worker on each of some machines, by number."""
 
-    def __init__(
-        self, ray: Any, call: Calls, head: Head, machines: list[Machine], gpus: int, seconds: float, together: bool
-    ) -> None:
+    def __init__(self, ray: Any, call: Calls, head: Head, machines: list[Machine], gpus: int, together: bool) -> None:
         self._ray = ray
         self._call = call
         self._head = head
         self.machines = machines
         self._actors: list[Any] = []
-        bundle = {"CPU": 1.0} | ({"GPU": float(gpus)} if gpus else {})
+        self._bundle = {"CPU": 1.0} | ({"GPU": float(gpus)} if gpus else {})
         places = [{"ray.io/node-id": machine.id} for machine in machines]
         strategy = "PACK" if together else "STRICT_SPREAD"
-        bundles = [bundle] * len(machines)
+        bundles = [self._bundle] * len(machines)
         self._group = call(ray.util.placement_group, bundles, strategy, bundle_label_selector=places)
-        try:
-            self._start(bundle, seconds)
-        except BaseException:
-            self.close()
-            raise
 
-    def _wait(self, seconds: float) -> bool:
-        """True if there is room in time. Raises `Lost` if a machine is gone meanwhile."""
+    def has_room(self, seconds: float) -> bool:
+        """True if there is room for all, within a time."""
+        return bool(self._call(self._group.wait, seconds))
+
+    def wait_for_room(self, seconds: float) -> None:
+        """Errors: there is no room in time; `Lost` if a machine is gone meanwhile."""
         until = time.monotonic() + seconds
-        while not self._call(self._group.wait, min(LOOK, max(0.0, until - time.monotonic()))):
+        while not self.has_room(min(LOOK, max(0.0, until - time.monotonic()))):
             self.wait_for_head()
             alive = {node["NodeID"] for node in self._call(self._ray.nodes) if node["Alive"]}
             for number, machine in enumerate(self.machines):
                 if machine.id not in alive:
                     raise Lost(number, "Ray has lost it")
             if time.monotonic() > until:
-                return False
-        return True
+                wanted = ", ".join(f"{int(count)} {name}" for name, count in self._bundle.items())
+                names = ", ".join(str(machine) for machine in self.machines)
+                text = f"Ray gives no room for a worker with {wanted} on each of {names}, waited {seconds:.0f} s"
+                raise RunError(f"{text}\n  hint: other jobs use them: see `ray status`")
 
-    def _start(self, bundle: dict[str, float], seconds: float) -> None:
+    def start(self) -> None:
+        """Starts the workers in their room."""
         ray = self._ray
-        if not self._wait(seconds):
-            wanted = ", ".join(f"{int(count)} {name}" for name, count in bundle.items())
-            names = ", ".join(str(machine) for machine in self.machines)
-            text = f"Ray gives no room for a worker with {wanted} on each of {names}, waited {seconds:.0f} s"
-            raise RunError(f"{text}\n  hint: other jobs use them: see `ray status`")
         kind = ray.remote(Worker)
         for number in range(len(self.machines)):
             place = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, number)
             options = {"max_restarts": 0, "max_concurrency": CALLS, "scheduling_strategy": place}
-            resources = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0)}
+            resources = {"num_cpus": self._bundle["CPU"], "num_gpus": self._bundle.get("GPU", 0)}
             self._actors.append(self._call(kind.options(**options, **resources).remote))
 
     def __len__(self) -> int:
@@ -316,6 +342,11 @@ class Workers:
         """The calls that are done, as soon as there is one."""
         done, _ = self._call(self._ray.wait, calls, num_returns=1, timeout=seconds)
         return list(done)
+
+    def are_done(self, calls: list[Any]) -> bool:
+        """True if all calls are done by now."""
+        done, _ = self._call(self._ray.wait, calls, num_returns=len(calls), timeout=0.1)
+        return len(done) == len(calls)
 
     def check_head(self) -> None:
         """Raises NodeLostError where the head of the cluster is lost."""

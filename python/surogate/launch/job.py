@@ -1,5 +1,5 @@
 """Leads a run on a Ray cluster: chooses machines, starts a node on each, shows what node 0 says, and starts all of them
-again from the last checkpoint where one was lost.
+again from the last checkpoint where one was lost or further machines are there.
 
 A node gets its number, an address and a token, and is from then on what it is by hand. Knows no option but those of
 `distributed`.
@@ -8,6 +8,7 @@ A node gets its number, an address and a token, and is from then on what it is b
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import secrets
@@ -19,19 +20,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .. import _native, errors
+from .. import _native
 from ..errors import ConfigError, NodeLostError, RunError
 from ..terminal import show, warn
-from .cluster import Cluster, Lost, Machine, Workers
+from .cluster import Cluster, Lost, Machine, Workers, compare
+from .ends import AT_CHECKPOINT, DIVERGED, EXCEPTIONS, LOST, End, cause, ending, verdict
+from .growth import TRIAL, Growth, LeftOut
 from .node import Said, Start
+from .wanted import Wanted
 
 #: Variables that every node gets from the process that leads.
 FORWARDED = re.compile(
     r"(NCCL|SUROGATE|HF|HUGGING_FACE|WANDB|AIM|AWS|GOOGLE|SSL|REQUESTS|RUST|TOKENIZERS)_.*|(https?|no|all)_proxy|NO_COLOR", re.I
 )
 
-#: What a process ends with where another node is gone: the run is worth starting again.
-LOST = 6
+#: Seconds between two requests to end at the next checkpoint: one that comes early in the process' life has no effect.
+REQUEST = 5.0
+
+#: Seconds that node 0 has to name its newest checkpoint, after another one has failed.
+NEWEST = 10.0
 
 #: Seconds that the others have to notice the end of a node.
 NOTICED = 45.0
@@ -48,47 +55,17 @@ WORDS = 50
 #: Between two looks at the cluster, seconds.
 LOOK = 1.0
 
-EXCEPTIONS = {
-    2: ConfigError,
-    3: errors.MemoryPlanError,
-    4: errors.DataError,
-    5: errors.DivergedError,
-    LOST: NodeLostError,
-}
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """The options of nodes."""
-
-    on_ray: bool
-    ray_address: str
-    num_nodes: int
-    min_nodes: int
-    #: Ranks of each node, and how many of them are GPUs.
-    ranks: int
-    gpus: int
-    timeout: int
-    max_restarts: int
-    #: Micro-batches that each rank accumulates; its rows of a step where `batch_size` gives those of all.
-    accumulation: int
-    #: Whether the engine divides the rows of `batch_size`.
-    divides_rows: bool
-    output_dir: str
-
-    def fitting(self, machines: int) -> int:
-        """The most nodes, on these machines, whose steps have as many rows; 0 where there are too few."""
-        of_all = self.num_nodes * self.accumulation
-        counts = range(min(machines, self.num_nodes), self.min_nodes - 1, -1)
-        return next((count for count in counts if of_all % count == 0), 0)
-
 
 @dataclass
-class End:
-    """The end of a node: its exit code, and its last words."""
+class Attempt:
+    """The end of all nodes after a start."""
 
     code: int
-    words: str
+    #: Why it is that code.
+    text: str
+    machines: list[Machine]
+    #: True if there were more nodes than before, and the run has not gone on with them.
+    is_refused: bool
 
 
 @dataclass
@@ -115,6 +92,13 @@ class Job:
     is_told: bool
     #: Machine of node 0, which has the run's files.
     _leader: Machine | None = None
+    #: Machines with which the run has worked last; none before its first end.
+    _known: list[Machine] = field(default_factory=list)
+    #: Facts that its machines have in common.
+    _facts: dict[str, str] = field(default_factory=dict)
+    #: Step of the checkpoint from which the nodes were started.
+    _step: int | None = None
+    _left_out: LeftOut = field(default_factory=LeftOut)
     _signals: list[int] = field(default_factory=list)
 
     def lead(self) -> int:
@@ -122,72 +106,136 @@ class Job:
         with Cluster(self.wanted.ray_address, self.wanted.num_nodes) as cluster:
             restarts = 0
             while True:
-                code, text = self._attempt(cluster, restarts > 0)
-                if code != LOST or restarts == self.wanted.max_restarts or self._signals:
+                attempt = self._attempt(cluster)
+                if self._signals:
                     break
-                restarts += 1
-                warn(f"surogate: {text}")
-                warn(f"surogate: restart {restarts} of {self.wanted.max_restarts}, from the last checkpoint")
-        if code == 0 or code > 128:
-            return code
-        raise EXCEPTIONS.get(code, RunError)(text)
+                if attempt.is_refused:
+                    self._leave_out(attempt.machines, attempt.text)
+                elif attempt.code == AT_CHECKPOINT:
+                    self._known = attempt.machines
+                elif attempt.code == LOST and restarts < self.wanted.max_restarts:
+                    self._known = attempt.machines
+                    restarts += 1
+                    warn(f"surogate: {attempt.text}")
+                    warn(f"surogate: restart {restarts} of {self.wanted.max_restarts}, from the last checkpoint")
+                else:
+                    break
+        if attempt.code == AT_CHECKPOINT:
+            return 128 + self._signals[-1]
+        if attempt.code == 0 or attempt.code > 128:
+            return attempt.code
+        raise EXCEPTIONS.get(attempt.code, RunError)(attempt.text)
 
-    def _attempt(self, cluster: Cluster, is_restart: bool) -> tuple[int, str]:
-        """All nodes from their start to their end: an exit code, and why it is that."""
-        workers = self._gather(cluster, is_restart)
+    def _attempt(self, cluster: Cluster) -> Attempt:
+        """All nodes from their start to their end."""
+        workers = self._gather(cluster)
+        machines = workers.machines
+        growth = Growth(cluster, self.wanted, machines, self._facts, self._left_out)
         try:
-            self._start(workers, is_restart)
-            ends = self._follow(workers)
+            self._start(workers)
+            ends = self._follow(workers, growth)
+            is_refused = self._is_larger(machines) and self._is_refused(workers, ends)
         except Lost as lost:
             ends = {lost.number: End(LOST, lost.why)}
+            is_refused = self._is_larger(machines) and self._is_new(machines[lost.number])
+        except NodeLostError:
+            raise
+        except RunError as error:
+            if not self._is_larger(machines):
+                raise
+            return Attempt(1, str(error), machines, True)
         finally:
+            growth.close()
             workers.close()
-        return verdict(ends, workers.machines)
+        return Attempt(*verdict(ends, machines), machines, is_refused)
 
-    def _gather(self, cluster: Cluster, is_restart: bool) -> Workers:
+    def _is_larger(self, machines: list[Machine]) -> bool:
+        """True if there are more machines than the run had before; false at its first start."""
+        return 0 < len(self._known) < len(machines)
+
+    def _is_new(self, machine: Machine) -> bool:
+        return bool(self._known) and machine.id not in {known.id for known in self._known}
+
+    def _is_refused(self, workers: Workers, ends: dict[int, End]) -> bool:
+        """True if the nodes ended before they have written a checkpoint, and not for a reason that fewer would have, too."""
+        if 0 in ends and (ends[0].code == 0 or ends[0].code > 128):
+            return False
+        number, end = cause(ends)
+        if end.code == DIVERGED or (end.code == LOST and not self._is_new(workers.machines[number])):
+            return False
+        try:
+            newest = self._newest(workers)
+        except (Lost, RunError):
+            return False
+        return newest is None or newest == self._step
+
+    def _newest(self, workers: Workers) -> int | None:
+        """Step of the newest checkpoint that node 0 has."""
+        call = workers.begin(0, "newest", os.getcwd(), self.wanted.checkpoint_dir or self.wanted.output_dir)
+        step: int | None = workers.answer(0, call, NEWEST)
+        return step
+
+    def _leave_out(self, machines: list[Machine], why: str) -> None:
+        """The next start is without the machines that are new among these."""
+        warn(f"surogate: {why}")
+        warn(f"surogate: the run does not go on with {len(machines)} nodes; it goes on with {len(self._known)}")
+        for machine in filter(self._is_new, machines):
+            self._left_out.add(machine, "the run has not gone on with it", float("inf"))
+
+    def _gather(self, cluster: Cluster) -> Workers:
         """A worker for each node, on machines that are alike."""
         begun = time.monotonic()
         until = begun + self.wanted.timeout
         while True:
-            machines = self._choose(cluster, begun, until, is_restart)
+            machines = self._choose(cluster, begun, until)
+            is_larger = self._is_larger(machines)
             workers = None
             try:
-                workers = cluster.workers(machines, self.wanted.gpus, self.wanted.timeout)
-                compare(machines, workers.ask_all("describe"))
+                workers = cluster.workers(machines, self.wanted.gpus, min(self.wanted.timeout, TRIAL if is_larger else math.inf))
+                facts = workers.ask_all("describe")
+                compare(machines, facts)
+                self._facts = facts[0]
                 self._put_leader_first(workers)
                 return workers
             except Lost as lost:
                 if workers:
                     workers.close()
-                if time.monotonic() > until:
+                if self._is_new(machines[lost.number]) and is_larger:
+                    self._leave_out(machines, f"{machines[lost.number]}: {lost.why}")
+                elif time.monotonic() > until:
                     raise NodeLostError(f"{machines[lost.number]}: {lost.why}") from None
-            except BaseException:
+            except BaseException as error:
                 if workers:
                     workers.close()
-                raise
+                if not is_larger or not isinstance(error, (RunError, ConfigError)) or isinstance(error, NodeLostError):
+                    raise
+                self._leave_out(machines, str(error))
             time.sleep(LOOK)
 
-    def _choose(self, cluster: Cluster, begun: float, until: float, is_restart: bool) -> list[Machine]:
-        """Machines for the nodes: at the start the number that is wanted, later those that are there in time."""
+    def _choose(self, cluster: Cluster, begun: float, until: float) -> list[Machine]:
+        """Machines for the nodes: at the start the number that is wanted, later those that are there in time. Those that the
+        run had before come first."""
         wanted = self.wanted
+        places = {machine.id: place for place, machine in enumerate(self._known)}
         while True:
             alive = cluster.machines()
-            fit = [machine for machine in alive if machine.cpus >= 1 and machine.gpus >= wanted.gpus]
-            places = wanted.num_nodes if cluster.is_local else len(fit)
+            fit = [machine for machine in alive if machine.has_place(wanted.gpus) and machine not in self._left_out]
+            fit.sort(key=lambda machine: places.get(machine.id, len(places)))
             if cluster.is_local:
                 fit = fit * wanted.num_nodes
             is_late = time.monotonic() > min(until, begun + RETURN)
-            if places >= wanted.num_nodes:
-                return fit[: wanted.num_nodes]
-            if is_restart and is_late and (count := wanted.fitting(places)):
+            if count := wanted.starting(len(fit), len(self._known), is_late):
                 return fit[:count]
-            if not is_restart or time.monotonic() > until:
-                raise (NodeLostError if is_restart else RunError)(_too_few(wanted, alive))
+            if not self._known or time.monotonic() > until:
+                raise (NodeLostError if self._known else RunError)(_too_few(wanted, alive))
             time.sleep(LOOK)
 
     def _put_leader_first(self, workers: Workers) -> None:
         """Node 0 is where the run's files are. Raises `Lost` where no machine has them."""
-        if self._leader is not None and self._leader.id not in {machine.id for machine in workers.machines}:
+        ids = [machine.id for machine in workers.machines]
+        if self._leader is not None and self._leader.id in ids:
+            workers.put_first(ids.index(self._leader.id))
+        elif self._leader is not None:
             seen = workers.ask_all("sees", os.getcwd(), self.wanted.output_dir)
             if True not in seen:
                 text = f"node 0 was {self._leader}, and no other machine has its `output_dir: {self.wanted.output_dir}`"
@@ -195,10 +243,16 @@ class Job:
             workers.put_first(seen.index(True))
         self._leader = workers.machines[0]
 
-    def _start(self, workers: Workers, is_restart: bool) -> None:
+    def _start(self, workers: Workers) -> None:
         wanted, machines = self.wanted, workers.machines
         count = len(machines)
+        if self._known:
+            self._step = self._newest(workers)
         if self.is_told:
+            if further := sum(map(self._is_new, machines)) if self._is_larger(machines) else 0:
+                nodes = "a further node" if further == 1 else f"{further} further nodes"
+                place = "the start" if self._step is None else f"checkpoint step {self._step}"
+                show(f"{nodes}: going on with {count} nodes from {place}")
             show("Ray: " + ", ".join(f"node {number} is {machine}" for number, machine in enumerate(machines)))
         address = machines[0].address
         host = f"[{address}]" if ":" in address else address
@@ -207,10 +261,11 @@ class Job:
             "distributed.rendezvous": f"{host}:{workers.ask(0, 'free_port', address)}",
             "distributed.max_restarts": 0,
             "distributed.min_nodes": "null",
+            "distributed.max_nodes": "null",
         }
         if count != wanted.num_nodes and not wanted.divides_rows:
             given["gradient_accumulation_steps"] = wanted.accumulation * wanted.num_nodes // count
-        if is_restart:
+        if self._known:
             given["resume_from_checkpoint"] = "true"
         words = [*self.arguments, *(f"--set={name}={value}" for name, value in given.items())]
         environment = {name: value for name, value in os.environ.items() if FORWARDED.fullmatch(name)}
@@ -224,12 +279,14 @@ class Job:
         for number, call in enumerate(calls):
             workers.answer(number, call, NOTICED)
 
-    def _follow(self, workers: Workers) -> dict[int, End]:
-        """Shows what node 0 says, until all nodes have ended; how they did. Raises NodeLostError where the head is lost."""
+    def _follow(self, workers: Workers, growth: Growth) -> dict[int, End]:
+        """Shows what node 0 says, until all nodes have ended; how they did. With further machines the end comes at the next
+        checkpoint. Raises NodeLostError where the head is lost."""
         ends: dict[int, End] = {}
         words = [Words() for _ in workers.machines]
         calls = {workers.begin(number, "say", LOOK): number for number in range(len(workers))}
         failed_at = None
+        requested_at = -math.inf
         head_lost: NodeLostError | None = None
         with self._signals_passed_to(workers, ends):
             while calls:
@@ -255,8 +312,11 @@ class Job:
                     except NodeLostError as lost:
                         # The nodes know it themselves.
                         head_lost, failed_at = lost, time.monotonic() - NOTICED + SAVES
-                if failed_at is None and any(end.code for end in ends.values()):
+                if failed_at is None and any(0 < end.code <= 128 for end in ends.values()):
                     failed_at = time.monotonic()
+                if not ends and head_lost is None and growth.look() and time.monotonic() > requested_at + REQUEST:
+                    workers.begin(0, "signal", signal.SIGUSR2)
+                    requested_at = time.monotonic()
                 if failed_at is not None and time.monotonic() > failed_at + NOTICED:
                     break
         if 0 not in ends or ends[0].code:
@@ -268,7 +328,7 @@ class Job:
 
     def _take(self, number: int, said: Said, words: Words) -> None:
         """Shows lines of node 0. Those of standard error wait: the last ones before its end are why it ended."""
-        if number == 0 and not said.code:
+        if number == 0 and (not said.code or said.code > 128):
             for line in words.unshown:
                 warn(line)
             for line in said.lines:
@@ -286,7 +346,7 @@ class Job:
                 raise KeyboardInterrupt
             self._signals.append(number)
 
-        kinds = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+        kinds = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
         before = [signal.signal(kind, remember) for kind in kinds]
         self._passed = 0
         try:
@@ -300,43 +360,6 @@ class Job:
             for number in set(range(len(workers))) - set(ends):
                 workers.begin(number, "signal", self._signals[self._passed])
             self._passed += 1
-
-
-def compare(machines: list[Machine], facts: list[dict[str, str]]) -> None:
-    """Raises ConfigError with all that machines do not have in common."""
-    names = sorted({name for of in facts for name in of})
-    differing = [name for name in names if len({of.get(name) for of in facts}) > 1]
-    if differing:
-        lines = [
-            f"  {name}: " + ", ".join(f"{of.get(name, 'none')} on {machine}" for machine, of in zip(machines, facts, strict=True))
-            for name in differing
-        ]
-        raise ConfigError("\n".join(["the machines of the cluster are not alike:", *lines]))
-
-
-def ending(code: int, words: list[str]) -> End:
-    """The end of a process. One that a signal killed is lost."""
-    begins = [at for at, line in enumerate(words) if line.startswith("surogate: ")]
-    text = "\n".join(words[begins[-1] if begins else 0 :]).strip().removeprefix("surogate: ")
-    if code < 0:
-        return End(LOST, f"its process was killed by signal {-code}" + (f"\n{text}" if text else ""))
-    return End(code, text or f"its process ended with exit code {code}")
-
-
-def verdict(ends: dict[int, End], machines: list[Machine]) -> tuple[int, str]:
-    """The exit code of all and the cause of the end: the root cause with its node, not its consequences elsewhere."""
-    if 0 in ends and (ends[0].code == 0 or ends[0].code > 128):
-        return ends[0].code, ""
-    failed = {number: end for number, end in sorted(ends.items()) if end.code}
-    consequence = re.compile(r"the run was ended by node (\d+): ")
-    roots = [number for number, end in failed.items() if not consequence.match(end.words)]
-    # One that failed by itself, before one that was found missing.
-    roots.sort(key=lambda number: failed[number].code == LOST)
-    number = roots[0] if roots else min(failed)
-    end = failed[number]
-    if match := consequence.match(end.words):
-        number, end = int(match[1]), End(end.code, end.words[match.end() :])
-    return end.code, f"node {number}, {machines[number]}: {end.words}"
 
 
 def _too_few(wanted: Wanted, alive: list[Machine]) -> str:
@@ -355,6 +378,8 @@ def of(options: Namespace, overrides: list[tuple[str, str]], run: str | None, co
     words = [f"--run={run}"] if run else []
     words += [f"--{name}" for name in ("quiet", "json") if getattr(options, name)]
     words += [f"--set={name}={value}" for name, value in overrides]
-    wanted = Wanted(**nodes, gpus=gpus, output_dir=config.output_dir)
+    wanted = Wanted(**nodes, gpus=gpus, output_dir=config.output_dir, checkpoint_dir=config.checkpoint_dir)
+    if unused := wanted.unused():
+        warn(f"surogate: {unused}")
     text = path.read_text(encoding="utf-8")
     return Job(wanted, options.command, path.name, text, words, not (options.quiet or options.json or config.logs_json))

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from ..storage.buckets import is_address
+from ..storage.outputs import folder_of
+from ..storage.remote import step_of
 from ..terminal import warn
 
 #: Variables that tell a process its place among others: those of whoever started the cluster do not count.
@@ -98,6 +100,12 @@ class Node:
         """True if a path exists, which may be relative to a folder. A bucket is seen from everywhere."""
         return is_address(path) or Path(folder, path).exists()
 
+    def newest(self, folder: str, path: str) -> int | None:
+        """The step of the newest checkpoint at a path, which may be relative to a folder; None where there is none."""
+        place = folder_of(path) if is_address(path) else Path(folder, path)
+        steps = [step for of in place.glob("checkpoint-*") if (step := step_of(of.name)) is not None and of.is_dir()]
+        return max(steps, default=None)
+
     def start(self, of: Start) -> None:
         """Starts the process. Errors: a folder that is not there."""
         if not Path(of.folder).is_dir():
@@ -160,7 +168,7 @@ class Node:
             env={**kept, **of.environment},
             # Signals of a terminal are for whoever leads the run, who passes them on.
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=_begin,
         )
 
     def _read_all(self, process: subprocess.Popen[str], started: threading.Event) -> int:
@@ -181,5 +189,7 @@ class Node:
                 self._changed.notify_all()
 
 
-def _end_with_parent() -> None:
+def _begin() -> None:
+    # Until the process has its own handler, which ends it at a checkpoint.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

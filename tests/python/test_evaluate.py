@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +33,31 @@ NAMES = ("choices", "texts", "answers")
 @pytest.fixture(scope="module")
 def stories():
     return surogate.load(STORIES, device=DEVICE)
+
+
+@pytest.fixture(scope="module")
+def harness(tmp_path_factory):
+    """A folder with the installed harness, which knows the tasks of `arc` alone: to read those of all takes 20 seconds."""
+    installed = Path(importlib.util.find_spec("lm_eval").origin).parent
+    folder = tmp_path_factory.mktemp("harness")
+    (folder / "lm_eval" / "tasks").mkdir(parents=True)
+    for file in [*installed.iterdir(), *(installed / "tasks").glob("*.py")]:
+        if file.name not in ("tasks", "__pycache__"):
+            (folder / "lm_eval" / file.relative_to(installed)).symlink_to(file)
+    shutil.copytree(installed / "tasks" / "arc", folder / "lm_eval" / "tasks" / "arc")
+    return folder
+
+
+@pytest.fixture
+def few_tasks(harness, monkeypatch):
+    """The harness of this process knows these tasks, too."""
+    monkeypatch.setattr("lm_eval.tasks.manager.__file__", str(harness / "lm_eval" / "tasks" / "manager.py"))
+
+
+def environment(harness: Path | None, **more: str) -> dict[str, str]:
+    """Variables of a process that imports the harness of a folder, or the installed one."""
+    path = [str(harness or ""), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)), **more}
 
 
 def expected(model: surogate.Model, context: list[int], continuation: list[int]) -> tuple[float, bool]:
@@ -138,12 +165,14 @@ def test_the_numbers_are_those_of_the_harness(capsys, tmp_path):
             assert found["results"][task][metric] == pytest.approx(value, rel=1e-6)
 
 
-def test_the_class_is_known_to_the_harness():
+@pytest.mark.parametrize("tasks", ["few", pytest.param("all", marks=pytest.mark.long)])
+def test_the_class_is_known_to_the_harness(harness, tasks):
     """Its own command line with the class, with examples before each question."""
     place = ["--model_args", f"pretrained={STORIES}", "--device", DEVICE]
     words = ["--model", "surogate", *place, "--tasks", "choices.yaml", "--num_fewshot", "1"]
     words = [sys.executable, "-m", "surogate.harness", *words, "--limit", "3", "--batch_size", "2"]
-    done = subprocess.run(words, cwd=TASKS, capture_output=True, text=True)
+    of = environment(harness if tasks == "few" else None)
+    done = subprocess.run(words, cwd=TASKS, env=of, capture_output=True, text=True)
     assert done.returncode == 0 and "|stories_choices|" in done.stdout.replace(" ", ""), done.stderr
 
 
@@ -186,7 +215,7 @@ def test_a_conversation_that_goes_on_ends_inside_its_last_message():
         (["--tasks", str(TASKS / "choices.yaml"), "--chat"], "has no chat template"),
     ],
 )
-def test_mistakes(capsys, words, said):
+def test_mistakes(capsys, few_tasks, words, said):
     try:
         code = main(["evaluate", str(STORIES), *words])
     except SystemExit as stop:
@@ -207,11 +236,11 @@ def test_a_missing_extra_is_named(capsys, monkeypatch):
     assert "pip install 'surogate[eval]'" in capsys.readouterr().err
 
 
-def test_without_the_data_of_a_task(tmp_path):
+def test_without_the_data_of_a_task(tmp_path, harness):
     """arc_easy is on the Hub, which is out of reach."""
-    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    offline = environment(harness, HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
     words = [sys.executable, "-m", "surogate", "evaluate", str(STORIES), "--tasks", "arc_easy"]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    done = subprocess.run(words, env=offline, capture_output=True, text=True)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "the data of tasks is fetched from the Hub once" in done.stderr, done.stderr
 
@@ -233,22 +262,21 @@ def planted(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["surogate", "surogate.harness"])
-def test_no_code_of_the_working_directory_runs(planted, command):
+def test_no_code_of_the_working_directory_runs(planted, harness, command):
     model = ["evaluate", str(STORIES)]
     if command != "surogate":
         model = ["--model", "surogate", "--model_args", f"pretrained={STORIES}"]
         # Here the harness's own rules hold: files of data are named from the working directory.
         (planted / "choices.jsonl").write_text((TASKS / "choices.jsonl").read_text())
     words = [sys.executable, "-m", command, *model, "--device", DEVICE, "--limit", "2"]
-    environment = {**os.environ, "HF_HOME": "kept", "HF_HUB_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1"}
-    done = subprocess.run(
-        [*words, "--tasks", "tasks/mine.yaml"], cwd=planted, env=environment, capture_output=True, text=True
-    )
+    offline = environment(harness, HF_HOME="kept", HF_HUB_OFFLINE="1", HF_EVALUATE_OFFLINE="1")
+    words += ["--tasks", "tasks/mine.yaml"]
+    done = subprocess.run(words, cwd=planted, env=offline, capture_output=True, text=True)
     assert "code of the working directory" not in done.stdout + done.stderr
     assert done.returncode != 7, done.stderr
 
 
-def test_data_lie_beside_their_task(capsys, tmp_path, monkeypatch):
+def test_data_lie_beside_their_task(capsys, tmp_path, monkeypatch, few_tasks):
     (tmp_path / "tasks").mkdir()
     for name in ("choices.yaml", "choices.jsonl"):
         (tmp_path / "tasks" / name).write_text((TASKS / name).read_text())

@@ -328,9 +328,9 @@ def test_what_does_not_fit_ends_with_3(capsys, run_file):
 
 
 @pytest.fixture
-def seven_billion(tmp_path):
-    """run.yaml of adapters on a 7B shape with random weights."""
-    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "vocab_size": 32000}
+def wide_layers(tmp_path):
+    """run.yaml of adapters on four layers of a 7B shape with random weights: plans of all 32 take half a minute each."""
+    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 4, "vocab_size": 32000}
     heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": False}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral", **sizes, **heads}))
     (tmp_path / "data.jsonl").write_text(json.dumps({"input_ids": [1, 2, 3, 4]}))
@@ -340,29 +340,29 @@ def seven_billion(tmp_path):
     return tmp_path / "run.yaml"
 
 
-def test_a_refusal_names_options_that_make_it_fit(capsys, seven_billion):
-    """On a card of 24 GiB: codes of frozen weights fit, those of trained ones together with these do not."""
-    words = ["plan", seven_billion, "--machine", "rtx3090", "--memory-limit", "12GiB"]
+def test_a_refusal_names_options_that_make_it_fit(capsys, wide_layers):
+    """Codes of frozen weights fit, those of trained ones together with these do not."""
+    words = ["plan", wide_layers, "--machine", "rtx3090", "--memory-limit", "2560MiB"]
     code, _, err = run(capsys, *words)
     assert code == 3 and "`qlora_bnb: true`" in err, err
     assert run(capsys, *words, "--qlora-bnb", "true")[0] == 0
-    words = ["plan", seven_billion, "--machine", "rtx4090", "--recipe", "fp8_hybrid"]
+    words = ["plan", wide_layers, "--machine", "rtx4090", "--memory-limit", "5632MiB", "--recipe", "fp8_hybrid"]
     assert run(capsys, *words)[0] == 0
     code, _, err = run(capsys, *words, "--lora", "false")
     assert code == 3 and "`recipe: bf16`" in err and "`lora: true`" in err, err
     assert run(capsys, *words, "--lora", "false", "--recipe", "bf16")[0] == 0
 
 
-def test_recommended_formats_follow_the_machine(capsys, seven_billion):
+def test_recommended_formats_follow_the_machine(capsys, wide_layers):
     """FP8 products where they were measured and pay, NF4 weights where nothing else fits, neither against one's word."""
-    words = ["plan", seven_billion, "--apply-recommended-values", "true"]
+    words = ["plan", wide_layers, "--apply-recommended-values", "true"]
     chosen = run(capsys, *words, "--machine", "h200")[1]
     assert "recipe: fp8_hybrid (" in chosen and "qlora_bnb" not in chosen, chosen
     chosen = run(capsys, *words, "--machine", "h200", "--recipe", "bf16")[1]
     assert "fp8_hybrid" not in chosen, chosen
     chosen = run(capsys, *words, "--machine", "rtx4090")[1]
     assert "recipe: fp8_hybrid (" in chosen and "measured on Hopper alone" in chosen and "qlora_bnb" not in chosen, chosen
-    small = [*words, "--machine", "rtx3090", "--memory-limit", "12GiB"]
+    small = [*words, "--machine", "rtx3090", "--memory-limit", "2560MiB"]
     code, chosen, _ = run(capsys, *small)
     assert code == 0 and "qlora_bnb: true (" in chosen and "fp8_hybrid" not in chosen, chosen
     assert run(capsys, *small, "--qlora-bnb", "false")[0] == 3
@@ -490,12 +490,30 @@ def test_a_folder_that_cannot_be_written_is_reported_before_anything_runs(capfd,
         assert code == 1 and "cannot create" in err and "Step" not in out, err
 
 
-@pytest.mark.parametrize(("words", "least"), [(["--own-kernels"], 100), pytest.param([], 200, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("words", "least"),
+    [
+        (["--only", "adamw,linear,rowwise"], 500),
+        pytest.param(["--own-kernels"], 2000, marks=pytest.mark.long),
+        pytest.param([], 3000, marks=pytest.mark.long),
+    ],
+)
 def test_doctor_holds_operations_against_their_references(words, least, capfd):
+    assert results_of_operations(capfd, *words) > least
+
+
+def results_of_operations(capfd, *words: str) -> int:
+    """The number of results that the doctor compared, none of which differs."""
     code, out, err = run(capfd, "doctor", "--operations", *words)
     assert re.search(r"surogate: 0 of \d+ examples compared\n", err), "it takes minutes on a GPU"
     counts = re.search(r"operations on \w+: (\d+) results, 0 differ", out)
-    assert code == 0 and counts and int(counts[1]) > least, out
+    assert code == 0 and counts, out
+    return int(counts[1])
+
+
+def test_own_kernels_are_those_of_operations_that_call_no_library(capfd):
+    products, others = (results_of_operations(capfd, "--only", name) for name in ("linear", "adamw"))
+    assert results_of_operations(capfd, "--only", "adamw,linear", "--own-kernels") == others > 0 < products
 
 
 def test_doctor_takes_own_kernels_of_operations_only(capfd):

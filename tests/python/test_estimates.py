@@ -82,7 +82,13 @@ def test_there_are_shapes_of_each_machine():
     assert {name for name, _ in drawn()} == set(MACHINES) and len(drawn()) >= 16
 
 
-@pytest.mark.parametrize("machine,shape", drawn(), ids=lambda of: of if isinstance(of, str) else of["name"])
+def halved() -> list[object]:
+    """The shapes; every second one is planned in the long tests only."""
+    marks = ([], [pytest.mark.long])
+    return [pytest.param(*of, id=f"{of[0]}-{of[1]['name']}", marks=marks[index % 2]) for index, of in enumerate(drawn())]
+
+
+@pytest.mark.parametrize("machine,shape", halved())
 def test_the_plan_holds_for_drawn_shapes(machine, shape, tmp_path, capsys, monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH / "device"))
     import calibrate

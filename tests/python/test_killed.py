@@ -1,7 +1,7 @@
 """A run whose process is killed again and again ends with the bits of a run straight through.
 
-SUROGATE_KILLS=200 sets the number of kills; without it there are a few. The moments are random, and the seed is
-printed: SUROGATE_KILL_SEED=… repeats them.
+SUROGATE_KILLS=200 sets the number of kills; without it there are a few, and more in the long form of the tests. The
+moments are random, and the seed is printed: SUROGATE_KILL_SEED=… repeats them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-KILLS = int(os.environ.get("SUROGATE_KILLS", "5"))
+KILLS = int(os.environ.get("SUROGATE_KILLS", "10" if os.environ.get("SUROGATE_TEST_ALL") else "3"))
 #: Chosen so that several kills fall between two checkpoints, some into a checkpoint, one into the end.
 STEPS, SAVE_STEPS = 40, 4
 ROOT = Path(__file__).parents[2]

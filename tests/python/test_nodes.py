@@ -228,7 +228,7 @@ def test_a_killed_node_ends_the_other_which_names_it_and_the_run_goes_on(tmp_pat
     draw = random.Random(seed)
     path = written(tmp_path)
     for _ in range(KILLS):
-        processes = nodes(path, 2, timeout=25)
+        processes = nodes(path, 2, timeout=15)
         victim = draw.randrange(2)
         time.sleep(draw.uniform(1.0, 5.0))
         processes[victim].send_signal(signal.SIGKILL)
@@ -256,16 +256,27 @@ def test_random_faults_lose_no_step(tmp_path: Path, compression: str) -> None:
         pytest.skip("namespaces need root, iproute2 and a system that makes them")
     subprocess.run(["ip", "netns", "del", f"try{os.getpid()}"], check=True)
     seed = int(os.environ.get("SUROGATE_KILL_SEED", time.time_ns() % 1_000_000))
-    faults = int(os.environ.get("SUROGATE_NODE_FAULTS", "4"))
+    faults = int(os.environ.get("SUROGATE_NODE_FAULTS", "6" if os.environ.get("SUROGATE_TEST_ALL") else "2"))
     found = node_faults.campaign(tmp_path, faults, seed, compression=compression)
     assert found["compared"] == found["steps"], found
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_run_goes_on_by_itself_when_a_lost_node_comes_back(tmp_path: Path, victim: int) -> None:
-    straight, broken = (written(tmp_path / name, max_steps=120, save_steps=10) for name in ("straight", "broken"))
-    ((code, text),) = ended([start(straight, "--set=gpus=2")])
+#: Long enough that a process is killed before the end.
+LONGER = {"max_steps": 60, "save_steps": 10}
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A longer run of two ranks in one process."""
+    path = written(tmp_path_factory.mktemp("straight"), **LONGER)
+    ((code, text),) = ended([start(path, "--set=gpus=2")])
     assert code == 0, text
+    return path.parent / "output"
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_run_goes_on_by_itself_when_a_lost_node_comes_back(tmp_path: Path, straight: Path, victim: int) -> None:
+    broken = written(tmp_path, **LONGER)
     meeting = f"--set=distributed.rendezvous=127.0.0.1:{port()}"
     flags = ["--set=distributed.num_nodes=2", meeting, "--set=distributed.timeout=60", "--set=distributed.max_restarts=1"]
     processes = [start(broken, *flags, f"--set=distributed.node_rank={node}") for node in range(2)]
@@ -277,7 +288,7 @@ def test_a_run_goes_on_by_itself_when_a_lost_node_comes_back(tmp_path: Path, vic
     assert [code for code, _ in found] == [0, 0], found
     survivor = found[1 - victim][1]
     assert f"ended by node {victim}: " in survivor and "restart 1 of 1" in survivor, survivor
-    assert tensors(broken.parent / "output") == tensors(straight.parent / "output")
+    assert tensors(broken.parent / "output") == tensors(straight)
 
 
 def test_a_signal_to_any_node_saves_and_ends_all(tmp_path: Path) -> None:

@@ -106,13 +106,13 @@ def hub(tmp_path):
     Hub.seen, Hub.splits = [], 0
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
-    def fetch(path: str, subset: str | None = None, split: str = "train", **variables: str):
-        """Files of a set as a process of its own sees them: huggingface_hub reads its variables when it is imported."""
+    def fetch_all(sets: list[tuple[str, str | None, str]], **variables: str) -> list:
+        """Files of sets as a process of its own sees them: huggingface_hub reads its variables when it is imported."""
         program = (
             "import sys, json; from surogate.storage import hub; from surogate.errors import SurogateError\n"
-            "path, subset, split = json.loads(sys.argv[1])\n"
-            "try: print(json.dumps([str(f) for f in hub.data_files(path, subset, split)]))\n"
-            "except SurogateError as error: print(json.dumps({type(error).__name__: str(error)}))"
+            "for path, subset, split in json.loads(sys.argv[1]):\n"
+            "    try: print(json.dumps([str(f) for f in hub.data_files(path, subset, split)]))\n"
+            "    except SurogateError as error: print(json.dumps({type(error).__name__: str(error)}))"
         )
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
@@ -122,11 +122,16 @@ def hub(tmp_path):
             "HF_HUB_DISABLE_TELEMETRY": "1",
             **variables,
         }
-        words = [sys.executable, "-c", program, json.dumps([path, subset, split])]
+        words = [sys.executable, "-c", program, json.dumps(sets)]
         done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120)
-        assert done.stdout, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
+        found = [json.loads(line) for line in done.stdout.splitlines() if line[:1] in "[{"]
+        assert len(found) == len(sets), done.stdout + done.stderr
+        return found
 
+    def fetch(path: str, subset: str | None = None, split: str = "train", **variables: str):
+        return fetch_all([(path, subset, split)], **variables)[0]
+
+    fetch.all = fetch_all
     yield fetch
     server.shutdown()
     server.server_close()
@@ -160,10 +165,15 @@ def test_what_was_fetched_is_found_offline(hub):
 
 
 def test_refusals_say_what_to_do(hub):
-    assert "private one needs HF_TOKEN" in hub("acme/private")["RunError"]
+    refused = [
+        ("acme/private", None, "train", "private one needs HF_TOKEN"),
+        ("acme/absent", None, "train", "check the name"),
+        ("acme/gated", None, "train", "access to it must be granted"),
+        ("acme/tokens@v9", None, "train", "not this revision"),
+        ("acme/tokens", None, "train", "set `subset`; subsets here: main, other"),
+        ("acme/tokens", "main", "dev", "splits here: test, train"),
+    ]
+    for found, (path, _, _, said) in zip(hub.all([of[:3] for of in refused]), refused, strict=True):
+        ((error, text),) = found.items()
+        assert error == ("DataError" if path == "acme/tokens" else "RunError") and said in text, text
     assert content(hub("acme/private", HF_TOKEN="hf_secret")) == b'{"input_ids": [5, 6]}\n'
-    assert "check the name" in hub("acme/absent")["RunError"]
-    assert "access to it must be granted" in hub("acme/gated")["RunError"]
-    assert "not this revision" in hub("acme/tokens@v9")["RunError"]
-    assert "set `subset`; subsets here: main, other" in hub("acme/tokens")["DataError"]
-    assert "splits here: test, train" in hub("acme/tokens", "main", "dev")["DataError"]

@@ -184,7 +184,7 @@ def test_layers_that_are_recomputed_cost_their_inputs_alone(tmp_path, capsys, fa
         return next(line["bytes"] for line in found["memory"] if line["class"] == "activations")
 
     residual_stream = 2 * batch * length * hidden
-    assert activations(36) - activations(12) <= 24 * 1.2 * residual_stream
+    assert activations(10) - activations(4) <= 6 * 1.2 * residual_stream
 
 
 def test_decisions_are_values_for_scripts(options, tmp_path, capsys):

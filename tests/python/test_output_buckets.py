@@ -14,6 +14,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -88,6 +89,11 @@ def s3():
     running.stop()
 
 
+def unused() -> str:
+    """A folder of the bucket that no other test has; names of folders of tests that passed come again."""
+    return uuid.uuid4().hex
+
+
 @pytest.fixture
 def proxy(s3):
     front = ThreadingHTTPServer(("127.0.0.1", 0), Faulty)
@@ -140,7 +146,7 @@ def log_of(remote: Remote) -> bytes:
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
 def test_a_run_is_in_the_bucket_and_goes_on_where_there_is_no_copy(s3, bucket, tmp_path, scheme):
-    address = f"{scheme}://runs/{tmp_path.name}"
+    address = f"{scheme}://runs/{unused()}"
     variables = keys(s3) if scheme == "s3" else {"GOOGLE_BASE_URL": s3, "GOOGLE_BEARER_TOKEN": "token"}
     code, text = ended(start(tmp_path, address, tmp_path / "one", variables))
     assert code == 0 and f"Uploaded: {address}" in text, text
@@ -166,7 +172,7 @@ def test_a_run_is_in_the_bucket_and_goes_on_where_there_is_no_copy(s3, bucket, t
 
 
 def test_a_signal_leaves_a_checkpoint_in_the_bucket(s3, bucket, tmp_path):
-    address = f"s3://runs/{tmp_path.name}"
+    address = f"s3://runs/{unused()}"
     run = start(tmp_path, address, tmp_path / "one", keys(s3), **{"max-steps": 100_000, "save-steps": 100_000})
     assert run.stdout
     for line in run.stdout:
@@ -229,7 +235,7 @@ def test_a_checkpoint_and_its_upload_are_held_against_the_grace_period(s3, bucke
 
 
 def test_old_checkpoints_leave_the_bucket_as_they_leave_the_run(s3, bucket, tmp_path):
-    address = f"s3://runs/{tmp_path.name}"
+    address = f"s3://runs/{unused()}"
     more = {"save-steps": 1, "max-steps": 5, "save-total-limit": 2}
     code, text = ended(start(tmp_path, address, tmp_path / "one", keys(s3), **more))
     assert code == 0, text
@@ -260,7 +266,7 @@ def test_a_failing_bucket_is_reported_and_gets_everything_later(proxy, bucket, t
     (output / "checkpoint-1").mkdir(parents=True)
     (output / "checkpoint-1" / "state.json").write_text("{}")
     (output / "manifest.json").write_text("{}")
-    address = f"s3://runs/{tmp_path.name}"
+    address = f"s3://runs/{unused()}"
     sender = Uploads({"address": address, "limit": 5, "say": said.append}, output)
     Faulty.fault = fault
     sender.take([{"event": "checkpoint"}])
@@ -285,14 +291,14 @@ def test_a_bucket_that_stays_away_ends_in_an_error_that_says_where_everything_is
     output.mkdir()
     (output / "manifest.json").write_text("{}")
     Faulty.fault = "full"
-    sender = Uploads({"address": f"s3://runs/{tmp_path.name}", "limit": 5, "say": lambda text: None}, output)
+    sender = Uploads({"address": f"s3://runs/{unused()}", "limit": 5, "say": lambda text: None}, output)
     with pytest.raises(OSError, match="not everything is in s3://runs/.*all of it is in"):
         sender.close(None)
     assert str(output) in (uploads.left_behind(output) or "")
 
 
 def test_an_unfinished_folder_is_not_resumed_from(s3, bucket, tmp_path):
-    address = f"s3://runs/{tmp_path.name}"
+    address = f"s3://runs/{unused()}"
     remote = bucket(address)
     folder = tmp_path / "checkpoint-3"
     folder.mkdir()
@@ -309,7 +315,7 @@ def test_an_unfinished_folder_is_not_resumed_from(s3, bucket, tmp_path):
 def test_names_that_lead_out_of_the_folder_are_refused(s3, bucket, tmp_path):
     from surogate.errors import RunError
 
-    remote = bucket(f"s3://runs/{tmp_path.name}")
+    remote = bucket(f"s3://runs/{unused()}")
     with pytest.raises(RunError, match="expected a file of the folder"):
         remote.get_folder("checkpoint-1", {"files": {"../../x": 1}}, tmp_path / "here" / "checkpoint-1")
 
@@ -331,7 +337,7 @@ def test_uploads_do_not_miss_a_checkpoint_that_the_run_removes(s3, bucket, tmp_p
     (output / "checkpoint-1").mkdir(parents=True)
     (output / "checkpoint-1" / "state.json").write_text("{}")
     (output / "manifest.json").write_text("{}")
-    address = f"s3://runs/{tmp_path.name}"
+    address = f"s3://runs/{unused()}"
     sender = Uploads({"address": address, "limit": 5, "say": lambda text: None}, output)
     send = Remote.put_folder
 
@@ -347,7 +353,7 @@ def test_uploads_do_not_miss_a_checkpoint_that_the_run_removes(s3, bucket, tmp_p
 
 
 def test_a_run_that_ended_before_its_first_checkpoint_does_not_stand_in_the_way(s3, bucket, tmp_path):
-    address = f"s3://runs/{tmp_path.name}"
+    address = f"s3://runs/{unused()}"
     for machine in ("one", "two"):
         more = {"max-steps": 100_000, "save-steps": 100_000, "resume-from-checkpoint": "true"}
         run = start(tmp_path, address, tmp_path / machine, keys(s3), **more)

@@ -24,11 +24,17 @@ impl Work<'_> {
     /// model is as it is.
     pub fn fast_enough(&self, sizes: &Sizes, request: &PruneRequest<'_>, scores: &Scores) -> Result<Sizes> {
         let Some(latency) = &request.latency else { return Ok(*sizes) };
-        let mut shortest = f64::INFINITY;
-        let mut fits = |sizes: &Sizes| {
-            let seconds = latency.of(&self.model(sizes, scores)?, self.dtype)?;
-            shortest = shortest.min(seconds);
-            Ok(seconds <= latency.limit)
+        let (mut shortest, mut refused) = (f64::INFINITY, None);
+        let mut fits = |sizes: &Sizes| match self.model(sizes, scores).and_then(|of| latency.of(&of, self.dtype)) {
+            Ok(seconds) => {
+                shortest = shortest.min(seconds);
+                Ok(seconds <= latency.limit)
+            }
+            // The architecture does not take models that are narrower yet.
+            Err(error) => {
+                refused.get_or_insert(error);
+                Ok(false)
+            }
         };
         let found = kept::widest("--latency", sizes, self.axes, &self.source.model, &mut fits)?;
         let own = Sizes { hidden: Some(self.axes.hidden_size), ..*sizes };
@@ -38,8 +44,9 @@ impl Work<'_> {
             TrainError::Usage(format!("--latency {limit}: on {machine} {expected}"))
         };
         match found {
+            None if shortest.is_infinite() => Err(refused.expect("a size was tried")),
             None => Err(wrong(format!(
-                "the narrowest model takes {:.3} ms\n  hint: fewer --layers are faster",
+                "the narrowest model that was tried takes {:.3} ms\n  hint: fewer --layers are faster",
                 1e3 * shortest
             ))),
             Some(found) if found == own && *sizes == Sizes::default() => {

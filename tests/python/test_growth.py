@@ -67,7 +67,7 @@ class Played:
     ends: list[Callable[[Played], dict[int, int]]]
     alive: list[Machine]
     newest: int = 40
-    #: What machines have in common, where it is not what the others have; machines without room or folder.
+    #: Facts of a machine that are not those of the others; machines without room or folder.
     facts: dict[str, dict[str, str]] = field(default_factory=dict)
     full: set[str] = field(default_factory=set)
     bare: set[str] = field(default_factory=set)

@@ -95,10 +95,10 @@ COMMAND_FLAGS = {
 #: Number formats of `quantize`.
 SCHEMES = ["fp8-dynamic", "fp8-static", "fp8-block", "int8-w8a8", "w4a16", "w8a16", "nvfp4", "nvfp4a16", "mxfp4a16"]
 
-#: Choices of codes of `quantize`.
 #: Parts of a model that `quantize --include` names.
 PARTS = ["lm_head", "routers", "towers"]
 
+#: Choices of codes of `quantize`.
 METHODS = ["rtn", "gptq", "refine", "awq", "smoothquant"]
 
 #: Commands that generate text.

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from .. import errors
 from .cluster import Machine
 
-#: What a process ends with where another node is gone: the run is worth starting again.
+#: Exit code of a process where another node is gone: the run is worth starting again.
 LOST = 6
 
-#: What a process ends with where the loss has diverged: other nodes would not help.
+#: Exit code of a process where the loss has diverged: other nodes would not help.
 DIVERGED = 5
 
 #: The exit code of a process that was ended at a checkpoint.
@@ -26,7 +26,7 @@ EXCEPTIONS = {
     LOST: errors.NodeLostError,
 }
 
-#: How the words of a node begin that ended because of another one.
+#: The beginning of the words of a node that ended because of another one.
 CONSEQUENCE = re.compile(r"the run was ended by node (\d+): ")
 
 

@@ -23,7 +23,7 @@ class Wanted:
     max_restarts: int
     #: Micro-batches that each rank accumulates; its rows of a step where `batch_size` gives those of all.
     accumulation: int
-    #: Whether the engine divides the rows of `batch_size`.
+    #: True if the engine divides the rows of `batch_size`.
     divides_rows: bool
     output_dir: str
     #: Folder of the checkpoints; none for `output_dir`.
@@ -31,7 +31,7 @@ class Wanted:
 
     @property
     def of_all(self) -> int:
-        """What the ranks of all nodes with the same number accumulate in a step, or their rows."""
+        """Micro-batches of a step, those of ranks with the same number in their node; rows, where the engine divides them."""
         return self.num_nodes * self.accumulation
 
     def fitting(self, machines: int) -> int:

@@ -199,6 +199,6 @@ def unsent(output: Path) -> str | None:
 
 
 def _seen(folder: Path) -> list[int]:
-    """What changes with a folder's content."""
+    """The numbers of a folder that change with its content."""
     status = folder.stat()
     return [status.st_ino, status.st_mtime_ns]

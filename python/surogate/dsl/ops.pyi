@@ -1007,28 +1007,32 @@ def grouped_row_sums(*inputs: Tensor | Parameter, groups: int | each[int], accum
     groups: G, the number of biases
     accumulate: add to db instead of overwriting it"""
 
-def attention(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, window: int | each[int] | None = None, soft_cap: float | each[float] | None = None, bidirectional: bool | each[bool] | None = None, dropout: float | each[float] | None = None) -> Any:
+def attention(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, window: int | each[int] | None = None, soft_cap: float | each[float] | None = None, bidirectional: bool | each[bool] | None = None, branches: bool | each[bool] | None = None, dropout: float | each[float] | None = None) -> Any:
     """o = softmax(scale·q·kᵀ)·v over the visible keys. Key j is visible to query i when first[i] ≤ j ≤ last[i]:
     first[i] is document_start[i], with a window max(document_start[i], i + 1 − window); last[i] is i, or
     last_key[i] where that is given (prefixes, spans that see each other), or the end of the row when
-    `bidirectional`. Both never fall from one query to the next and first[i] ≤ i ≤ last[i]. With a sink, exp(sink)
-    of the head joins the sum of the exponentials. q [B, T, heads, D], k [B, T, kv_heads, D], v [B, T, kv_heads,
-    DV] (heads share key heads in groups), document_start i32 [B, T], then as wanted last_key i32 [B, T], sink
-    [heads] → o [B, T, heads, DV], lse f32 [B, heads, T], the log of the sum of the exponentials of a row's
-    scores; lse has no gradient.
+    `bidirectional`. Both never fall from one query to the next and first[i] ≤ i ≤ last[i]. With `branches` of a
+    common beginning, key j is visible to queries up to last_query[j] alone, which is no less than j, and at a
+    document's first token no less than the index of its last. With a sink, exp(sink) of the head joins the sum of
+    the exponentials. q [B, T, heads, D], k [B, T, kv_heads, D], v [B, T, kv_heads, DV] (heads share key heads in
+    groups), document_start i32 [B, T], then as wanted last_key or last_query i32 [B, T], sink [heads] → o [B, T,
+    heads, DV], lse f32 [B, heads, T], the log of the sum of the exponentials of a row's scores; lse has no
+    gradient.
 
     scale: factor of the scores q·k; absent for 1/√D
     window: keys up to itself that a query sees, itself included; absent for all of its document
     soft_cap: c: the score s becomes c·tanh(s/c)
     bidirectional: queries see keys after them, to the end of the row; where rows end or hold documents,
         `last_key` says it
+    branches: documents hold branches of a common beginning: after document_start comes `last_query`, not
+        `last_key`
     dropout: probability of dropping a weight of the softmax; the compiler takes it off where nothing drops"""
 
-def attention_backward(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, window: int | each[int] | None = None, soft_cap: float | each[float] | None = None, bidirectional: bool | each[bool] | None = None, dropout: float | each[float] | None = None) -> Any:
+def attention_backward(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, window: int | each[int] | None = None, soft_cap: float | each[float] | None = None, bidirectional: bool | each[bool] | None = None, branches: bool | each[bool] | None = None, dropout: float | each[float] | None = None) -> Any:
     """Gradients of `attention`: with p = exp(s − lse) and ds = p·(d_o·v − mean) over the visible keys, times 1 −
     (s/soft_cap)² with a cap, dq = scale·Σ ds·k, dk = scale·Σ ds·q, dv = Σ p·d_o. The mean is that of d_o·v under
     p, a sink having the value 0; a backend may take d_o·o for it, which is the same when o and lse are those that
-    `attention` gives. q, k, v, o, lse, d_o, document_start, then what `attention` was given of last_key and sink
+    `attention` gives. q, k, v, o, lse, d_o, document_start, then what `attention` was given of a limit and a sink
     → dq, dk, dv.
 
     scale: factor of the scores q·k; absent for 1/√D
@@ -1036,6 +1040,8 @@ def attention_backward(*inputs: Tensor | Parameter, scale: float | each[float] |
     soft_cap: c: the score s becomes c·tanh(s/c)
     bidirectional: queries see keys after them, to the end of the row; where rows end or hold documents,
         `last_key` says it
+    branches: documents hold branches of a common beginning: after document_start comes `last_query`, not
+        `last_key`
     dropout: probability of dropping a weight of the softmax; the compiler takes it off where nothing drops"""
 
 def attention_sink_gradient(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | None = None) -> Any:

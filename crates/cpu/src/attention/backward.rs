@@ -160,6 +160,7 @@ fn stretch(
                 if let Some(cap) = scoring.soft_cap {
                     vectorised(Capped, (&mut *p, cap, &mut *slopes));
                 }
+                block.hide(i, p);
                 let sink = scoring.sink.map_or(0.0, |sink| Real::exp(sink - lse[i]));
                 vectorised(ScoreGradients, (p, &mut *ds, lse[i], sink, scoring.scale));
                 if scoring.soft_cap.is_some() {

@@ -36,6 +36,11 @@ impl<'a> Block<'a> {
         keys.start - self.keys.start..keys.end - self.keys.start
     }
 
+    /// Sets the scores of keys of other branches than that of query `i` to −∞; `scores` are those that it sees.
+    pub fn hide(&self, i: usize, scores: &mut [f32]) {
+        self.mask.hide(i, scores);
+    }
+
     /// The columns up to the last that any of the block's first queries sees, up to `end`.
     fn columns_before(&self, end: usize) -> usize {
         self.mask.visible(end - 1).end - self.keys.start

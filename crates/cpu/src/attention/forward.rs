@@ -91,6 +91,7 @@ fn attend(
                 if let Some(cap) = scoring.soft_cap {
                     vectorised(Capped, (&mut *row, cap, &mut slopes[..]));
                 }
+                block.hide(i, row);
                 let (sum, top) = vectorised(WeightsOf, (row, scoring.sink));
                 *lse = top + sum.ln();
                 sum

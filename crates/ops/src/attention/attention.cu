@@ -1,6 +1,6 @@
 // Attention by scalar f32 arithmetic, any element type, heads of up to 512 columns:
 //   o_i = sum_j p_ij v_j, p_ij = exp(s_ij - lse_i), s_ij = SCALE q_i.k_j (or SOFT_CAP tanh of it / SOFT_CAP) over the
-//   keys first_i <= j <= last_i; a sink joins the sum of the exponentials alone
+//   keys first_i <= j <= last_i less those of other branches; a sink joins the sum of the exponentials alone
 //   ds_ij = p_ij (do_i.v_j - delta_i) ds/d(q.k), delta_i = sum_j p_ij do_i.v_j / sum p_i;
 //   dq_i = sum_j ds_ij k_j; dk_j = sum_i ds_ij q_i; dv_j = sum_i p_ij do_i
 // q, dq [BATCH, TOKENS, HEADS, D], k, dk [BATCH, TOKENS, KV_HEADS, D], o, do and v, dv the same with DV columns,
@@ -37,6 +37,7 @@ attention_forward(const Q_T* __restrict__ q, const K_T* __restrict__ k, const V_
   }
   const int end = last_key(last_keys, last);
   for (int start = first_key(starts, first) & ~31; start <= end; start += 32) {
+    if (!any_seen(last_keys, start, first)) continue;
     __syncthreads();
     fetch<D, D + 1>(tile, k, K_S, start, 32);
     __syncthreads();
@@ -44,7 +45,8 @@ attention_forward(const Q_T* __restrict__ q, const K_T* __restrict__ k, const V_
     dots<D>(q_rows + own * D, tile, p);
 #pragma unroll
     for (int r = 0; r < PER_WARP; r++) {
-      const bool visible = start + lane >= from[r] && start + lane <= to[r];
+      const bool visible = start + lane >= from[r] && start + lane <= to[r] &&
+                           !is_hidden(last_keys, first + own + r, start + lane);
       const float s = visible ? score(p[r], slope) : -INF;
       const float next = fmaxf(largest[r], warp_max(s));
       p[r] = visible ? expf(s - next) : 0.0f;
@@ -111,13 +113,15 @@ attention_backward_q(const Q_T* __restrict__ q, const K_T* __restrict__ k, const
     dots<D>(q_rows + own * D, tile, p);
 #pragma unroll
     for (int r = 0; r < PER_WARP; r++) {
-      const bool visible = start + lane >= from[r] && start + lane <= to[r];
+      const bool visible = start + lane >= from[r] && start + lane <= to[r] &&
+                           !is_hidden(last_keys, first + own + r, start + lane);
       p[r] = visible ? expf(score(p[r], slope[r]) - row_lse[r]) : 0.0f;
       slope[r] = visible ? slope[r] : 0.0f;
     }
   };
   const int begin = first_key(starts, first) & ~31, end = last_key(last_keys, last);
   for (int start = begin; start <= end; start += 32) {
+    if (!any_seen(last_keys, start, first)) continue;
     weights(start);
 #pragma unroll
     for (int r = 0; r < PER_WARP; r++) {
@@ -133,6 +137,7 @@ attention_backward_q(const Q_T* __restrict__ q, const K_T* __restrict__ k, const
     if (i < TOKENS && lane == 0) delta[line + i] = row_delta[r];
   }
   for (int start = begin; start <= end; start += 32) {
+    if (!any_seen(last_keys, start, first)) continue;
     weights(start);
 #pragma unroll
     for (int r = 0; r < PER_WARP; r++) p[r] *= (dp[r] - row_delta[r]) * slope[r];
@@ -160,12 +165,12 @@ attention_backward_kv(const Q_T* __restrict__ q, const K_T* __restrict__ k, cons
   fetch<D, D>(k_rows, k + (size_t)b * K_B + (size_t)kv * K_H, K_S, first, ROWS);
   fetch<DV, DV>(v_rows, v + (size_t)b * V_B + (size_t)kv * V_H, V_S, first, ROWS);
   float dk_sum[PER_WARP][CHUNKS(D)] = {}, dv_sum[PER_WARP][CHUNKS(DV)] = {};
-  const int begin = first_query(last_keys, first) & ~31;
+  const int begin = first_query(last_keys, first) & ~31, until = last_query(last_keys, first);
   for (int h = kv * (HEADS / KV_HEADS); h < (kv + 1) * (HEADS / KV_HEADS); h++) {
     const Q_T* q_head = q + (size_t)b * Q_B + (size_t)h * Q_H;
     const DO_T* do_head = d_o + (size_t)b * DO_B + (size_t)h * DO_H;
     const size_t line = ((size_t)b * HEADS + h) * TOKENS;
-    for (int start = begin; start < TOKENS && first_key(starts, start) <= last; start += 32) {
+    for (int start = begin; start <= until && first_key(starts, start) <= last; start += 32) {
       const int i = start + lane, from = first_key(starts, i), to = last_key(last_keys, i);
       const float i_lse = i < TOKENS ? lse[LSE_AT(b, h, i)] : 0.0f, i_delta = i < TOKENS ? delta[line + i] : 0.0f;
       float p[PER_WARP], ds[PER_WARP], dp[PER_WARP];
@@ -179,7 +184,8 @@ attention_backward_kv(const Q_T* __restrict__ q, const K_T* __restrict__ k, cons
       dots<D>(k_rows + own * D, tile, p);
 #pragma unroll
       for (int r = 0; r < PER_WARP; r++) {
-        const bool visible = first + own + r >= from && first + own + r <= to;
+        const int j = first + own + r;
+        const bool visible = j >= from && j <= to && !is_hidden(last_keys, i, j);
         float slope;
         p[r] = visible ? expf(score(p[r], slope) - i_lse) : 0.0f;
         ds[r] = visible ? p[r] * (dp[r] - i_delta) * slope : 0.0f;

@@ -12,7 +12,7 @@ use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::registry::id;
 
-/// dq, dk, dv = attention_backward(q, k, v, o, lse, d_o, document_start [, last_key] [, sink])
+/// dq, dk, dv = attention_backward(q, k, v, o, lse, d_o, document_start [, last_key | last_query] [, sink])
 pub struct AttentionBackward;
 
 impl Op for AttentionBackward {
@@ -29,7 +29,7 @@ impl Op for AttentionBackward {
          1 − (s/soft_cap)² with a cap, dq = scale·Σ ds·k, dk = scale·Σ ds·q, dv = Σ p·d_o. The mean is that of d_o·v \
          under p, a sink having the value 0; a backend may take d_o·o for it, which is the same when o and lse are \
          those that `attention` gives. q, k, v, o, lse, d_o, document_start, then what `attention` was given of \
-         last_key and sink → dq, dk, dv."
+         a limit and a sink → dq, dk, dv."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -38,11 +38,13 @@ impl Op for AttentionBackward {
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
         let [q, k, v, o, lse, d_o, document_start, ..] = inputs else {
-            return Err("takes q, k, v, o, lse, d_o, document_start and as wanted last_key and sink".into());
+            return Err(
+                "takes q, k, v, o, lse, d_o, document_start and as wanted last_key or last_query, and sink".into()
+            );
         };
-        let Optional { last_key, sink } = Optional::of(inputs, BACKWARD_INPUTS)?;
+        let Optional { limit, sink } = Optional::of(inputs, BACKWARD_INPUTS)?;
         let given = |at: Option<usize>| at.map(|at| &inputs[at]);
-        let [like_o, like_lse] = check([q, k, v, document_start], given(last_key), given(sink), attrs)?;
+        let [like_o, like_lse] = check([q, k, v, document_start], given(limit), given(sink), attrs)?;
         if *lse != like_lse || o.shape != like_o.shape || d_o.shape != like_o.shape {
             return Err(format!("o and d_o must be {like_o}, lse must be {like_lse}"));
         }

@@ -137,6 +137,7 @@ fn attend<T: Real>(
         row[seen.end..].fill(T::default());
         let row = &mut row[seen];
         row.iter_mut().for_each(|x| *x = scoring.score(*x).0);
+        mask.hide(i, row);
         let largest = row.iter().copied().fold(scoring.sink.unwrap_or(T::negative_infinity()), T::max);
         let mut sum = scoring.sink.map_or(T::default(), |sink| (sink - largest).exp());
         for weight in row {
@@ -211,7 +212,7 @@ fn head_gradients<T: Real>(
         let (mut p, mut ds) = (block.scores(q, &k_transposed), block.scores(d_o, &v_transposed));
         let rows = p.chunks_mut(block.width).zip(ds.chunks_mut(block.width));
         for (i, (p, ds)) in block.queries.clone().zip(rows) {
-            score_gradients(p, ds, block.columns(i, &mask), lse[i], &scoring);
+            score_gradients((p, ds), i, (block.columns(i, &mask), &mask), lse[i], &scoring);
         }
         let (queries, keys) = (block.queries, block.keys);
         let (panels, v_panels) = (Block::head_panels(d), Block::head_panels(dv));
@@ -225,10 +226,16 @@ fn head_gradients<T: Real>(
     result
 }
 
-/// One query: products become weights p, their gradients (d_o·v) become those of the products; zero where nothing
+/// Query `i`: products become weights p, their gradients (d_o·v) become those of the products; zero where nothing
 /// is seen. The mean gradient is taken of the weights p as they are here, not as d_o·o: lse is rounded, so that
 /// they do not sum to 1, and any other mean would leave a part of it in every ds. A sink has a weight and no value.
-fn score_gradients<T: Real>(p: &mut [T], ds: &mut [T], seen: Range<usize>, lse: T, scoring: &Scoring<T>) {
+fn score_gradients<T: Real>(
+    (p, ds): (&mut [T], &mut [T]),
+    i: usize,
+    (seen, mask): (Range<usize>, &Mask<'_>),
+    lse: T,
+    scoring: &Scoring<T>,
+) {
     for row in [&mut *p, &mut *ds] {
         row[..seen.start].fill(T::default());
         row[seen.end..].fill(T::default());
@@ -236,10 +243,14 @@ fn score_gradients<T: Real>(p: &mut [T], ds: &mut [T], seen: Range<usize>, lse: 
     let mut sum = scoring.sink.map_or(T::default(), |sink| (sink - lse).exp());
     let mut mean = T::default();
     let mut slopes = Vec::with_capacity(seen.len());
-    for (p, ds) in p[seen.clone()].iter_mut().zip(&ds[seen.clone()]) {
-        let (s, slope) = scoring.score(*p);
+    for p in &mut p[seen.clone()] {
+        let (score, slope) = scoring.score(*p);
         slopes.push(slope);
-        *p = (s - lse).exp();
+        *p = score;
+    }
+    mask.hide(i, &mut p[seen.clone()]);
+    for (p, ds) in p[seen.clone()].iter_mut().zip(&ds[seen.clone()]) {
+        *p = (*p - lse).exp();
         mean += *p * *ds;
         sum += *p;
     }

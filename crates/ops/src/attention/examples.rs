@@ -9,7 +9,8 @@ pub struct Given {
     /// (B, T, heads, kv_heads, D, DV)
     pub shape: [usize; 6],
     pub starts: Vec<i32>,
-    pub last_key: Option<Vec<i32>>,
+    /// `last_key`, with `branches` `last_query`.
+    pub limit: Option<Vec<i32>>,
     pub has_sink: bool,
     pub attrs: Attrs,
 }
@@ -20,7 +21,7 @@ impl Given {
         Given {
             shape: [batch, tokens, heads, kv_heads, head_dim, head_dim],
             starts: vec![0; batch * tokens],
-            last_key: None,
+            limit: None,
             has_sink: false,
             attrs: Attrs::new(),
         }
@@ -63,7 +64,25 @@ impl Given {
     fn spans(mut self, spans: &[(usize, usize)]) -> Given {
         let last =
             |i: usize| spans.iter().find(|(first, end)| (*first..*end).contains(&i)).map_or(i, |(_, end)| end - 1);
-        self.last_key = Some((0..self.shape[1]).map(|i| last(i) as i32).collect::<Vec<_>>().repeat(self.shape[0]));
+        self.limit = Some((0..self.shape[1]).map(|i| last(i) as i32).collect::<Vec<_>>().repeat(self.shape[0]));
+        self
+    }
+
+    /// Every row holds documents of a common beginning and branches after it, of these lengths.
+    fn branches(mut self, documents: &[(usize, &[usize])]) -> Given {
+        let lengths: Vec<usize> =
+            documents.iter().map(|(common, branches)| common + branches.iter().sum::<usize>()).collect();
+        self = self.documents(&lengths).with("branches", true);
+        let mut last_query = Vec::new();
+        for ((common, branches), length) in documents.iter().zip(&lengths) {
+            let begin = last_query.len();
+            last_query.resize(begin + common, begin + length - 1);
+            for branch in *branches {
+                let end = last_query.len() + branch;
+                last_query.resize(end, end - 1);
+            }
+        }
+        self.limit = Some(last_query.iter().map(|last| *last as i32).collect::<Vec<_>>().repeat(self.shape[0]));
         self
     }
 
@@ -88,11 +107,11 @@ impl Given {
         vec![normal(heads, head_dim), normal(kv_heads, head_dim), normal(kv_heads, value_dim), self.ints(&self.starts)]
     }
 
-    /// last_key and sink, where there are any.
+    /// The limit and the sink, where there are any.
     pub fn optional(&self) -> Vec<ExampleInput> {
-        let last_key = self.last_key.iter().map(|last| self.ints(last));
+        let limit = self.limit.iter().map(|last| self.ints(last));
         let sink = self.has_sink.then(|| ExampleInput::Normal { shape: vec![self.shape[2]], scale: 1.0 });
-        last_key.chain(sink).collect()
+        limit.chain(sink).collect()
     }
 
     fn ints(&self, values: &[i32]) -> ExampleInput {
@@ -138,6 +157,14 @@ pub fn calls() -> Vec<Given> {
         Given::new([1, 200, 2, 1, 256]).documents(&[100, 63, 37]).spans(&[(90, 100), (110, 130)]),
         Given::new([1, 150, 1, 1, 512]).documents(&[33, 117]).with_sink().with("window", 70),
         Given::new([1, 260, 4, 1, 40]).with("bidirectional", true).with("window", 7),
+        // Branches: inside a tile, over tiles that others hide, next to documents without any, of one token, many.
+        Given::new([1, 30, 2, 1, 8]).branches(&[(6, &[5, 7]), (12, &[])]).with("scale", 0.4),
+        Given::new([2, 41, 4, 2, 16]).branches(&[(1, &[3, 1, 9]), (20, &[3, 4])]).with_sink().with("soft_cap", 2.0),
+        Given::new([1, 700, 2, 1, 64]).branches(&[(150, &[250, 300])]),
+        Given::new([2, 1000, 4, 2, 128]).branches(&[(70, &[300, 5, 200]), (25, &[]), (130, &[129, 141])]),
+        Given::new([1, 600, 2, 1, 256]).branches(&[(64, &[192, 64, 280])]).with_sink(),
+        Given::new([1, 400, 1, 1, 512]).branches(&[(60, &[130, 210])]),
+        Given::new([1, 513, 2, 2, 40]).values_of(24).branches(&[(33, &[160, 160, 160])]),
         // A row of one document between rows of short ones: on Hopper their gradients are made in different ways.
         Given::new([3, 1100, 2, 1, 72]).values_of(16).documents(&[100; 11]).whole(1),
     ]

@@ -12,7 +12,7 @@ use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, Op};
 use crate::registry::id;
 
-/// o, lse = attention(q, k, v, document_start [, last_key] [, sink])
+/// o, lse = attention(q, k, v, document_start [, last_key | last_query] [, sink])
 pub struct Attention;
 
 impl Op for Attention {
@@ -28,10 +28,12 @@ impl Op for Attention {
         "o = softmax(scale·q·kᵀ)·v over the visible keys. Key j is visible to query i when first[i] ≤ j ≤ last[i]: \
          first[i] is document_start[i], with a window max(document_start[i], i + 1 − window); last[i] is i, or \
          last_key[i] where that is given (prefixes, spans that see each other), or the end of the row when \
-         `bidirectional`. Both never fall from one query to the next and first[i] ≤ i ≤ last[i]. With a sink, \
+         `bidirectional`. Both never fall from one query to the next and first[i] ≤ i ≤ last[i]. With `branches` of \
+         a common beginning, key j is visible to queries up to last_query[j] alone, which is no less than j, and at a \
+         document's first token no less than the index of its last. With a sink, \
          exp(sink) of the head joins the sum of the exponentials. q [B, T, heads, D], k [B, T, kv_heads, D], v \
          [B, T, kv_heads, DV] (heads share key heads in groups), document_start i32 [B, T], then as wanted last_key \
-         i32 [B, T], sink [heads] → o [B, T, heads, DV], lse f32 [B, heads, T], the log of the sum of the \
+         or last_query i32 [B, T], sink [heads] → o [B, T, heads, DV], lse f32 [B, heads, T], the log of the sum of the \
          exponentials of a row's scores; lse has no gradient."
     }
 
@@ -41,11 +43,11 @@ impl Op for Attention {
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
         let [q, k, v, document_start, ..] = inputs else {
-            return Err("takes q, k, v, document_start and as wanted last_key and sink".into());
+            return Err("takes q, k, v, document_start and as wanted last_key or last_query, and sink".into());
         };
-        let Optional { last_key, sink } = Optional::of(inputs, FORWARD_INPUTS)?;
+        let Optional { limit, sink } = Optional::of(inputs, FORWARD_INPUTS)?;
         let given = |at: Option<usize>| at.map(|at| &inputs[at]);
-        Ok(check([q, k, v, document_start], given(last_key), given(sink), attrs)?.to_vec())
+        Ok(check([q, k, v, document_start], given(limit), given(sink), attrs)?.to_vec())
     }
 
     fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients {
@@ -59,7 +61,7 @@ impl Op for Attention {
             let made = made.into_iter().zip(call.wanted).map(|(id, wanted)| wanted.then_some(id));
             results.iter_mut().zip(made).for_each(|(result, made)| *result = made);
         }
-        // A sink comes last; document_start and last_key want none.
+        // A sink comes last; document_start and limits want none.
         if count > FORWARD_INPUTS && call.wanted[count - 1] {
             let inputs = [o, d_o, lse, call.input(count - 1)];
             results[count - 1] = Some(call.one(id::ATTENTION_SINK_GRADIENT, &inputs, Attrs::new()));

@@ -40,8 +40,9 @@ const SLACK: usize = 1024;
 
 /// True on Hopper for what tensor cores read, heads of up to 256 columns.
 pub fn takes(call: &LowerCall<'_>) -> bool {
-    let scale = Reading::checked(call.attrs, call.inputs[0].shape[3]).scale;
-    call.machine.arch.is_hopper() && suits_tensor_cores(call, WIDEST) && scale > 0.0
+    let reading = Reading::checked(call.attrs, call.inputs[0].shape[3]);
+    let reads = reading.scale > 0.0 && !reading.branches;
+    call.machine.arch.is_hopper() && suits_tensor_cores(call, WIDEST) && reads
 }
 
 /// True if the forward pass over full causal rows is faster than a library's: heads of more than 64 columns, and those
@@ -92,7 +93,7 @@ pub fn forward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
     let e = Extents::of_call(call.inputs);
     let span = Reading::checked(call.attrs, e.head_dim).hiding_window(e.tokens).unwrap_or(e.tokens);
     let (division, (w, wv)) = (Division::forward(&e, span, call.documents != Documents::Rows), widths(&e));
-    let [last_key, sink] = optional_args(call);
+    let [limit, sink] = optional_args(call);
     let ticket = Arg::Scratch(0);
     let begin = KernelSpec {
         entry: "attention_begin",
@@ -113,7 +114,7 @@ pub fn forward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
         boxes(2, keys),
         output_boxes(0),
         Arg::Input(3),
-        last_key,
+        limit,
         sink,
         Arg::Output(1),
         ticket,

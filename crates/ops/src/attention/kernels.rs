@@ -72,11 +72,11 @@ pub fn backward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
     assert_dense(call, &[starts, lse]);
     let delta = Arg::Scratch(0);
     let inputs = [0, 1, 2, 4, 5, 6].map(Arg::Input);
-    let [last_key, sink] = optional_args(call);
+    let [limit, sink] = optional_args(call);
     let queries = [("Q", q), ("K", k), ("V", v), ("DO", d_o), ("DQ", dq)];
-    let args = inputs.clone().into_iter().chain([last_key.clone(), sink, delta.clone(), Arg::Output(0)]).collect();
+    let args = inputs.clone().into_iter().chain([limit.clone(), sink, delta.clone(), Arg::Output(0)]).collect();
     let first = spec("attention_backward_q", "BACKWARD_Q", call, q.shape[2], &queries, args);
     let keys = [("Q", q), ("K", k), ("V", v), ("DO", d_o), ("DK", dk), ("DV", dv)];
-    let args = inputs.into_iter().chain([last_key, delta, Arg::Output(1), Arg::Output(2)]).collect();
+    let args = inputs.into_iter().chain([limit, delta, Arg::Output(1), Arg::Output(2)]).collect();
     vec![first, spec("attention_backward_kv", "BACKWARD_KV", call, k.shape[2], &keys, args)]
 }

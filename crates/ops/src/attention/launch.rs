@@ -57,7 +57,7 @@ fn mask_defines(call: &LowerCall<'_>) -> Vec<(String, String)> {
         ("DV", e.value_dim),
         ("WINDOW", reading.hiding_window(e.tokens).unwrap_or(0)),
         ("BIDIRECTIONAL", reading.bidirectional as usize),
-        ("HAS_LAST", optional.last_key.is_some() as usize),
+        ("HAS_LAST", (optional.limit.is_some() && !reading.branches) as usize),
         ("HAS_SINK", optional.sink.is_some() as usize),
         ("HAS_CAP", reading.soft_cap.is_some() as usize),
         ("IS_F16", (call.inputs[0].dtype == DType::F16) as usize),
@@ -66,6 +66,9 @@ fn mask_defines(call: &LowerCall<'_>) -> Vec<(String, String)> {
     defines.push(("ELEMENT".to_owned(), device_type(call.inputs[0].dtype).to_owned()));
     defines.push(("SCALE".to_owned(), format!("{:e}f", reading.scale as f32)));
     defines.push(("SOFT_CAP".to_owned(), format!("{:e}f", reading.soft_cap.unwrap_or(0.0) as f32)));
+    if reading.branches {
+        defines.push(("BRANCHES".to_owned(), "1".to_owned()));
+    }
     let sink_type = optional.sink.map_or("float", |at| device_type(call.inputs[at].dtype));
     defines.push(("SINK_T".to_owned(), sink_type.to_owned()));
     defines
@@ -80,16 +83,16 @@ pub fn strides(name: &str, tensor: &TensorRef) -> Vec<(String, String)> {
     defines
 }
 
-/// The arguments for `last_key` and the sink; another input stands for what is not there, and is not read.
+/// The arguments for `last_key` or `last_query` and the sink; another input stands for what is not there, and is not read.
 pub fn optional_args(call: &LowerCall<'_>) -> [Arg; 2] {
     let optional = Optional::of_call(call.inputs, call.outputs.len());
-    [optional.last_key, optional.sink].map(|at| Arg::Input(at.unwrap_or(0)))
+    [optional.limit, optional.sink].map(|at| Arg::Input(at.unwrap_or(0)))
 }
 
-/// Row statistics, starts, last keys and sinks are without gaps.
+/// Row statistics, starts, limits and sinks are without gaps.
 pub fn assert_dense(call: &LowerCall<'_>, tensors: &[&TensorRef]) {
     let optional = Optional::of_call(call.inputs, call.outputs.len());
-    let given = [optional.last_key, optional.sink].into_iter().flatten().map(|at| &call.inputs[at]);
+    let given = [optional.limit, optional.sink].into_iter().flatten().map(|at| &call.inputs[at]);
     for tensor in tensors.iter().copied().chain(given) {
         assert!(tensor.is_dense(), "row statistics and what the mask is made of lie without gaps: {tensor}");
     }

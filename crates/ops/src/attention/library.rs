@@ -32,8 +32,8 @@ fn library_takes(call: &LowerCall<'_>) -> bool {
         && !hopper::is_ahead(call)
 }
 
-/// True for causal rows of one document each without anything else: no window that hides a key, no other last keys,
-/// no sink, no cap, keys and values of one size.
+/// True for causal rows of one document each without anything else: no window that hides a key, no other last keys, no
+/// branches, no sink, no cap, keys and values of one size.
 fn full_causal_rows(call: &LowerCall<'_>) -> bool {
     let e = Extents::of_call(call.inputs);
     let reading = Reading::checked(call.attrs, e.head_dim);
@@ -43,5 +43,5 @@ fn full_causal_rows(call: &LowerCall<'_>) -> bool {
         && reading.hiding_window(e.tokens).is_none()
         && !reading.bidirectional
         && reading.soft_cap.is_none()
-        && optional == (Optional { last_key: None, sink: None })
+        && optional == (Optional { limit: None, sink: None })
 }

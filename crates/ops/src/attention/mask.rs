@@ -1,26 +1,31 @@
-//! The attention mask: for every query, the interval of keys that it sees. For the references; kernels read the same
-//! numbers on the device.
+//! The attention mask: for every query, the interval of keys that it sees, less those of other branches. For the
+//! references; kernels read the same numbers on the device.
 
 use std::ops::Range;
 
 use super::Reading;
+use crate::real::Real;
 
 /// One row's intervals. First and last keys never fall from one query to the next, and hold the query itself.
 #[derive(Clone, Copy)]
 pub struct Mask<'a> {
     starts: &'a [i32],
     last: Option<&'a [i32]>,
+    last_query: Option<&'a [i32]>,
     window: Option<usize>,
     bidirectional: bool,
 }
 
 impl<'a> Mask<'a> {
-    /// Returns the mask of row `b` of tensors [B, T]. Panics where they break the promise.
-    pub fn of_row(b: usize, tokens: usize, starts: &'a [i32], last: Option<&'a [i32]>, reading: &Reading) -> Self {
+    /// Returns the mask of row `b` of tensors [B, T]; `limit` is `last_query` if the call has branches, else
+    /// `last_key`. Panics where they break the promise.
+    pub fn of_row(b: usize, tokens: usize, starts: &'a [i32], limit: Option<&'a [i32]>, reading: &Reading) -> Self {
         let row = |all: &'a [i32]| &all[b * tokens..(b + 1) * tokens];
+        let (last_query, last) = if reading.branches { (limit, None) } else { (None, limit) };
         let mask = Mask {
             starts: row(starts),
             last: last.map(row),
+            last_query: last_query.map(row),
             window: reading.window,
             bidirectional: reading.bidirectional,
         };
@@ -30,6 +35,10 @@ impl<'a> Mask<'a> {
                 seen.contains(&i) && seen.end <= tokens && before.start <= seen.start && before.end <= seen.end,
                 "attention: query {i} of row {b} sees keys {seen:?} of {tokens}, the one before it {before:?}: an \
                  interval holds its query and never goes back"
+            );
+            assert!(
+                !mask.hides(i, i) && !mask.hides(i, seen.start),
+                "attention: query {i} of row {b} sees itself and the beginning of its document, which hides it"
             );
         }
         mask
@@ -44,6 +53,20 @@ impl<'a> Mask<'a> {
             None => i + 1,
         };
         first.max(self.starts[i] as usize)..end
+    }
+
+    /// True if key `j` belongs to a branch that ends before query `i`.
+    fn hides(&self, i: usize, j: usize) -> bool {
+        self.last_query.is_some_and(|last| (last[j] as usize) < i)
+    }
+
+    /// Sets the scores of keys of other branches to −∞; `scores` are those of the keys that [`Mask::visible`] says.
+    pub fn hide<T: Real>(&self, i: usize, scores: &mut [T]) {
+        if let Some(last) = self.last_query {
+            let keys = &last[self.visible(i)];
+            let hidden = scores.iter_mut().zip(keys).filter(|(_, last)| (**last as usize) < i);
+            hidden.for_each(|(score, _)| *score = T::negative_infinity());
+        }
     }
 
     /// The keys that any of consecutive queries sees.

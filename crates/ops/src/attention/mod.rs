@@ -1,4 +1,4 @@
-//! Softmax attention in which every query sees an interval of keys, and its gradients.
+//! Softmax attention in which every query sees an interval of keys, less those of other branches, and its gradients.
 //!
 //! Causal rows, documents, sliding windows, prefixes and spans that see each other are all such intervals (`mask`). The
 //! kernel variant of a call on a GPU is chosen in `library`; on the CPU there is one.
@@ -48,6 +48,11 @@ const ATTRIBUTES: &[Attribute] = &[
         doc: "queries see keys after them, to the end of the row; where rows end or hold documents, `last_key` says it",
     },
     Attribute {
+        name: "branches",
+        kind: "bool?",
+        doc: "documents hold branches of a common beginning: after document_start comes `last_query`, not `last_key`",
+    },
+    Attribute {
         name: "dropout",
         kind: "float?",
         doc: "probability of dropping a weight of the softmax; the compiler takes it off where nothing drops",
@@ -60,7 +65,7 @@ pub const MAX_HEAD_DIM: usize = 512;
 /// Checks q, k, v, document_start and the optional inputs; returns the types of o and lse.
 fn check(
     [q, k, v, document_start]: [&ValueType; 4],
-    last_key: Option<&ValueType>,
+    limit: Option<&ValueType>,
     sink: Option<&ValueType>,
     attrs: &Attrs,
 ) -> Result<[ValueType; 2], String> {
@@ -88,7 +93,9 @@ fn check(
         return Err("q, k, v and a sink must be floating point".into());
     }
     let rows = [batch.clone(), tokens.clone()];
-    for (name, given) in [("document_start", Some(document_start)), ("last_key", last_key)] {
+    let reading = Reading::of(attrs, *head_dim)?;
+    let limits = if reading.branches { "last_query" } else { "last_key" };
+    for (name, given) in [("document_start", Some(document_start)), (limits, limit)] {
         if given.is_some_and(|given| given.dtype != Element::I32 || given.shape != rows) {
             return Err(format!("{name} must be i32 [{batch}, {tokens}]"));
         }
@@ -96,7 +103,10 @@ fn check(
     if sink.is_some_and(|sink| sink.shape != [Dim::Fixed(*heads)]) {
         return Err(format!("the sink must be [{heads}], one number for each head"));
     }
-    if Reading::of(attrs, *head_dim)?.bidirectional && last_key.is_some() {
+    if reading.branches && limit.is_none() {
+        return Err("`branches` take `last_query`, the last query that sees each key".into());
+    }
+    if reading.bidirectional && limit.is_some() {
         return Err("`bidirectional` and `last_key` both say which later keys a query sees: give one".into());
     }
     let o = ValueType::new(q.dtype, [batch.clone(), tokens.clone(), Dim::Fixed(*heads), Dim::Fixed(*value_dim)]);

@@ -20,6 +20,8 @@ pub struct Reading {
     pub window: Option<usize>,
     pub soft_cap: Option<f64>,
     pub bidirectional: bool,
+    /// Rows hold branches after common beginnings: the input that limits what is seen is `last_query`.
+    pub branches: bool,
 }
 
 impl Reading {
@@ -34,8 +36,13 @@ impl Reading {
         if let Some(cap) = soft_cap.filter(|cap| !(cap.is_finite() && *cap > 0.0)) {
             return Err(format!("`soft_cap` is {cap}, expected more than 0"));
         }
-        let bidirectional = attrs.flag("bidirectional")?;
-        Ok(Reading { scale, window, soft_cap, bidirectional })
+        let (bidirectional, branches) = (attrs.flag("bidirectional")?, attrs.flag("branches")?);
+        if branches && (bidirectional || window.is_some()) {
+            return Err(
+                "`branches` are causal and without a window: their tokens lie apart from what they follow".into()
+            );
+        }
+        Ok(Reading { scale, window, soft_cap, bidirectional, branches })
     }
 
     pub fn checked(attrs: &Attrs, head_dim: usize) -> Self {
@@ -77,7 +84,7 @@ impl Extents {
     }
 
     /// Pairs of query and key that see each other, over all heads, when every row is one document; what
-    /// `last_key` adds is data and not counted.
+    /// `last_key` adds and `last_query` hides is data and not counted.
     pub fn pairs(&self, reading: &Reading) -> f64 {
         let tokens = self.tokens as f64;
         let window = reading.window.map_or(tokens, |window| (window as f64).min(tokens));
@@ -123,24 +130,24 @@ fn required(outputs: usize) -> usize {
 /// Places of the optional inputs among a call's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Optional {
-    /// The input with the last key of each token, i32 [B, T].
-    pub last_key: Option<usize>,
+    /// The input that limits what is seen, i32 [B, T]: `last_key`, with `branches` `last_query`.
+    pub limit: Option<usize>,
     /// The input with the sink of each head, [heads].
     pub sink: Option<usize>,
 }
 
 impl Optional {
-    /// Finds the optional inputs after the first `required`: `last_key`, then the sink, distinguished by their axes.
+    /// Finds the optional inputs after the first `required`: the limit, then the sink, distinguished by their axes.
     pub fn of<T: Axes>(inputs: &[T], required: usize) -> Result<Self, String> {
         let axes: Vec<usize> = inputs[required.min(inputs.len())..].iter().map(Axes::axes).collect();
-        let (last_key, sink) = match axes[..] {
+        let (limit, sink) = match axes[..] {
             [] => (None, None),
             [2] => (Some(required), None),
             [1] => (None, Some(required)),
             [2, 1] => (Some(required), Some(required + 1)),
             _ => return Err("after document_start it takes last_key [B, T] and then a sink [heads], at most".into()),
         };
-        Ok(Optional { last_key, sink })
+        Ok(Optional { limit, sink })
     }
 
     /// Finds the optional inputs of a call of either pass that passed the shape rule.
@@ -181,7 +188,8 @@ pub struct Operands<'a, T> {
     pub e: Extents,
     pub reading: Reading,
     pub starts: &'a [i32],
-    pub last_key: Option<&'a [i32]>,
+    /// `last_key`, with `branches` `last_query`.
+    pub limit: Option<&'a [i32]>,
     pub sink: Option<&'a Input<'a, T>>,
 }
 
@@ -194,13 +202,13 @@ impl<'a, T: Real> Operands<'a, T> {
             e,
             reading: Reading::checked(call.attrs, e.head_dim),
             starts: inputs[required(outputs) - 1].int(),
-            last_key: optional.last_key.map(|at| inputs[at].int()),
+            limit: optional.limit.map(|at| inputs[at].int()),
             sink: optional.sink.map(|at| &inputs[at]),
         }
     }
 
     pub fn mask(&self, b: usize) -> Mask<'a> {
-        Mask::of_row(b, self.e.tokens, self.starts, self.last_key, &self.reading)
+        Mask::of_row(b, self.e.tokens, self.starts, self.limit, &self.reading)
     }
 
     pub fn scoring(&self, h: usize) -> Scoring<T> {

@@ -10,6 +10,9 @@
 #define WIDEST (D > DV ? D : DV)
 #define LSE_AT(b, h, i) (((size_t)(b) * HEADS + (h)) * TOKENS + (i))
 #define INF __int_as_float(0x7f800000)
+#ifndef BRANCHES  // after common beginnings: then `last` is the last query that sees each key
+#define BRANCHES 0
+#endif
 
 // ROWS rows of one side, ROWS of its partner, a tile of 32 rows of the other side, with one column more.
 extern __shared__ float memory[];
@@ -75,6 +78,29 @@ __device__ __forceinline__ int first_key(const int* starts, int i) {
 __device__ __forceinline__ int last_key(const int* last, int i) {
   if (BIDIRECTIONAL || i >= TOKENS) return TOKENS - 1;
   return HAS_LAST ? last[i] : i;
+}
+
+// True if key j is in a branch that ends before query i.
+__device__ __forceinline__ bool is_hidden(const int* last, int i, int j) {
+  return BRANCHES && i < TOKENS && j < TOKENS && last[j] < i;
+}
+
+// False if branches hide the 32 keys from `start` on from all queries from `first` on. With branches, a barrier.
+__device__ __forceinline__ bool any_seen(const int* last, int start, int first) {
+#if BRANCHES
+  const int j = start + (threadIdx.x & 31);
+  return __syncthreads_or(j < TOKENS && last[j] >= first);
+#else
+  return true;
+#endif
+}
+
+// The last query that branches let see any of ROWS keys from `first` on.
+__device__ __forceinline__ int last_query(const int* last, int first) {
+  if (!BRANCHES) return TOKENS - 1;
+  int found = 0;
+  for (int j = first; j < min(first + ROWS, TOKENS); j++) found = max(found, last[j]);
+  return found;
 }
 
 // The first query that sees key j.

@@ -128,19 +128,20 @@ pub fn backward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
     }
     let tensors = [("Q", q), ("K", k), ("V", v), ("DO", d_o), ("DQ", dq), ("DK", dk), ("DV", dv)];
     let size = [e.batch * e.kv_heads * e.tokens.div_ceil(division.rows), division.threads(), shared];
-    let inputs = [0, 1, 2, 5].map(Arg::Input).into_iter();
-    let args = inputs.chain([0, at.dq_sums, at.turns].map(Arg::Scratch)).chain((0..3).map(Arg::Output)).collect();
+    let [limit, _] = optional_args(call);
+    let inputs = [0, 1, 2, 5].map(Arg::Input).into_iter().chain([Arg::Scratch(0), limit]);
+    let args = inputs.chain([at.dq_sums, at.turns].map(Arg::Scratch)).chain((0..3).map(Arg::Output)).collect();
     kernels.push(spec("attention_gradients", GRADIENTS, call, &tensors, division.defines(&e), size, args));
     kernels
 }
 
 fn records(call: &LowerCall<'_>, e: &Extents, at: &Scratch) -> KernelSpec {
     let [_, _, _, o, _, d_o, ..] = call.inputs else { unreachable!("the shape rule requires seven inputs") };
-    let [last_key, _] = optional_args(call);
+    let [limit, _] = optional_args(call);
     // Lanes of 16 bytes for a row, a power of two of one warp.
     let lanes = (e.value_dim / 8).next_power_of_two().min(32);
     let size = [e.batch * e.heads * e.tokens.div_ceil(RECORD_THREADS / lanes), RECORD_THREADS, 0];
-    let args = [3, 5, 4, 6].map(Arg::Input).into_iter().chain([last_key, Arg::Scratch(0), Arg::Scratch(at.turns)]);
+    let args = [3, 5, 4, 6].map(Arg::Input).into_iter().chain([limit, Arg::Scratch(0), Arg::Scratch(at.turns)]);
     let division = vec![("LANES", lanes), ("TURN_COUNT", at.turn_count)];
     spec("attention_records", RECORDS, call, &[("O", o), ("DO", d_o)], division, size, args.collect())
 }
@@ -150,6 +151,7 @@ fn gradient_q(call: &LowerCall<'_>, e: &Extents) -> KernelSpec {
     let (division, shared) = q_division(e, call.machine.arch.shared_per_block()).expect(FITS);
     let tensors = [("Q", q), ("K", k), ("V", v), ("DO", d_o), ("DQ", &call.outputs[0])];
     let size = [e.batch * e.heads * e.tokens.div_ceil(division.rows()), division.threads(), shared];
-    let args = [0, 1, 2, 5].map(Arg::Input).into_iter().chain([Arg::Scratch(0), Arg::Output(0)]).collect();
+    let [limit, _] = optional_args(call);
+    let args = [0, 1, 2, 5].map(Arg::Input).into_iter().chain([Arg::Scratch(0), limit, Arg::Output(0)]).collect();
     spec("attention_gradient_q", GRADIENT_Q, call, &tensors, division.defines(), size, args)
 }

@@ -66,6 +66,20 @@ fn last_keys_let_queries_see_what_follows() {
 }
 
 #[test]
+fn branches_see_the_common_beginning_and_themselves() {
+    let of = |starts: &[i32], last: &[i32]| seen(&weights_of(starts, Some(last), Attrs::new().with("branches", true)));
+    // Two tokens, branches of one and two after them; then a document of one.
+    let rows = of(&[0, 0, 0, 0, 0, 5], &[4, 4, 2, 4, 4, 5]);
+    assert_eq!(rows, [vec![0], vec![0, 1], vec![0, 1, 2], vec![0, 1, 3], vec![0, 1, 3, 4], vec![5]]);
+}
+
+#[test]
+#[should_panic(expected = "sees itself and the beginning of its document")]
+fn a_beginning_that_a_branch_does_not_see_is_a_broken_promise() {
+    weights_of(&[0, 0, 0], Some(&[1, 2, 2]), Attrs::new().with("branches", true));
+}
+
+#[test]
 #[should_panic(expected = "query 1 of row 0 sees keys 0..2 of 3, the one before it 0..3")]
 fn intervals_that_go_back_are_a_broken_promise() {
     weights_of(&[0, 0, 0], Some(&[2, 1, 2]), Attrs::new());
@@ -128,8 +142,12 @@ fn shapes_that_do_not_fit_are_refused() {
     assert!(further(&[sink.clone(), last.clone()], &attrs).unwrap_err().contains("last_key [B, T] and then a sink"));
     assert!(further(&[float(&[5])], &attrs).unwrap_err().contains("one number for each head"));
     assert!(further(&[float(&[2, 5])], &attrs).unwrap_err().contains("last_key must be i32"));
-    let both = attrs.with("bidirectional", true);
-    assert!(further(&[last], &both).unwrap_err().contains("give one"));
+    let both = attrs.clone().with("bidirectional", true);
+    assert!(further(std::slice::from_ref(&last), &both).unwrap_err().contains("give one"));
+    let branches = attrs.clone().with("branches", true);
+    assert!(further(std::slice::from_ref(&last), &branches).is_ok());
+    assert!(further(&[], &branches).unwrap_err().contains("take `last_query`"));
+    assert!(further(&[last], &branches.with("window", 3)).unwrap_err().contains("without a window"));
     assert!(further(&[sink], &both).is_ok());
     let wide = [float(&[2, 5, 6, 520]), float(&[2, 5, 2, 520]), float(&[2, 5, 2, 8]), starts.clone()];
     assert!(Attention.infer(&wide, &both).unwrap_err().contains("1 to 512"));

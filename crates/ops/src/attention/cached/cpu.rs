@@ -52,7 +52,7 @@ pub fn write<T: Real>(call: &mut Call<'_, T>) {
 pub fn read<T: Real>(call: &mut Call<'_, T>) {
     let [q, keys, values, positions, table, ..] = call.inputs else { unreachable!("five inputs at least") };
     let optional = Optional::of(call.inputs, PLACED_INPUTS).expect("checked by the shape rule");
-    let last = optional.last_key.map_or(positions, |at| &call.inputs[at]).int();
+    let last = optional.limit.map_or(positions, |at| &call.inputs[at]).int();
     let sink = optional.sink.map(|at| &call.inputs[at]);
     let [_, tokens, heads, head_dim] = q.shape[..] else { unreachable!("the shape rule requires four axes") };
     let (kv_heads, value_dim) = (keys.shape[2], values.shape[3]);

@@ -178,7 +178,7 @@ impl Op for CachedAttention {
         }
         check_places(q, positions, table)?;
         Reading::of(attrs, *head_dim)?;
-        if optional.last_key.is_some_and(|at| inputs[at] != *positions) {
+        if optional.limit.is_some_and(|at| inputs[at] != *positions) {
             return Err("last_key must be i32 with the shape of the positions".into());
         }
         if sink.is_some_and(|sink| sink.shape != [Dim::Fixed(*heads)]) {
@@ -222,7 +222,7 @@ impl Op for CachedAttention {
         let sink = Arg::Input(optional.sink.unwrap_or(0));
         let result = if work.splits() > 1 { Arg::Scratch(0) } else { Arg::Output(0) };
         let inputs = [0, 1, 2, 3, 4].map(Arg::Input);
-        let last = optional.last_key.map(Arg::Input);
+        let last = optional.limit.map(Arg::Input);
         let args = inputs.into_iter().chain(last).chain([sink.clone(), result]).collect();
         let mut kernels = vec![work.kernel(call, &e, args)];
         if work.splits() > 1 {
@@ -330,7 +330,7 @@ fn defines(call: &LowerCall<'_>, e: &Extents, division: &[(&str, usize)]) -> Vec
     defines.extend(strides("Q", q).into_iter().chain(strides("O", &call.outputs[0])));
     let types = [("KEY_T", keys.dtype), ("VALUE_T", values.dtype)];
     defines.extend(types.map(|(name, dtype)| (name.to_owned(), device_type(dtype).to_owned())));
-    if optional.last_key.is_some() {
+    if optional.limit.is_some() {
         defines.push(("LAST_KEY".to_owned(), "1".to_owned()));
     }
     let sink_type = optional.sink.map_or("float", |at| device_type(call.inputs[at].dtype));

@@ -1,5 +1,5 @@
 // Attention by m16n8k16: o_i = sum_j p_ij v_j, p_ij = exp(s_ij - lse_i), s_ij = SCALE q_i.k_j (or SOFT_CAP
-// tanh(SCALE q_i.k_j / SOFT_CAP)) over the interval of keys that query i sees; lse_i = log(sum_j exp(s_ij)), with
+// tanh(SCALE q_i.k_j / SOFT_CAP)) over the keys that query i sees; lse_i = log(sum_j exp(s_ij)), with
 // HAS_SINK of that sum and exp(sink) of the head.
 // q, o [BATCH, TOKENS, HEADS, D | DV], k, v [BATCH, TOKENS, KV_HEADS, D | DV], strided in the first three axes in
 // steps of 16 bytes; starts, last_keys i32 [BATCH, TOKENS], non-decreasing along a row; lse f32 [BATCH, HEADS, TOKENS].
@@ -44,7 +44,8 @@ attention_forward(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k, 
   v += (size_t)b * V_B + (size_t)(h / GROUP) * V_H;
   starts += b * TOKENS;
   last_keys += b * TOKENS;
-  const int start = first_seen(starts, first_row), end = last_seen(last_keys, end_row - 1) + 1;
+  const int end = last_seen(last_keys, end_row - 1) + 1;
+  const int start = next_tile<KEYS>(last_keys, first_seen(starts, first_row), end, first_row);
   fetch<ROWS, D, PD, THREADS>(at, q, Q_S, first_row);
   fetch<KEYS, D, PD, THREADS>(at + AT_K, k, K_S, start);
   commit_copies();
@@ -71,11 +72,12 @@ attention_forward(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k, 
   hold<MT, K_COLUMNS / 16, PITCH(PD)>(q_held, my_q);
 #endif
 
-  for (int key = start; key < end; key += KEYS) {
+  for (int key = start, next; key < end; key = next) {
     wait_copies<0>();
     __syncthreads();
     fetch<KEYS, DV, PDV, THREADS>(at + AT_V, v, V_S, key);
     commit_copies();
+    next = next_tile<KEYS>(last_keys, key + KEYS, end, first_row);
     const int2 upper = bounds[own], lower = bounds[own + MT * 16 - 1];
     const bool seen = key <= lower.y && key + KEYS > upper.x;
     float s[MT][NT][4] = {};
@@ -97,24 +99,27 @@ attention_forward(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k, 
           x = HAS_CAP ? SOFT_CAP * LOG2E * tanh_by_exp(x * (SCALE / SOFT_CAP)) : x * (SCALE * LOG2E);
         }
       }
-      if (key < lower.x || key + KEYS - 1 > upper.y) {
+      int until[NT * 2];
+      const bool all = keys_of_lane<NT>(until, last_keys, key, first_row + own + MT * 16);
+      if (key < lower.x || key + KEYS - 1 > upper.y || !all) {
 #pragma unroll
         for (int m = 0; m < MT; m++)
 #pragma unroll
           for (int half = 0; half < 2; half++) {
-            const int2 keys = bounds[own + m * 16 + half * 8 + lane / 4];
+            const int row = own + m * 16 + half * 8 + lane / 4;
+            const int2 keys = bounds[row];
 #pragma unroll
             for (int i = 0; i < NT * 2; i++) {
               const int j = key + i / 2 * 8 + lane % 4 * 2 + i % 2;
-              if (j < keys.x || j > keys.y) s[m][i / 2][2 * half + i % 2] = -INF;
+              if (j < keys.x || j > keys.y || (BRANCHES && until[i] < first_row + row)) s[m][i / 2][2 * half + i % 2] = -INF;
             }
           }
       }
-      float next[MT][2];
+      float tops[MT][2];
       bool grown = false;
 #pragma unroll
       for (int i = 0; i < MT * 2; i++) {
-        float& most = next[i / 2][i % 2];
+        float& most = tops[i / 2][i % 2];
         most = greatest[i / 2][i % 2];
 #pragma unroll
         for (int n = 0; n < NT; n++)
@@ -126,7 +131,7 @@ attention_forward(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k, 
       if (__any_sync(0xffffffffu, grown)) {
 #pragma unroll
         for (int i = 0; i < MT * 2; i++) {
-          const float most = next[i / 2][i % 2];
+          const float most = tops[i / 2][i % 2];
           const float keep = most > -INF ? exp2_approx((greatest[i / 2][i % 2] - most) * FACTOR) : 0.0f;
           greatest[i / 2][i % 2] = most;
           total[i / 2][i % 2] *= keep;
@@ -148,7 +153,7 @@ attention_forward(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k, 
     }
     wait_copies<0>();
     __syncthreads();
-    if (key + KEYS < end) fetch<KEYS, D, PD, THREADS>(at + AT_K, k, K_S, key + KEYS);
+    if (next < end) fetch<KEYS, D, PD, THREADS>(at + AT_K, k, K_S, next);
     commit_copies();
     if (seen) weighted_rows<MT, V_COLUMNS / 8, NT, PITCH(PDV)>(sum, s, my_v);
   }

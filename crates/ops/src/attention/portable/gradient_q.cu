@@ -23,7 +23,8 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 attention_gradient_q(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k, const ELEMENT* __restrict__ v,
-                     const ELEMENT* __restrict__ d_o, const float4* __restrict__ records, ELEMENT* __restrict__ dq) {
+                     const ELEMENT* __restrict__ d_o, const float4* __restrict__ records,
+                     const int* __restrict__ last_queries, ELEMENT* __restrict__ dq) {
   extern __shared__ __align__(16) unsigned char memory[];
   const u32 at = shared_address(memory);
   const int bh = blockIdx.x % (BATCH * HEADS), block = Q_BLOCKS - 1 - blockIdx.x / (BATCH * HEADS);
@@ -33,6 +34,7 @@ attention_gradient_q(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ 
   k += (size_t)b * K_B + (size_t)(h / GROUP) * K_H;
   v += (size_t)b * V_B + (size_t)(h / GROUP) * V_H;
   records += (size_t)bh * TOKENS;
+  last_queries += b * TOKENS;
   fetch<ROWS, D, PD, THREADS>(at, q, Q_S, first_row);
   fetch<ROWS, DV, PDV, THREADS>(at + AT_DO, d_o, DO_S, first_row);
   commit_copies();
@@ -58,7 +60,7 @@ attention_gradient_q(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ 
   const int any_from = __float_as_int(upper.z), any_to = __float_as_int(lower.w);
 
   init_partial_barriers();
-  for (int key = start; key < end; key += KEYS) {
+  for (int key = start; (key = next_tile<KEYS>(last_queries, key, end, first_row)) < end; key += KEYS) {
     __syncthreads();
     fetch<KEYS, D, PD, THREADS>(at + AT_K, k, K_S, key);
     fetch<KEYS, DV, PDV, THREADS>(at + AT_V, v, V_S, key);
@@ -71,7 +73,9 @@ attention_gradient_q(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ 
     scores<MT, NT, V_COLUMNS / 16, PITCH(PDV), PITCH(PDV)>(dp, my_do, my_v);
     add_partner<MT, NT, PARTS * 32>(s, of_s + part * SIZE, of_s + (1 - part) * SIZE, 1 + strip);
     add_partner<MT, NT, PARTS * 32>(dp, of_dp + part * SIZE, of_dp + (1 - part) * SIZE, 1 + strip);
-    const bool whole = key >= all_from && key + KEYS - 1 <= all_to;
+    int until[NT * 2];
+    const bool all = keys_of_lane<NT>(until, last_queries, key, own_row + MT * 16);
+    const bool whole = all && key >= all_from && key + KEYS - 1 <= all_to;
 #pragma unroll
     for (int i = 0; i < MT * 2; i++) {
       int from = 0, to = TOKENS;
@@ -84,7 +88,7 @@ attention_gradient_q(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ 
         float& x = s[i / 2][n / 2][i % 2 * 2 + n % 2];
         const float slope = weight(x, of_lse[i / 2][i % 2]);
         const int j = key + n / 2 * 8 + lane % 4 * 2 + n % 2;
-        if (!whole && (j < from || j > to)) x = 0.0f;
+        if (!whole && (j < from || j > to || (BRANCHES && until[n] < my_row + i * 8))) x = 0.0f;
         x *= dp[i / 2][n / 2][i % 2 * 2 + n % 2] - of_delta[i / 2][i % 2];
         if (HAS_CAP) x *= slope;
       }

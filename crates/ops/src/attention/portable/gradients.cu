@@ -59,9 +59,9 @@ __device__ __forceinline__ int early_turn(const int* turn) { return load_relaxed
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 attention_gradients(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k, const ELEMENT* __restrict__ v,
-                    const ELEMENT* __restrict__ d_o, const float4* __restrict__ records, float* __restrict__ dq_sums,
-                    int* __restrict__ turns, ELEMENT* __restrict__ dq, ELEMENT* __restrict__ dk,
-                    ELEMENT* __restrict__ dv) {
+                    const ELEMENT* __restrict__ d_o, const float4* __restrict__ records,
+                    const int* __restrict__ last_queries, float* __restrict__ dq_sums, int* __restrict__ turns,
+                    ELEMENT* __restrict__ dq, ELEMENT* __restrict__ dk, ELEMENT* __restrict__ dv) {
   extern __shared__ __align__(16) unsigned char memory[];
   const u32 at = shared_address(memory);
   int number = blockIdx.x;
@@ -80,7 +80,11 @@ attention_gradients(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k
   fetch<ROWS, D, PD, THREADS>(at, k + (size_t)b * K_B + (size_t)kv_head * K_H, K_S, first_key);
   fetch<ROWS, DV, PDV, THREADS>(at + AT_V, v + (size_t)b * V_B + (size_t)kv_head * V_H, V_S, first_key);
   const int2 seen = queries_of<THREADS>(records, first_key, min(first_key + ROWS, TOKENS) - 1);
-  const int first_block = seen.x / QUERIES, last_block = (seen.y - 1) / QUERIES;
+  last_queries += b * TOKENS;
+  const int until_tile = last_query_of<ROWS>(last_queries, first_key);
+  // Every tile has its turn at all blocks between, those of other branches too.
+  const int end_query = TURNS ? seen.y : min(seen.y, until_tile + 1);
+  const int first_block = seen.x / QUERIES, last_block = (end_query - 1) / QUERIES;
   turns += 1 + pair * Q_BLOCKS * (GROUP / TURN_HEADS);
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -88,6 +92,12 @@ attention_gradients(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k
   const int score_row = warp / SCORE_PARTS * SCORE_MT * 16, score_column = warp % SCORE_PARTS * SCORE_NT * 8;
   const float4* of_queries = (const float4*)(memory + AT_RECORDS);
   const u32 in_scores = (score_row + lane / 4) * P_PITCH + (score_column + lane % 4 * 2) * 2;
+  int until[SCORE_MT * 2];
+#pragma unroll
+  for (int i = 0; i < SCORE_MT * 2; i++) {
+    const int j = first_key + score_row + lane / 4 + i * 8;
+    until[i] = BRANCHES && j < TOKENS ? last_queries[j] : TOKENS;
+  }
   float dk_sum[MT][K_COLUMNS / 8][4] = {}, dv_sum[MT][V_COLUMNS / 8][4] = {};
   auto fetch_q = [&](int head, int block) {
     fetch<QUERIES, D, PD, THREADS>(at + AT_Q, q + (size_t)head * Q_H, Q_S, block * QUERIES);
@@ -118,7 +128,8 @@ attention_gradients(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k
     const int last = min(QUERIES, TOKENS - block * QUERIES) - 1;
     const int from = __float_as_int(of_queries[0].z), from_last = __float_as_int(of_queries[last].z);
     const int to = __float_as_int(of_queries[0].w), to_last = __float_as_int(of_queries[last].w);
-    if (SCORE_STRIPS * SCORE_PARTS == WARPS || warp < SCORE_STRIPS * SCORE_PARTS) {
+    const bool hidden = BRANCHES && block * QUERIES > until_tile;
+    if (!hidden && (SCORE_STRIPS * SCORE_PARTS == WARPS || warp < SCORE_STRIPS * SCORE_PARTS)) {
       const int key = first_key + score_row;
       float s[SCORE_MT][SCORE_NT][4] = {}, dp[SCORE_MT][SCORE_NT][4] = {};
       if (key <= to_last && key + SCORE_MT * 16 > from) {
@@ -128,8 +139,13 @@ attention_gradients(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k
         scores<SCORE_MT, SCORE_NT, PDV / 16, PITCH(PDV), PITCH(PDV)>(
             dp, at + AT_V + score_row * PITCH(PDV) + left_lane(PITCH(PDV)),
             at + AT_DO + score_column * PITCH(PDV) + right_lane(PITCH(PDV)));
+        const int query = block * QUERIES + score_column;
+        bool all = true;
+#pragma unroll
+        for (int i = 0; i < SCORE_MT * 2; i++) all &= until[i] >= query + SCORE_NT * 8 - 1;
+        all = !BRANCHES || __all_sync(0xffffffffu, all);
         weights_of_queries(s, dp, of_queries + score_column, key + lane / 4,
-                           from_last <= key && to >= key + SCORE_MT * 16 - 1);
+                           all && from_last <= key && to >= key + SCORE_MT * 16 - 1, until, query);
       }
       put(memory + AT_DS + in_scores, dp);
 #if IN_REGISTERS
@@ -143,7 +159,7 @@ attention_gradients(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k
     }
     __syncthreads();
 #if !IN_REGISTERS
-    weighted_rows<MT, V_COLUMNS / 8, QUERIES / 8, P_PITCH, PITCH(PDV)>(
+    if (!hidden) weighted_rows<MT, V_COLUMNS / 8, QUERIES / 8, P_PITCH, PITCH(PDV)>(
         dv_sum, at + AT_P + own * P_PITCH + left_lane(P_PITCH),
         at + AT_DO + part * V_COLUMNS * 2 + left_lane(PITCH(PDV)));
     __syncthreads();
@@ -151,7 +167,7 @@ attention_gradients(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k
     if (left > 1) fetch_do(next_head, next_block);
     commit_copies();
 #if !IN_REGISTERS
-    weighted_rows<MT, K_COLUMNS / 8, QUERIES / 8, P_PITCH, PITCH(PD)>(
+    if (!hidden) weighted_rows<MT, K_COLUMNS / 8, QUERIES / 8, P_PITCH, PITCH(PD)>(
         dk_sum, at + AT_DS + own * P_PITCH + left_lane(P_PITCH),
         at + AT_Q + part * K_COLUMNS * 2 + left_lane(PITCH(PD)));
     __syncthreads();
@@ -162,7 +178,7 @@ attention_gradients(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k
     const int ours = tile - from / ROWS;
     const int dq_row = warp % DQ_STRIPS * DQ_MT * 16, dq_column = warp / DQ_STRIPS * DQ_COLUMNS;
     float part_of_dq[DQ_MT][DQ_COLUMNS / 8][4] = {};
-    weighted_columns<DQ_MT, DQ_COLUMNS / 8, ROWS / 8, P_PITCH, PITCH(PD)>(
+    if (!hidden) weighted_columns<DQ_MT, DQ_COLUMNS / 8, ROWS / 8, P_PITCH, PITCH(PD)>(
         part_of_dq, at + AT_DS + dq_row * 2 + right_lane(P_PITCH), at + dq_column * 2 + left_lane(PITCH(PD)));
     constexpr int COUNT = DQ_MT * DQ_COLUMNS / 2;
     const size_t of_head = (size_t)(b * HEADS + kv_head * GROUP + head) * Q_BLOCKS;
@@ -172,7 +188,9 @@ attention_gradients(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k
         while (turn < tile) turn = semaphore_value(turns + handed);
       __syncthreads();
     }
-    if (tile < to_last / ROWS) {
+    if (hidden) {
+      // Nothing to add; the tile of the last query's own key, which writes the sum, is never hidden.
+    } else if (tile < to_last / ROWS) {
 #pragma unroll
       for (int i = 0; i < COUNT; i++) {
         const float x = part_of_dq[i / (DQ_COLUMNS / 2)][i / 4 % (DQ_COLUMNS / 8)][i % 4];

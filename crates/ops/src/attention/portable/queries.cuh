@@ -32,10 +32,21 @@ template <int QUERIES_> __device__ __forceinline__ void fetch_records(u32 to, co
     copy_async(to + i * 16, records + query + i, query + i < TOKENS);
 }
 
-// Scores of keys (rows: `key` is the lane's first) and queries become weights, products do.v become ds.
+// The last query that branches let see any of the ROWS_ keys from `key` on, the same in every thread.
+template <int ROWS_> __device__ __forceinline__ int last_query_of(const int* last_queries, int key) {
+  if (!BRANCHES) return TOKENS;
+  int found = 0;
+  for (int j = key + threadIdx.x % 32; j < min(key + ROWS_, TOKENS); j += 32) found = max(found, last_queries[j]);
+  for (int offset = 16; offset; offset >>= 1) found = max(found, __shfl_xor_sync(0xffffffffu, found, offset));
+  return found;
+}
+
+// Scores of keys (rows: `key` is the lane's first) and queries become weights, products do.v become ds; `until` is the
+// last query that sees each of the lane's keys, `query` the first of the queries.
 template <int MT_, int NT_>
 __device__ __forceinline__ void weights_of_queries(float (&s)[MT_][NT_][4], float (&dp)[MT_][NT_][4],
-                                                   const float4* of_queries, int key, bool whole) {
+                                                   const float4* of_queries, int key, bool whole,
+                                                   const int (&until)[MT_ * 2], int query) {
 #pragma unroll
   for (int n = 0; n < NT_; n++)
 #pragma unroll
@@ -52,7 +63,8 @@ __device__ __forceinline__ void weights_of_queries(float (&s)[MT_][NT_][4], floa
         float& x = s[i / 2][n][i % 2 * 2 + column];
         float& y = dp[i / 2][n][i % 2 * 2 + column];
         const float slope = weight(x, row.x);
-        if (!whole && (key + i * 8 < from || key + i * 8 > to)) x = 0.0f;
+        const int i_of_query = query + n * 8 + threadIdx.x % 4 * 2 + column;
+        if (!whole && (key + i * 8 < from || key + i * 8 > to || (BRANCHES && until[i] < i_of_query))) x = 0.0f;
         y = x * (y - row.y);
         if (HAS_CAP) y *= slope;
       }

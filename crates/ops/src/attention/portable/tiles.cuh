@@ -164,12 +164,41 @@ __device__ __forceinline__ void add_partner(float (&x)[MT_][NT][4], float* mine,
   for (int i = 0; i < MT_ * NT * 4; i++) x[i / (NT * 4)][i / 4 % NT][i % 4] += theirs[i * 32 + lane];
 }
 
-// The interval of keys that query i of a row sees.
+#ifndef BRANCHES  // after common beginnings: then `last_keys` are the last queries that see each key
+#define BRANCHES 0
+#endif
+
+// The interval of keys that query i of a row sees, those of other branches among them.
 __device__ __forceinline__ int first_seen(const int* starts, int i) {
   return WINDOW ? max(starts[i], i + 1 - WINDOW) : starts[i];
 }
 __device__ __forceinline__ int last_seen(const int* last_keys, int i) {
   return HAS_LAST ? last_keys[i] : BIDIRECTIONAL ? TOKENS - 1 : i;
+}
+
+// The first of the tiles of KEYS_ keys key, key + KEYS_, ... below `end` that holds one which branches do not hide from
+// all queries from `row` on. With branches, a barrier.
+template <int KEYS_> __device__ __forceinline__ int next_tile(const int* last_queries, int key, int end, int row) {
+#if BRANCHES
+  for (; key < end; key += KEYS_) {
+    bool seen = false;
+    for (int j = key + threadIdx.x; j < min(key + KEYS_, end); j += blockDim.x) seen |= last_queries[j] >= row;
+    if (__syncthreads_or(seen)) break;
+  }
+#endif
+  return key;
+}
+// The last queries that see the lane's keys of a tile, and true if those before `row` see them all.
+template <int NT_>
+__device__ __forceinline__ bool keys_of_lane(int (&until)[NT_ * 2], const int* last_queries, int key, int row) {
+  bool all = true;
+#pragma unroll
+  for (int i = 0; i < NT_ * 2; i++) {
+    const int j = key + i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
+    until[i] = BRANCHES && j < TOKENS ? last_queries[j] : TOKENS;
+    all &= until[i] + 1 >= row;
+  }
+  return !BRANCHES || __all_sync(0xffffffffu, all);
 }
 
 // Scores in units of log 2. Without a cap (and with a positive scale) they stay as the products give them, and

@@ -1,7 +1,8 @@
 """Rates of GRPO with adapters on random Qwen3 shapes: sampling, rewards and update of a step.
 
-`grpo.py TOKENIZER CONFIG PROMPTS ANSWERS TOKENS STEPS [GPUS]` writes a folder and prompts, and prints a line for each step: sampled tokens a
-second, seconds of sampling, rewards and update, and how far the sampler's log-probabilities are from those of training.
+`grpo.py TOKENIZER CONFIG PROMPTS ANSWERS TOKENS STEPS [GPUS [REPEATED]]` writes a folder and prompts, and prints a line for each step: sampled tokens a
+second, seconds of sampling, rewards and update, and how far the sampler's log-probabilities are from those of training. Prompts are REPEATED
+times as long; with REPEATED, a second run has `share_prompts: false`.
 """
 
 import json
@@ -16,22 +17,22 @@ import surogate
 WORDS = "How many apples are left when Tom gives three of his nine apples to Sue and eats one of the others? "
 
 
-def main(tokenizer, config, prompts, answers, tokens, steps, gpus=1):
+def main(tokenizer, config, prompts, answers, tokens, steps, gpus=1, repeated=1, **options):
     base = Path(tempfile.mkdtemp())
     model = base / "model"
     model.mkdir()
     shutil.copy(config, model / "config.json")
     for path in Path(tokenizer).glob("*.json"):
         shutil.copy(path, model)
-    rows = [{"prompt": f"{number}. " + WORDS * (1 + number % 4)} for number in range(4 * prompts)]
+    rows = [{"prompt": f"{number}. " + WORDS * repeated * (1 + number % 4)} for number in range(4 * prompts)]
     (base / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     rows_of_batch = min(16, prompts * answers)
     run = {"model": str(model), "init": "random", "torch_dtype": "bfloat16", "task": "grpo", "lora_rank": 16,
            "optimizer": "adamw_8bit", "learning_rate": 1e-5, "max_steps": 1000, "output_dir": str(base / "run"),
            "datasets": [{"path": str(base / "prompts.jsonl"), "type": "auto"}], "num_generations": answers,
            "rewards": [{"function": "length", "tokens": max(tokens // 2, 1)}, {"function": "regex", "pattern": "[aeiou]"}],
-           "max_completion_length": tokens, "sequence_len": tokens + 256, "per_device_train_batch_size": rows_of_batch,
-           "gradient_accumulation_steps": prompts * answers // (rows_of_batch * gpus), "gpus": gpus}  # fmt: skip
+           "max_completion_length": tokens, "sequence_len": tokens + 256 * repeated, "per_device_train_batch_size": rows_of_batch,
+           "gradient_accumulation_steps": prompts * answers // (rows_of_batch * gpus), "gpus": gpus, **options}  # fmt: skip
     trainer = surogate.Trainer(run)
     for _ in range(steps):
         of = trainer.step()
@@ -44,4 +45,7 @@ def main(tokenizer, config, prompts, answers, tokens, steps, gpus=1):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3], *map(int, sys.argv[3:]))
+    numbers = list(map(int, sys.argv[3:]))
+    main(*sys.argv[1:3], *numbers)
+    if len(numbers) > 5:
+        main(*sys.argv[1:3], *numbers, share_prompts=False)

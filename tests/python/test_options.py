@@ -282,6 +282,7 @@ ELSEWHERE = {
     "lmbda": "tests/python/test_own_answers.py",
     "sampling_temperature": "tests/python/test_own_answers.py",
     "precompute_ref_log_probs": "tests/python/test_known_references.py",
+    "share_prompts": "tests/python/test_shared_prompts.py",
     "num_generations": "tests/python/test_sampled_runs.py",
     "max_completion_length": "tests/python/test_sampled_runs.py",
     "top_p": "tests/python/test_sampled_runs.py",

@@ -110,6 +110,16 @@ fn set_rates(graph: &mut Graph, options: &CompileOptions) -> Result<(), CompileE
     options.training.as_ref().map_or(Ok(()), |training| rates::run(graph, &training.rates))
 }
 
+/// The reason why documents of up to `longest` tokens cannot hold branches that share a beginning; none where they can. Cheap,
+/// as [`parameters`] is.
+pub fn branches_obstacle(
+    model: &Model,
+    options: &CompileOptions,
+    longest: usize,
+) -> Result<Option<String>, CompileError> {
+    Ok(passes::branches::obstacle(&first_entry(model, options)?, longest))
+}
+
 /// The weights of the layers' products that the recipe leaves in the compute type, by their names with a star for the layer;
 /// none where it quantises nothing at all. Cheap, as [`parameters`] is.
 pub fn unquantised(model: &Model, options: &CompileOptions) -> Result<Vec<String>, CompileError> {
@@ -274,6 +284,8 @@ fn whole_graph(
     // its rule.
     let mut graph = expand(model, options, entry, passes::sequence::part(variant, sharding)?)?;
     passes.check(Pass::Expand, &graph)?;
+    // Before anything looks at what attention reads.
+    passes.run(kind, Pass::Branches, &mut graph, |g| passes::branches::run(g, options, entry))?;
     // Before the adapters add dropout of their own.
     passes.run(kind, Pass::Dropout, &mut graph, |g| passes::dropout::run(g, options, kind))?;
     // Before anything else reads the embedding.

@@ -42,6 +42,8 @@ pub struct CompileOptions {
     /// The decisions about memory that are left to the plan.
     pub plan: PlanOptions,
     pub sharding: Sharding,
+    /// Tokens of the longest document, where documents hold branches of a common beginning.
+    pub branches: Option<usize>,
 }
 
 impl CompileOptions {

@@ -15,6 +15,7 @@ use crate::options::{CompileOptions, RecomputeOptions};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
     Expand,
+    Branches,
     Dropout,
     EmbeddingNoise,
     Identities,
@@ -74,6 +75,7 @@ impl Pass {
     pub const fn name(self) -> &'static str {
         match self {
             Pass::Expand => "expand",
+            Pass::Branches => "branches",
             Pass::Dropout => "dropout",
             Pass::EmbeddingNoise => "embedding_noise",
             Pass::Identities => "identities",

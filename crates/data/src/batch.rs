@@ -188,7 +188,7 @@ impl Batch {
     pub fn with_margins(self, margins: &[Option<f32>]) -> Batch {
         let (tokens, chosen) = (2 * self.seq_len, self.seq_len);
         let pairs = margins.iter().take(self.batch / 2).enumerate();
-        let mark = |margin: &Option<f32>| Mark::Pair { chosen, margin: *margin };
+        let mark = |margin: &Option<f32>| Mark::Pair { chosen, shared: 0, margin: *margin };
         let marks = pairs.map(|(pair, of)| Placed { begin: pair * tokens, tokens, mark: mark(of) }).collect();
         Batch { marks, ..self.without_ends() }
     }
@@ -212,7 +212,7 @@ impl Batch {
         let mark = |(row, advantage): (usize, &f32)| Placed {
             begin: row * tokens,
             tokens,
-            mark: Mark::Sample { advantage: *advantage },
+            mark: Mark::Sample { advantage: *advantage, own: 0 },
         };
         let marks = advantages.iter().take(self.batch).enumerate().map(mark).collect();
         Batch { marks, ..self.without_ends() }

@@ -30,12 +30,13 @@ pub struct Document {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mark {
     /// The chosen side of `chosen` tokens, followed by the rejected one. Each is a sequence of its own, with positions
-    /// from 0.
-    Pair { chosen: usize, margin: Option<f32> },
+    /// from 0. The first `shared` tokens belong to both: the rejected side stands without them and goes on from there.
+    Pair { chosen: usize, shared: usize, margin: Option<f32> },
     /// One answer after a prompt of `prompt` tokens.
     Answer { prompt: usize, desirable: bool },
-    /// An answer that the model sampled, by how much it is better than others to its prompt.
-    Sample { advantage: f32 },
+    /// An answer that the model sampled, by how much it is better than others to its prompt. Where answers follow one prompt,
+    /// the last `own` tokens are those that the others do not see, and only the first has the prompt; else it is 0.
+    Sample { advantage: f32, own: usize },
 }
 
 /// The handling of a document that is longer than the limit.
@@ -49,6 +50,16 @@ pub enum Truncation {
     Right,
     /// Cut into consecutive pieces, each a document of its own.
     Split,
+}
+
+impl Mark {
+    /// Tokens at the beginning that both sides of a pair share.
+    pub(crate) fn shared(self) -> usize {
+        match self {
+            Mark::Pair { shared, .. } => shared,
+            Mark::Answer { .. } | Mark::Sample { .. } => 0,
+        }
+    }
 }
 
 impl Document {
@@ -137,6 +148,13 @@ impl Document {
             positions.append(&mut more);
         }
         Ok(document)
+    }
+
+    /// Adds the tokens of another document, which like this one has no positions of its own.
+    pub(crate) fn append(&mut self, other: Document) {
+        self.ids.extend(other.ids);
+        self.labels.extend(other.labels);
+        self.weights.extend(other.weights);
     }
 
     pub(crate) fn slice(&self, from: usize, to: usize) -> Document {

@@ -40,7 +40,7 @@ const WIDE: &[&str] = &["B", "T", "N"];
 const PATCHES: &[&str] = &["1", "P"];
 
 /// Every input that there is.
-pub const INPUTS: [Input; 44] = [
+pub const INPUTS: [Input; 45] = [
     Input { name: "input_ids", axes: ROWS, feed: Feed::I32(|batch| &batch.input_ids), doc: "tokens" },
     Input {
         name: "position_ids",
@@ -53,6 +53,12 @@ pub const INPUTS: [Input; 44] = [
         axes: ROWS,
         feed: Feed::I32(|batch| &batch.document_start),
         doc: "index in the row at which the token's document starts",
+    },
+    Input {
+        name: "last_query",
+        axes: ROWS,
+        feed: Feed::MadeI32(pairs::last_queries),
+        doc: "index in the row of the last token that may see the token: less than the last of all where answers share a prompt",
     },
     Input {
         name: "targets",

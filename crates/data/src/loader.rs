@@ -264,10 +264,11 @@ fn append(batch: &mut Batch, view: DocumentView<'_>, row_begin: usize) {
     batch.marks.extend(view.mark.map(|mark| Placed { begin, tokens: n, mark }));
     match (view.positions, view.runs()) {
         (None, Some(runs)) => {
-            let split = view.split().unwrap_or(n);
-            for (first, end) in [(0, split), (split, n)] {
-                batch.position_ids.extend(0..(end - first) as i32);
-                batch.document_start.resize(begin + end, (begin + first - row_begin) as i32);
+            let (split, shared) = (view.split().unwrap_or(n), view.shared());
+            for (first, end, position) in [(0, split, 0), (split, n, shared)] {
+                batch.position_ids.extend(position as i32..(position + end - first) as i32);
+                let start = if shared > 0 { begin } else { begin + first };
+                batch.document_start.resize(begin + end, (start - row_begin) as i32);
             }
             for (from, to, weight) in runs.filter(|run| run.2 != 0.0) {
                 // The first token of a sequence has no predecessor.
@@ -287,14 +288,14 @@ fn append_by_token(batch: &mut Batch, view: DocumentView<'_>, begin: usize, row_
     let n = view.ids.len();
     let (labels, weights) = (view.labels(), view.weights());
     let mut start = begin - row_begin;
-    let split = view.split();
+    let (split, shared) = (view.split(), view.shared());
     for t in 0..n {
         let follows = |t: usize| view.positions.is_none_or(|p| p[t] == p[t - 1].wrapping_add(1));
         let continues = |t: usize| split != Some(t) && follows(t);
-        if t > 0 && !continues(t) {
+        if t > 0 && !continues(t) && shared == 0 {
             start = begin + t - row_begin;
         }
-        let counted = || t - split.filter(|split| *split <= t).unwrap_or(0);
+        let counted = || split.filter(|split| *split <= t).map_or(t, |split| t - split + shared);
         batch.position_ids.push(view.positions.map_or_else(|| counted() as i32, |p| p[t]));
         batch.document_start.push(start as i32);
         if t + 1 < n && continues(t + 1) && labels[t + 1] != IGNORE && weights[t + 1] != 0.0 {

@@ -38,7 +38,7 @@ fn answers(batch: &Batch) -> impl Iterator<Item = Answer> + '_ {
 /// The tokens of each sampled answer with its prompt, and its advantage.
 fn samples(batch: &Batch) -> impl Iterator<Item = (Range<usize>, f32)> + '_ {
     batch.marks.iter().filter_map(|of| match of.mark {
-        Mark::Sample { advantage } => Some((of.begin..of.begin + of.tokens, advantage)),
+        Mark::Sample { advantage, .. } => Some((of.begin..of.begin + of.tokens, advantage)),
         Mark::Pair { .. } | Mark::Answer { .. } => None,
     })
 }
@@ -53,6 +53,22 @@ pub(crate) fn documents(batch: &Batch) -> Vec<i32> {
         numbers[sequence].fill(number as i32);
     }
     numbers
+}
+
+/// The index in its row of the last token that may see each token: answers that follow one prompt are hidden from those after
+/// them, nothing else is.
+pub(crate) fn last_queries(batch: &Batch) -> Vec<i32> {
+    let mut last = vec![batch.seq_len as i32 - 1; batch.batch * batch.seq_len];
+    for of in &batch.marks {
+        let hidden = match of.mark {
+            Mark::Pair { chosen, shared, .. } if shared > 0 => of.begin + shared..of.begin + chosen,
+            Mark::Sample { own, .. } if own > 0 => of.begin + of.tokens - own..of.begin + of.tokens,
+            _ => continue,
+        };
+        let end = hidden.end - 1;
+        last[hidden].fill((end % batch.seq_len) as i32);
+    }
+    last
 }
 
 /// 1 in the first entries, one for each pair or answer with a verdict.
@@ -132,8 +148,10 @@ pub(crate) fn ranks(batch: &Batch) -> Vec<f32> {
 pub(crate) fn next_tokens(batch: &Batch) -> Vec<i32> {
     let mut next = vec![IGNORE; batch.batch * batch.seq_len];
     for t in 0..next.len().saturating_sub(1) {
-        let continues =
-            !(t + 1).is_multiple_of(batch.seq_len) && batch.document_start[t] == batch.document_start[t + 1];
+        let is_next = |of: &[i32]| of[t + 1] == of[t] + 1;
+        let continues = !(t + 1).is_multiple_of(batch.seq_len)
+            && batch.document_start[t] == batch.document_start[t + 1]
+            && is_next(&batch.position_ids);
         if continues && batch.present[t + 1] != 0.0 {
             next[t] = batch.input_ids[t + 1];
         }

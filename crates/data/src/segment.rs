@@ -9,8 +9,8 @@
 //!         the number of bytes of its images and these bytes
 //! ```
 //!
-//! The first part is the chosen side of a pair or the prompt of an answer, the mark a margin or a verdict.
-//!
+//! The first part is the chosen side of a pair or the prompt of an answer, the mark a margin with the number of shared
+//! tokens, or a verdict.
 //!
 //! Trained tokens are stored as runs (begin, end, weight) over which the labels equal the ids. A document for which
 //! that is not true, or whose runs would be larger, stores labels and weights in full. For a file, head and index are
@@ -27,7 +27,7 @@ use crate::word_file::WordFile;
 /// `rows` in the byte order of this machine: a file of another order is no segment here.
 const MARK: i32 = i32::from_be_bytes(*b"swor");
 /// Counts the layouts that there have been.
-const FORMAT: i32 = 3;
+const FORMAT: i32 = 4;
 const HEAD: usize = 4;
 /// Words of the index for each document.
 const INDEX: usize = 5;
@@ -124,6 +124,11 @@ impl<'a> DocumentView<'a> {
         }
     }
 
+    /// Tokens at the beginning that both sides of a pair share.
+    pub(crate) fn shared(&self) -> usize {
+        self.mark.map_or(0, Mark::shared)
+    }
+
     /// The parts (begin, end, weight) in which each label is the token's own id, ascending; outside of them nothing is
     /// trained. None reaches over both sides of a pair. `None`: the labels are not of this form.
     pub fn runs(&self) -> Option<impl Iterator<Item = (usize, usize, f32)> + use<'a>> {
@@ -193,14 +198,14 @@ impl SegmentBuilder {
             kind |= POSITIONED;
         }
         let (first, mark) = match document.mark {
-            None => (0, None),
-            Some(Mark::Pair { chosen, margin }) => {
+            None => (0, vec![]),
+            Some(Mark::Pair { chosen, shared, margin }) => {
                 kind |= PAIR;
-                (chosen, Some(margin.map_or(NO_MARGIN, |margin| margin.to_bits() as i32)))
+                (chosen, vec![margin.map_or(NO_MARGIN, |margin| margin.to_bits() as i32), shared as i32])
             }
             Some(Mark::Answer { prompt, desirable }) => {
                 kind |= ANSWER;
-                (prompt, Some(i32::from(desirable)))
+                (prompt, vec![i32::from(desirable)])
             }
             Some(Mark::Sample { .. }) => unreachable!("samples are made in training, and no data have them"),
         };
@@ -326,7 +331,11 @@ impl Segment {
 /// Words of a document of `n` tokens, without those of its images.
 fn size(n: usize, kind: i32) -> usize {
     let labels = if kind & WHOLE != 0 { 2 * n } else { RUN * (kind & RUNS) as usize };
-    n + labels + if kind & POSITIONED != 0 { n } else { 0 } + usize::from(kind & (PAIR | ANSWER) != 0)
+    let mark = match () {
+        () if kind & PAIR != 0 => 2,
+        () => usize::from(kind & ANSWER != 0),
+    };
+    n + labels + if kind & POSITIONED != 0 { n } else { 0 } + mark
 }
 
 /// The document at the beginning of these words, with a first part of `first` tokens and `images` words of images.
@@ -343,7 +352,9 @@ fn view(words: &[i32], n: usize, kind: i32, (first, images): (usize, usize)) -> 
     let mark = match () {
         () if kind & PAIR != 0 => {
             let margin = (rest[0] != NO_MARGIN).then(|| f32::from_bits(rest[0] as u32));
-            Some(Mark::Pair { chosen: first, margin })
+            // A file that changed may say anything.
+            let shared = usize::try_from(rest[1]).unwrap_or(0).min(first);
+            Some(Mark::Pair { chosen: first, shared, margin })
         }
         () if kind & ANSWER != 0 => Some(Mark::Answer { prompt: first, desirable: rest[0] != 0 }),
         () => None,
@@ -394,8 +405,8 @@ mod tests {
         let ragged = Document { weights: (0..40).map(|t| t as f32).collect(), ..plain.clone() };
         let none =
             Document { labels: vec![IGNORE; 3], weights: vec![0.0; 3], ids: vec![1, 2, 3], ..Document::default() };
-        let pair = Document { mark: Some(Mark::Pair { chosen: 15, margin: Some(-0.5) }), ..part.clone() };
-        let even = Document { mark: Some(Mark::Pair { chosen: 20, margin: None }), ..foreign.clone() };
+        let pair = Document { mark: Some(Mark::Pair { chosen: 15, shared: 0, margin: Some(-0.5) }), ..part.clone() };
+        let even = Document { mark: Some(Mark::Pair { chosen: 20, shared: 9, margin: None }), ..foreign.clone() };
         let answer = Document { mark: Some(Mark::Answer { prompt: 7, desirable: true }), ..part.clone() };
         let refused = Document { mark: Some(Mark::Answer { prompt: 0, desirable: false }), ..ragged.clone() };
         let image = |content: &[u8]| ImageRef { source: ImageSource::Bytes(content.into()), digest: [7; 32] };

@@ -25,6 +25,7 @@ use crate::mixture;
 use crate::nodes;
 use crate::plan::Plan;
 use crate::row_length;
+use crate::shared_prompts;
 use crate::source::ModelSource;
 
 /// Threads that prepare data when the user leaves it open, at most.
@@ -61,7 +62,8 @@ impl Encoded {
     ) -> Result<Encoded> {
         let most = plan.sequence_len;
         let data_shard = nodes.map(|nodes| DataShard::new(nodes, nodes::of_a_host(config)));
-        let within = |tokens: usize| Encoded::within(config, source, tokens, data_shard.as_ref(), stop);
+        let is_shared = plan.compile.branches.is_some();
+        let within = |tokens: usize| Encoded::within(config, source, (tokens, is_shared), data_shard.as_ref(), stop);
         let encoded = within(most)?;
         if !plan.length_is_open {
             return Ok(encoded);
@@ -94,11 +96,11 @@ impl Encoded {
             .count()
     }
 
-    /// Limit of a document in tokens.
+    /// Reads and encodes with a limit of a document in tokens; true if pairs share their prompts.
     fn within(
         config: &Config,
         source: &ModelSource,
-        sequence_len: usize,
+        (sequence_len, share_prompts): (usize, bool),
         data_shard: Option<&DataShard<'_>>,
         stop: Stop<'_>,
     ) -> Result<Encoded> {
@@ -116,7 +118,8 @@ impl Encoded {
             dialogue.images = Some(Arc::new(texts));
         }
         let template = dialogue.template.clone();
-        let options = prepare_options(config, source, sequence_len, workers(config), dialogue)?;
+        let mut options = prepare_options(config, source, sequence_len, workers(config), dialogue)?;
+        options.preference.share_prompts = share_prompts;
         let cache = row_cache(config, &mut notes);
         let notify = |text: &str| eprintln!("surogate: {}", options::visible(text));
         let specs = |list: &[Dataset], option: &str| -> Result<Vec<DatasetSpec>> {
@@ -159,6 +162,7 @@ impl Encoded {
         notes
             .extend(summary.datasets.iter().filter_map(DatasetSummary::warning).map(|text| format!("Warning: {text}")));
         notes.extend(summary.datasets.iter().filter_map(DatasetSummary::length_bias));
+        notes.extend(shared_prompts::note(&summary));
         summary.datasets.iter().try_for_each(|of| of.check_lengths()).map_err(TrainError::data)?;
         let train = mixture::mixed(config, train, datasets, &counts, &mut notes);
         let pad_id = tokenizer.map_or(0, |t| t.pad_id() as i32);
@@ -230,6 +234,7 @@ fn prepare_options(
                 (_, config::TruncationMode::KeepEnd) => Cut::Beginning,
             },
             pair_length: sequence_len,
+            share_prompts: false,
         },
     })
 }

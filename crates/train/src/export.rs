@@ -221,6 +221,7 @@ impl Trainer {
             recipe: Recipe::Uniform,
             entries: vec![EntryOptions::forward().keeping(["logits"])],
             sharding: Sharding::default(),
+            branches: None,
             ..self.plan.compile.clone()
         };
         let mut copy = Engine::new(self.device.clone(), self.source.clone(), options, &Choices::new())?;

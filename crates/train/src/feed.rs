@@ -9,8 +9,8 @@ use std::sync::Arc;
 use data::pictures::ImageReader;
 use data::show::ShownRow;
 use data::{
-    Batch, DatasetSummary, DocumentSet, Extent, Layout, Loader, LoaderSpec, Padding, Position, Purpose, Share, Stop,
-    Tokenizer,
+    Batch, DatasetSummary, DocumentSet, Extent, Layout, Loader, LoaderSpec, Mark, Padding, Placed, Position, Purpose,
+    Share, Stop, Tokenizer,
 };
 use program::{Documents, Variant};
 
@@ -382,10 +382,19 @@ pub(crate) struct FirstShapes {
     pub seen: f64,
 }
 
+/// Returns the pairs of a token of the rejected side and one of the chosen side, where both share a prompt.
+fn hidden(of: &Placed) -> usize {
+    match of.mark {
+        Mark::Pair { chosen, shared, .. } if shared > 0 => (chosen - shared) * (of.tokens - chosen),
+        _ => 0,
+    }
+}
+
 /// Returns the share of pairs of a token and one up to it in its row that lie in one document.
 fn seen_share(batch: &Batch) -> f64 {
     let places = batch.document_start.iter().enumerate().map(|(index, start)| (index % batch.seq_len, *start));
     let seen: f64 = places.map(|(at, start)| (at + 1) as f64 - f64::from(start)).sum();
+    let seen = seen - batch.marks.iter().map(|of| hidden(of) as f64).sum::<f64>();
     seen / (batch.batch as f64 * batch.seq_len as f64 * (batch.seq_len + 1) as f64 / 2.0)
 }
 

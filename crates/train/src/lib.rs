@@ -77,6 +77,7 @@ mod saving;
 mod scaling;
 pub mod schedule;
 mod score;
+mod shared_prompts;
 pub mod source;
 mod split;
 mod staged;

@@ -127,6 +127,7 @@ pub(crate) fn in_evaluation(options: CompileOptions, program: &Program) -> Compi
     CompileOptions {
         variants: Vec::new(),
         entries: entries.collect(),
+        branches: None,
         training: options.training.map(|of| Training { dropout: false, embedding_noise: 0.0, ..of }),
         adapter: options.adapter.map(|of| AdapterOptions { dropout: 0.0, ..of }),
         ..options

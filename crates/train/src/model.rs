@@ -104,6 +104,7 @@ impl Model {
             seed: 0,
             plan: PlanOptions::default(),
             sharding: Sharding::default(),
+            branches: None,
         };
         Ok(Model::of(device, source, adapter.map(Path::to_owned), options))
     }

@@ -25,6 +25,7 @@ use crate::prequantised;
 use crate::quantize_aware;
 use crate::reference::{self, Reference};
 use crate::row_length::RowLength;
+use crate::shared_prompts;
 use crate::source::{ModelSource, SCORE};
 use crate::teacher::{self, Teacher};
 use crate::vision;
@@ -105,7 +106,9 @@ impl Plan {
             seed: config.data.train_seed,
             plan: PlanOptions { passes: passes(&mut notes)?, ..memory_options(config) },
             sharding: sharding(config),
+            branches: None,
         };
+        compile.branches = shared_prompts::decide(config, source, &compile, length.tokens, &mut notes)?;
         notes.extend(quantize_aware::decide(config, source, &mut compile)?);
         notes.extend(formats::note_on_products(config, source, &compile)?);
         notes.extend(formats::note_on_experts(config, source, &compile)?);
@@ -127,6 +130,8 @@ impl Plan {
             self.reasons.insert("sequence_len".into(), reason(encoded.sequence_len, because));
             (self.sequence_len, self.length_is_open) = (encoded.sequence_len, false);
         }
+        // Without anything shared, rows have no branches.
+        self.compile.branches = self.compile.branches.filter(|_| shared_prompts::has_any(&encoded.summary));
         self
     }
 }

@@ -205,6 +205,7 @@ pub(crate) fn options(training: &CompileOptions, scoring: &str) -> CompileOption
         seed: 0,
         plan: PlanOptions::default(),
         sharding: Sharding { gradients: false, open: false, compression: Default::default(), ..training.sharding },
+        branches: training.branches,
     }
 }
 

@@ -140,6 +140,7 @@ impl Teacher {
             seed: 0,
             plan: PlanOptions::default(),
             sharding: Sharding { gradients: false, open: false, compression: Default::default(), ..training.sharding },
+            branches: None,
         }
     }
 

@@ -160,7 +160,7 @@ impl Trainer {
         check_batch_size(&config, plan.sequence_len, device.machine.memory)?;
         let feed = encoded.map(|encoded| Feed::new(&config, encoded, plan.sequence_len)).transpose()?;
         let has_prompts = samples && config.data.datasets.is_some();
-        let rollouts = has_prompts.then(|| Rollouts::new(&config, &source, &device, plan.sequence_len)).transpose()?;
+        let rollouts = has_prompts.then(|| Rollouts::new(&config, &source, &device, &plan)).transpose()?;
         let on_policy = OnPolicy::new(&config, &source)?;
         plan.notes.extend(rollouts.iter().flat_map(|of| of.notes().to_vec()));
         let of_data = feed.as_ref().map(|feed| feed.total_steps(&config));

@@ -2,6 +2,7 @@
 //! carries out the memory plan is in `plan/`.
 
 pub mod adapters;
+pub mod branches;
 pub mod cache;
 pub mod common_subexpressions;
 pub mod dead_code;

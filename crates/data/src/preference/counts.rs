@@ -29,6 +29,8 @@ pub struct PreferenceCounts {
     /// Trained tokens of either side of all pairs.
     pub chosen_tokens: usize,
     pub rejected_tokens: usize,
+    /// Tokens of prompts that the sides of all pairs share, so that they are left out once.
+    pub shared_tokens: usize,
     /// Pairs whose chosen or rejected answer is the longer one.
     pub chosen_longer: usize,
     pub rejected_longer: usize,
@@ -47,6 +49,7 @@ impl PreferenceCounts {
         self.other_split += other.other_split;
         self.chosen_tokens += other.chosen_tokens;
         self.rejected_tokens += other.rejected_tokens;
+        self.shared_tokens += other.shared_tokens;
         self.chosen_longer += other.chosen_longer;
         self.rejected_longer += other.rejected_longer;
         self.desirable += other.desirable;
@@ -54,12 +57,13 @@ impl PreferenceCounts {
     }
 
     /// Counts a pair as it is trained.
-    pub(super) fn pair(&mut self, sides: &[Side; 2]) {
+    pub(super) fn pair(&mut self, sides: &[Side; 2], shared: usize) {
         let [chosen, rejected] = sides.each_ref().map(|side| side.document.trained_tokens());
         self.pairs += 1;
         self.equal += usize::from(sides[0].document.ids == sides[1].document.ids);
         self.chosen_tokens += chosen;
         self.rejected_tokens += rejected;
+        self.shared_tokens += shared;
         self.chosen_longer += usize::from(chosen > rejected);
         self.rejected_longer += usize::from(rejected > chosen);
     }
@@ -86,6 +90,10 @@ impl PreferenceCounts {
         }
         if self.desirable + self.undesirable > 0 {
             lines.push(format!("{} desirable, {} undesirable", several(self.desirable, "answer"), self.undesirable));
+        }
+        if self.shared_tokens > 0 {
+            let shared = several(self.shared_tokens, "token");
+            lines.push(format!("{shared} of prompts are shared by both sides, and computed once"));
         }
         let of = [
             (self.equal, "with equal sides, of which nothing is learned"),

@@ -2,7 +2,7 @@
 //!
 //! Knows neither rows nor text.
 
-use super::{Cut, Preference};
+use super::{Cut, Preference, PreferenceOptions, common};
 use crate::document::Document;
 use crate::error::{RowError, RowReason};
 
@@ -55,16 +55,28 @@ impl Side {
     }
 }
 
-/// Brings both sides of a pair under `limit` tokens each and under `together` (0: any number) in all; returns how many
+/// Tokens that both sides share, if they are to.
+pub(super) fn shared(sides: &[Side; 2], options: &PreferenceOptions) -> usize {
+    if options.share_prompts { common(sides.each_ref().map(|side| &side.document)) } else { 0 }
+}
+
+/// Brings both sides of a pair under `limit` tokens each and under `pair_length` (0: any number) in all; returns how many
 /// answers were cut.
-pub(super) fn cut_pair(sides: &mut [Side; 2], limit: usize, together: usize, how: Cut) -> Result<usize, RowError> {
+pub(super) fn cut_pair(sides: &mut [Side; 2], limit: usize, options: &PreferenceOptions) -> Result<usize, RowError> {
+    let how = options.cut;
     let mut cut = [false; 2];
     for (side, is_cut) in sides.iter_mut().zip(&mut cut) {
         *is_cut = side.cut(limit, how)?;
     }
     let lengths = sides.each_ref().map(|side| side.document.len());
-    if together == 0 || lengths.iter().sum::<usize>() <= together {
-        return Ok(cut.iter().filter(|is_cut| **is_cut).count());
+    // What is shared counts once. A cut at the beginning may leave less of it.
+    let together = match options.pair_length {
+        length if length == 0 || lengths.iter().sum::<usize>() <= length => return Ok(counted(cut)),
+        length if how == Cut::Beginning && lengths.iter().sum::<usize>() > length + shared(sides, options) => length,
+        length => length + shared(sides, options),
+    };
+    if lengths.iter().sum::<usize>() <= together {
+        return Ok(counted(cut));
     }
     if how == Cut::Nothing {
         let problem = format!("both sides have {} tokens together, a row has {together}", lengths[0] + lengths[1]);
@@ -75,7 +87,11 @@ pub(super) fn cut_pair(sides: &mut [Side; 2], limit: usize, together: usize, how
         let other = lengths[1 - i];
         cut[i] |= side.cut(if other <= half { together - other } else { half }, how)?;
     }
-    Ok(cut.iter().filter(|is_cut| **is_cut).count())
+    Ok(counted(cut))
+}
+
+fn counted(cut: [bool; 2]) -> usize {
+    cut.iter().filter(|is_cut| **is_cut).count()
 }
 
 /// The pair of two sides.

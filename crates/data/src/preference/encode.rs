@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::columns::{PreferenceColumns, UnpairedColumns};
-use super::cut::{Side, cut_pair, pair};
+use super::cut::{Side, cut_pair, pair, shared};
 use super::reading::{Asked, RowReader, Said};
 use super::text::{is_transcript, said};
 use super::{PreferenceOptions, Purpose, Split, Unpaired};
@@ -213,11 +213,13 @@ impl RowDocuments for PairRows {
             return Ok(vec![chosen, self.answers.unpaired(rejected, false, limits, noticed)?]);
         }
         let mut sides = sides;
-        noticed.length = Some(sides.iter().map(|side| side.document.len()).sum());
-        noticed.counts.cut += cut_pair(&mut sides, limits.max_length, options.pair_length, options.cut)?;
+        let length: usize = sides.iter().map(|side| side.document.len()).sum();
+        noticed.length = Some(length - shared(&sides, options));
+        noticed.counts.cut += cut_pair(&mut sides, limits.max_length, options)?;
         sides.iter().try_for_each(Side::check)?;
-        noticed.counts.pair(&sides);
-        Ok(vec![pair(sides, margin).into_document()])
+        let shared = shared(&sides, options);
+        noticed.counts.pair(&sides, shared);
+        Ok(vec![pair(sides, margin).into_document(shared)])
     }
 
     fn expected(&self) -> Expected {

@@ -23,6 +23,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
+use crate::batch::IGNORE;
 use crate::dataset::{DatasetKind, Refused};
 use crate::document::{Document, Mark};
 
@@ -38,20 +39,30 @@ pub struct Preference {
 impl Preference {
     /// The pair that a document holds, if it holds one.
     pub fn of(document: Document) -> Option<Preference> {
-        let Some(Mark::Pair { chosen, margin }) = document.mark else { return None };
+        let Some(Mark::Pair { chosen, shared, margin }) = document.mark else { return None };
         let n = document.len();
-        Some(Preference { chosen: document.slice(0, chosen), rejected: document.slice(chosen, n), margin })
+        let mut rejected = document.slice(0, shared);
+        rejected.append(document.slice(chosen, n));
+        Some(Preference { chosen: document.slice(0, chosen), rejected, margin })
     }
 
-    /// The pair as one document.
-    pub fn into_document(self) -> Document {
+    /// The pair as one document, in which the rejected side stands without the first `shared` tokens.
+    pub fn into_document(self, shared: usize) -> Document {
         let Preference { chosen: mut document, rejected, margin } = self;
-        document.mark = Some(Mark::Pair { chosen: document.len(), margin });
-        document.ids.extend(rejected.ids);
-        document.labels.extend(rejected.labels);
-        document.weights.extend(rejected.weights);
+        document.mark = Some(Mark::Pair { chosen: document.len(), shared, margin });
+        document.append(rejected.slice(shared, rejected.len()));
         document
     }
+}
+
+/// Tokens at the beginning that two sides can share: those that they have in common and of which nothing is trained, but for
+/// the last, which each repeats to predict its own next token.
+fn common([chosen, rejected]: [&Document; 2]) -> usize {
+    let is_untrained = |of: &Document, t: usize| of.labels[t] == IGNORE;
+    let n = chosen.len().min(rejected.len());
+    let is_common =
+        |t: &usize| chosen.ids[*t] == rejected.ids[*t] && is_untrained(chosen, *t) && is_untrained(rejected, *t);
+    (0..n).take_while(is_common).count().saturating_sub(1)
 }
 
 /// An answer to a prompt, and whether it is good. Labels are -100 outside of the answer.
@@ -126,6 +137,8 @@ pub struct PreferenceOptions {
     pub cut: Cut,
     /// Tokens that both sides of a pair may have together; 0: no limit. The longer side is cut first.
     pub pair_length: usize,
+    /// True if both sides of a pair share the beginning that they have in common.
+    pub share_prompts: bool,
 }
 
 impl PreferenceOptions {

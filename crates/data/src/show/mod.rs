@@ -46,7 +46,8 @@ impl ShownRow {
 /// The role in a preference of the document that begins at a token of a batch, with a blank before it.
 fn verdict(batch: &Batch, at: usize) -> &'static str {
     let of = |placed: &Placed| match placed.mark {
-        Mark::Pair { .. } if placed.begin == at => Some(" (chosen)"),
+        Mark::Pair { shared, .. } if shared > 0 && placed.begin == at => Some(" (shared)"),
+        Mark::Pair { shared, .. } if placed.begin + shared == at => Some(" (chosen)"),
         Mark::Pair { chosen, .. } if placed.begin + chosen == at => Some(" (rejected)"),
         Mark::Answer { desirable, .. } if placed.begin == at => {
             Some(if desirable { " (desirable)" } else { " (undesirable)" })
@@ -54,6 +55,15 @@ fn verdict(batch: &Batch, at: usize) -> &'static str {
         _ => None,
     };
     batch.marks.iter().find_map(of).unwrap_or_default()
+}
+
+/// The first tokens of the sides of pairs that share their prompts.
+fn branches(batch: &Batch) -> Vec<usize> {
+    let of = |placed: &Placed| match placed.mark {
+        Mark::Pair { chosen, shared, .. } if shared > 0 => vec![placed.begin + shared, placed.begin + chosen],
+        _ => vec![],
+    };
+    batch.marks.iter().flat_map(of).collect()
 }
 
 /// Tokens of which something is trained.
@@ -72,10 +82,13 @@ fn shown(batch: &Batch, range: std::ops::Range<usize>, tokenizer: Option<&Tokeni
     let ids = &batch.input_ids[range.clone()];
     let starts = &batch.document_start[range.clone()];
     let (targets, weights) = (&batch.targets[range.clone()], &batch.weights[range]);
+    let branches = branches(batch);
     let mut row = ShownRow::default();
     let mut begin = 0;
     while begin < ids.len() {
-        let end = (begin + 1..ids.len()).find(|&t| starts[t] != starts[begin]).unwrap_or(ids.len());
+        let is_branch = |t: usize| branches.contains(&(first + t));
+        let ends = |t: &usize| starts[*t] != starts[begin] || is_branch(*t);
+        let end = (begin + 1..ids.len()).find(ends).unwrap_or(ids.len());
         // The last token of a document predicts nothing; the others predict the next.
         let weight = |t: usize| if t > begin && targets[t - 1] != IGNORE { weights[t - 1] } else { 0.0 };
         if ids[begin..end].iter().all(|&id| id == pad_id) && (begin..end).all(|t| weight(t) == 0.0) {
@@ -164,7 +177,7 @@ mod tests {
     fn the_sides_of_a_pair_are_named() {
         let mark = |mark| vec![Placed { begin: 0, tokens: 5, mark }];
         let of = |marks| rows(&Batch { marks, ..batch() }, None, 0).remove(0).verdicts;
-        assert_eq!(of(mark(Mark::Pair { chosen: 3, margin: None })), [" (chosen)", " (rejected)"]);
+        assert_eq!(of(mark(Mark::Pair { chosen: 3, shared: 0, margin: None })), [" (chosen)", " (rejected)"]);
         assert_eq!(of(mark(Mark::Answer { prompt: 1, desirable: false })), [" (undesirable)", ""]);
         assert_eq!(of(Vec::new()), ["", ""]);
     }

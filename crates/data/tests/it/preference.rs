@@ -137,6 +137,15 @@ fn check_row(of: &Recorded, name: &str, recorded_row: &Value) {
                 }
             }
         }
+        for split in [Split::CommonPrefix, Split::Spans] {
+            let of = |share_prompts| {
+                of.documents(row, kind.clone(), PreferenceOptions { share_prompts, ..paired(split) }, 8192)
+            };
+            if let (Ok(apart), Ok(shared)) = (of(false), of(true)) {
+                assert_eq!(pair(&shared[0]), pair(&apart[0]), "{name}: a shared prompt belongs to both sides");
+                assert!(shared[0].len() <= apart[0].len(), "{name}");
+            }
+        }
         let kto = for_purpose(Purpose::Answers, Split::CommonPrefix);
         let found = of.documents(row, kind.clone(), kto, 8192);
         match recorded_row["kto"].as_array() {
@@ -552,12 +561,63 @@ fn margins_reach_the_pair_and_long_rows_are_cut_or_dropped() {
 }
 
 #[test]
-fn the_loader_keeps_both_sides_together_as_documents_of_their_own() {
-    let rows: Vec<Value> = (0..20)
-        .map(|i| json!({"prompt": "a", "chosen": "b ".repeat(1 + i % 7), "rejected": "c ".repeat(1 + i % 5)}))
-        .collect();
-    let prepared = read(&rows, auto(), paired(Split::Spans)).unwrap();
-    let spec = data::LoaderSpec {
+fn a_shared_prompt_counts_once_where_rows_are_short() {
+    let row = json!({"prompt": "a b c d e f g h", "chosen": "word ".repeat(20), "rejected": "c"});
+    let of = |preference: PreferenceOptions| read(std::slice::from_ref(&row), auto(), preference).unwrap();
+    let apart = of(paired(Split::Spans)).corpus.document(0).unwrap();
+    let shared = PreferenceOptions { share_prompts: true, ..paired(Split::Spans) };
+    let prepared = of(shared.clone());
+    let document = prepared.corpus.document(0).unwrap();
+    let Some(data::Mark::Pair { shared: saved, .. }) = document.mark else { panic!("a pair") };
+    assert!(saved > 4 && document.len() + saved == apart.len(), "{saved} of {}", apart.len());
+    assert!(prepared.summary.to_string().contains(&format!("{saved} tokens of prompts are shared")));
+    // Room for the shared form alone: nothing is cut. One token less, and the longer answer gives way.
+    let fits = of(PreferenceOptions { pair_length: document.len(), ..shared.clone() });
+    assert_eq!(fits.corpus.document(0).unwrap(), document);
+    let cut = of(PreferenceOptions { pair_length: document.len() - 1, ..shared }).corpus.document(0).unwrap();
+    assert_eq!(cut.len(), document.len() - 1);
+    let [long, short] = pair(&document);
+    assert_eq!(pair(&cut).map(|side| side.len()), [long.len() - 1, short.len()]);
+}
+
+#[test]
+fn the_loader_lays_answers_after_their_shared_prompt() {
+    let rows = [json!({"prompt": "a b c d", "chosen": "b c", "rejected": "d"})];
+    let shared = PreferenceOptions { share_prompts: true, ..paired(Split::Spans) };
+    let prepared = read(&rows, auto(), shared).unwrap();
+    let pair = prepared.corpus.preference(0).unwrap().unwrap();
+    let spec = data::LoaderSpec { batch_size: 1, seq_len: 32, ..loader_spec() };
+    let documents = data::DocumentSet::all(prepared.corpus.clone());
+    let batch = data::Loader::new(documents, spec, data::Position::default()).unwrap().next().unwrap().unwrap();
+    let data::Mark::Pair { chosen, shared, .. } = batch.marks[0].mark else { panic!("a pair") };
+    let end = batch.marks[0].tokens;
+    assert!(shared > 0 && end == pair.chosen.len() + pair.rejected.len() - shared);
+    let positions: Vec<i32> = (0..chosen as i32).chain(shared as i32..(shared + end - chosen) as i32).collect();
+    assert_eq!(batch.position_ids[..end], positions, "the rejected side goes on after the prompt");
+    assert!(batch.document_start[..end].iter().all(|start| *start == 0), "one document");
+    let last_query = data::inputs::input("last_query").unwrap().bytes(&batch).unwrap();
+    let last_query: Vec<i32> = last_query.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect();
+    for (t, last) in last_query.into_iter().enumerate() {
+        let is_chosen_alone = (shared..chosen).contains(&t);
+        assert_eq!(last, if is_chosen_alone { chosen as i32 - 1 } else { 31 }, "token {t}");
+    }
+    // Each side predicts what it predicts alone.
+    let predicted = |ids: &[i32], labels: &[i32]| -> Vec<(i32, i32)> {
+        let pairs = ids.iter().zip(&labels[1..]).filter(|(_, label)| **label != IGNORE);
+        pairs.map(|(id, label)| (*id, *label)).collect()
+    };
+    let trained = |range: std::ops::Range<usize>| -> Vec<(i32, i32)> {
+        let targets = batch.input_ids[range.clone()].iter().zip(&batch.targets[range]);
+        targets.filter(|(_, target)| **target != IGNORE).map(|(id, target)| (*id, *target)).collect()
+    };
+    assert_eq!(trained(0..chosen), predicted(&pair.chosen.ids, &pair.chosen.labels));
+    assert_eq!(trained(chosen..end), predicted(&pair.rejected.ids, &pair.rejected.labels));
+    let next_tokens = data::inputs::input("next_tokens").unwrap().bytes(&batch).unwrap();
+    assert_eq!(next_tokens.as_chunks::<4>().0[chosen - 1], IGNORE.to_le_bytes(), "sides do not follow one another");
+}
+
+fn loader_spec() -> data::LoaderSpec {
+    data::LoaderSpec {
         batch_size: 2,
         share: data::Share::WHOLE,
         seq_len: 64,
@@ -570,10 +630,18 @@ fn the_loader_keeps_both_sides_together_as_documents_of_their_own() {
         longest_padding: usize::MAX,
         prefetch: 0,
         images: None,
-    };
+    }
+}
+
+#[test]
+fn the_loader_keeps_both_sides_together_as_documents_of_their_own() {
+    let rows: Vec<Value> = (0..20)
+        .map(|i| json!({"prompt": "a", "chosen": "b ".repeat(1 + i % 7), "rejected": "c ".repeat(1 + i % 5)}))
+        .collect();
+    let prepared = read(&rows, auto(), paired(Split::Spans)).unwrap();
     let documents = data::DocumentSet::all(prepared.corpus.clone());
     let mut seen = Vec::new();
-    for batch in data::Loader::new(documents, spec, data::Position::default()).unwrap() {
+    for batch in data::Loader::new(documents, loader_spec(), data::Position::default()).unwrap() {
         let batch = batch.unwrap();
         for placed in &batch.marks {
             let data::Mark::Pair { chosen, .. } = placed.mark else { panic!("a pair") };

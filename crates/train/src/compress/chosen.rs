@@ -202,5 +202,6 @@ pub fn plain_options() -> CompileOptions {
         seed: 0,
         plan: PlanOptions::default(),
         sharding: Sharding::default(),
+        branches: None,
     }
 }

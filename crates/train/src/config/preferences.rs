@@ -1,6 +1,6 @@
 //! Options of losses of preferences. Names, values and defaults are those of TRL 1.16 where it has the thing.
 
-use options::{Key, Node, OptionValue, Reader, Section, Table, Tree, choices, options};
+use options::{Key, Node, OptionValue, Reader, Section, Setting, Table, Tree, choices, options};
 use serde_json::{Map, Value, json};
 
 use ::data::Purpose;
@@ -42,6 +42,10 @@ options! {
         /// the `data_cache`. A reference with weights of its own leaves the device before those of the training come, and no
         /// later pass over the data computes one. Of `dpo`, and of losses of `kto` that estimate no divergence.
         precompute_ref_log_probs: bool = false;
+        /// Compute a prompt once for all of its answers: they follow it in one document, and none sees another. The numbers are
+        /// the same but for rounding. `auto`: where the model can, whose attention has to be causal and to see whole
+        /// documents. Of `dpo`, `orpo`, `cpo`, `reward` and `grpo`.
+        share_prompts: Setting<bool> = auto;
         /// Weight of the good answers of `kto`.
         desirable_weight: f64 = 1.0, min = 0, max = 1000000;
         /// Weight of the bad answers of `kto`.
@@ -243,6 +247,7 @@ fn tasks_of(option: &str) -> &'static [Task] {
         "beta" => &[Task::Dpo, Task::Kto, Task::Orpo, Task::Cpo, Task::Grpo, Task::Distil],
         "loss_type" => &[Task::Dpo, Task::Kto, Task::Cpo, Task::Grpo],
         "label_smoothing" => &[Task::Dpo, Task::Cpo],
+        "share_prompts" => &[Task::Dpo, Task::Orpo, Task::Cpo, Task::Reward, Task::Grpo],
         "precompute_ref_log_probs" => &[Task::Dpo, Task::Kto],
         "reference" => &[Task::Dpo, Task::Kto, Task::Grpo],
         "desirable_weight" | "undesirable_weight" => &[Task::Kto],

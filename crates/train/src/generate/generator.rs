@@ -62,6 +62,7 @@ impl Generator {
             seed: 0,
             plan: PlanOptions::default(),
             sharding: Sharding::default(),
+            branches: None,
         };
         let folders: Vec<_> = adapter.iter().chain([&source.folder]).map(PathBuf::as_path).collect();
         let encoder = PromptEncoder::open(&folders)?;

@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::feed::{Feed, fixed_lengths};
 use crate::milestones::Milestones;
 use crate::plan::Plan;
+use crate::rollout::shared_shape;
 use crate::source::ModelSource;
 
 /// Tokens of a prompt to which answers are sampled, until the data are read.
@@ -88,6 +89,7 @@ impl Shapes {
         let tokens = batch * seq_len;
         let packed = config.data.sample_packing || config.template.padding_free;
         let documents = if packed { Documents::Packed } else { Documents::Rows };
+        let shared = (samples && plan.compile.branches.is_some()).then(|| shared_shape(config, of_prompt, of_answer));
         let images = source.image_form();
         let what = if images.is_some() { "images" } else { "text" };
         let mut assumed = format!("rows of {row} tokens of {what}, all of them full");
@@ -101,11 +103,20 @@ impl Shapes {
             assumed += &format!(" of {DOCUMENTS_PER_ROW} documents");
         }
         let patches = images.map_or(0, |form| form.padded(tokens * form.group()));
+        let (variant, of_shared) = match shared {
+            Some((variant, seen)) => (variant, Some(seen)),
+            None => (Variant { batch, seq_len, documents, patches }, None),
+        };
+        let tokens = if of_shared.is_some() { variant.seq_len } else { tokens };
         Shapes {
-            variants: vec![Variant { batch, seq_len, documents, patches }],
+            variants: vec![variant],
             shares: vec![1.0],
             tokens: tokens as f64,
-            seen: Seen(if config.data.sample_packing { 1.0 / DOCUMENTS_PER_ROW as f64 } else { 1.0 }),
+            seen: Seen(of_shared.unwrap_or(if config.data.sample_packing {
+                1.0 / DOCUMENTS_PER_ROW as f64
+            } else {
+                1.0
+            })),
             steps: config.training.fixed_steps(),
             evaluations: (0, 0),
             few: None,

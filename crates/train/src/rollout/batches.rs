@@ -1,6 +1,8 @@
-//! Sampled answers as micro-batches: a row each, padded to one of a few lengths. Knows no rewards.
+//! Sampled answers as micro-batches, padded to one of a few lengths: a row each, or one after another in one row, where
+//! answers to one prompt share it. Knows no rewards.
 
-use data::{Batch, IGNORE};
+use data::{Batch, IGNORE, Mark, Placed};
+use program::{Documents, Variant};
 
 use super::Sampled;
 use crate::error::{Result, TrainError};
@@ -13,40 +15,148 @@ const UNIT: usize = 16;
 
 /// The shapes in which micro-batches of sampled answers come.
 pub(super) struct Shapes {
-    pub rows: usize,
+    /// The number of answers that a micro-batch has.
+    answers: usize,
     /// Micro-batches that devices take at once, all of one shape.
     ranks: usize,
     /// Tokens of a row, in rising order.
-    pub lengths: Vec<usize>,
+    lengths: Vec<usize>,
+    /// True if answers to one prompt follow it in one row.
+    share: bool,
+}
+
+/// The extents that decide the shapes.
+#[derive(Clone, Copy)]
+pub(super) struct Most {
+    /// Tokens of a prompt and of an answer, and of both.
+    pub prompt: usize,
+    pub answer: usize,
+    pub both: usize,
+    /// The number of answers that each prompt gets.
+    pub group: usize,
+}
+
+impl Most {
+    /// Tokens of consecutive answers that share their prompts, at most.
+    fn shared(&self, answers: usize) -> usize {
+        let prompts = match () {
+            () if answers.is_multiple_of(self.group) => answers / self.group,
+            () if self.group.is_multiple_of(answers) => 1,
+            () => (answers - 1).div_ceil(self.group) + 1,
+        };
+        // Each answer repeats the last token of its prompt.
+        (prompts * self.prompt + answers * (self.answer + 1)).min(answers * self.both)
+    }
+
+    /// The share of the pairs of a token and one up to it that see each other, where the answers of a full row share their prompts.
+    pub fn seen(&self, answers: usize) -> f64 {
+        let (tokens, prompt, answer) = (self.shared(answers) as f64, self.prompt as f64, self.answer as f64);
+        let prompts = answers.div_ceil(self.group) as f64;
+        let seen = prompts * prompt * prompt / 2.0 + answers as f64 * (answer * prompt + answer * answer / 2.0);
+        (seen / (tokens * tokens / 2.0)).min(1.0)
+    }
 }
 
 impl Shapes {
-    /// Shapes of micro-batches of `rows` rows of at most `longest` tokens, for a number of ranks.
-    pub fn new((rows, ranks): (usize, usize), longest: usize) -> Shapes {
+    /// Shapes of micro-batches of a number of answers, for a number of ranks.
+    pub fn new((answers, ranks): (usize, usize), most: Most, share: bool) -> Shapes {
+        let longest = if share { most.shared(answers) } else { most.both };
         let mut lengths: Vec<usize> =
             PARTS.iter().map(|part| ((longest as f64 * part).ceil() as usize).next_multiple_of(UNIT)).collect();
         lengths.dedup();
-        Shapes { rows, ranks, lengths }
+        Shapes { answers, ranks, lengths, share }
+    }
+
+    /// Returns the shapes, those of long rows last.
+    pub fn variants(&self) -> Vec<Variant> {
+        let (batch, documents) = if self.share { (1, Documents::Packed) } else { (self.answers, Documents::Rows) };
+        self.lengths.iter().map(|seq_len| Variant { batch, seq_len: *seq_len, documents, patches: 0 }).collect()
     }
 
     /// Returns micro-batches of the answers, in their order.
     pub fn batches(&self, answers: &[Sampled]) -> Result<Vec<Batch>> {
         let round = |answers: &[Sampled]| {
-            let longest = answers.iter().map(|of| of.ids.len()).max().unwrap_or(1);
+            let all: Vec<Layout> = answers.chunks(self.answers).map(|answers| self.layout(answers)).collect();
+            let longest = all.iter().map(|layout| layout.longest).max().unwrap_or(1);
             let length = self.lengths.iter().copied().find(|length| *length >= longest).unwrap_or(longest);
-            answers.chunks(self.rows).map(|answers| Shapes::batch(answers, length)).collect::<Result<Vec<_>>>()
+            let batches = answers.chunks(self.answers).zip(&all);
+            batches.map(|(answers, layout)| layout.batch(answers, length)).collect::<Result<Vec<_>>>()
         };
-        Ok(answers.chunks(self.rows * self.ranks).map(round).collect::<Result<Vec<_>>>()?.concat())
+        Ok(answers.chunks(self.answers * self.ranks).map(round).collect::<Result<Vec<_>>>()?.concat())
     }
 
-    fn batch(answers: &[Sampled], length: usize) -> Result<Batch> {
-        let size = answers.len() * length;
+    /// The places of the answers of a micro-batch.
+    fn layout(&self, answers: &[Sampled]) -> Layout {
+        let mut layout = Layout { rows: if self.share { 1 } else { answers.len() }, ..Layout::default() };
+        for (index, of) in answers.iter().enumerate() {
+            if !self.share {
+                layout.longest = layout.longest.max(of.ids.len());
+                layout.places.push(Place { row: index, at: 0, document: 0, own: 0, common: 0 });
+                continue;
+            }
+            let (at, prompt) = (layout.longest, &of.ids[..of.prompt]);
+            let is_same = |other: &Sampled| prompt.len() > 1 && other.ids[..other.prompt] == *prompt;
+            let before = answers[..index].last().filter(|before| is_same(before));
+            let has_next = answers.get(index + 1).is_some_and(is_same);
+            // The last token of the prompt is repeated, to predict the first of the answer.
+            let own = if before.is_some() || has_next { of.ids.len() - of.prompt + 1 } else { 0 };
+            let (document, common) = match (before, layout.places.last()) {
+                (Some(_), Some(last)) => (last.document, of.prompt - 1),
+                _ => (at, 0),
+            };
+            layout.places.push(Place { row: 0, at, document, own, common });
+            layout.longest += of.ids.len() - common;
+        }
+        layout
+    }
+
+    /// Gives the answers the log-probabilities of the targets of their micro-batches.
+    pub fn take_logps(&self, answers: &mut [Sampled], batches: &[Batch], logps: &[Vec<f32>]) {
+        for ((answers, batch), logps) in answers.chunks_mut(self.answers).zip(batches).zip(logps) {
+            let layout = self.layout(answers);
+            for (of, place) in answers.iter_mut().zip(&layout.places) {
+                // A target stands at the token before.
+                let first = place.row * batch.seq_len + place.at + of.prompt - place.common - 1;
+                of.old_logps = logps[first..first + of.ids.len() - of.prompt].to_vec();
+            }
+        }
+    }
+}
+
+/// The places of the answers of a micro-batch.
+#[derive(Default)]
+struct Layout {
+    rows: usize,
+    /// Tokens of the longest row, without padding.
+    longest: usize,
+    places: Vec<Place>,
+}
+
+/// The place of an answer.
+struct Place {
+    row: usize,
+    /// The first of its tokens in the row, and that of its prompt.
+    at: usize,
+    document: usize,
+    /// Tokens at its end that other answers to its prompt do not see; 0 where there are none.
+    own: usize,
+    /// Tokens of its prompt that stand before other answers.
+    common: usize,
+}
+
+impl Layout {
+    /// The micro-batch of the answers in rows of `length` tokens.
+    fn batch(&self, answers: &[Sampled], length: usize) -> Result<Batch> {
+        let size = self.rows * length;
         let (mut ids, mut labels) = (vec![0; size], vec![IGNORE; size]);
         let (mut sampling, mut old) = (vec![0.0; size], vec![0.0; size]);
-        for (row, of) in answers.iter().enumerate() {
-            let (begin, answer) = (row * length, row * length + of.prompt);
-            let end = begin + of.ids.len();
-            ids[begin..end].copy_from_slice(&of.ids);
+        let mut positions: Vec<i32> = (0..size).map(|at| (at % length) as i32).collect();
+        let (mut marks, mut used) = (Vec::new(), vec![1; self.rows]);
+        for (of, place) in answers.iter().zip(&self.places) {
+            let begin = place.row * length + place.at;
+            let (answer, end) = (begin + of.prompt - place.common, begin + of.ids.len() - place.common);
+            ids[begin..end].copy_from_slice(&of.ids[place.common..]);
+            positions[begin..end].iter_mut().zip(place.common as i32..).for_each(|(to, position)| *to = position);
             if !of.left_out {
                 labels[answer..end].copy_from_slice(&of.ids[of.prompt..]);
                 // What an environment said is read, and not learned.
@@ -54,25 +164,20 @@ impl Shapes {
             }
             sampling[answer..end].copy_from_slice(&of.logps);
             old[answer..answer + of.old_logps.len()].copy_from_slice(&of.old_logps);
+            let mark = Mark::Sample { advantage: of.advantage, own: place.own };
+            marks.push(Placed { begin, tokens: end - begin, mark });
+            used[place.row] = end - place.row * length;
         }
-        let batch = Batch::from_labels(answers.len(), length, ids, &labels, None, None).map_err(TrainError::Data)?;
-        let advantages: Vec<f32> = answers.iter().map(|of| of.advantage).collect();
-        let batch = batch.of_samples(&advantages);
+        let batch =
+            Batch::from_labels(self.rows, length, ids, &labels, Some(positions), None).map_err(TrainError::Data)?;
+        let mut batch = Batch { marks, ..batch.padded_from(&used) };
+        for (of, place) in batch.marks.iter().zip(&self.places) {
+            batch.document_start[of.begin..of.begin + of.tokens].fill(place.document as i32);
+        }
         let knows_old = answers.iter().any(|of| !of.old_logps.is_empty());
         let old_logps = if knows_old { batch.at_targets(&old) } else { Vec::new() };
         let sampling_logps = batch.at_targets(&sampling);
         Ok(Batch { old_logps, sampling_logps, ..batch })
-    }
-
-    /// Gives the answers the log-probabilities of the targets of their micro-batches.
-    pub fn take_logps(&self, answers: &mut [Sampled], batches: &[Batch], logps: &[Vec<f32>]) {
-        for ((answers, batch), logps) in answers.chunks_mut(self.rows).zip(batches).zip(logps) {
-            for (row, of) in answers.iter_mut().enumerate() {
-                // A target stands at the token before.
-                let first = row * batch.seq_len + of.prompt - 1;
-                of.old_logps = logps[first..first + of.ids.len() - of.prompt].to_vec();
-            }
-        }
     }
 }
 
@@ -91,7 +196,8 @@ mod tests {
             given: Vec::new(),
             left_out,
         };
-        let shapes = Shapes::new((2, 1), 40);
+        let most = Most { prompt: 20, answer: 20, both: 40, group: 2 };
+        let shapes = Shapes::new((2, 1), most, false);
         assert_eq!(shapes.lengths, [16, 32, 48]);
         let mut answers = vec![of(false), of(true), of(false)];
         let batches = shapes.batches(&answers).unwrap();
@@ -118,9 +224,64 @@ mod tests {
             given: vec![(1, 3)],
             left_out: false,
         };
-        let batch = &Shapes::new((1, 1), 16).batches(&[answer]).unwrap()[0];
+        let most = Most { prompt: 8, answer: 8, both: 16, group: 1 };
+        let batch = &Shapes::new((1, 1), most, false).batches(&[answer]).unwrap()[0];
         assert_eq!(batch.targets[..7], [IGNORE, 3, IGNORE, IGNORE, 6, 7, IGNORE]);
         assert_eq!(batch.sampling_logps[..7], [0.0, -1.0, 0.0, 0.0, -2.0, -3.0, 0.0]);
         assert_eq!(batch.input_ids[..7], [1, 2, 3, 4, 5, 6, 7]);
+    }
+
+    #[test]
+    fn answers_to_one_prompt_follow_it_in_one_row() {
+        let of = |prompt: &[i32], answer: &[i32]| Sampled {
+            ids: [prompt, answer].concat(),
+            prompt: prompt.len(),
+            advantage: answer.len() as f32,
+            logps: answer.iter().map(|id| -*id as f32).collect(),
+            old_logps: Vec::new(),
+            given: Vec::new(),
+            left_out: false,
+        };
+        // Two answers to one prompt, one to another, and one to a prompt of a token, which nothing can stand before.
+        let mut answers =
+            vec![of(&[5, 6, 7], &[10, 11]), of(&[5, 6, 7], &[12]), of(&[5, 6], &[13, 14]), of(&[9], &[15])];
+        let most = Most { prompt: 3, answer: 2, both: 5, group: 2 };
+        let shapes = Shapes::new((4, 1), most, true);
+        assert_eq!(shapes.variants().last().map(|of| (of.batch, of.seq_len)), Some((1, 32)));
+        let batches = shapes.batches(&answers).unwrap();
+        let [batch] = &batches[..] else { panic!("one micro-batch") };
+        assert_eq!((batch.batch, batch.seq_len), (1, 16));
+        assert_eq!(batch.input_ids[..13], [5, 6, 7, 10, 11, 7, 12, 5, 6, 13, 14, 9, 15]);
+        assert_eq!(batch.position_ids[..13], [0, 1, 2, 3, 4, 2, 3, 0, 1, 2, 3, 0, 1]);
+        assert_eq!(batch.document_start[..13], [0, 0, 0, 0, 0, 0, 0, 7, 7, 7, 7, 11, 11]);
+        let none = IGNORE;
+        assert_eq!(batch.targets[..13], [none, none, 10, 11, none, 12, none, none, 13, 14, none, 15, none]);
+        assert_eq!(batch.sampling_logps[2..6], [-10.0, -11.0, 0.0, -12.0]);
+        let own: Vec<usize> = batch
+            .marks
+            .iter()
+            .map(|of| match of.mark {
+                Mark::Sample { own, .. } => own,
+                _ => unreachable!("all are samples"),
+            })
+            .collect();
+        assert_eq!(own, [3, 2, 0, 0]);
+        assert!(batch.present[..13].iter().all(|of| *of == 1.0) && batch.present[13..].iter().all(|of| *of == 0.0));
+        let logps: Vec<f32> = (0..16).map(|at| at as f32).collect();
+        shapes.take_logps(&mut answers, &batches, &[logps]);
+        let old: Vec<&[f32]> = answers.iter().map(|of| &of.old_logps[..]).collect();
+        assert_eq!(old, [&[2.0, 3.0][..], &[5.0], &[8.0, 9.0], &[11.0]]);
+    }
+
+    #[test]
+    fn a_shared_row_has_room_for_the_longest_answers() {
+        let most = |group: usize| Most { prompt: 100, answer: 20, both: 120, group };
+        assert_eq!(most(8).shared(8), 100 + 8 * 21);
+        assert_eq!(most(8).shared(4), 100 + 4 * 21);
+        assert_eq!(most(4).shared(8), 200 + 8 * 21);
+        // Three in a row of groups of four meet two prompts.
+        assert_eq!(most(4).shared(3), 200 + 3 * 21);
+        assert_eq!(most(1).shared(2), 240);
+        assert!((most(1).seen(1) - 1.0).abs() < 0.02 && most(8).seen(8) < 0.8);
     }
 }

@@ -13,11 +13,11 @@ mod turns;
 use std::sync::Arc;
 
 use data::Batch;
-use program::{Documents, Variant};
+use program::Variant;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use self::batches::Shapes;
+use self::batches::{Most, Shapes};
 use self::judge::Judge;
 pub(crate) use self::on_policy::OnPolicy;
 use self::prompts::Prompts;
@@ -28,6 +28,7 @@ use crate::device::Device;
 use crate::error::{Result, TrainError};
 use crate::feed::{CheckedData, note_on_judges};
 use crate::generate::{GenerationOptions, PromptEncoder};
+use crate::plan::Plan;
 use crate::source::ModelSource;
 use crate::trainer::Trainer;
 
@@ -105,7 +106,8 @@ impl Kept {
 impl Rollouts {
     /// Reads the prompts and starts the reward functions. Errors: options that do not go together, data without prompts, a
     /// reward function that cannot be loaded.
-    pub fn new(config: &Config, source: &ModelSource, device: &Device, sequence_len: usize) -> Result<Rollouts> {
+    pub fn new(config: &Config, source: &ModelSource, device: &Device, plan: &Plan) -> Result<Rollouts> {
+        let (sequence_len, share) = (plan.sequence_len, plan.compile.branches.is_some());
         let of = &config.reinforcement;
         let problem = |path: &str, text: String, hint: &str| {
             TrainError::Config(vec![config.mistake(path, text, Some(hint.to_owned()))])
@@ -138,11 +140,13 @@ impl Rollouts {
         let of_prompts = prompts.rows.iter().map(|row| row.ids.len()).max().unwrap_or(1);
         let judge = Judge::start(device.python.as_deref(), functions, of.environment.as_deref(), of.reward_timeout)?;
         let at_once = answers.min(AT_ONCE * config.replicas());
+        let both = (of_prompts + most).min(sequence_len);
+        let extents = Most { prompt: of_prompts, answer: most, both, group };
         Ok(Rollouts {
             prompts: Arc::new(prompts),
             held_out: held_out.map(Arc::new),
             judge,
-            shapes: Shapes::new((rows, config.replicas()), (of_prompts + most).min(sequence_len)),
+            shapes: Shapes::new((rows, config.replicas()), extents, share),
             options: generation_options(of, of.temperature, at_once)?,
             at_once,
             encoder: of.environment.is_some().then_some(encoder),
@@ -180,8 +184,7 @@ impl Rollouts {
 
     /// Returns the shapes in which micro-batches are compiled.
     pub fn variants(&self) -> Vec<Variant> {
-        let shape = |seq_len| Variant { batch: self.shapes.rows, seq_len, documents: Documents::Rows, patches: 0 };
-        self.shapes.lengths.iter().map(|length| shape(*length)).collect()
+        self.shapes.variants()
     }
 
     /// Returns the number of optimizer steps of the run.
@@ -256,6 +259,16 @@ pub(crate) fn check_data(config: &Config, source: &ModelSource, sequence_len: us
 /// Answers of a step on all devices.
 pub(crate) fn answers_of_step(config: &Config) -> usize {
     config.device_rows() as usize * config.replicas()
+}
+
+/// The largest shape of micro-batches whose answers share their prompts, of prompts and answers of these lengths, and the share
+/// of its pairs of tokens that see each other.
+pub(crate) fn shared_shape(config: &Config, prompt: usize, answer: usize) -> (Variant, f64) {
+    let group = config.reinforcement.num_generations as usize;
+    let answers = config.training.per_device_train_batch_size as usize;
+    let most = Most { prompt, answer, both: prompt + answer, group };
+    let variants = Shapes::new((answers, 1), most, true).variants();
+    (*variants.last().expect("there are several lengths"), most.seen(answers))
 }
 
 /// The tokens that a row leaves for a prompt. Errors: none.

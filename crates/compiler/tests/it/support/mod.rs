@@ -57,6 +57,7 @@ pub fn options() -> CompileOptions {
         seed: 7,
         plan: Default::default(),
         sharding: Default::default(),
+        branches: None,
     }
 }
 

@@ -286,6 +286,33 @@ def test_a_file_of_trl(tmp_path, monkeypatch, capsys):
     assert options["lora"] is False and options["datasets"] == [{"path": DATA, "type": "auto"}] and options["model"] == MODEL
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("base_model: m\nadapter: lora\npeft_use_rslora: true\nmodel_type: AutoModelForCausalLM\n", {"lora_rslora": True, "model_type": None}),
+        ("base_model: m\nlr_scheduler: cosine\ncosine_min_lr_ratio: 0.1\n", {"lr_scheduler_type": "cosine", "final_lr_fraction": 0.1}),
+        ("model_name_or_path: m\nuse_peft: true\nuse_rslora: true\n", {"lora_rslora": True, "sequence_len": 1024}),
+        ("model_name_or_path: m\nmax_length: null\n", {"sequence_len": None}),
+        ("model_name_or_path: m\nlr_scheduler_type: cosine_with_restarts\n", {"lr_scheduler_type": "cosine_with_restarts", "lr_cycles": 1}),
+        ("model_name_or_path: m\nlr_scheduler_type: cosine_with_restarts\nlr_scheduler_kwargs: {num_cycles: 3}\n", {"lr_cycles": 3}),
+        ("model_name_or_path: m\nlr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr_rate: 0.25}\n",
+         {"lr_scheduler_type": "cosine", "final_lr_fraction": 0.25}),
+        ("model_name_or_path: m\nlearning_rate: 1e-4\nlr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1e-5}\n",
+         {"final_lr_fraction": 0.1}),
+        ("model_name_or_path: m\nstage: sft\npacking: true\nneat_packing: false\n", {"sample_packing": True}),
+        ("model_name_or_path: m\nstage: sft\n", {"sample_packing": False}),
+        ("model_name_or_path: m\nstage: pt\n", {"sample_packing": True}),
+        ("model_name_or_path: m\nstage: pt\npacking: false\n", {"sample_packing": False}),
+        ("model_name_or_path: m\nstage: sft\ndataset: a,b\nmix_strategy: interleave_over\ninterleave_probs: 0.7,0.3\n",
+         {"interleave_probs": [0.7, 0.3]}),
+    ],
+)  # fmt: skip
+def test_entries_of_other_tools_mean_what_they_mean_there(text, expected):
+    found = foreign.convert(text, "foreign.yaml")
+    assert {name: found.options.get(name) for name in expected} == expected, found.left_out
+    assert not found.left_out.keys() & {"use_rslora", "peft_use_rslora", "lr_scheduler_kwargs", "lr_scheduler_type", "mix_strategy"}
+
+
 def test_what_is_no_configuration_of_another_tool_is_refused(tmp_path, capsys):
     (tmp_path / "a.yaml").write_text("model: x\n")
     for words, why in (

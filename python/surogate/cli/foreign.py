@@ -53,9 +53,17 @@ SCHEDULES = {
     "linear": "linear",
     "cosine": "cosine",
     "cosine_with_min_lr": "cosine",
+    "cosine_with_restarts": "cosine_with_restarts",
     "constant": "constant",
     "constant_with_warmup": "constant",
     "warmup_stable_decay": "wsd",
+}
+
+#: Numbers of transformers' schedules, and the options that they are here.
+OF_SCHEDULES = {
+    "min_lr_rate": "final_lr_fraction",
+    "min_lr_ratio": "final_lr_fraction",
+    "num_decay_steps": "cooldown_steps",
 }
 
 #: Beginnings of names of templates, and the name here.
@@ -139,6 +147,9 @@ def convert(text: str, name: str) -> Draft:
     for key, value in source.rest().items():
         _remaining(key, value, draft)
     defaults = DEFAULTS[draft.tool] | (OF_ADAPTERS[draft.tool] if draft.options["lora"] else {})
+    # TRL's way to say that nothing is cut.
+    if draft.tool == "TRL" and fields.get("max_length", 0) is None:
+        defaults.pop("sequence_len")
     draft.options = defaults | draft.options
     if not draft.options["lora"]:
         for option in [option for option in draft.options if option.startswith(("lora_", "qlora_", "modules_to"))]:
@@ -194,10 +205,13 @@ def _common(source: Source, draft: Draft) -> None:
     source.put("model", "model_name_or_path", "base_model")
     source.put("optimizer", "optim", "optimizer", by=_optimizer)
     source.put("lr_scheduler_type", "lr_scheduler", "lr_scheduler_type", by=lambda of: SCHEDULES.get(str(of)))
+    _schedule(source, draft)
     source.put("train_seed", "seed")
     source.put("per_device_train_batch_size", "micro_batch_size", "batch_size")
     source.put("new_tokens", "tokens", "add_tokens", "new_special_tokens", by=_names)
     source.put("modules_to_save", "lora_modules_to_save", "additional_target", by=_names)
+    if source.is_on("use_rslora", "peft_use_rslora"):
+        draft.options["lora_rslora"] = True
     source.put("max_steps", "max_steps", by=lambda of: of if of else -1)
     if source.is_on("bf16", "pure_bf16"):
         draft.options["torch_dtype"] = "bfloat16"
@@ -231,6 +245,23 @@ def _common(source: Source, draft: Draft) -> None:
             source.take(steps)
 
 
+def _schedule(source: Source, draft: Draft) -> None:
+    """The numbers of a schedule: those of transformers' `lr_scheduler_kwargs`, and of Axolotl's own entry."""
+    given = source.take("lr_scheduler_kwargs")
+    numbers = dict(given) if isinstance(given, dict) else {}
+    if draft.options.get("lr_scheduler_type") == "cosine_with_restarts":
+        draft.options["lr_cycles"] = numbers.pop("num_cycles", 1)
+    least, peak = numbers.get("min_lr"), source.rest().get("learning_rate")
+    if isinstance(least, (int, float)) and isinstance(peak, (int, float)) and peak > 0:
+        draft.options["final_lr_fraction"] = numbers.pop("min_lr") / peak
+    for name, option in OF_SCHEDULES.items():
+        if name in numbers:
+            draft.options[option] = numbers.pop(name)
+    source.put("final_lr_fraction", "cosine_min_lr_ratio")
+    if numbers or not (given is None or isinstance(given, dict)):
+        source.leave("lr_scheduler_kwargs", f"of {json.dumps(numbers or given)} nothing is known here")
+
+
 def _reports(source: Source, draft: Draft) -> None:
     wanted = source.take("report_to")
     names = [str(name) for name in (wanted if isinstance(wanted, list) else [wanted]) if not _is_off(name)]
@@ -257,6 +288,13 @@ def _names(of: Any) -> list[str]:
     return [str(part).strip() for part in parts if str(part).strip()]
 
 
+def _number_of(word: str) -> Any:
+    try:
+        return float(word)
+    except ValueError:
+        return word
+
+
 def _targets(of: Any) -> list[str]:
     return ["all-linear" if name in ("all", "all-linear") else name for name in _names(of)]
 
@@ -268,6 +306,8 @@ def _template(of: Any) -> str | None:
 
 def _axolotl(source: Source, draft: Draft, _: Path) -> None:
     of_axolotl(source, draft)
+    # The class that transformers loads: the model's configuration says it.
+    source.take("model_type")
     adapter = source.take("adapter")
     draft.options["lora"] = adapter is not None
     if adapter not in (None, "lora", "qlora"):
@@ -378,7 +418,13 @@ def _llama_factory(source: Source, draft: Draft, folder: Path) -> None:
             draft.options["template"] = name
         else:
             source.leave("template", f"there is no template {template}: the model's own is used")
-    source.put("sample_packing", "packing", "neat_packing", by=_is_on)
+    packings = [source.take(name) for name in ("packing", "neat_packing")]
+    draft.options["sample_packing"] = any(map(_is_on, packings)) or (packings[0] is None and stage == "pt")
+    strategy, shares = str(source.take("mix_strategy") or "concat"), source.take("interleave_probs")
+    if strategy != "concat" and shares is not None:
+        draft.options["interleave_probs"] = [_number_of(share) for share in _names(shares)]
+    elif strategy != "concat":
+        source.leave("mix_strategy", "`interleave_probs` mixes the sets by a probability of each")
     place, samples = source.take("dataset_dir"), source.take("max_samples")
     for option, name in (("datasets", "dataset"), ("validation_datasets", "eval_dataset")):
         if (names := source.take(name)) is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import surogate
 from conftest import REPOSITORY
-from surogate import ConfigError
+from surogate import ConfigError, _native
 from surogate.cli import push
 from surogate.cli.commands import main
 
@@ -173,6 +173,29 @@ def test_names_that_are_published():
         "~/model": "model",
     }.items():
         assert push.public_name(source) == name
+
+
+def test_no_file_that_is_published_names_a_folder_of_this_machine(model, tmp_path):
+    place = tmp_path / "result"
+    shutil.copytree(model, place)
+    of = {"name_or_path": "/srv/me/base", "tokenizer_file": "/srv/me/base/tokenizer.json", "vocab_file": "vocab.txt"}
+    texts = {
+        "config.json": {**json.loads((place / "config.json").read_text()), "text_config": {"_name_or_path": "/srv/me/base"}},
+        "generation_config.json": {"_name_or_path": "~/me/base", "eos_token_id": 2},
+        "preprocessor_config.json": {"parts": [{"image_processor": {"_name_or_path": "/srv/me/base"}}]},
+        "processor_config.json": of,
+        "special_tokens_map.json": {"eos_token": "/srv/me"},
+    }
+    for name, fields in texts.items():
+        (place / name).write_text(json.dumps(fields))
+    with push._staged(place, _native.published(place)) as staged:
+        sent = {path.name: json.loads(path.read_text()) for path in staged.glob("*.json")}
+    assert sent["config.json"]["text_config"] == {"_name_or_path": "base"}
+    assert sent["generation_config.json"] == {"_name_or_path": "base", "eos_token_id": 2}
+    assert sent["preprocessor_config.json"] == {"parts": [{"image_processor": {"_name_or_path": "base"}}]}
+    assert sent["processor_config.json"] == {"name_or_path": "base", "tokenizer_file": "tokenizer.json", "vocab_file": "vocab.txt"}
+    # What is no place stays, whatever it looks like.
+    assert sent["special_tokens_map.json"] == texts["special_tokens_map.json"]
 
 
 def test_texts_of_the_options_are_not_in_the_card(options, tmp_path):

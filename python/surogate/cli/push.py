@@ -23,9 +23,14 @@ from ..report.words import bytes_text
 from ..storage import hub, json_file
 from ..terminal import show, state
 
-#: Fields that say from where something was loaded: of a folder of this machine only the name is published.
-SOURCES = ("base_model_name_or_path", "_name_or_path", "name_or_path")
-NAMING_SOURCES = ("adapter_config.json", "config.json", "tokenizer_config.json")
+#: Ends of the names of fields that say from where something was loaded: of a folder of this machine only the name is
+#: published.
+SOURCES = ("name_or_path",)
+#: The same of files: what does not begin like a path is no such place.
+PLACES = ("_file", "_path", "_dir")
+#: Files without such fields, which may be large.
+WITHOUT_SOURCES = ("tokenizer.json", "vocab.json", "added_tokens.json")
+INDEX = ".safetensors.index.json"
 
 #: A repository in the cache of the Hub.
 CACHED = re.compile(r"(?:^|/)models--([\w.-]+?)--([\w.-]+)(?:/|$)")
@@ -100,7 +105,7 @@ def _staged(folder: Path, files: list[Path]) -> Iterator[Path]:
         for file in files:
             target = Path(place) / file
             target.parent.mkdir(exist_ok=True)
-            fields = json_file.read(folder / file) if str(file) in NAMING_SOURCES else None
+            fields = json_file.read(folder / file) if _names_sources(file) else None
             if isinstance(fields, dict) and _without_paths(fields):
                 target.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
             else:
@@ -108,13 +113,26 @@ def _staged(folder: Path, files: list[Path]) -> Iterator[Path]:
         yield Path(place)
 
 
-def _without_paths(fields: dict[str, Any]) -> bool:
-    """Replaces folders of this machine by their names. Returns whether there were any."""
+def _names_sources(file: Path) -> bool:
+    return file.suffix == ".json" and file.name not in WITHOUT_SOURCES and not file.name.endswith(INDEX)
+
+
+def _without_paths(value: Any) -> bool:
+    """Replaces folders of this machine by their names, at any depth. Returns whether there were any."""
+    if isinstance(value, list):
+        return any([_without_paths(item) for item in value])
+    if not isinstance(value, dict):
+        return False
     changed = False
-    for name in SOURCES:
-        value = fields.get(name)
-        if isinstance(value, str) and (public := public_name(value)) != value:
-            fields[name], changed = public, True
+    for name, item in value.items():
+        if not isinstance(item, str):
+            changed |= _without_paths(item)
+            continue
+        if name.endswith(PLACES) and item.startswith(("/", "~")):
+            value[name] = Path(item).name
+        elif name.endswith(SOURCES):
+            value[name] = public_name(item)
+        changed |= value[name] != item
     return changed
 
 

@@ -136,7 +136,9 @@ def _message(message: Any, place: str) -> dict[str, Any]:
         if not all(isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content):
             raise BadRequest(f"`{place}.content` has a part that is no text, which is not supported", place)
         content = "".join(part["text"] for part in content)
-    if content is not None and not isinstance(content, str):
+    # What calls a tool may say nothing: every other message has a text, and templates fail without one.
+    calls = message.get("tool_calls") or message.get("function_call")
+    if not isinstance(content, str) and (content is not None or not calls):
         raise BadRequest(f"`{place}.content` is no text", place)
     role = "system" if message["role"] == "developer" else message["role"]
     return {**message, "role": role, "content": content}
@@ -174,7 +176,11 @@ def _whole(of: dict[str, Any], name: str, default: int, least: int, most: int) -
 
 def _number(of: dict[str, Any], name: str) -> float:
     value = of[name]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    try:
+        is_number = type(value) in (int, float) and math.isfinite(value)
+    except OverflowError:
+        is_number = False
+    if not is_number:
         raise BadRequest(f"`{name}` is no number", name)
     return value
 

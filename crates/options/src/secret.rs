@@ -1,4 +1,4 @@
-//! Hides passwords in addresses of servers before a value goes to a log, a report or another file.
+//! Hides passwords and keys in addresses of servers before a value goes to a log, a report or another file.
 //!
 //! Knows the form of addresses; not which options hold one.
 
@@ -9,7 +9,11 @@ use serde_json::Value;
 /// The text that replaces a user and a password.
 const HIDDEN: &str = "***";
 
-/// Returns the text with `***` for what is before the `@` of an address such as `scheme://user:password@host`.
+/// Parts of the names of parameters whose values are secret.
+const SECRETS: [&str; 7] = ["token", "secret", "password", "passwd", "key", "signature", "credential"];
+
+/// Returns the text with `***` for what is before the `@` of an address such as `scheme://user:password@host`, and for the
+/// values of its parameters that are secret by their names.
 pub fn without_userinfo(text: &str) -> Cow<'_, str> {
     let mut shown = String::new();
     let mut rest = text;
@@ -23,12 +27,29 @@ pub fn without_userinfo(text: &str) -> Cow<'_, str> {
             shown.push_str(HIDDEN);
             rest = &authority[user..];
         }
+        let is_end = |c: char| matches!(c, '"' | '\'' | '\\') || c.is_whitespace();
+        let (address, after) = rest.split_at(rest.find(is_end).unwrap_or(rest.len()));
+        if let Some((path, query)) = address.split_once('?').filter(|(path, _)| !path.contains("://")) {
+            shown.push_str(&format!("{path}?{}", without_values(query)));
+            rest = after;
+        }
     }
     if shown.contains(HIDDEN) {
         shown.push_str(rest);
         return Cow::Owned(shown);
     }
     Cow::Borrowed(text)
+}
+
+/// The parameters of an address with `***` for the values of those that are secret.
+fn without_values(query: &str) -> String {
+    let shown = |parameter: &str| match parameter.split_once('=') {
+        Some((name, _)) if SECRETS.iter().any(|secret| name.to_ascii_lowercase().contains(secret)) => {
+            format!("{name}={HIDDEN}")
+        }
+        _ => parameter.to_owned(),
+    };
+    query.split('&').map(shown).collect::<Vec<_>>().join("&")
 }
 
 /// The same for every text of a value.
@@ -60,6 +81,9 @@ mod tests {
             ("s://u:p@ss@host/", "s://***@host/"),
             ("s3://bucket/a@b", "s3://bucket/a@b"),
             ("me@host", "me@host"),
+            ("aim://host:9/x?token=abc&run=3", "aim://host:9/x?token=***&run=3"),
+            ("https://u:p@h/?X-Amz-Signature=ab b?key=1", "https://***@h/?X-Amz-Signature=*** b?key=1"),
+            ("https://h/p?page=2", "https://h/p?page=2"),
             ("://", "://"),
             ("", ""),
         ] {

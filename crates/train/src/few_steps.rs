@@ -25,6 +25,8 @@ pub(crate) struct Steps {
     pub is_packed: bool,
     /// Number of passes over the data.
     pub epochs: f64,
+    /// True if `batch_size` says how many rows a step has on all ranks.
+    pub is_total: bool,
 }
 
 /// Changes of [`Steps`] and the options that make them.
@@ -37,10 +39,13 @@ impl Steps {
     /// Returns the steps of a run; none where their number is given.
     pub fn of(config: &Config, feed: &Feed) -> Option<Steps> {
         let of = &config.training;
+        let replicas = config.replicas() as u64;
+        let total = of.batch_size.map(|rows| (rows / replicas.min(u64::from(u32::MAX)) as u32).max(1));
         of.fixed_steps().is_none().then(|| Steps {
-            rows: of.per_device_train_batch_size,
-            accumulation: of.gradient_accumulation_steps,
-            replicas: config.replicas() as u64,
+            rows: total.unwrap_or(of.per_device_train_batch_size),
+            accumulation: if total.is_some() { 1 } else { of.gradient_accumulation_steps },
+            is_total: total.is_some(),
+            replicas,
             in_epoch: feed.rows_in_epoch(),
             documents: feed.documents() as u64,
             is_packed: config.data.sample_packing,
@@ -66,17 +71,19 @@ impl Steps {
             return None;
         }
         let ranks = if self.replicas > 1 { format!(" × {}", self.replicas) } else { String::new() };
+        let product = match self.is_total {
+            true => "`batch_size`".to_owned(),
+            false => format!("{} × {}{ranks}", self.rows, self.accumulation),
+        };
         let packed = match self.is_packed && self.documents > self.in_epoch {
             true => format!(", packed with {} documents", self.documents),
             false => String::new(),
         };
         let change = self.least_change();
         Some(format!(
-            "the run has only {}: a step takes {} ({} × {}{ranks}) and an epoch has {}{packed}; it has {} with {}",
+            "the run has only {}: a step takes {} ({product}) and an epoch has {}{packed}; it has {} with {}",
             words::count(total, "optimizer step"),
             words::count(self.in_step(), "row"),
-            self.rows,
-            self.accumulation,
             self.in_epoch,
             words::count(change.steps.count(), "step"),
             change.options.join(" and "),
@@ -127,7 +134,11 @@ impl Change {
         let least = all.last().map_or_else(|| self.same(), Change::same);
         all.extend(fewer(self.steps.rows).map(|rows| {
             let steps = Steps { rows, ..least.steps };
-            least.with(steps, format!("`per_device_train_batch_size: {rows}`"))
+            let option = match steps.is_total {
+                true => format!("`batch_size: {}`", u64::from(rows) * steps.replicas),
+                false => format!("`per_device_train_batch_size: {rows}`"),
+            };
+            least.with(steps, option)
         }));
         all
     }
@@ -149,8 +160,16 @@ fn divisors(of: u32) -> impl Iterator<Item = u32> {
 mod tests {
     use super::*;
 
-    const CHATS: Steps =
-        Steps { rows: 2, accumulation: 4, replicas: 1, in_epoch: 5, documents: 100, is_packed: true, epochs: 3.0 };
+    const CHATS: Steps = Steps {
+        rows: 2,
+        accumulation: 4,
+        replicas: 1,
+        in_epoch: 5,
+        documents: 100,
+        is_packed: true,
+        epochs: 3.0,
+        is_total: false,
+    };
 
     #[test]
     fn a_run_of_many_steps_has_no_note() {
@@ -178,6 +197,11 @@ mod tests {
         assert_eq!(named(Steps { is_packed: false, ..CHATS }), last);
         let alone = Steps { rows: 1, accumulation: 1, in_epoch: 3, is_packed: false, epochs: 1.0, ..CHATS };
         assert_eq!(named(alone), "it has 21 steps with `num_epochs: 7`");
+        let total =
+            Steps { rows: 16, accumulation: 1, replicas: 4, in_epoch: 300, is_packed: false, is_total: true, ..CHATS };
+        let note = total.note(total.count()).unwrap();
+        assert!(note.contains("a step takes 64 rows (`batch_size`)"), "{note}");
+        assert_eq!(named(total), "it has 30 steps with `batch_size: 32`");
         let note = Steps { replicas: 4, ..CHATS }.note(3).unwrap();
         assert!(note.contains("only 3 optimizer steps: a step takes 32 rows (2 × 4 × 4)"), "{note}");
     }

@@ -151,11 +151,13 @@ impl PromptEncoder {
         found.max_by_key(|token| token.text.len()).map(|token| token.id)
     }
 
-    /// True if prompts begin with the tokenizer's BOS: conversations where there is a template, else texts.
+    /// True if prompts begin with the tokenizer's BOS: conversations where there is a template, else texts. A token that the
+    /// template puts before every turn is the beginning of a turn, and not of the prompt.
     pub fn begins_with_bos(&self) -> bool {
         let Some((tokenizer, bos)) = self.tokenizer.as_ref().and_then(|of| Some((of, of.bos()?))) else { return false };
-        match self.render(&Messages::of(vec![message("user", "?")]), true) {
-            Ok(text) if self.template.is_some() => text.starts_with(&bos.text),
+        let turns = [("user", "?"), ("assistant", "."), ("user", "?")].map(|(role, text)| message(role, text));
+        match self.render(&Messages::of(turns.to_vec()), true) {
+            Ok(text) if self.template.is_some() => text.starts_with(&bos.text) && text.matches(&bos.text).count() == 1,
             _ => tokenizer.encoder().encode("a", true).is_ok_and(|ids| ids.first() == Some(&bos.id)),
         }
     }

@@ -332,7 +332,8 @@ class Model:
         `repetition_penalty`, `seed`, `stop`, `ignore_end_tokens`, `batch_size`, `max_pixels`, `min_pixels`. Defaults are those of the model's `generation_config.json`;
         without one, the most likely token each time.
         """
-        alone = isinstance(prompt, (str, dict)) or bool(prompt) and isinstance(prompt[0], dict) and "role" in prompt[0]
+        is_message = bool(prompt) and isinstance(prompt[0], dict) and not {"role", "from"}.isdisjoint(prompt[0])
+        alone = isinstance(prompt, (str, dict)) or is_message
         prompts = [prompt] if alone else list(prompt)
         generation = self.start(prompts, **options)
         texts = [""] * len(prompts)

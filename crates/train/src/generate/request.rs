@@ -1,6 +1,8 @@
 //! A request to a model: a prompt, and options that differ for it. Read from JSON, as lines of a file have it. Does not
 //! know how a prompt becomes tokens.
 
+use std::collections::BTreeMap;
+
 use data::image_texts::shows_image;
 use serde_json::{Map, Value};
 
@@ -86,7 +88,7 @@ impl Prompt {
         match value {
             Value::String(text) => Ok(Prompt::Text(text.clone())),
             Value::Array(items) if !items.is_empty() && items.iter().all(Value::is_object) => {
-                Ok(Prompt::Messages(Messages::of(items.iter().filter_map(Value::as_object).cloned().collect())))
+                Ok(Prompt::Messages(Messages::of(read(items)?)))
             }
             Value::Array(items) => {
                 let id = |item: &Value| item.as_i64().and_then(|id| i32::try_from(id).ok());
@@ -120,7 +122,7 @@ impl From<Prompt> for Request {
 
 impl Request {
     /// Fields of an object that hold its prompt, in the order in which they are looked for.
-    pub const PROMPTS: [&'static str; 3] = ["prompt", "messages", "text"];
+    pub const PROMPTS: [&'static str; 4] = ["prompt", "messages", "conversations", "text"];
 
     /// Fields that are its own besides.
     pub const OWN: [&'static str; 6] =
@@ -137,15 +139,19 @@ impl Request {
         };
         let named = Request::PROMPTS.iter().find_map(|name| given(name));
         let expected = || TrainError::Usage(format!("there is none of {}", Request::PROMPTS.join(", ")));
-        let mut prompt = Prompt::from_json(named.ok_or_else(expected)?)?;
-        let tools = given("tools").map(|tools| tools_of(tools).ok_or_else(|| wrong("tools", "a list of functions")));
+        let named = named.ok_or_else(expected)?;
+        // Messages may stand there as a text of JSON, as in rows of data.
+        let parsed = named.as_str().and_then(|text| serde_json::from_str(text).ok()).filter(is_talk);
+        let mut prompt = Prompt::from_json(parsed.as_ref().unwrap_or(named))?;
+        let in_tools = |error: data::RowError| TrainError::Usage(error.to_string());
+        let tools = data::dataset::tools("tools", given("tools")).map_err(in_tools)?;
         let variables = given("chat_template_kwargs");
         let as_object = |value: &Value| value.as_object().cloned();
         let variables =
             variables.map(|of| as_object(of).ok_or_else(|| wrong("chat_template_kwargs", "names with values")));
         let images =
             given("images").map(|of| of.as_array().cloned().ok_or_else(|| wrong("images", "a list of images")));
-        let (tools, variables, images) = (tools.transpose()?, variables.transpose()?, images.transpose()?);
+        let (variables, images) = (variables.transpose()?, images.transpose()?);
         match &mut prompt {
             Prompt::Messages(of) => {
                 (of.tools, of.variables, of.images) = (tools, variables.unwrap_or_default(), images);
@@ -172,11 +178,17 @@ impl Request {
     }
 }
 
-/// A list of functions, also where it is JSON as a text; none where it is something else. An empty list is none.
-fn tools_of(value: &Value) -> Option<Value> {
-    let parsed = value.as_str().map(serde_json::from_str::<Value>).transpose().ok()?;
-    let tools = parsed.unwrap_or_else(|| value.clone());
-    tools.as_array().is_some_and(|tools| !tools.is_empty() && tools.iter().all(Value::is_object)).then_some(tools)
+/// The messages of a conversation as rows of data are read: their names of roles and fields, and texts for parts of text.
+fn read(items: &[Value]) -> Result<Vec<Map<String, Value>>> {
+    let messages = data::dataset::messages(items, &BTreeMap::new());
+    let messages = messages.map_err(|error| TrainError::Usage(error.to_string()))?;
+    Ok(messages.into_iter().map(|message| message.fields).collect())
+}
+
+/// True for a list of messages.
+fn is_talk(value: &Value) -> bool {
+    let is_message = |of: &Value| ["role", "from"].iter().any(|key| of.get(*key).is_some_and(Value::is_string));
+    value.as_array().is_some_and(|list| !list.is_empty() && list.iter().all(is_message))
 }
 
 #[cfg(test)]
@@ -213,9 +225,9 @@ mod tests {
             assert_eq!((request.max_new_tokens, request.temperature), (Some(3), Some(0.5)));
         }
         for (row, said) in [
-            (json!({"id": 7}), "there is none of prompt, messages, text"),
+            (json!({"id": 7}), "there is none of prompt, messages, conversations, text"),
             (json!({"text": "a", "tools": tools}), "the prompt is a text"),
-            (json!({"messages": messages, "tools": "none"}), "`tools` is \"none\", expected a list"),
+            (json!({"messages": messages, "tools": "none"}), "column `tools` is not valid JSON"),
             (json!({"text": "a", "max_new_tokens": 0}), "`max_new_tokens` is 0, expected a whole number from 1"),
             (json!({"text": "a", "temperature": "hot"}), "`temperature` is \"hot\", expected a number from 0"),
         ] {

@@ -2,6 +2,7 @@
 //!
 //! Knows neither packing nor batches.
 
+use std::collections::HashSet;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,11 +14,11 @@ use crate::cache::{EntryWriter, Lookup, RowCache, Stamp};
 use crate::corpus::Corpus;
 use crate::dataset::{
     DatasetKind, DatasetSpec, IMAGES, Limits, Noticed, RowDocuments, RowForm, RowShard, SAMPLE, absent, as_list,
-    detect, encoder, unused,
+    detect, encoder, filled, is_talk, late, unused,
 };
 use crate::dialogue::DialogueOptions;
 use crate::document::{Document, Truncation};
-use crate::error::{DataError, RowError, Stop, shown};
+use crate::error::{DataError, RowError, RowReason, Stop, shown};
 use crate::gather::Gathering;
 use crate::image_texts::is_image;
 use crate::pipeline::in_order;
@@ -149,7 +150,7 @@ pub fn dataset_images(spec: &DatasetSpec, purpose: Purpose) -> bool {
     let mut summary = DatasetSummary::default();
     let Ok((found, _)) = files(spec) else { return false };
     summary.files = found;
-    let Ok((spec, rows)) = open(spec, &mut summary, purpose) else { return false };
+    let Ok((spec, rows, _)) = open(spec, &mut summary, purpose) else { return false };
     if matches!(spec.kind, DatasetKind::Text { .. } | DatasetKind::Tokens | DatasetKind::Instruction(_)) {
         return false;
     }
@@ -261,7 +262,8 @@ impl Set<'_> {
     /// Encodes the rows. With them: the entry that holds them, why it does not, and what was read off the clock.
     fn encode(self, writer: Option<EntryWriter>) -> Result<Written, DataError> {
         let Set { spec, tokenizer, options, mut counted, stop } = self;
-        let (spec, rows) = open(spec, &mut counted, options.preference.purpose)?;
+        let is_guess = matches!(&spec.kind, DatasetKind::Auto(hints) if hints.text.is_empty());
+        let (spec, rows, known) = open(spec, &mut counted, options.preference.purpose)?;
         let mut folders: Vec<PathBuf> =
             counted.files.iter().filter_map(|file| Some(file.parent()?.to_owned())).collect();
         folders.dedup();
@@ -270,7 +272,7 @@ impl Set<'_> {
         }
         let encoder = encoder(&spec, tokenizer, &options.dialogue, &options.preference, folders)?;
         let mut gathering = Gathering::new(writer);
-        read_dataset(&spec, rows, &*encoder, options, (&mut gathering, &mut counted), stop)?;
+        read_dataset((&spec, is_guess), (rows, known), &*encoder, options, (&mut gathering, &mut counted), stop)?;
         if spec.shard == RowShard::ALL {
             counted.check()?;
         }
@@ -289,14 +291,19 @@ fn not_kept(name: &str, cache: &RowCache, error: &io::Error) -> String {
 
 /// The files of a set, and those of its folder that belong to no split.
 fn files(spec: &DatasetSpec) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataError> {
-    match &spec.files {
-        Some(files) => Ok((files.clone(), Vec::new())),
-        None => rows::files::find(&spec.path, spec.subset.as_deref(), &spec.split),
-    }
+    let (files, left_out) = match &spec.files {
+        Some(files) => (files.clone(), Vec::new()),
+        None => rows::files::find(&spec.path, spec.subset.as_deref(), &spec.split)?,
+    };
+    files.iter().try_for_each(|file| rows::check_regular(file))?;
+    Ok((files, left_out))
 }
 
+/// A set whose type is known, its rows, and the columns that the first of them fill.
+type Opened = (DatasetSpec, Rows, HashSet<String>);
+
 /// Opens the files of a set; recognises its type where that is left open, and names the columns that are not read.
-fn open(spec: &DatasetSpec, summary: &mut DatasetSummary, purpose: Purpose) -> Result<(DatasetSpec, Rows), DataError> {
+fn open(spec: &DatasetSpec, summary: &mut DatasetSummary, purpose: Purpose) -> Result<Opened, DataError> {
     let text_field = match &spec.kind {
         DatasetKind::Text { field } => field,
         DatasetKind::Auto(hints) if !hints.text.is_empty() => &hints.text,
@@ -333,7 +340,8 @@ fn open(spec: &DatasetSpec, summary: &mut DatasetSummary, purpose: Purpose) -> R
     summary.unused = unused(&readable, &kind);
     summary.absent = absent(&readable, &kind);
     summary.writing = kind.writing();
-    Ok((DatasetSpec { kind, ..spec.clone() }, Box::new(first.into_iter().chain(rows))))
+    let known = filled(&readable);
+    Ok((DatasetSpec { kind, ..spec.clone() }, Box::new(first.into_iter().chain(rows)), known))
 }
 
 /// The documents of one row, and what was noticed on the way.
@@ -342,9 +350,10 @@ struct Outcome {
     noticed: Noticed,
 }
 
+/// Reads the rows of a set; `is_guess`: its type was left open.
 fn read_dataset(
-    spec: &DatasetSpec,
-    rows: Rows,
+    (spec, is_guess): (&DatasetSpec, bool),
+    (rows, mut known): (Rows, HashSet<String>),
     encoder: &dyn RowDocuments,
     options: &PrepareOptions,
     (gathering, summary): (&mut Gathering, &mut DatasetSummary),
@@ -361,12 +370,20 @@ fn read_dataset(
         let mut noticed = Noticed::default();
         let form = if rows::is_columnar(&row.place.file) { RowForm::Columnar } else { RowForm::Text };
         let fields = row.fields.as_ref().map_err(Clone::clone);
-        let documents = fields.and_then(|fields| encoder.documents(fields, form, &limits, &mut noticed));
+        let documents = fields.and_then(|fields| {
+            if is_guess {
+                check_text(fields, &spec.kind)?;
+            }
+            encoder.documents(fields, form, &limits, &mut noticed)
+        });
         Outcome { documents, noticed }
     };
     let go_on = || if stop() { Err(DataError::Stopped) } else { Ok(()) };
     in_order(rows, options.workers, &go_on, &encode, &mut |row, outcome| {
         go_on()?;
+        if let Ok(fields) = &row.fields {
+            late(fields, &spec.kind, &mut known, &mut summary.late);
+        }
         if truncation != Truncation::Split {
             outcome.noticed.length.into_iter().for_each(|length| summary.count_length(length, longest));
         }
@@ -382,6 +399,19 @@ fn read_dataset(
         }
         Ok(())
     })
+}
+
+/// Errors: a row holds messages where those before it hold text.
+fn check_text(row: &Map<String, Value>, kind: &DatasetKind) -> Result<(), RowError> {
+    let DatasetKind::Text { field } = kind else { return Ok(()) };
+    match row.get(field).is_some_and(is_talk) {
+        false => Ok(()),
+        true => {
+            let problem =
+                format!("column `{field}` holds messages, in other rows text: `type: text` trains on their source");
+            Err(RowError::new(RowReason::WrongType, problem))
+        }
+    }
 }
 
 fn check_vocabulary(documents: &[Document], row: &Row, vocab_size: usize) -> Result<(), DataError> {

@@ -26,6 +26,8 @@ pub enum Remark {
     Images,
     /// The objects of a row without a word for any.
     Objects,
+    /// The system prompt of a row's own column, whose messages begin with another.
+    System,
     /// A field of a message that changes nothing.
     Field(String),
 }
@@ -115,6 +117,10 @@ fn line(remark: &Remark, count: usize) -> String {
         }
         Remark::Objects => format!(
             "the objects of {} are not read: no `<bbox>` or `<ref-object>` stands in the messages",
+            several(count, "row")
+        ),
+        Remark::System => format!(
+            "the system prompts of {} are not read: their messages begin with one of their own",
             several(count, "row")
         ),
         Remark::Field(name) => format!("`{name}`"),

@@ -44,6 +44,8 @@ pub struct DatasetSummary {
     pub unused: Vec<String>,
     /// Columns that are read where they are there, and that none of the first rows has.
     pub absent: Vec<String>,
+    /// Columns that look like data, that only later rows fill, and that are not read.
+    pub late: Vec<String>,
     pub writing: Writing,
     /// The files of the set.
     #[serde(skip)]
@@ -189,6 +191,8 @@ impl DatasetSummary {
         self.doubled_bos += other.doubled_bos;
         other.lengths.iter().for_each(|(length, rows)| *self.lengths.entry(*length).or_default() += rows);
         self.over += other.over;
+        let new: Vec<String> = other.late.iter().filter(|name| !self.late.contains(name)).cloned().collect();
+        self.late.extend(new);
         self.remarks.extend(&other.remarks);
         self.preference.add(&other.preference);
     }
@@ -348,6 +352,10 @@ impl Summary {
         if !of.absent.is_empty() {
             let names = of.absent.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
             writeln!(f, "  the first rows have no column {}, which the options name", shown(names))?;
+        }
+        if !of.late.is_empty() {
+            let names = of.late.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+            writeln!(f, "  columns that only later rows fill, and that are not used: {}", shown(names))?;
         }
         if of.files.len() > 1 {
             writeln!(f, "  read from {} files", of.files.len())?;

@@ -27,6 +27,13 @@ pub(crate) fn optional_text<'a>(row: &'a Map<String, Value>, name: &str) -> Resu
     }
 }
 
+/// The name of an optional column in a row: the given one, else the first of the usual names that the row fills.
+pub(crate) fn optional<'a>(row: &Map<String, Value>, given: Option<&'a str>, usual: &[&'a str]) -> Option<&'a str> {
+    let is_filled =
+        |value: &Value| !value.is_null() && *value != "" && value.as_array().is_none_or(|list| !list.is_empty());
+    given.or_else(|| usual.iter().copied().find(|name| row.get(*name).is_some_and(is_filled)))
+}
+
 pub(crate) fn wrong(name: &str, expected: &str, found: &Value) -> RowError {
     RowError::new(RowReason::WrongType, format!("column `{name}`: expected {expected}, found {}", kind(found)))
 }

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use serde_json::{Map, Value};
 
 use super::calls::tools;
-use super::columns::{required, wrong};
+use super::columns::{optional, required, wrong};
+use super::detect::{SYSTEM, TOOLS};
 use super::json_text::{as_list, list, opened, parsed};
 use super::message::messages;
 use super::padding;
@@ -37,6 +38,8 @@ pub struct ConversationColumns {
     pub tools: Option<String>,
     /// Our name of a message's property (`role`, `content`, …) to the dataset's name.
     pub properties: BTreeMap<String, String>,
+    /// Columns that are not named are read by their usual names, in each row that fills them.
+    pub is_open: bool,
 }
 
 pub(super) struct ConversationRows {
@@ -109,8 +112,9 @@ impl ConversationRows {
             Some(name) => Some(self.listed(name, required(row, name)?, Some("assistant"))?),
             None => None,
         };
-        let tools_value = self.columns.tools.as_ref().and_then(|name| row.get(name));
-        let tools = self.columns.tools.as_ref().map(|name| tools(name, tools_value)).transpose()?.flatten();
+        let tools_name = self.optional(row, self.columns.tools.as_deref(), &TOOLS);
+        let tools_value = tools_name.and_then(|name| row.get(name));
+        let tools = tools_name.map(|name| tools(name, tools_value)).transpose()?.flatten();
         let is_padded = form == RowForm::Columnar;
         let shows = padding::shows(&prompt.list, tools.as_ref())
             || completion.as_ref().is_some_and(|of| padding::shows(&of.list, tools.as_ref()));
@@ -138,14 +142,25 @@ impl ConversationRows {
             all.extend(read(completion)?);
         }
         if let Some(system) = self.system(row)? {
-            all.insert(0, system);
+            match all.first().filter(|first| ["system", "developer"].contains(&first.role())) {
+                None => all.insert(0, system),
+                Some(first) => {
+                    let is_same = first.fields.get("content") == system.fields.get("content");
+                    remarks.add(Remark::System, usize::from(!is_same));
+                }
+            }
         }
         Ok((all, tools))
     }
 
+    /// The name of a column that a row may have.
+    fn optional<'a>(&'a self, row: &Map<String, Value>, given: Option<&'a str>, usual: &[&'a str]) -> Option<&'a str> {
+        optional(row, given, if self.columns.is_open { usual } else { &[] })
+    }
+
     /// The system prompt of the row's own column: a text, or a message.
     fn system(&self, row: &Map<String, Value>) -> Result<Option<Message>, RowError> {
-        let Some(name) = &self.columns.system else { return Ok(None) };
+        let Some(name) = self.optional(row, self.columns.system.as_deref(), &SYSTEM) else { return Ok(None) };
         match row.get(name) {
             None | Some(Value::Null) => Ok(None),
             Some(Value::String(text)) if text.is_empty() => Ok(None),

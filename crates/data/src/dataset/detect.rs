@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value};
 
-use super::json_text::{as_list, opened, parsed};
+use super::json_text::{as_list, is_broken, opened, parsed};
 use super::message::PAIRS as TURNS;
 use super::{ConversationColumns, DatasetKind, InstructionColumns, SystemPrompt};
 use crate::preference::{Found, PreferenceColumns, Purpose, UnpairedColumns, found_pair, found_unpaired};
@@ -31,12 +31,18 @@ pub(crate) const MESSAGES: [&str; 8] =
 /// Columns of a system prompt.
 pub(crate) const SYSTEM: [&str; 4] = ["system", "system_prompt", "systemInstruction", "system_instruction"];
 
+/// The usual columns of the definitions of functions.
+pub(crate) const TOOLS: [&str; 2] = ["tools", "functions"];
+
+/// Columns of the input of an instruction.
+pub(super) const INPUTS: [&str; 2] = ["input", "context"];
+
 /// The column of a prompt, and those of its completion.
 const PROMPT: &str = "prompt";
 const COMPLETIONS: &[&str] = &["completion", "response", "output", "answer"];
 
 /// The column of the turns before a task.
-const HISTORY: &str = "history";
+pub(super) const HISTORY: &str = "history";
 
 /// A task and the names under which its answer is found.
 const PAIRS: [(&str, &[&str]); 6] = [
@@ -77,6 +83,13 @@ impl<'a> Columns<'a> {
 
     pub(crate) fn is_text(&self, name: &str) -> bool {
         self.all(name, Value::is_string)
+    }
+
+    /// Returns true if more than half of the values of a column are of the wanted kind: the rows of others are refused one by
+    /// one, as they are read.
+    fn mostly(&self, name: &str, is: impl Fn(&Value) -> bool) -> bool {
+        let (are, count) = self.values(name).fold((0, 0), |(are, all), value| (are + usize::from(is(value)), all + 1));
+        2 * are > count
     }
 
     fn names(&self) -> Vec<&'a str> {
@@ -173,6 +186,17 @@ pub(crate) fn detect(rows: &[&Map<String, Value>], hints: &AutoColumns, purpose:
         return Err(refused);
     }
     if let Some(DatasetKind::Text { field }) = text(&columns, hints).map(|found| found.kind)
+        && hints.text.is_empty()
+        && let Some(row) = rows.iter().position(|row| row.get(&field).is_some_and(is_talk))
+    {
+        let problem =
+            format!("column `{field}` holds messages in some rows (such as row {}), and text in others", row + 1);
+        let hint = format!(
+            "write them alike, or set `type: text` with `text_field: {field}` to train on the source of the messages"
+        );
+        return Err((problem, hint));
+    }
+    if let Some(DatasetKind::Text { field }) = text(&columns, hints).map(|found| found.kind)
         && columns.all(&field, |value| value.as_str().is_some_and(is_json))
     {
         let problem = format!("column `{field}` holds JSON, whose source would be trained as text");
@@ -220,16 +244,14 @@ fn is_json(text: &str) -> bool {
     parsed(text).is_some() || (lines.peek().is_some() && lines.all(|line| parsed(line).is_some()))
 }
 
+/// True for messages as a text of JSON, well formed or not.
+pub(crate) fn is_talk(value: &Value) -> bool {
+    let is_list = as_list(value).is_some_and(|list| !list.is_empty());
+    is_broken(value) || (is_list && (is_dialogue(value, &["role"]) || is_dialogue(value, &["from"])))
+}
+
 /// Messages as a text in the notation of a programming language.
 fn no_json(columns: &Columns<'_>) -> Option<Refused> {
-    let is_broken = |value: &Value| {
-        let text = value.as_str().map_or("", str::trim_start);
-        let names_roles = ["role", "from"].iter().any(|key| {
-            let quoted = |mark: char| text.contains(&format!("{mark}{key}{mark}:"));
-            quoted('\'') || quoted('"')
-        });
-        text.starts_with(['[', '{']) && names_roles && as_list(value).is_none()
-    };
     let name = columns.names().into_iter().find(|name| columns.all(name, is_broken))?;
     let hint = "write the column as JSON: `json.dumps` in Python does it";
     Some((format!("column `{name}` holds messages as a text that is not valid JSON"), hint.to_owned()))
@@ -259,7 +281,7 @@ fn form_of(columns: &Columns<'_>, name: &str, hints: &ConversationColumns) -> Op
     let theirs = |ours: &str| hints.properties.get(ours).map_or(ours.to_owned(), Clone::clone);
     let (role, content) = (theirs("role"), theirs("content"));
     let is_there = columns.values(name).any(|value| as_list(value).is_some_and(|list| !list.is_empty()));
-    let has = |keys: &[&str]| is_there && columns.all(name, |value| is_dialogue(value, keys));
+    let has = |keys: &[&str]| is_there && columns.mostly(name, |value| is_dialogue(value, keys));
     let form = if has(&["from", "value"]) || has(&["from", "content"]) {
         "ShareGPT form"
     } else if has(&[&role, "parts"]) {
@@ -275,11 +297,10 @@ fn form_of(columns: &Columns<'_>, name: &str, hints: &ConversationColumns) -> Op
     Some(format!("{form}{as_text}"))
 }
 
-/// Returns true if the first message of a value of a column, or with `at_end` the last, has one of the roles `names`.
-fn speaks(columns: &Columns<'_>, name: &str, role: &str, names: &[&str], at_end: bool) -> bool {
+/// Returns true if the last message of a value of a column has one of the roles `names`.
+fn ends_with(columns: &Columns<'_>, name: &str, role: &str, names: &[&str]) -> bool {
     columns.values(name).filter_map(as_list).any(|list| {
-        let message = if at_end { list.last() } else { list.first() };
-        let message = message.map(opened);
+        let message = list.last().map(opened);
         let of = |key: &str| message.as_ref().and_then(|message| message.get(key)).and_then(Value::as_str);
         [of(role), of("from")].into_iter().flatten().any(|role| names.contains(&role))
     })
@@ -298,7 +319,7 @@ fn conversation(columns: &Columns<'_>, hints: &ConversationColumns) -> Option<De
         completion = is_part(task).then(|| columns.first_of(names, answers)).flatten();
         completion.map(|_| task)
     };
-    let answers = |name: &str| speaks(columns, name, role, &["assistant", "gpt", "model"], true);
+    let answers = |name: &str| ends_with(columns, name, role, &["assistant", "gpt", "model"]);
     let any = || {
         let is_talk = |name: &&str| *name != HISTORY && form_of(name).is_some() && (*name != PROMPT || answers(name));
         columns.names().into_iter().find(is_talk)
@@ -316,12 +337,11 @@ fn conversation(columns: &Columns<'_>, hints: &ConversationColumns) -> Option<De
         completion = columns.first_of(COMPLETIONS, is_answer);
     }
     let form = form_of(name).or_else(|| completion.and_then(form_of))?;
-    let opens_with_system = speaks(columns, name, role, &["system", "developer"], false);
     let is_prompt = |value: &Value| value.is_string() || value.is_object();
-    let system = SYSTEM.into_iter().find(|name| columns.all(name, is_prompt) && !opens_with_system);
+    let system = SYSTEM.into_iter().find(|name| columns.all(name, is_prompt));
     let is_tools = |value: &Value| value.is_array() || value.is_string() || value.is_object();
     let is_any = |value: &Value| as_list(value).is_none_or(|list| !list.is_empty());
-    let tools = ["tools", "functions"].into_iter().filter(|name| columns.all(name, is_tools));
+    let tools = TOOLS.into_iter().filter(|name| columns.all(name, is_tools));
     let tools = tools.max_by_key(|name| (columns.values(name).any(is_any), *name == "tools"));
     let found = ConversationColumns {
         messages: name.to_owned(),
@@ -329,6 +349,7 @@ fn conversation(columns: &Columns<'_>, hints: &ConversationColumns) -> Option<De
         system: hints.system.clone().or(system.map(str::to_owned)),
         tools: hints.tools.clone().or(tools.map(str::to_owned)),
         properties: hints.properties.clone(),
+        is_open: true,
     };
     let mut words = match &found.completion {
         Some(completion) => format!("prompt and completion ({form}) in `{name}` and `{completion}`"),
@@ -355,8 +376,7 @@ fn instruction(columns: &Columns<'_>, hints: &InstructionColumns) -> Option<Dete
     let is_other = |name: &&str| *name != task && *name != answer;
     // What a prompt format has no place for is not read.
     let has_place = |name: &str| hints.prompt_format.as_ref().is_none_or(|format| format.contains(name));
-    let input =
-        ["input", "context"].into_iter().filter(is_other).find(|name| columns.is_text(name) && has_place("{input}"));
+    let input = INPUTS.into_iter().filter(is_other).find(|name| columns.is_text(name) && has_place("{input}"));
     let system = SYSTEM.into_iter().find(|name| columns.is_text(name) && has_place("{system}"));
     // A prompt format has no place for earlier turns.
     let is_history = |value: &Value| *value == "" || as_list(value).is_some();
@@ -370,6 +390,7 @@ fn instruction(columns: &Columns<'_>, hints: &InstructionColumns) -> Option<Dete
             (SystemPrompt::None, Some(name)) => SystemPrompt::Field(name.to_owned()),
             (given, _) => given.clone(),
         },
+        is_open: true,
         ..hints.clone()
     };
     let form = match task.as_str() {
@@ -515,6 +536,26 @@ mod tests {
                 "{refused:?}"
             );
         }
+    }
+
+    #[test]
+    fn rows_of_another_form_do_not_make_messages_a_text() {
+        let message = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "a"}]);
+        let of = |values: &[Value], name: &str| {
+            let rows: Vec<Map<String, Value>> =
+                values.iter().map(|value| Map::from_iter([(name.to_owned(), value.clone())])).collect();
+            detect(&rows.iter().collect::<Vec<_>>(), &AutoColumns::default(), Purpose::Documents)
+        };
+        let text = Value::from(message.to_string());
+        for other in [json!(""), json!("null"), json!("[{'role': 'user'}]"), json!(text.as_str().unwrap()[..20])] {
+            let found = of(&[text.clone(), other.clone(), text.clone()], "messages").unwrap();
+            assert_eq!(found.words, "conversation (OpenAI form, as JSON text) in `messages`", "{other}");
+            let (problem, _) = of(&[text.clone(), other, json!("b c"), json!("d e")], "text").unwrap_err();
+            assert!(problem.contains("holds messages in some rows (such as row 1), and text in others"), "{problem}");
+        }
+        let holes = of(&[message.clone(), json!([message[0], null]), message.clone()], "messages").unwrap();
+        assert_eq!(holes.words, "conversation (OpenAI form) in `messages`");
+        assert_eq!(of(&[json!("a b"), json!("[1, 2]")], "text").unwrap().words, "text in `text`");
     }
 
     #[test]

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::columns::{optional_text, text, wrong};
+use super::columns::{optional, optional_text, text, wrong};
+use super::detect::{HISTORY, INPUTS, SYSTEM};
 use super::json_text::{list, parsed};
 use super::message::messages;
 use super::{EncodeRow, RowForm, columns};
@@ -42,6 +43,23 @@ pub struct InstructionColumns {
     pub prompt_format: Option<String>,
     /// Takes the place of `prompt_format` where a row has no input.
     pub prompt_format_no_input: Option<String>,
+    /// Columns that are not named are read by their usual names, in each row that fills them.
+    pub is_open: bool,
+}
+
+impl InstructionColumns {
+    /// The usual names of the columns of an input, earlier turns and a system prompt, where these are read unnamed.
+    pub(super) fn usual(&self) -> [&'static [&'static str]; 3] {
+        let has_place = |name: &str| self.prompt_format.as_ref().is_none_or(|format| format.contains(name));
+        let is_task = self.instruction == "instruction" && self.input.is_none();
+        let inputs = self.is_open && is_task && has_place("{input}");
+        let systems = self.is_open && self.system == SystemPrompt::None && has_place("{system}");
+        [
+            if inputs { &INPUTS } else { &[] },
+            if self.is_open && self.prompt_format.is_none() { &[HISTORY] } else { &[] },
+            if systems { &SYSTEM } else { &[] },
+        ]
+    }
 }
 
 /// The way in which the text of a row is made.
@@ -186,17 +204,22 @@ fn fill(format: &str, parts: &Parts<'_>) -> (String, usize, String) {
 
 impl EncodeRow for InstructionRows {
     fn encode(&self, row: &Map<String, Value>, _: RowForm, remarks: &mut Remarks) -> Result<Document, RowError> {
+        let [inputs, histories, systems] = self.columns.usual();
+        let own = [self.columns.instruction.as_str(), &self.columns.output];
+        let given = |name: Option<&str>| match name {
+            Some(name) => Ok(optional_text(row, name)?.unwrap_or("")),
+            None => Ok(""),
+        };
         let system = match &self.columns.system {
-            SystemPrompt::None => "",
+            SystemPrompt::None => given(optional(row, None, systems).filter(|name| !own.contains(name)))?,
             SystemPrompt::Fixed(prompt) => prompt,
+            SystemPrompt::Field(name) if self.columns.is_open => given(Some(name))?,
             SystemPrompt::Field(name) => {
                 columns::required(row, name).and_then(|_| optional_text(row, name))?.unwrap_or("")
             }
         };
-        let input = match &self.columns.input {
-            Some(name) => optional_text(row, name)?.unwrap_or(""),
-            None => "",
-        };
+        let input = optional(row, self.columns.input.as_deref(), inputs).filter(|name| !own.contains(name));
+        let input = given(input)?;
         let parts = Parts {
             system,
             instruction: text(row, &self.columns.instruction)?,
@@ -215,7 +238,8 @@ impl EncodeRow for InstructionRows {
         }
         match &self.form {
             Form::Chat(encoder) => {
-                let turns = self.columns.history.as_ref().map(|name| history(name, row)).transpose()?;
+                let name = optional(row, self.columns.history.as_deref(), histories);
+                let turns = name.map(|name| history(name, row)).transpose()?;
                 self.chat(encoder, &parts, turns.unwrap_or_default(), remarks)
             }
             Form::Format(_, Some(without)) if parts.input.is_empty() => self.format(without, &parts),

@@ -21,6 +21,16 @@ pub(crate) fn parsed(text: &str) -> Option<Value> {
     serde_json::from_str(trimmed).ok()
 }
 
+/// True for messages as a text in the notation of a programming language, or cut off.
+pub(crate) fn is_broken(value: &Value) -> bool {
+    let text = value.as_str().map_or("", str::trim_start);
+    let names_roles = ["role", "from"].iter().any(|key| {
+        let quoted = |mark: char| text.contains(&format!("{mark}{key}{mark}:"));
+        quoted('\'') || quoted('"')
+    });
+    text.starts_with(['[', '{']) && names_roles && as_list(value).is_none()
+}
+
 /// A value, or the list or object that it holds as a text of JSON. Other texts stay as they are.
 pub(crate) fn opened(value: &Value) -> Cow<'_, Value> {
     match value.as_str().and_then(parsed) {

@@ -36,17 +36,17 @@ use crate::tokenizer::Tokenizer;
 
 pub(crate) use calls::object_of;
 pub use calls::tools;
-pub(crate) use columns::{optional_text, required, wrong};
+pub(crate) use columns::{optional, optional_text, required, wrong};
 pub use conversation::ConversationColumns;
 pub(crate) use conversation::IMAGES;
 pub use detect::AutoColumns;
-pub(crate) use detect::{Columns, MESSAGES, Refused, SAMPLE, SYSTEM, detect};
+pub(crate) use detect::{Columns, MESSAGES, Refused, SAMPLE, SYSTEM, TOOLS, detect, is_talk};
 pub(crate) use instruction::history;
 pub use instruction::{InstructionColumns, SystemPrompt};
-pub(crate) use json_text::{as_list, opened, parsed};
+pub(crate) use json_text::{as_list, is_broken, opened, parsed};
 pub(crate) use message::REASONING;
 pub use message::messages;
-pub(crate) use unused::{absent, unused};
+pub(crate) use unused::{absent, filled, late, unused};
 
 /// One dataset: where it is, what its rows mean, how many of them are used.
 #[derive(Clone, Debug)]

@@ -49,12 +49,21 @@ fn has_foreign_null(call: &Value, tools: &[Value]) -> bool {
     arguments.iter().any(|(name, value)| value.is_null() && known.get(name).is_none_or(Value::is_null))
 }
 
-/// A value without the nulls of the objects in it; those of lists stay, for a list has no padding.
+/// Fields that are there although nothing is in them: a call without arguments, a function without parameters.
+const EMPTY: [&str; 3] = ["arguments", "parameters", "properties"];
+
+/// A value without the nulls of the objects in it, and without objects of nothing else; those of lists stay, for a list has no
+/// padding.
 pub(crate) fn stripped(value: &Value) -> Value {
+    let is_bare = |value: &Value| value.as_object().is_some_and(Map::is_empty);
     match value {
         Value::Object(fields) => {
             let fields = fields.iter().filter(|(_, value)| !value.is_null());
-            Value::Object(fields.map(|(name, value)| (name.clone(), stripped(value))).collect::<Map<_, _>>())
+            let fields = fields.map(|(name, value)| (name, value, stripped(value)));
+            let is_kept = |(name, value, stripped): &(&String, &Value, Value)| {
+                !is_bare(stripped) || is_bare(value) || EMPTY.contains(&name.as_str())
+            };
+            Value::Object(fields.filter(is_kept).map(|(name, _, stripped)| (name.clone(), stripped)).collect())
         }
         Value::Array(list) => Value::Array(list.iter().map(stripped).collect()),
         other => other.clone(),
@@ -104,7 +113,9 @@ mod tests {
     #[test]
     fn stripping_keeps_what_lists_hold() {
         let value = json!({"a": null, "b": [{"c": null, "d": 1}, null], "e": {"f": {"g": null}}});
-        assert_eq!(stripped(&value), json!({"b": [{"d": 1}, null], "e": {"f": {}}}));
+        assert_eq!(stripped(&value), json!({"b": [{"d": 1}, null]}));
+        let padded = json!({"function": {"name": "f", "arguments": {"a": {"b": null}, "c": null}}, "d": {}});
+        assert_eq!(stripped(&padded), json!({"function": {"name": "f", "arguments": {}}, "d": {}}));
         assert_eq!(null_arguments(&call(json!({"a": null, "b": 1, "c": null}))), 2);
     }
 }

@@ -1,7 +1,10 @@
 //! Columns of a set that look like data and are not read.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value};
 
+use super::detect::{SYSTEM, TOOLS};
 use super::{DatasetKind, SystemPrompt};
 
 /// Largest number of columns that are named.
@@ -20,6 +23,21 @@ pub(crate) fn unused(rows: &[&Map<String, Value>], kind: &DatasetKind) -> Vec<St
     }
     found.sort();
     found
+}
+
+/// The names of the columns that some rows fill.
+pub(crate) fn filled(rows: &[&Map<String, Value>]) -> HashSet<String> {
+    rows.iter().flat_map(|row| row.iter()).filter(|(_, value)| !value.is_null()).map(|(name, _)| name.clone()).collect()
+}
+
+/// Adds the columns of a row that look like data, that the type does not read and that no earlier row fills: `known` has those.
+pub(crate) fn late(row: &Map<String, Value>, kind: &DatasetKind, known: &mut HashSet<String>, found: &mut Vec<String>) {
+    for (name, value) in row {
+        let is_new = found.len() < MOST && looks_like_data(value) && !known.contains(name);
+        if is_new && known.insert(name.clone()) && !used(kind).contains(&name.as_str()) {
+            found.push(name.clone());
+        }
+    }
 }
 
 /// Columns whose values are data however short they are.
@@ -64,10 +82,15 @@ fn used(kind: &DatasetKind) -> Vec<&str> {
                 SystemPrompt::Field(name) => Some(name),
                 SystemPrompt::None | SystemPrompt::Fixed(_) => None,
             };
-            (vec![of.instruction.as_str(), &of.output], vec![of.input.as_ref(), of.history.as_ref(), system])
+            let own = [of.instruction.as_str(), &of.output];
+            let own = own.into_iter().chain(of.usual().into_iter().flatten().copied()).collect();
+            (own, vec![of.input.as_ref(), of.history.as_ref(), system])
         }
         DatasetKind::Conversation(of) => {
-            (vec![of.messages.as_str()], vec![of.completion.as_ref(), of.system.as_ref(), of.tools.as_ref()])
+            let usual = SYSTEM.iter().filter(|_| of.is_open && of.system.is_none());
+            let usual = usual.chain(TOOLS.iter().filter(|_| of.is_open && of.tools.is_none()));
+            let own = [of.messages.as_str()].into_iter().chain(usual.copied()).collect();
+            (own, vec![of.completion.as_ref(), of.system.as_ref(), of.tools.as_ref()])
         }
         DatasetKind::Preference(of) => return of.names(),
         DatasetKind::Unpaired(of) => return of.names(),

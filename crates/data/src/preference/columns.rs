@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::reading::verdict;
-use crate::dataset::{Columns, MESSAGES, Refused, SYSTEM, as_list, opened};
+use crate::dataset::{Columns, MESSAGES, Refused, SYSTEM, TOOLS, as_list, opened, optional};
 
 /// The columns of what is asked. Open until the rows are seen.
 #[derive(Clone, Debug, Default)]
@@ -55,7 +55,15 @@ impl Question {
     /// The columns that are read.
     fn names(&self) -> impl Iterator<Item = &str> {
         let own = [&self.prompt, &self.input, &self.history, &self.system, &self.tools];
-        own.into_iter().flatten().map(String::as_str).chain([VARIABLES])
+        let usual = SYSTEM.iter().filter(|_| self.is_chat && self.system.is_none());
+        let usual = usual.chain(TOOLS.iter().filter(|_| self.is_chat && self.tools.is_none()));
+        own.into_iter().flatten().map(String::as_str).chain(usual.copied()).chain([VARIABLES])
+    }
+
+    /// The names of the columns of a system prompt and of tools in a row: those that were found, else the usual ones.
+    pub(super) fn of_row(&self, row: &Map<String, Value>) -> [Option<&str>; 2] {
+        let usual = |names: &'static [&'static str]| if self.is_chat { names } else { &[] };
+        [optional(row, self.system.as_deref(), usual(&SYSTEM)), optional(row, self.tools.as_deref(), usual(&TOOLS))]
     }
 }
 
@@ -297,7 +305,7 @@ fn question(columns: &Columns<'_>, hints: &Question, own: &[&str], is_whole: boo
     let history = (is_turn && columns.all("history", is_history)).then(|| "history".to_owned());
     let system = SYSTEM.into_iter().find(|name| is_free(name) && columns.all(name, Value::is_string));
     let is_tools = |value: &Value| value.is_array() || value.is_string() || value.is_object();
-    let tools = ["tools", "functions"].into_iter().find(|name| columns.all(name, is_tools));
+    let tools = TOOLS.into_iter().find(|name| columns.all(name, is_tools));
     let system = hints.system.clone().or(system.map(str::to_owned));
     let found = Question {
         is_chat: talks || is_turn || is_whole || system.is_some() || history.is_some(),

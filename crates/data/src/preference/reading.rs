@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::columns::{PreferenceColumns, Question, UnpairedColumns, VARIABLES, messages_in};
 use super::text::{common, prompt_of};
 use super::{PreferenceCounts, Split};
-use crate::dataset::{RowForm, history, messages, optional_text, padding, parsed, required, tools, wrong};
+use crate::dataset::{RowForm, history, is_broken, messages, optional_text, padding, parsed, required, tools, wrong};
 use crate::error::{RowError, RowReason};
 use crate::remarks::{Remark, Remarks};
 use crate::spans::Message;
@@ -110,6 +110,10 @@ impl RowReader<'_> {
         match value {
             Value::String(text) => Ok(match messages_in(value).filter(|list| !list.is_empty() && holds(list)) {
                 Some(list) => Raw::List { list: Cow::Owned(list), in_text: true },
+                None if is_broken(value) => {
+                    let problem = format!("column `{name}` holds messages as a text that is not valid JSON");
+                    return Err(RowError::new(RowReason::WrongType, problem));
+                }
                 None => Raw::Text(text),
             }),
             Value::Array(list) => Ok(Raw::List { list: Cow::Borrowed(list), in_text: false }),
@@ -131,8 +135,9 @@ impl RowReader<'_> {
         for name in answers {
             sides.push((name, Self::raw(name, required(row, name)?)?));
         }
-        let tools_value = question.tools.as_ref().and_then(|name| row.get(name));
-        let tools = question.tools.as_ref().map(|name| tools(name, tools_value)).transpose()?.flatten();
+        let [_, tools_name] = question.of_row(row);
+        let tools_value = tools_name.and_then(|name| row.get(name));
+        let tools = tools_name.map(|name| tools(name, tools_value)).transpose()?.flatten();
         let lists = prompt.iter().chain(&sides).filter_map(|(_, raw)| match raw {
             Raw::List { list, .. } => Some(list),
             Raw::Text(_) => None,
@@ -274,7 +279,7 @@ impl RowReader<'_> {
 
     /// The system prompt of the row's own column.
     fn system(&self, question: &Question) -> Result<Option<Message>, RowError> {
-        let Some(name) = &question.system else { return Ok(None) };
+        let [Some(name), _] = question.of_row(self.row) else { return Ok(None) };
         let text = optional_text(self.row, name)?.filter(|text| !text.is_empty());
         Ok(text.map(|text| Message::new("system", text)))
     }

@@ -63,4 +63,5 @@ def main():
                 print(f"{ratio} share_prompts={share}: {pairs:.2f} pairs/s, {tokens:.0f} tokens/s, MFU {mfu:.3f}", flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import surogate
 from recorded_preferences import DEVICE, MODELS, batch_of, run_of, side
+from surogate.cli.commands import main
 from surogate.errors import ConfigError
 
 
@@ -275,3 +276,20 @@ def test_the_example_puts_held_out_pairs_in_order(tmp_path):
     evaluation = trainer.evaluate()
     assert evaluation["rewards/accuracies"] >= 0.8
     assert evaluation["loss"] < 0.4
+
+
+def test_the_plan_counts_the_forward_passes_of_the_reference(text_run, tmp_path, capsys):
+    def estimate(**more):
+        path = tmp_path / "plan.yaml"
+        path.write_text(json.dumps({**text_run, **more}))
+        assert main(["plan", str(path), "--machine", "h200", "--json"]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        return plan["estimate"] | {"micro_steps": plan["micro_steps"]}
+
+    dpo, free, known = estimate(), estimate(reference_free=True), estimate(precompute_ref_log_probs=True)
+    assert free["passes_seconds"] == known["passes_seconds"] == 0
+    assert 0 < dpo["passes_seconds"] < dpo["micro_step_seconds"]
+    added = dpo["step_seconds"] - known["step_seconds"]
+    assert added == pytest.approx(dpo["micro_steps"] * dpo["passes_seconds"], rel=0.05)
+    kto = estimate(task="kto")
+    assert kto["passes_seconds"] > 2 * estimate(task="kto", loss_type="apo_zero_unpaired")["passes_seconds"] > 0

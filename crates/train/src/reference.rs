@@ -49,10 +49,25 @@ pub(crate) fn choose(config: &Config, source: &ModelSource) -> Result<Option<Ref
 }
 
 /// The forward pass of the model without its adapter, or of another model.
-const REFERENCE: &str = "reference";
+pub(crate) const REFERENCE: &str = "reference";
 
 /// The forward pass of the model as it is, for answers that do not belong to their prompts.
-const POLICY: &str = "policy";
+pub(crate) const POLICY: &str = "policy";
+
+/// Forward passes of the reference and of the policy before each micro-step, in the mean.
+pub(crate) fn passes(config: &Config, reference: Option<&Reference>) -> f64 {
+    let of = &config.preferences;
+    let of_reference = match reference {
+        Some(_) if of.precompute_ref_log_probs => 0.0,
+        // Answers to the prompts of others, by the reference and by the policy.
+        Some(_) if config.task.purpose() == Purpose::Answers && of.estimates_divergence() => 3.0,
+        Some(_) => 1.0,
+        None => 0.0,
+    };
+    let iterations = config.reinforcement.num_iterations;
+    let samples_again = config.task.purpose() == Purpose::Prompts && iterations > 1;
+    of_reference + if samples_again { 1.0 / iterations as f64 } else { 0.0 }
+}
 
 /// The entries of a task: training first, which has what all of them report.
 pub(crate) fn entries(config: &Config, reference: Option<&Reference>) -> Vec<EntryOptions> {

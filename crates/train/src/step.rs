@@ -291,7 +291,11 @@ impl Trainer {
         }
         let program = self.engine.as_ref()?.program();
         let of_weights = (*self.flops.get_or_init(|| flops::of_weights(program)))?;
-        Some(tokens_per_second * (of_weights + flops::of_attention(&self.source, sequence_len)?))
+        let of_attention = flops::of_attention(&self.source, sequence_len)?;
+        // Of three passes over trained weights, or two over frozen ones, the reference takes one.
+        let passes = reference::passes(&self.config, self.plan.reference.as_ref());
+        let of_pass = of_weights / if self.config.lora.lora { 2.0 } else { 3.0 } + of_attention / 3.0;
+        Some(tokens_per_second * (of_weights + of_attention + passes * of_pass))
     }
 
     /// The FLOP/s that the device was measured to reach at most on the products of a micro-step, each in its type; None

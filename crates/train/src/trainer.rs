@@ -317,7 +317,7 @@ impl Trainer {
     /// The shapes of the run's batches; `None` without data.
     pub(crate) fn shapes(&mut self) -> Result<Option<Shapes>> {
         if let (None, Some(feed)) = (&self.shapes, &self.feed) {
-            self.shapes = Some(Shapes::of_feed(&self.config, feed)?);
+            self.shapes = Some(Shapes::of_feed(&self.config, &self.plan, feed)?);
         }
         Ok(self.shapes.clone())
     }

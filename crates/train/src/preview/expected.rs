@@ -5,6 +5,7 @@
 use program::{Cause, EntryKind, Instruction, MemorySpace, Program, StreamId, TensorRef, Variant};
 
 use super::Shapes;
+use crate::reference::{POLICY, REFERENCE};
 
 /// A compiled run and what is known of its batches.
 pub(crate) struct Expected<'a> {
@@ -20,7 +21,9 @@ pub struct Estimate {
     /// One micro-step, forward and backward.
     pub micro_step_seconds: f64,
     pub update_seconds: f64,
-    /// All micro-steps of an optimizer step, and the update.
+    /// Forward passes of a reference or of the policy before a micro-step, in the mean.
+    pub passes_seconds: f64,
+    /// All of these in an optimizer step.
     pub step_seconds: f64,
     /// The same at the ceilings.
     pub ceiling_seconds: f64,
@@ -95,9 +98,11 @@ impl Expected<'_> {
         };
         let step_seconds = sum(&|of| of.seconds);
         let (times, batches) = self.shapes.evaluations;
+        let passes = self.shapes.passes * self.forward().seconds;
         Estimate {
             micro_step_seconds: micro_steps[0].1.seconds,
             update_seconds: update.seconds,
+            passes_seconds: passes,
             step_seconds,
             ceiling_seconds: sum(&|of| of.ceiling),
             tokens_per_second: self.shapes.tokens * (self.accumulation * replicas) as f64 / step_seconds,
@@ -107,7 +112,7 @@ impl Expected<'_> {
             between: sum(&|of| of.between),
             waiting: sum(&|of| of.waiting),
             run_seconds: self.shapes.steps.map(|steps| steps as f64 * step_seconds),
-            evaluation_seconds: (times * batches) as f64 * evaluate.seconds,
+            evaluation_seconds: (times * batches) as f64 * (evaluate.seconds + passes),
             above: std::array::from_fn(|cause| sum(&|of| of.above[cause])),
             host: self.host_estimate(),
         }
@@ -116,10 +121,20 @@ impl Expected<'_> {
     /// The kinds of micro-steps of a step, the first at the beginning, and how many there are of each.
     fn micro_steps(&self) -> Vec<(f64, program::Estimate)> {
         let of = |first: bool, last: bool| self.mean(|variant| self.program.micro_step(first, last, Some(variant)));
-        match self.accumulation {
+        let passes = (self.accumulation as f64 * self.shapes.passes, self.forward());
+        let mut all = match self.accumulation {
             1 => vec![(1.0, of(true, true))],
             several => vec![(1.0, of(true, false)), ((several - 2) as f64, of(false, false)), (1.0, of(false, true))],
-        }
+        };
+        all.push(passes);
+        all
+    }
+
+    /// A forward pass of the reference or of the policy; that of an evaluation where another program has it.
+    fn forward(&self) -> program::Estimate {
+        let named = |name: &str, variant: Variant| self.program.named(EntryKind::Forward, name, Some(variant));
+        let usual = |variant: Variant| self.program.entry(EntryKind::Evaluate, Some(variant));
+        self.mean(|variant| named(REFERENCE, variant).or(named(POLICY, variant)).or(usual(variant)))
     }
 
     pub(super) fn entry(&self, index: Option<usize>) -> program::Estimate {

@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::feed::{Feed, fixed_lengths};
 use crate::milestones::Milestones;
 use crate::plan::Plan;
+use crate::reference::passes;
 use crate::rollout::shared_shape;
 use crate::source::ModelSource;
 
@@ -39,6 +40,8 @@ pub struct Shapes {
     pub tokens: f64,
     /// The share of a row that attention sees, given its documents.
     pub seen: Seen,
+    /// Forward passes of a reference or of the policy before each micro-step, in the mean.
+    pub passes: f64,
     /// Optimizer steps, where they are known.
     pub steps: Option<u64>,
     /// Number of evaluations of the held-out data, and their batches.
@@ -61,11 +64,11 @@ impl Shapes {
 
     /// Exactly those of the run.
     fn of_data(config: &Config, plan: &Plan, encoded: &Encoded) -> Result<Shapes> {
-        Shapes::of_feed(config, &Feed::new(config, encoded.clone(), plan.sequence_len)?)
+        Shapes::of_feed(config, plan, &Feed::new(config, encoded.clone(), plan.sequence_len)?)
     }
 
     /// The shapes of data that are laid out in rows.
-    pub(crate) fn of_feed(config: &Config, feed: &Feed) -> Result<Shapes> {
+    pub(crate) fn of_feed(config: &Config, plan: &Plan, feed: &Feed) -> Result<Shapes> {
         let variants = feed.variants();
         let seen = feed.first_shapes()?;
         let count = |variant: &Variant| seen.lengths.iter().filter(|length| **length == variant.seq_len).count();
@@ -77,7 +80,8 @@ impl Shapes {
         let whole = variants.iter().all(|variant| variant.documents == Documents::Rows);
         let (tokens, seen) = (seen.tokens, if whole { Seen::default() } else { Seen(seen.seen) });
         let few = feed.note_on_steps(config);
-        Ok(Shapes { variants, shares, tokens, seen, steps: Some(steps), evaluations, few, assumed: None })
+        let passes = passes(config, plan.reference.as_ref());
+        Ok(Shapes { variants, shares, tokens, seen, passes, steps: Some(steps), evaluations, few, assumed: None })
     }
 
     /// Rows that are full to the last token: no run of these options has larger ones.
@@ -117,6 +121,7 @@ impl Shapes {
             } else {
                 1.0
             })),
+            passes: passes(config, plan.reference.as_ref()),
             steps: config.training.fixed_steps(),
             evaluations: (0, 0),
             few: None,

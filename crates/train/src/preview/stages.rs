@@ -270,6 +270,7 @@ impl Expected<'_> {
         let evaluate: f64 = evaluate.sum();
         let (times, batches) = self.shapes.evaluations;
         Estimate {
+            passes_seconds: 0.0,
             micro_step_seconds: busy(&all[slowest]),
             update_seconds,
             step_seconds,

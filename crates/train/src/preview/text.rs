@@ -109,6 +109,9 @@ impl Preview {
         let tokens = format!("per step, {:.0} tokens per second", of.tokens_per_second);
         let mut text =
             figure(&time(of.micro_step_seconds), "a micro-step") + &figure(&time(of.update_seconds), "the update");
+        if of.passes_seconds > 0.0 {
+            text += &figure(&time(of.passes_seconds), "forward passes of reference and policy before a micro-step");
+        }
         text += &figure(&time(of.step_seconds), &tokens);
         let sampling = self.sampling.iter().flat_map(Sampling::lines);
         text += &sampling.map(|(value, what)| figure(&value, &what)).collect::<String>();
@@ -200,6 +203,7 @@ impl Preview {
                 "above": Cause::ALL.iter().zip(of.above).map(above).collect::<Vec<Value>>(),
                 "micro_step_seconds": of.micro_step_seconds,
                 "update_seconds": of.update_seconds,
+                "passes_seconds": of.passes_seconds,
                 "step_seconds": of.step_seconds,
                 "ceiling_seconds": of.ceiling_seconds,
                 "tokens_per_second": of.tokens_per_second,

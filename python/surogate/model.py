@@ -332,8 +332,9 @@ class Model:
         `repetition_penalty`, `seed`, `stop`, `ignore_end_tokens`, `batch_size`, `max_pixels`, `min_pixels`. Defaults are those of the model's `generation_config.json`;
         without one, the most likely token each time.
         """
-        is_message = bool(prompt) and isinstance(prompt[0], dict) and not {"role", "from"}.isdisjoint(prompt[0])
-        alone = isinstance(prompt, (str, dict)) or is_message
+        alone = isinstance(prompt, (str, dict)) or (
+            bool(prompt) and isinstance(prompt[0], dict) and not {"role", "from"}.isdisjoint(prompt[0])
+        )
         prompts = [prompt] if alone else list(prompt)
         generation = self.start(prompts, **options)
         texts = [""] * len(prompts)

@@ -247,7 +247,7 @@ def test_an_answer_that_has_begun_is_continued(talkative, content):
     assert model.start([messages]).prompt_tokens(0) == len(expected)
     assert answers(model, [messages], max_new_tokens=6) == answers(model, [expected], max_new_tokens=6)
     # One with calls is complete.
-    called = [messages[0], {"role": "assistant", "content": "a", "tool_calls": [{"type": "function"}]}]
+    called = [messages[0], {"role": "assistant", "content": "a", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}]
     whole = tokenizer.encode("<s>Helloa</s> ", add_special_tokens=False)
     assert model.start([called]).prompt_tokens(0) == len(whole)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -117,11 +118,40 @@ def test_a_bad_row_does_not_make_messages_a_text(other, model, tmp_path, capsys)
     assert text.count("Hello") == 3 and "role" not in text, text
 
 
-def test_messages_after_many_texts_are_not_trained_as_their_source(model, tmp_path, capsys):
+def test_messages_among_texts_are_named(model, tmp_path, capsys):
     rows = [{"text": "Once upon a time"}] * FIRST + [{"text": json.dumps(TALK)}]
-    code, said, text = read(rows, model, tmp_path, capsys)
-    assert code == 0 and "dropped 1 row" in said and "holds messages, in other rows text" in said, said
-    assert "role" not in text, text
+    code, said, _ = read(rows, model, tmp_path, capsys)
+    assert code == 0 and "1 text are messages as JSON, whose source is trained as text" in said, said
+    code, said, _ = read(rows[-1:] + rows[:3], model, tmp_path, capsys)
+    assert code != 0 and "holds messages in some rows (such as row 1), and text in others" in said, said
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": TALK, "system": True},
+        {"messages": TALK, "tools": 3},
+        {"messages": TALK, "tools": ["hammer"]},
+        {"instruction": "Hi", "output": "a", "context": ["p", "q"]},
+        {"question": "Hi", "answer": "a", "history": "The patient has a cough"},
+    ],
+)
+@pytest.mark.parametrize("at", ["first", "later"])
+def test_usual_names_with_values_of_another_kind_are_not_read(row, at, model, tmp_path, capsys):
+    name = list(row)[-1]
+    plain = {key: value for key, value in row.items() if key != name}
+    rows = [row] * 3 if at == "first" else [plain] * FIRST + [row]
+    code, said, _ = read(rows, model, tmp_path, capsys)
+    assert code == 0 and re.search(rf"^ *{len(rows)} +{len(rows)} +0 ", said, re.M), said
+    if at == "later":
+        assert f"`{name}` of 1 row is not read: its value is of another kind" in said, said
+
+
+@pytest.mark.parametrize("answer", ['{"user": {"role": "admin"}}', '{"from": 1, "to": 2} because', '[INST] "role": x'])
+def test_answers_of_json_are_answers(answer, model, tmp_path, capsys):
+    rows = [{"prompt": "Write JSON:", "chosen": answer, "rejected": "no"}] * 3
+    code, said, _ = read(rows, model, tmp_path, capsys, task="dpo")
+    assert code == 0 and re.search("^ *3 +3 +0 ", said, re.M), said
 
 
 @pytest.mark.parametrize("target", ["/dev/zero", "pipe"])

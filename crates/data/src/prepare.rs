@@ -18,11 +18,12 @@ use crate::dataset::{
 };
 use crate::dialogue::DialogueOptions;
 use crate::document::{Document, Truncation};
-use crate::error::{DataError, RowError, RowReason, Stop, shown};
+use crate::error::{DataError, RowError, Stop, shown};
 use crate::gather::Gathering;
 use crate::image_texts::is_image;
 use crate::pipeline::in_order;
 use crate::preference::{self, PreferenceOptions, Purpose};
+use crate::remarks::Remark;
 use crate::rows::{self, Row, Rows};
 use crate::spread;
 use crate::summary::{DatasetSummary, Summary};
@@ -370,12 +371,10 @@ fn read_dataset(
         let mut noticed = Noticed::default();
         let form = if rows::is_columnar(&row.place.file) { RowForm::Columnar } else { RowForm::Text };
         let fields = row.fields.as_ref().map_err(Clone::clone);
-        let documents = fields.and_then(|fields| {
-            if is_guess {
-                check_text(fields, &spec.kind)?;
-            }
-            encoder.documents(fields, form, &limits, &mut noticed)
-        });
+        if let (true, Ok(fields), DatasetKind::Text { field }) = (is_guess, &fields, &spec.kind) {
+            noticed.remarks.add(Remark::Source, usize::from(fields.get(field).is_some_and(is_talk)));
+        }
+        let documents = fields.and_then(|fields| encoder.documents(fields, form, &limits, &mut noticed));
         Outcome { documents, noticed }
     };
     let go_on = || if stop() { Err(DataError::Stopped) } else { Ok(()) };
@@ -399,19 +398,6 @@ fn read_dataset(
         }
         Ok(())
     })
-}
-
-/// Errors: a row holds messages where those before it hold text.
-fn check_text(row: &Map<String, Value>, kind: &DatasetKind) -> Result<(), RowError> {
-    let DatasetKind::Text { field } = kind else { return Ok(()) };
-    match row.get(field).is_some_and(is_talk) {
-        false => Ok(()),
-        true => {
-            let problem =
-                format!("column `{field}` holds messages, in other rows text: `type: text` trains on their source");
-            Err(RowError::new(RowReason::WrongType, problem))
-        }
-    }
 }
 
 fn check_vocabulary(documents: &[Document], row: &Row, vocab_size: usize) -> Result<(), DataError> {

@@ -28,6 +28,10 @@ pub enum Remark {
     Objects,
     /// The system prompt of a row's own column, whose messages begin with another.
     System,
+    /// Messages as a text of JSON among texts.
+    Source,
+    /// An optional column by its usual name, of which a row holds a value of another kind.
+    Column(String),
     /// A field of a message that changes nothing.
     Field(String),
 }
@@ -123,6 +127,12 @@ fn line(remark: &Remark, count: usize) -> String {
             "the system prompts of {} are not read: their messages begin with one of their own",
             several(count, "row")
         ),
+        Remark::Source => {
+            format!("{} are messages as JSON, whose source is trained as text", several(count, "text"))
+        }
+        Remark::Column(name) => {
+            format!("`{name}` of {} is not read: its value is of another kind", several(count, "row"))
+        }
         Remark::Field(name) => format!("`{name}`"),
     }
 }

@@ -41,13 +41,15 @@ pub fn without_userinfo(text: &str) -> Cow<'_, str> {
     Cow::Borrowed(text)
 }
 
+fn is_secret(name: &str) -> bool {
+    SECRETS.iter().any(|secret| name.contains(secret)) || ["sig", "pwd", "pass", "auth"].contains(&name)
+}
+
 /// The parameters of an address with `***` for the values of those that are secret.
 fn without_values(query: &str) -> String {
     let shown = |parameter: &str| match parameter.split_once('=') {
-        Some((name, _)) if SECRETS.iter().any(|secret| name.to_ascii_lowercase().contains(secret)) => {
-            format!("{name}={HIDDEN}")
-        }
-        _ => parameter.to_owned(),
+        Some((name, _)) if is_secret(&name.to_ascii_lowercase()) => format!("{name}={HIDDEN}"),
+        _ => without_userinfo(parameter).into_owned(),
     };
     query.split('&').map(shown).collect::<Vec<_>>().join("&")
 }
@@ -84,6 +86,7 @@ mod tests {
             ("aim://host:9/x?token=abc&run=3", "aim://host:9/x?token=***&run=3"),
             ("https://u:p@h/?X-Amz-Signature=ab b?key=1", "https://***@h/?X-Amz-Signature=*** b?key=1"),
             ("https://h/p?page=2", "https://h/p?page=2"),
+            ("https://p/?url=https://u:p@h/x&sig=a", "https://p/?url=https://***@h/x&sig=***"),
             ("://", "://"),
             ("", ""),
         ] {

@@ -282,7 +282,7 @@ fn instruction_columns(of: &Dataset) -> InstructionColumns {
         },
         prompt_format: of.prompt_format.clone(),
         prompt_format_no_input: of.prompt_format_no_input.clone(),
-        is_open: false,
+        open: Vec::new(),
     }
 }
 
@@ -293,7 +293,7 @@ fn conversation_columns(of: &Dataset) -> ConversationColumns {
         system: of.system_field.clone(),
         tools: of.tools_field.clone(),
         properties: of.message_property_mappings.clone().unwrap_or_default(),
-        is_open: false,
+        open: Vec::new(),
     }
 }
 

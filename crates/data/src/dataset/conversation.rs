@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde_json::{Map, Value};
 
 use super::calls::tools;
-use super::columns::{optional, required, wrong};
+use super::columns::{Open, optional, required, unread, wrong};
 use super::detect::{SYSTEM, TOOLS};
 use super::json_text::{as_list, list, opened, parsed};
 use super::message::messages;
@@ -38,8 +38,8 @@ pub struct ConversationColumns {
     pub tools: Option<String>,
     /// Our name of a message's property (`role`, `content`, …) to the dataset's name.
     pub properties: BTreeMap<String, String>,
-    /// Columns that are not named are read by their usual names, in each row that fills them.
-    pub is_open: bool,
+    /// Usual names of columns that are read without being named, in each row that fills them.
+    pub open: Open,
 }
 
 pub(super) struct ConversationRows {
@@ -112,6 +112,7 @@ impl ConversationRows {
             Some(name) => Some(self.listed(name, required(row, name)?, Some("assistant"))?),
             None => None,
         };
+        unread(row, &self.columns.open).for_each(|name| remarks.add(Remark::Column((*name).to_owned()), 1));
         let tools_name = self.optional(row, self.columns.tools.as_deref(), &TOOLS);
         let tools_value = tools_name.and_then(|name| row.get(name));
         let tools = tools_name.map(|name| tools(name, tools_value)).transpose()?.flatten();
@@ -154,8 +155,13 @@ impl ConversationRows {
     }
 
     /// The name of a column that a row may have.
-    fn optional<'a>(&'a self, row: &Map<String, Value>, given: Option<&'a str>, usual: &[&'a str]) -> Option<&'a str> {
-        optional(row, given, if self.columns.is_open { usual } else { &[] })
+    fn optional<'a>(
+        &'a self,
+        row: &Map<String, Value>,
+        given: Option<&'a str>,
+        usual: &[&'static str],
+    ) -> Option<&'a str> {
+        optional(row, given, &self.columns.open, usual)
     }
 
     /// The system prompt of the row's own column: a text, or a message.

@@ -4,6 +4,7 @@
 
 use serde_json::{Map, Value};
 
+use super::columns::{fits, open};
 use super::json_text::{as_list, is_broken, opened, parsed};
 use super::message::PAIRS as TURNS;
 use super::{ConversationColumns, DatasetKind, InstructionColumns, SystemPrompt};
@@ -188,6 +189,8 @@ pub(crate) fn detect(rows: &[&Map<String, Value>], hints: &AutoColumns, purpose:
     if let Some(DatasetKind::Text { field }) = text(&columns, hints).map(|found| found.kind)
         && hints.text.is_empty()
         && let Some(row) = rows.iter().position(|row| row.get(&field).is_some_and(is_talk))
+        && (MESSAGES.contains(&field.as_str())
+            || FEW * columns.values(&field).filter(|of| is_talk(of)).count() > rows.len())
     {
         let problem =
             format!("column `{field}` holds messages in some rows (such as row {}), and text in others", row + 1);
@@ -244,10 +247,14 @@ fn is_json(text: &str) -> bool {
     parsed(text).is_some() || (lines.peek().is_some() && lines.all(|line| parsed(line).is_some()))
 }
 
+/// One text of n may hold messages, such as those of programs, and the set is one of texts.
+const FEW: usize = 10;
+
 /// True for messages as a text of JSON, well formed or not.
 pub(crate) fn is_talk(value: &Value) -> bool {
     let is_list = as_list(value).is_some_and(|list| !list.is_empty());
-    is_broken(value) || (is_list && (is_dialogue(value, &["role"]) || is_dialogue(value, &["from"])))
+    is_broken(value)
+        || (is_list && [["role", "content"], ["from", "value"]].iter().any(|keys| is_dialogue(value, keys)))
 }
 
 /// Messages as a text in the notation of a programming language.
@@ -339,7 +346,7 @@ fn conversation(columns: &Columns<'_>, hints: &ConversationColumns) -> Option<De
     let form = form_of(name).or_else(|| completion.and_then(form_of))?;
     let is_prompt = |value: &Value| value.is_string() || value.is_object();
     let system = SYSTEM.into_iter().find(|name| columns.all(name, is_prompt));
-    let is_tools = |value: &Value| value.is_array() || value.is_string() || value.is_object();
+    let is_tools = |value: &Value| fits(TOOLS[0], value);
     let is_any = |value: &Value| as_list(value).is_none_or(|list| !list.is_empty());
     let tools = TOOLS.into_iter().filter(|name| columns.all(name, is_tools));
     let tools = tools.max_by_key(|name| (columns.values(name).any(is_any), *name == "tools"));
@@ -349,7 +356,7 @@ fn conversation(columns: &Columns<'_>, hints: &ConversationColumns) -> Option<De
         system: hints.system.clone().or(system.map(str::to_owned)),
         tools: hints.tools.clone().or(tools.map(str::to_owned)),
         properties: hints.properties.clone(),
-        is_open: true,
+        open: open(columns, &[&SYSTEM, &TOOLS], &[name, completion.unwrap_or(name)]),
     };
     let mut words = match &found.completion {
         Some(completion) => format!("prompt and completion ({form}) in `{name}` and `{completion}`"),
@@ -381,6 +388,17 @@ fn instruction(columns: &Columns<'_>, hints: &InstructionColumns) -> Option<Dete
     // A prompt format has no place for earlier turns.
     let is_history = |value: &Value| *value == "" || as_list(value).is_some();
     let history = (hints.prompt_format.is_none() && columns.all(HISTORY, is_history)).then(|| HISTORY.to_owned());
+    // A column that is named or found has no other name, and what has no place in a prompt format is not read.
+    let mut usual_names: Vec<&[&'static str]> = Vec::new();
+    if task == "instruction" && hints.input.is_none() && has_place("{input}") {
+        usual_names.push(&INPUTS);
+    }
+    if hints.system == SystemPrompt::None && has_place("{system}") {
+        usual_names.push(&SYSTEM);
+    }
+    if hints.prompt_format.is_none() {
+        usual_names.push(&[HISTORY]);
+    }
     let found = InstructionColumns {
         instruction: task.clone(),
         output: answer.clone(),
@@ -390,7 +408,7 @@ fn instruction(columns: &Columns<'_>, hints: &InstructionColumns) -> Option<Dete
             (SystemPrompt::None, Some(name)) => SystemPrompt::Field(name.to_owned()),
             (given, _) => given.clone(),
         },
-        is_open: true,
+        open: open(columns, &usual_names, &[&task, &answer]),
         ..hints.clone()
     };
     let form = match task.as_str() {

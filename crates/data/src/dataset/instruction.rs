@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::columns::{optional, optional_text, text, wrong};
+use super::columns::{Open, optional, optional_text, required, text, unread, wrong};
 use super::detect::{HISTORY, INPUTS, SYSTEM};
 use super::json_text::{list, parsed};
 use super::message::messages;
-use super::{EncodeRow, RowForm, columns};
+use super::{EncodeRow, RowForm};
 use crate::dialogue::{DialogueEncoder, label};
 use crate::document::Document;
 use crate::error::{RowError, RowReason};
-use crate::remarks::Remarks;
+use crate::remarks::{Remark, Remarks};
 use crate::spans::{Message, TrainedSpan};
 use crate::summary::Expected;
 use crate::tokenizer::Tokenizer;
@@ -43,23 +43,8 @@ pub struct InstructionColumns {
     pub prompt_format: Option<String>,
     /// Takes the place of `prompt_format` where a row has no input.
     pub prompt_format_no_input: Option<String>,
-    /// Columns that are not named are read by their usual names, in each row that fills them.
-    pub is_open: bool,
-}
-
-impl InstructionColumns {
-    /// The usual names of the columns of an input, earlier turns and a system prompt, where these are read unnamed.
-    pub(super) fn usual(&self) -> [&'static [&'static str]; 3] {
-        let has_place = |name: &str| self.prompt_format.as_ref().is_none_or(|format| format.contains(name));
-        let is_task = self.instruction == "instruction" && self.input.is_none();
-        let inputs = self.is_open && is_task && has_place("{input}");
-        let systems = self.is_open && self.system == SystemPrompt::None && has_place("{system}");
-        [
-            if inputs { &INPUTS } else { &[] },
-            if self.is_open && self.prompt_format.is_none() { &[HISTORY] } else { &[] },
-            if systems { &SYSTEM } else { &[] },
-        ]
-    }
+    /// Usual names of columns that are read without being named, in each row that fills them.
+    pub open: Open,
 }
 
 /// The way in which the text of a row is made.
@@ -204,22 +189,22 @@ fn fill(format: &str, parts: &Parts<'_>) -> (String, usize, String) {
 
 impl EncodeRow for InstructionRows {
     fn encode(&self, row: &Map<String, Value>, _: RowForm, remarks: &mut Remarks) -> Result<Document, RowError> {
-        let [inputs, histories, systems] = self.columns.usual();
-        let own = [self.columns.instruction.as_str(), &self.columns.output];
+        let columns = &self.columns;
+        unread(row, &columns.open).for_each(|name| remarks.add(Remark::Column((*name).to_owned()), 1));
         let given = |name: Option<&str>| match name {
             Some(name) => Ok(optional_text(row, name)?.unwrap_or("")),
             None => Ok(""),
         };
-        let system = match &self.columns.system {
-            SystemPrompt::None => given(optional(row, None, systems).filter(|name| !own.contains(name)))?,
-            SystemPrompt::Fixed(prompt) => prompt,
-            SystemPrompt::Field(name) if self.columns.is_open => given(Some(name))?,
-            SystemPrompt::Field(name) => {
-                columns::required(row, name).and_then(|_| optional_text(row, name))?.unwrap_or("")
+        let system = match &columns.system {
+            SystemPrompt::None => {
+                given(optional(row, None, &columns.open, &SYSTEM).filter(|name| row[*name].is_string()))?
             }
+            SystemPrompt::Fixed(prompt) => prompt,
+            // Where the column was found, and not named, rows may be without it.
+            SystemPrompt::Field(name) if !columns.open.is_empty() => given(Some(name))?,
+            SystemPrompt::Field(name) => required(row, name).and_then(|_| optional_text(row, name))?.unwrap_or(""),
         };
-        let input = optional(row, self.columns.input.as_deref(), inputs).filter(|name| !own.contains(name));
-        let input = given(input)?;
+        let input = given(optional(row, columns.input.as_deref(), &columns.open, &INPUTS))?;
         let parts = Parts {
             system,
             instruction: text(row, &self.columns.instruction)?,
@@ -238,7 +223,7 @@ impl EncodeRow for InstructionRows {
         }
         match &self.form {
             Form::Chat(encoder) => {
-                let name = optional(row, self.columns.history.as_deref(), histories);
+                let name = optional(row, self.columns.history.as_deref(), &self.columns.open, &[HISTORY]);
                 let turns = name.map(|name| history(name, row)).transpose()?;
                 self.chat(encoder, &parts, turns.unwrap_or_default(), remarks)
             }

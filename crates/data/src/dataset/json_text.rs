@@ -21,14 +21,19 @@ pub(crate) fn parsed(text: &str) -> Option<Value> {
     serde_json::from_str(trimmed).ok()
 }
 
-/// True for messages as a text in the notation of a programming language, or cut off.
+/// True for messages as a text in the notation of a programming language, or cut off: it begins with a field of a message, names
+/// a role, and is no JSON.
 pub(crate) fn is_broken(value: &Value) -> bool {
-    let text = value.as_str().map_or("", str::trim_start);
-    let names_roles = ["role", "from"].iter().any(|key| {
-        let quoted = |mark: char| text.contains(&format!("{mark}{key}{mark}:"));
-        quoted('\'') || quoted('"')
-    });
-    text.starts_with(['[', '{']) && names_roles && as_list(value).is_none()
+    let Some(text) = value.as_str().map(str::trim_start) else { return false };
+    let first = text.strip_prefix('[').unwrap_or(text).trim_start().strip_prefix('{').map(str::trim_start);
+    let begins = |key: &str, mark: char| first.is_some_and(|first| first.starts_with(&format!("{mark}{key}{mark}:")));
+    let has = |key: &str, mark: char| text.contains(&format!("{mark}{key}{mark}:"));
+    let is_message = |mark: char| {
+        ["role", "content", "from", "value"].iter().any(|key| begins(key, mark))
+            && (has("role", mark) || has("from", mark))
+            && (has("content", mark) || has("value", mark))
+    };
+    ['\'', '"'].into_iter().any(is_message) && parsed(text).is_none()
 }
 
 /// A value, or the list or object that it holds as a text of JSON. Other texts stay as they are.

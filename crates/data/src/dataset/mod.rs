@@ -36,7 +36,7 @@ use crate::tokenizer::Tokenizer;
 
 pub(crate) use calls::object_of;
 pub use calls::tools;
-pub(crate) use columns::{optional, optional_text, required, wrong};
+pub(crate) use columns::{Open, open, optional, optional_text, required, unread, wrong};
 pub use conversation::ConversationColumns;
 pub(crate) use conversation::IMAGES;
 pub use detect::AutoColumns;

@@ -50,7 +50,7 @@ fn has_foreign_null(call: &Value, tools: &[Value]) -> bool {
 }
 
 /// Fields that are there although nothing is in them: a call without arguments, a function without parameters.
-const EMPTY: [&str; 3] = ["arguments", "parameters", "properties"];
+const EMPTY: [&str; 7] = ["arguments", "parameters", "properties", "input", "args", "input_schema", "inputSchema"];
 
 /// A value without the nulls of the objects in it, and without objects of nothing else; those of lists stay, for a list has no
 /// padding.

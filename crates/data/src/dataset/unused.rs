@@ -4,7 +4,6 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value};
 
-use super::detect::{SYSTEM, TOOLS};
 use super::{DatasetKind, SystemPrompt};
 
 /// Largest number of columns that are named.
@@ -33,7 +32,7 @@ pub(crate) fn filled(rows: &[&Map<String, Value>]) -> HashSet<String> {
 /// Adds the columns of a row that look like data, that the type does not read and that no earlier row fills: `known` has those.
 pub(crate) fn late(row: &Map<String, Value>, kind: &DatasetKind, known: &mut HashSet<String>, found: &mut Vec<String>) {
     for (name, value) in row {
-        let is_new = found.len() < MOST && looks_like_data(value) && !known.contains(name);
+        let is_new = found.len() < MOST && !known.contains(name) && looks_like_data(value);
         if is_new && known.insert(name.clone()) && !used(kind).contains(&name.as_str()) {
             found.push(name.clone());
         }
@@ -82,14 +81,11 @@ fn used(kind: &DatasetKind) -> Vec<&str> {
                 SystemPrompt::Field(name) => Some(name),
                 SystemPrompt::None | SystemPrompt::Fixed(_) => None,
             };
-            let own = [of.instruction.as_str(), &of.output];
-            let own = own.into_iter().chain(of.usual().into_iter().flatten().copied()).collect();
+            let own = [of.instruction.as_str(), &of.output].into_iter().chain(of.open.iter().copied()).collect();
             (own, vec![of.input.as_ref(), of.history.as_ref(), system])
         }
         DatasetKind::Conversation(of) => {
-            let usual = SYSTEM.iter().filter(|_| of.is_open && of.system.is_none());
-            let usual = usual.chain(TOOLS.iter().filter(|_| of.is_open && of.tools.is_none()));
-            let own = [of.messages.as_str()].into_iter().chain(usual.copied()).collect();
+            let own = [of.messages.as_str()].into_iter().chain(of.open.iter().copied()).collect();
             (own, vec![of.completion.as_ref(), of.system.as_ref(), of.tools.as_ref()])
         }
         DatasetKind::Preference(of) => return of.names(),

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::reading::verdict;
-use crate::dataset::{Columns, MESSAGES, Refused, SYSTEM, TOOLS, as_list, opened, optional};
+use crate::dataset::{Columns, MESSAGES, Open, Refused, SYSTEM, TOOLS, as_list, open, opened, optional};
 
 /// The columns of what is asked. Open until the rows are seen.
 #[derive(Clone, Debug, Default)]
@@ -25,6 +25,8 @@ pub struct Question {
     pub is_chat: bool,
     /// Our name of a message's property (`role`, `content`, …) to the dataset's name.
     pub properties: BTreeMap<String, String>,
+    /// Usual names of columns that are read without being named, in each row that fills them; none where all is text.
+    pub open: Open,
 }
 
 /// The columns of pairs. Those without a name are found by the rows.
@@ -55,15 +57,15 @@ impl Question {
     /// The columns that are read.
     fn names(&self) -> impl Iterator<Item = &str> {
         let own = [&self.prompt, &self.input, &self.history, &self.system, &self.tools];
-        let usual = SYSTEM.iter().filter(|_| self.is_chat && self.system.is_none());
-        let usual = usual.chain(TOOLS.iter().filter(|_| self.is_chat && self.tools.is_none()));
-        own.into_iter().flatten().map(String::as_str).chain(usual.copied()).chain([VARIABLES])
+        own.into_iter().flatten().map(String::as_str).chain(self.open.iter().copied()).chain([VARIABLES])
     }
 
     /// The names of the columns of a system prompt and of tools in a row: those that were found, else the usual ones.
     pub(super) fn of_row(&self, row: &Map<String, Value>) -> [Option<&str>; 2] {
-        let usual = |names: &'static [&'static str]| if self.is_chat { names } else { &[] };
-        [optional(row, self.system.as_deref(), usual(&SYSTEM)), optional(row, self.tools.as_deref(), usual(&TOOLS))]
+        [
+            optional(row, self.system.as_deref(), &self.open, &SYSTEM),
+            optional(row, self.tools.as_deref(), &self.open, &TOOLS),
+        ]
     }
 }
 
@@ -307,8 +309,12 @@ fn question(columns: &Columns<'_>, hints: &Question, own: &[&str], is_whole: boo
     let is_tools = |value: &Value| value.is_array() || value.is_string() || value.is_object();
     let tools = TOOLS.into_iter().find(|name| columns.all(name, is_tools));
     let system = hints.system.clone().or(system.map(str::to_owned));
+    let is_chat = talks || is_turn || is_whole || system.is_some() || history.is_some();
+    let taken: Vec<&str> = own.iter().copied().chain(prompt.as_deref()).collect();
+    let usual: &[&[&'static str]] = if is_chat { &[&SYSTEM, &TOOLS] } else { &[] };
     let found = Question {
-        is_chat: talks || is_turn || is_whole || system.is_some() || history.is_some(),
+        is_chat,
+        open: open(columns, usual, &taken),
         prompt,
         input: input.map(str::to_owned),
         history,

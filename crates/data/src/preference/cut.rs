@@ -79,7 +79,8 @@ pub(super) fn cut_pair(sides: &mut [Side; 2], limit: usize, options: &Preference
         return Ok(counted(cut));
     }
     if how == Cut::Nothing {
-        let problem = format!("both sides have {} tokens together, a row has {together}", lengths[0] + lengths[1]);
+        let tokens = lengths[0] + lengths[1] - shared(sides, options);
+        let problem = format!("both sides have {tokens} tokens together, a row has {}", options.pair_length);
         return Err(RowError::new(RowReason::TooLong, problem));
     }
     let half = together / 2;

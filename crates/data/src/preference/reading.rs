@@ -9,7 +9,9 @@ use serde_json::{Map, Value};
 use super::columns::{PreferenceColumns, Question, UnpairedColumns, VARIABLES, messages_in};
 use super::text::{common, prompt_of};
 use super::{PreferenceCounts, Split};
-use crate::dataset::{RowForm, history, is_broken, messages, optional_text, padding, parsed, required, tools, wrong};
+use crate::dataset::{
+    RowForm, history, is_broken, messages, optional_text, padding, parsed, required, tools, unread, wrong,
+};
 use crate::error::{RowError, RowReason};
 use crate::remarks::{Remark, Remarks};
 use crate::spans::Message;
@@ -110,7 +112,7 @@ impl RowReader<'_> {
         match value {
             Value::String(text) => Ok(match messages_in(value).filter(|list| !list.is_empty() && holds(list)) {
                 Some(list) => Raw::List { list: Cow::Owned(list), in_text: true },
-                None if is_broken(value) => {
+                None if text.trim_start().starts_with('[') && is_broken(value) => {
                     let problem = format!("column `{name}` holds messages as a text that is not valid JSON");
                     return Err(RowError::new(RowReason::WrongType, problem));
                 }
@@ -135,6 +137,7 @@ impl RowReader<'_> {
         for name in answers {
             sides.push((name, Self::raw(name, required(row, name)?)?));
         }
+        unread(row, &question.open).for_each(|name| self.remarks.add(Remark::Column((*name).to_owned()), 1));
         let [_, tools_name] = question.of_row(row);
         let tools_value = tools_name.and_then(|name| row.get(name));
         let tools = tools_name.map(|name| tools(name, tools_value)).transpose()?.flatten();
@@ -280,6 +283,9 @@ impl RowReader<'_> {
     /// The system prompt of the row's own column.
     fn system(&self, question: &Question) -> Result<Option<Message>, RowError> {
         let [Some(name), _] = question.of_row(self.row) else { return Ok(None) };
+        if question.system.is_none() && !self.row[name].is_string() {
+            return Ok(None);
+        }
         let text = optional_text(self.row, name)?.filter(|text| !text.is_empty());
         Ok(text.map(|text| Message::new("system", text)))
     }

@@ -90,6 +90,7 @@ pub(crate) fn check_regular(file: &Path) -> Result<(), DataError> {
 
 /// The same with a bound on the rows: a larger one is in error.
 pub fn open_within(files: &[PathBuf], text_field: &str, limit: RowLimit) -> Result<Rows, DataError> {
+    files.iter().try_for_each(|file| check_regular(file))?;
     let Some((first, rest)) = files.split_first() else { return Ok(Box::new(std::iter::empty())) };
     let first = open_file(first, text_field, limit)?;
     // A file that is missing or has no valid end is reported now, and not after hours.

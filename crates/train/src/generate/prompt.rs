@@ -152,12 +152,12 @@ impl PromptEncoder {
     }
 
     /// True if prompts begin with the tokenizer's BOS: conversations where there is a template, else texts. A token that the
-    /// template puts before every turn is the beginning of a turn, and not of the prompt.
+    /// template also puts before answers is the beginning of a turn, and not of the prompt.
     pub fn begins_with_bos(&self) -> bool {
         let Some((tokenizer, bos)) = self.tokenizer.as_ref().and_then(|of| Some((of, of.bos()?))) else { return false };
         let turns = [("user", "?"), ("assistant", "."), ("user", "?")].map(|(role, text)| message(role, text));
         match self.render(&Messages::of(turns.to_vec()), true) {
-            Ok(text) if self.template.is_some() => text.starts_with(&bos.text) && text.matches(&bos.text).count() == 1,
+            Ok(text) if self.template.is_some() => text.starts_with(&bos.text) && text.matches(&bos.text).count() <= 2,
             _ => tokenizer.encoder().encode("a", true).is_ok_and(|ids| ids.first() == Some(&bos.id)),
         }
     }

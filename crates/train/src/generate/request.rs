@@ -180,9 +180,16 @@ impl Request {
 
 /// The messages of a conversation as rows of data are read: their names of roles and fields, and texts for parts of text.
 fn read(items: &[Value]) -> Result<Vec<Map<String, Value>>> {
-    let messages = data::dataset::messages(items, &BTreeMap::new());
-    let messages = messages.map_err(|error| TrainError::Usage(error.to_string()))?;
-    Ok(messages.into_iter().map(|message| message.fields).collect())
+    let given = || items.iter().filter_map(Value::as_object).cloned().collect();
+    let has_text = |of: &Value| of.get("content").is_some_and(|content| !content.is_null());
+    match data::dataset::messages(items, &BTreeMap::new()) {
+        // Their images are read with them later.
+        Ok(messages) if messages.iter().any(|message| !message.images.is_empty()) => Ok(given()),
+        Ok(messages) => Ok(messages.into_iter().map(|message| message.fields).collect()),
+        // An empty answer may be begun.
+        Err(_) if items.last().is_some_and(|last| !has_text(last)) => Ok(given()),
+        Err(error) => Err(TrainError::Usage(error.to_string())),
+    }
 }
 
 /// True for a list of messages.

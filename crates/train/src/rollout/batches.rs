@@ -78,7 +78,8 @@ impl Shapes {
         let round = |answers: &[Sampled]| {
             let all: Vec<Layout> = answers.chunks(self.answers).map(|answers| self.layout(answers)).collect();
             let longest = all.iter().map(|layout| layout.longest).max().unwrap_or(1);
-            let length = self.lengths.iter().copied().find(|length| *length >= longest).unwrap_or(longest);
+            let length = self.lengths.iter().copied().find(|length| *length >= longest);
+            let length = length.unwrap_or(longest.next_multiple_of(UNIT));
             let batches = answers.chunks(self.answers).zip(&all);
             batches.map(|(answers, layout)| layout.batch(answers, length)).collect::<Result<Vec<_>>>()
         };

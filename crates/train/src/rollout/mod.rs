@@ -141,7 +141,9 @@ impl Rollouts {
         let judge = Judge::start(device.python.as_deref(), functions, of.environment.as_deref(), of.reward_timeout)?;
         let at_once = answers.min(AT_ONCE * config.replicas());
         let both = (of_prompts + most).min(sequence_len);
-        let extents = Most { prompt: of_prompts, answer: most, both, group };
+        // An environment may open each answer in its own way.
+        let alike = if of.environment.is_some() { 1 } else { group };
+        let extents = Most { prompt: of_prompts, answer: most, both, group: alike };
         Ok(Rollouts {
             prompts: Arc::new(prompts),
             held_out: held_out.map(Arc::new),

@@ -1,6 +1,7 @@
 //! The prompts of a run that samples answers: rows of its datasets, as they are for reward functions, and what the model is
 //! asked. Knows no rewards.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use data::rows;
@@ -146,7 +147,7 @@ impl Row {
         let (name, is_question) = column(&fields, of)?;
         let value = fields.remove(&name).unwrap_or_default();
         let system = of.system_prompt.as_deref().filter(|_| of.system_prompt_type == Some(SystemPromptType::Fixed));
-        let prompt = match value {
+        let prompt = match opened(value, is_question)? {
             Value::Array(messages) => {
                 let asked = asked(messages, name == PROMPT)?;
                 let has_system = asked.first().is_some_and(|of| of["role"] == "system");
@@ -174,6 +175,22 @@ impl Row {
         }
         Ok(Row { prompt, ids, columns: fields })
     }
+}
+
+/// The messages of a prompt as rows of data are read, also where they stand there as a text of JSON; other values as they are.
+fn opened(value: Value, is_question: bool) -> std::result::Result<Value, String> {
+    let is_talk = |of: &Value| {
+        let is_message = |of: &Value| ["role", "from"].iter().any(|key| of.get(*key).is_some_and(Value::is_string));
+        of.as_array().is_some_and(|list| !list.is_empty() && list.iter().all(is_message))
+    };
+    let text = value.as_str().filter(|_| !is_question);
+    let list = text.and_then(|text| serde_json::from_str(text).ok()).filter(is_talk).unwrap_or(value);
+    let Some(messages) = list.as_array().filter(|_| is_talk(&list)) else { return Ok(list) };
+    let read = data::dataset::messages(messages, &BTreeMap::new()).map_err(|error| error.to_string())?;
+    if read.iter().any(|message| !message.images.is_empty()) {
+        return Ok(list);
+    }
+    Ok(read.into_iter().map(|message| Value::Object(message.fields)).collect())
 }
 
 /// The column with the prompt, and whether it is a question to be answered by the template.

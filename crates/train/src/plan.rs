@@ -108,7 +108,7 @@ impl Plan {
             sharding: sharding(config),
             branches: None,
         };
-        compile.branches = shared_prompts::decide(config, source, &compile, length.tokens, &mut notes)?;
+        compile.branches = shared_prompts::decide(config, source, &compile, length.tokens, (&mut notes, &mut reasons))?;
         notes.extend(quantize_aware::decide(config, source, &mut compile)?);
         notes.extend(formats::note_on_products(config, source, &compile)?);
         notes.extend(formats::note_on_experts(config, source, &compile)?);

@@ -5,8 +5,9 @@ use compiler::CompileOptions;
 use data::{Purpose, Summary};
 use options::Setting;
 
-use crate::config::Config;
+use crate::config::{Config, Reasons};
 use crate::error::{Result, TrainError};
+use crate::plan::reason;
 use crate::source::ModelSource;
 
 /// The note on sampled answers.
@@ -19,12 +20,18 @@ pub(crate) fn decide(
     source: &ModelSource,
     compile: &CompileOptions,
     longest: usize,
-    notes: &mut Vec<String>,
+    (notes, reasons): (&mut Vec<String>, &mut Reasons),
 ) -> Result<Option<usize>> {
     let wanted = config.preferences.share_prompts;
     let purpose = config.task.purpose();
     let compares = matches!(purpose, Purpose::Pairs | Purpose::Scores | Purpose::Prompts);
+    let mut because = |shares: bool, why: &str| {
+        if wanted == Setting::Auto {
+            reasons.insert("share_prompts".into(), reason(shares, why));
+        }
+    };
     if !compares || config.data.datasets.is_none() || wanted == Setting::Value(false) {
+        because(false, "there are no answers to one prompt");
         return Ok(None);
     }
     let has_noise = compile.training.as_ref().is_some_and(|training| training.embedding_noise != 0.0);
@@ -34,12 +41,14 @@ pub(crate) fn decide(
     };
     match (obstacle, wanted) {
         (None, _) => {
+            because(true, "the attention is causal and sees whole documents");
             if purpose == Purpose::Prompts {
                 notes.push(SAMPLED.to_owned());
             }
             Ok(Some(longest))
         }
         (Some(why), Setting::Auto) => {
+            because(false, &why);
             notes.push(format!("prompts are computed for each answer: {why} (`share_prompts`)"));
             Ok(None)
         }

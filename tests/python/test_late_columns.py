@@ -121,7 +121,7 @@ def test_a_bad_row_does_not_make_messages_a_text(other, model, tmp_path, capsys)
 def test_messages_among_texts_are_named(model, tmp_path, capsys):
     rows = [{"text": "Once upon a time"}] * FIRST + [{"text": json.dumps(TALK)}]
     code, said, _ = read(rows, model, tmp_path, capsys)
-    assert code == 0 and "1 text are messages as JSON, whose source is trained as text" in said, said
+    assert code == 0 and "1 text is messages as JSON, whose source is trained as text" in said, said
     code, said, _ = read(rows[-1:] + rows[:3], model, tmp_path, capsys)
     assert code != 0 and "holds messages in some rows (such as row 1), and text in others" in said, said
 

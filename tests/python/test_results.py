@@ -194,7 +194,7 @@ def test_no_file_that_is_published_names_a_folder_of_this_machine(model, tmp_pat
     assert sent["generation_config.json"] == {"_name_or_path": "base", "eos_token_id": 2}
     assert sent["preprocessor_config.json"] == {"parts": [{"image_processor": {"_name_or_path": "base"}}]}
     assert sent["processor_config.json"] == {"name_or_path": "base", "tokenizer_file": "tokenizer.json", "vocab_file": "vocab.txt"}
-    # What is no place stays, whatever it looks like.
+    # A value that is no path stays, whatever it looks like.
     assert sent["special_tokens_map.json"] == texts["special_tokens_map.json"]
 
 

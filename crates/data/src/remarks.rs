@@ -128,7 +128,7 @@ fn line(remark: &Remark, count: usize) -> String {
             several(count, "row")
         ),
         Remark::Source => {
-            format!("{} are messages as JSON, whose source is trained as text", several(count, "text"))
+            format!("{} {are} messages as JSON, whose source is trained as text", several(count, "text"))
         }
         Remark::Column(name) => {
             format!("`{name}` of {} is not read: its value is of another kind", several(count, "row"))

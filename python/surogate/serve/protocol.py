@@ -136,7 +136,7 @@ def _message(message: Any, place: str) -> dict[str, Any]:
         if not all(isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content):
             raise BadRequest(f"`{place}.content` has a part that is no text, which is not supported", place)
         content = "".join(part["text"] for part in content)
-    # What calls a tool may say nothing: every other message has a text, and templates fail without one.
+    # A message that calls a tool may have no text; every other has one, and templates fail without it.
     calls = message.get("tool_calls") or message.get("function_call")
     if not isinstance(content, str) and (content is not None or not calls):
         raise BadRequest(f"`{place}.content` is no text", place)

@@ -200,7 +200,7 @@ impl EncodeRow for InstructionRows {
                 given(optional(row, None, &columns.open, &SYSTEM).filter(|name| row[*name].is_string()))?
             }
             SystemPrompt::Fixed(prompt) => prompt,
-            // Where the column was found, and not named, rows may be without it.
+            // Rows may be without a column that was found, and not named.
             SystemPrompt::Field(name) if !columns.open.is_empty() => given(Some(name))?,
             SystemPrompt::Field(name) => required(row, name).and_then(|_| optional_text(row, name))?.unwrap_or(""),
         };

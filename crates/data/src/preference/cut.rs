@@ -69,7 +69,7 @@ pub(super) fn cut_pair(sides: &mut [Side; 2], limit: usize, options: &Preference
         *is_cut = side.cut(limit, how)?;
     }
     let lengths = sides.each_ref().map(|side| side.document.len());
-    // What is shared counts once. A cut at the beginning may leave less of it.
+    // Shared tokens count once. A cut at the beginning may leave fewer of them.
     let together = match options.pair_length {
         length if length == 0 || lengths.iter().sum::<usize>() <= length => return Ok(counted(cut)),
         length if how == Cut::Beginning && lengths.iter().sum::<usize>() > length + shared(sides, options) => length,

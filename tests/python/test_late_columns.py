@@ -110,6 +110,21 @@ def test_a_system_column_stands_before_messages_that_have_none(model, tmp_path, 
     assert "the system prompts of 1 row are not read: their messages begin with one of their own" in said, said
 
 
+def test_a_second_column_of_a_kind_is_named(model, tmp_path, capsys):
+    rows = [{"messages": TALK, "system": "Be Tom", "system_prompt": "Be very kind"}] * 3
+    code, said, text = read(rows, model, tmp_path, capsys)
+    assert code == 0 and "not used: `system_prompt`" in said and "Be Tom" in text, said
+
+
+def test_rows_without_a_system_column_that_others_have_are_kept(model, tmp_path, capsys):
+    task = {"instruction": "Hi", "input": "x", "output": "a"}
+    rows = [task | {"system": "Be Tom"}] * 3 + [task, task | {"system": {"text": "no"}}]
+    code, said, text = read(rows[:4], model, tmp_path, capsys)
+    assert code == 0 and re.search("^ *4 +4 +0 ", said, re.M) and text.count("Be Tom") == 3, said
+    code, said, _ = read([task] * 3 + rows[4:], model, tmp_path, capsys)
+    assert code == 0 and "`system` of 1 row is not read" in said, said
+
+
 @pytest.mark.parametrize("other", ["", "null", "[{'role': 'user', 'content': 'x'}]", json.dumps(TALK)[:30]])
 def test_a_bad_row_does_not_make_messages_a_text(other, model, tmp_path, capsys):
     rows = [{"messages": json.dumps(TALK)}] * 3 + [{"messages": other}]

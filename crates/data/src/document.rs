@@ -39,6 +39,16 @@ pub enum Mark {
     Sample { advantage: f32, own: usize },
 }
 
+impl Mark {
+    /// Tokens at the beginning that both sides of a pair share.
+    pub(crate) fn shared(self) -> usize {
+        match self {
+            Mark::Pair { shared, .. } => shared,
+            Mark::Answer { .. } | Mark::Sample { .. } => 0,
+        }
+    }
+}
+
 /// The handling of a document that is longer than the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Truncation {
@@ -50,16 +60,6 @@ pub enum Truncation {
     Right,
     /// Cut into consecutive pieces, each a document of its own.
     Split,
-}
-
-impl Mark {
-    /// Tokens at the beginning that both sides of a pair share.
-    pub(crate) fn shared(self) -> usize {
-        match self {
-            Mark::Pair { shared, .. } => shared,
-            Mark::Answer { .. } | Mark::Sample { .. } => 0,
-        }
-    }
 }
 
 impl Document {

@@ -40,7 +40,7 @@ impl Steps {
     pub fn of(config: &Config, feed: &Feed) -> Option<Steps> {
         let of = &config.training;
         let replicas = config.replicas() as u64;
-        let total = of.batch_size.map(|rows| (rows / replicas.min(u64::from(u32::MAX)) as u32).max(1));
+        let total = of.batch_size.map(|rows| (u64::from(rows) / replicas).max(1) as u32);
         of.fixed_steps().is_none().then(|| Steps {
             rows: total.unwrap_or(of.per_device_train_batch_size),
             accumulation: if total.is_some() { 1 } else { of.gradient_accumulation_steps },

@@ -247,7 +247,9 @@ impl Trainer {
         let seconds = now.duration_since(begin).as_secs_f64();
         let tokens: u64 = fed.batches.iter().map(tokens).sum();
         let of_rank = tokens as f64 / (self.config.ranks() * self.config.stages()) as f64;
-        let rate = self.flops_per_second(fed.batches[0].seq_len, of_rank / seconds.max(1e-9));
+        // A row may join several documents, none of which is longer than this.
+        let longest = fed.batches[0].seq_len.min(self.plan.sequence_len);
+        let rate = self.flops_per_second(longest, of_rank / seconds.max(1e-9));
         let machine = &self.device.machine;
         let mfu = rate.zip(program::peak(&machine.name)).map(|(rate, peak)| rate / peak);
         let ceiling = rate.zip(self.ceiling()).map(|(rate, ceiling)| rate / ceiling);

@@ -4,7 +4,6 @@ use serde_json::{Map, Value};
 
 use super::detect::{Columns, HISTORY, SYSTEM, TOOLS};
 use super::json_text::as_list;
-
 use crate::error::{RowError, RowReason};
 use crate::rows::json::kind;
 
@@ -33,11 +32,14 @@ pub(crate) fn optional_text<'a>(row: &'a Map<String, Value>, name: &str) -> Resu
 /// Names of optional columns that are read without being named, in each row that fills them.
 pub(crate) type Open = Vec<&'static str>;
 
-/// Returns the usual names of optional columns that no other column has, and that rows do not fill with values of another
-/// kind.
-pub(crate) fn open(columns: &Columns<'_>, usual: &[&[&'static str]], own: &[&str]) -> Open {
+/// Returns the names under which optional columns are read: of each, given its usual names, the one that was found, else those
+/// that are no column of the `own` ones and that rows do not fill with values of another kind.
+pub(crate) fn open(columns: &Columns<'_>, optional: &[(&'static [&'static str], Option<&str>)], own: &[&str]) -> Open {
     let is_free = |name: &&str| !own.contains(name) && columns.values(name).all(|value| fits(name, value));
-    usual.iter().flat_map(|names| names.iter().copied()).filter(is_free).collect()
+    let names = optional
+        .iter()
+        .flat_map(|(usual, found)| usual.iter().copied().filter(move |name| found.is_none_or(|found| found == *name)));
+    names.filter(is_free).collect()
 }
 
 /// The name of an optional column in a row: the given one, else the first of the usual names that is open and that the row
@@ -69,7 +71,7 @@ fn is_json(text: &str) -> bool {
 }
 
 /// True for a value of the kind that an optional column of this usual name has.
-pub(super) fn fits(name: &str, value: &Value) -> bool {
+pub(crate) fn fits(name: &str, value: &Value) -> bool {
     let is_definition = |of: &Value| of.is_object() || of.as_str().is_some_and(is_json);
     match name {
         _ if SYSTEM.contains(&name) => value.is_string() || value.is_object(),

@@ -247,7 +247,7 @@ fn is_json(text: &str) -> bool {
     parsed(text).is_some() || (lines.peek().is_some() && lines.all(|line| parsed(line).is_some()))
 }
 
-/// One text of n may hold messages, such as those of programs, and the set is one of texts.
+/// A set is one of texts if at most one text of this number holds messages, as the source of a program may.
 const FEW: usize = 10;
 
 /// True for messages as a text of JSON, well formed or not.
@@ -350,13 +350,17 @@ fn conversation(columns: &Columns<'_>, hints: &ConversationColumns) -> Option<De
     let is_any = |value: &Value| as_list(value).is_none_or(|list| !list.is_empty());
     let tools = TOOLS.into_iter().filter(|name| columns.all(name, is_tools));
     let tools = tools.max_by_key(|name| (columns.values(name).any(is_any), *name == "tools"));
+    let system = hints.system.clone().or(system.map(str::to_owned));
+    let tools = hints.tools.clone().or(tools.map(str::to_owned));
+    let optional: [(&'static [&'static str], Option<&str>); 2] =
+        [(&SYSTEM, system.as_deref()), (&TOOLS, tools.as_deref())];
     let found = ConversationColumns {
         messages: name.to_owned(),
         completion: completion.map(str::to_owned),
-        system: hints.system.clone().or(system.map(str::to_owned)),
-        tools: hints.tools.clone().or(tools.map(str::to_owned)),
+        open: open(columns, &optional, &[name, completion.unwrap_or(name)]),
+        system,
+        tools,
         properties: hints.properties.clone(),
-        open: open(columns, &[&SYSTEM, &TOOLS], &[name, completion.unwrap_or(name)]),
     };
     let mut words = match &found.completion {
         Some(completion) => format!("prompt and completion ({form}) in `{name}` and `{completion}`"),
@@ -388,16 +392,16 @@ fn instruction(columns: &Columns<'_>, hints: &InstructionColumns) -> Option<Dete
     // A prompt format has no place for earlier turns.
     let is_history = |value: &Value| *value == "" || as_list(value).is_some();
     let history = (hints.prompt_format.is_none() && columns.all(HISTORY, is_history)).then(|| HISTORY.to_owned());
-    // A column that is named or found has no other name, and what has no place in a prompt format is not read.
-    let mut usual_names: Vec<&[&'static str]> = Vec::new();
+    // A prompt format may have no place for a column.
+    let mut optional: Vec<(&'static [&'static str], Option<&str>)> = Vec::new();
     if task == "instruction" && hints.input.is_none() && has_place("{input}") {
-        usual_names.push(&INPUTS);
+        optional.push((&INPUTS, input));
     }
     if hints.system == SystemPrompt::None && has_place("{system}") {
-        usual_names.push(&SYSTEM);
+        optional.push((&SYSTEM, system));
     }
     if hints.prompt_format.is_none() {
-        usual_names.push(&[HISTORY]);
+        optional.push((&[HISTORY], None));
     }
     let found = InstructionColumns {
         instruction: task.clone(),
@@ -408,7 +412,7 @@ fn instruction(columns: &Columns<'_>, hints: &InstructionColumns) -> Option<Dete
             (SystemPrompt::None, Some(name)) => SystemPrompt::Field(name.to_owned()),
             (given, _) => given.clone(),
         },
-        open: open(columns, &usual_names, &[&task, &answer]),
+        open: open(columns, &optional, &[&task, &answer]),
         ..hints.clone()
     };
     let form = match task.as_str() {

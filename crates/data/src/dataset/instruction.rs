@@ -196,12 +196,16 @@ impl EncodeRow for InstructionRows {
             None => Ok(""),
         };
         let system = match &columns.system {
-            SystemPrompt::None => {
-                given(optional(row, None, &columns.open, &SYSTEM).filter(|name| row[*name].is_string()))?
-            }
+            SystemPrompt::None => match optional(row, None, &columns.open, &SYSTEM) {
+                Some(name) if !row[name].is_string() => {
+                    remarks.add(Remark::Column(name.to_owned()), 1);
+                    ""
+                }
+                name => given(name)?,
+            },
             SystemPrompt::Fixed(prompt) => prompt,
             // Rows may be without a column that was found, and not named.
-            SystemPrompt::Field(name) if !columns.open.is_empty() => given(Some(name))?,
+            SystemPrompt::Field(name) if columns.open.contains(&name.as_str()) => given(Some(name))?,
             SystemPrompt::Field(name) => required(row, name).and_then(|_| optional_text(row, name))?.unwrap_or(""),
         };
         let input = given(optional(row, columns.input.as_deref(), &columns.open, &INPUTS))?;

@@ -63,6 +63,15 @@ pub fn messages(list: &[Value], properties: &BTreeMap<String, String>) -> Result
     Ok(messages)
 }
 
+/// The list of messages that a value is, or that it holds as a text of JSON.
+pub fn messages_in(value: &Value) -> Option<Vec<Value>> {
+    let is_message = |of: &Value| ["role", "from"].iter().any(|key| of.get(*key).is_some_and(Value::is_string));
+    match opened(value).into_owned() {
+        Value::Array(list) if !list.is_empty() && list.iter().all(is_message) => Some(list),
+        _ => None,
+    }
+}
+
 /// Names of a question and its answer in an object that holds both.
 pub(super) const PAIRS: [(&str, &str); 4] =
     [("human", "assistant"), ("user", "assistant"), ("human", "gpt"), ("user", "gpt")];

@@ -36,7 +36,7 @@ use crate::tokenizer::Tokenizer;
 
 pub(crate) use calls::object_of;
 pub use calls::tools;
-pub(crate) use columns::{Open, open, optional, optional_text, required, unread, wrong};
+pub(crate) use columns::{Open, fits, open, optional, optional_text, required, unread, wrong};
 pub use conversation::ConversationColumns;
 pub(crate) use conversation::IMAGES;
 pub use detect::AutoColumns;
@@ -45,7 +45,7 @@ pub(crate) use instruction::history;
 pub use instruction::{InstructionColumns, SystemPrompt};
 pub(crate) use json_text::{as_list, is_broken, opened, parsed};
 pub(crate) use message::REASONING;
-pub use message::messages;
+pub use message::{messages, messages_in};
 pub(crate) use unused::{absent, filled, late, unused};
 
 /// One dataset: where it is, what its rows mean, how many of them are used.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::reading::verdict;
-use crate::dataset::{Columns, MESSAGES, Open, Refused, SYSTEM, TOOLS, as_list, open, opened, optional};
+use crate::dataset::{Columns, MESSAGES, Open, Refused, SYSTEM, TOOLS, as_list, fits, open, opened, optional};
 
 /// The columns of what is asked. Open until the rows are seen.
 #[derive(Clone, Debug, Default)]
@@ -306,20 +306,21 @@ fn question(columns: &Columns<'_>, hints: &Question, own: &[&str], is_whole: boo
     let is_history = |value: &Value| *value == "" || as_list(value).is_some();
     let history = (is_turn && columns.all("history", is_history)).then(|| "history".to_owned());
     let system = SYSTEM.into_iter().find(|name| is_free(name) && columns.all(name, Value::is_string));
-    let is_tools = |value: &Value| value.is_array() || value.is_string() || value.is_object();
-    let tools = TOOLS.into_iter().find(|name| columns.all(name, is_tools));
+    let tools = TOOLS.into_iter().find(|name| columns.all(name, |value| fits(name, value)));
     let system = hints.system.clone().or(system.map(str::to_owned));
     let is_chat = talks || is_turn || is_whole || system.is_some() || history.is_some();
     let taken: Vec<&str> = own.iter().copied().chain(prompt.as_deref()).collect();
-    let usual: &[&[&'static str]] = if is_chat { &[&SYSTEM, &TOOLS] } else { &[] };
+    let tools = hints.tools.clone().or(tools.map(str::to_owned));
+    let optional: [(&'static [&'static str], Option<&str>); 2] =
+        [(&SYSTEM, system.as_deref()), (&TOOLS, tools.as_deref())];
     let found = Question {
         is_chat,
-        open: open(columns, usual, &taken),
+        open: if is_chat { open(columns, &optional, &taken) } else { Open::new() },
         prompt,
         input: input.map(str::to_owned),
         history,
         system,
-        tools: hints.tools.clone().or(tools.map(str::to_owned)),
+        tools,
         properties: hints.properties.clone(),
     };
     let is_implicit = is_whole || own.len() == 2;

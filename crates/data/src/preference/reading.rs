@@ -208,7 +208,7 @@ impl RowReader<'_> {
     }
 
     fn turns(
-        &self,
+        &mut self,
         question: &Question,
         prompt: Option<Said>,
         sides: Vec<Said>,
@@ -281,9 +281,10 @@ impl RowReader<'_> {
     }
 
     /// The system prompt of the row's own column.
-    fn system(&self, question: &Question) -> Result<Option<Message>, RowError> {
+    fn system(&mut self, question: &Question) -> Result<Option<Message>, RowError> {
         let [Some(name), _] = question.of_row(self.row) else { return Ok(None) };
         if question.system.is_none() && !self.row[name].is_string() {
+            self.remarks.add(Remark::Column(name.to_owned()), 1);
             return Ok(None);
         }
         let text = optional_text(self.row, name)?.filter(|text| !text.is_empty());

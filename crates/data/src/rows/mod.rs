@@ -79,15 +79,6 @@ pub fn open(files: &[PathBuf], text_field: &str) -> Result<Rows, DataError> {
     open_within(files, text_field, RowLimit::default())
 }
 
-/// Refuses devices and pipes, which may never end, and cannot be read twice.
-pub(crate) fn check_regular(file: &Path) -> Result<(), DataError> {
-    let found = std::fs::metadata(file).map_err(|e| DataError::io("open", file, e))?;
-    match found.is_file() {
-        true => Ok(()),
-        false => Err(DataError::invalid(file.display(), "is no regular file: data are read more than once")),
-    }
-}
-
 /// The same with a bound on the rows: a larger one is in error.
 pub fn open_within(files: &[PathBuf], text_field: &str, limit: RowLimit) -> Result<Rows, DataError> {
     files.iter().try_for_each(|file| check_regular(file))?;
@@ -110,6 +101,15 @@ pub fn open_within(files: &[PathBuf], text_field: &str, limit: RowLimit) -> Resu
         }
     };
     Ok(Box::new(first.chain(rest.into_iter().flat_map(later))))
+}
+
+/// Refuses devices and pipes, which may never end, and cannot be read twice.
+pub(crate) fn check_regular(file: &Path) -> Result<(), DataError> {
+    let found = std::fs::metadata(file).map_err(|e| DataError::io("open", file, e))?;
+    match found.is_file() {
+        true => Ok(()),
+        false => Err(DataError::invalid(file.display(), "is no regular file: data are read more than once")),
+    }
 }
 
 fn open_file(path: &Path, text_field: &str, limit: RowLimit) -> Result<Rows, DataError> {

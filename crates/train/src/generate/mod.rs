@@ -30,6 +30,7 @@ pub use generation::{Finish, Generation, Piece};
 pub use generator::Generator;
 pub use prompt::PromptEncoder;
 pub(crate) use reader::LOGITS;
+pub(crate) use request::read as read_messages;
 pub use request::{Messages, Prompt, Request};
 pub(crate) use samples::{Sample, Samples, is_of_conversations};
 pub use settings::{GenerationOptions, section};

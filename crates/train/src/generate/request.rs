@@ -141,8 +141,10 @@ impl Request {
         let expected = || TrainError::Usage(format!("there is none of {}", Request::PROMPTS.join(", ")));
         let named = named.ok_or_else(expected)?;
         // Messages may stand there as a text of JSON, as in rows of data.
-        let parsed = named.as_str().and_then(|text| serde_json::from_str(text).ok()).filter(is_talk);
-        let mut prompt = Prompt::from_json(parsed.as_ref().unwrap_or(named))?;
+        let mut prompt = match data::dataset::messages_in(named) {
+            Some(list) => Prompt::from_json(&Value::Array(list))?,
+            None => Prompt::from_json(named)?,
+        };
         let in_tools = |error: data::RowError| TrainError::Usage(error.to_string());
         let tools = data::dataset::tools("tools", given("tools")).map_err(in_tools)?;
         let variables = given("chat_template_kwargs");
@@ -179,7 +181,7 @@ impl Request {
 }
 
 /// The messages of a conversation as rows of data are read: their names of roles and fields, and texts for parts of text.
-fn read(items: &[Value]) -> Result<Vec<Map<String, Value>>> {
+pub(crate) fn read(items: &[Value]) -> Result<Vec<Map<String, Value>>> {
     let given = || items.iter().filter_map(Value::as_object).cloned().collect();
     let has_text = |of: &Value| of.get("content").is_some_and(|content| !content.is_null());
     match data::dataset::messages(items, &BTreeMap::new()) {
@@ -190,12 +192,6 @@ fn read(items: &[Value]) -> Result<Vec<Map<String, Value>>> {
         Err(_) if items.last().is_some_and(|last| !has_text(last)) => Ok(given()),
         Err(error) => Err(TrainError::Usage(error.to_string())),
     }
-}
-
-/// True for a list of messages.
-fn is_talk(value: &Value) -> bool {
-    let is_message = |of: &Value| ["role", "from"].iter().any(|key| of.get(*key).is_some_and(Value::is_string));
-    value.as_array().is_some_and(|list| !list.is_empty() && list.iter().all(is_message))
 }
 
 #[cfg(test)]

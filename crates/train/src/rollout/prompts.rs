@@ -1,7 +1,6 @@
 //! The prompts of a run that samples answers: rows of its datasets, as they are for reward functions, and what the model is
 //! asked. Knows no rewards.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use data::rows;
@@ -10,7 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::config::{Config, Dataset, DatasetType, SystemPromptType};
 use crate::encoded;
 use crate::error::{Result, TrainError};
-use crate::generate::{PromptEncoder, Request};
+use crate::generate::{PromptEncoder, Request, read_messages};
 use crate::words::count;
 
 /// Columns with a question, which becomes a message of the user.
@@ -177,20 +176,12 @@ impl Row {
     }
 }
 
-/// The messages of a prompt as rows of data are read, also where they stand there as a text of JSON; other values as they are.
+/// The messages of a prompt as requests read them, also where they stand there as a text of JSON; other values as they are.
 fn opened(value: Value, is_question: bool) -> std::result::Result<Value, String> {
-    let is_talk = |of: &Value| {
-        let is_message = |of: &Value| ["role", "from"].iter().any(|key| of.get(*key).is_some_and(Value::is_string));
-        of.as_array().is_some_and(|list| !list.is_empty() && list.iter().all(is_message))
-    };
-    let text = value.as_str().filter(|_| !is_question);
-    let list = text.and_then(|text| serde_json::from_str(text).ok()).filter(is_talk).unwrap_or(value);
-    let Some(messages) = list.as_array().filter(|_| is_talk(&list)) else { return Ok(list) };
-    let read = data::dataset::messages(messages, &BTreeMap::new()).map_err(|error| error.to_string())?;
-    if read.iter().any(|message| !message.images.is_empty()) {
-        return Ok(list);
-    }
-    Ok(read.into_iter().map(|message| Value::Object(message.fields)).collect())
+    let found = if is_question && value.is_string() { None } else { data::dataset::messages_in(&value) };
+    let Some(list) = found else { return Ok(value) };
+    let messages = read_messages(&list).map_err(|error| error.to_string())?;
+    Ok(messages.into_iter().map(Value::Object).collect())
 }
 
 /// The column with the prompt, and whether it is a question to be answered by the template.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import surogate
 from conftest import tiny_llama
-from recorded_preferences import DEVICE
+from recorded_preferences import DEVICE, GOLDEN
 from surogate.errors import ConfigError
 
 STORIES = Path(__file__).parents[2] / "examples" / "stories" / "model"
@@ -74,6 +74,41 @@ def test_a_shared_prompt_gives_the_numbers_of_one_for_each_answer(name, run):
         for key in one:
             if isinstance(one[key], float) and not any(word in key for word in of_time):
                 assert other[key] == pytest.approx(one[key], rel=2e-4, abs=2e-5), key
+
+
+def widened(value):
+    """A recorded configuration with the tokens of the stories, long rows and windows that hide nothing."""
+    if not isinstance(value, dict):
+        return value
+    sizes = {"vocab_size": 512, "vocab_size_per_layer_input": 512, "max_position_embeddings": 512, "n_positions": 512}
+    sizes |= {"sliding_window": 300} if value.get("sliding_window") else {}
+    ends = {key: 2 for key, of in value.items() if key.endswith("token_id") and (isinstance(of, list) or (of or 0) > 511)}
+    return {key: widened(of) for key, of in value.items()} | {k: v for k, v in sizes.items() if k in value} | ends
+
+
+#: Families whose layers carry a state from token to token.
+WITH_STATE = ("falcon_h1", "granitemoehybrid", "lfm2", "nemotron_h", "qwen3_5")
+
+
+@pytest.mark.parametrize("family", sorted(path.parent.name for path in GOLDEN.glob("*/config.json")))
+def test_every_family_shares_prompts_or_says_why_not(family, run, tmp_path):
+    model = tmp_path / family
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(widened(json.loads((GOLDEN / family / "config.json").read_text()))))
+    for file in STORIES.glob("tokenizer*"):
+        (model / file.name).write_bytes(file.read_bytes())
+    run = {**run, "model": str(model), "init": "random", "shuffle": False, "validation_split_ratio": 0.0}
+    run |= {"per_device_train_batch_size": 24, "gradient_accumulation_steps": 1}
+    apart = surogate.Trainer({**run, "share_prompts": False}).step()
+    if family.startswith(WITH_STATE):
+        with pytest.raises(ConfigError, match="carries a state from token to token"):
+            surogate.Trainer({**run, "share_prompts": True})
+        assert surogate.Trainer(run).step()["tokens"] == apart["tokens"]
+        return
+    shared = surogate.Trainer(run).step()
+    assert shared["tokens"] < apart["tokens"]
+    for key in ("grad_norm", "logps/chosen", "logps/rejected", "logits/rejected"):
+        assert shared[key] == pytest.approx(apart[key], rel=1e-3), key
 
 
 @pytest.mark.parametrize("layout", [{"sample_packing": True}, {"padding_free": True}])

@@ -11,6 +11,7 @@ import time
 import pytest
 import surogate
 import yaml
+from safetensors.numpy import load_file
 from surogate.errors import ConfigError
 from test_sampled_runs import PROMPTS, command, options
 
@@ -18,6 +19,10 @@ from test_sampled_runs import PROMPTS, command, options
 def evaluations(folder):
     log = next((folder / "run").glob("log-*.json"))
     return [event for event in map(json.loads, log.read_text().splitlines()) if event["event"] == "evaluation"]
+
+
+def adapter(folder):
+    return load_file(folder / "adapter" / "adapter_model.safetensors")
 
 
 def held_out(tmp_path, count=3):
@@ -62,16 +67,19 @@ def test_a_share_of_the_prompts_is_held_out(tmp_path):
 
 
 def test_the_best_reward_decides_which_weights_are_the_result(tmp_path):
-    """With a learning rate that destroys the model the best evaluation is not the last."""
-    more = {"load_best_model_at_end": True, "save_steps": 100, "eval_steps": 1, "learning_rate": 0.5}
-    found = command(tmp_path, "grpo", validation_datasets=held_out(tmp_path), **more)
+    """With rewards that fall from call to call the first evaluation is the best: the result is that of one step."""
+    more = {"function": "falling", "eval_steps": 1, "validation_datasets": held_out(tmp_path)}
+    found = command(tmp_path, "grpo", load_best_model_at_end=True, save_steps=100, **more)
     text = found.stderr + found.stdout
     assert found.returncode == 0, text
     rewards = {event["step"]: event["reward"] for event in evaluations(tmp_path)}
-    best = max(rewards, key=lambda step: (rewards[step], -step))
-    assert best != 4, "the test needs a run that gets worse"
-    assert f"with the highest reward: {rewards[best]:.4f}" in text
+    assert list(rewards.values()) == sorted(rewards.values(), reverse=True) and len(rewards) == 4
+    assert f"with the highest reward: {rewards[1]:.4f}" in text
     assert "`load_best_model_at_end` goes by the reward of 3 prompts, which says little" in text
+    best = adapter(tmp_path / "run")
+    assert command(tmp_path, "grpo", max_steps=1, output_dir=str(tmp_path / "one"), **more).returncode == 0
+    one = adapter(tmp_path / "one")
+    assert best.keys() == one.keys() and all((best[name] == one[name]).all() for name in one)
 
 
 def test_a_run_stops_early_without_a_higher_reward(tmp_path):

@@ -53,6 +53,16 @@ def slow(**_):
 
 def ends(**_):
     os._exit(3)
+
+
+calls = 0
+
+
+def falling(completions, **_):
+    """Each call gives less than the one before, whatever the answers are."""
+    global calls
+    calls += 1
+    return [1 / calls + of.count("a") / 1000 for of in completions]
 '''
 
 PROMPTS = [{"prompt": f"Once upon a time there was {name}", "name": name} for name in ("Lily", "Tom", "Mia", "Ben", "Sue")]

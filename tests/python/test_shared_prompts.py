@@ -69,11 +69,13 @@ def test_a_shared_prompt_gives_the_numbers_of_one_for_each_answer(name, run):
     apart, shared = (taken(run, share_prompts=shared) for shared in (False, True))
     assert sum(step["tokens"] for step in shared[0]) < 0.8 * sum(step["tokens"] for step in apart[0])
     of_time = ("second", "tokens", "memory", "mfu", "ceiling")
-    for one, other in zip([*apart[0], apart[1]], [*shared[0], shared[1]], strict=True):
+    for index, (one, other) in enumerate(zip([*apart[0], apart[1]], [*shared[0], shared[1]], strict=True)):
         assert one.keys() == other.keys()
+        # AdamW turns a gradient of about zero into a whole step of either sign.
+        near = 2e-5 if index == 0 else 2e-4
         for key in one:
             if isinstance(one[key], float) and not any(word in key for word in of_time):
-                assert other[key] == pytest.approx(one[key], rel=2e-4, abs=2e-5), key
+                assert other[key] == pytest.approx(one[key], rel=2e-4, abs=near), key
 
 
 def widened(value):

@@ -1,5 +1,5 @@
 //! Attention on this backend against the operation's f64 reference: sizes that no tile divides, shared key
-//! heads, documents, windows, last keys, caps, sinks; and the same bits for any number of threads.
+//! heads, documents, windows, last keys, branches, caps, sinks; and the same bits for any number of threads.
 
 use std::sync::Arc;
 
@@ -27,13 +27,15 @@ struct Case {
     /// Tokens of each document that see one another whole.
     prefix: usize,
     bidirectional: bool,
+    /// Tokens of the common beginning of two branches in the last document; 0 without branches.
+    common: usize,
     soft_cap: Option<f64>,
     has_sink: bool,
 }
 
 struct Operands {
     inputs: Vec<(Vec<usize>, Vec<f32>)>,
-    /// document_start, last_key
+    /// document_start, then last_key or last_query.
     ints: Vec<Vec<i32>>,
     sink: Option<Vec<f32>>,
     attrs: Attrs,
@@ -48,9 +50,15 @@ fn operands(case: &Case, forward: Option<&[Vec<f32>]>) -> Operands {
     let row = |of: &dyn Fn(usize) -> usize| (0..b * t).map(|i| of(i % t) as i32).collect::<Vec<_>>();
     let mut ints = vec![row(&start)];
     ints.extend((case.prefix > 0).then(|| row(&last)));
+    // The first branch ends half-way through what follows the common beginning.
+    let first = if case.cut < t { case.cut } else { 0 } + case.common;
+    let middle = first + (t - first) / 2;
+    let last_query = |i: usize| if (first..middle).contains(&i) { middle - 1 } else { t - 1 };
+    ints.extend((case.common > 0).then(|| row(&last_query)));
     let attrs = case.window.into_iter().fold(Attrs::new(), |attrs, window| attrs.with("window", window));
     let attrs = case.soft_cap.into_iter().fold(attrs, |attrs, cap| attrs.with("soft_cap", cap));
     let attrs = if case.bidirectional { attrs.with("bidirectional", true) } else { attrs };
+    let attrs = if case.common > 0 { attrs.with("branches", true) } else { attrs };
     let (q, k, v, o) = (vec![b, t, h, d], vec![b, t, g, d], vec![b, t, g, dv], vec![b, t, h, dv]);
     let drawn = |shape: &Vec<usize>, seed: u32| (shape.clone(), values(shape.iter().product(), seed));
     let mut inputs = vec![drawn(&q, 1), drawn(&k, 2), drawn(&v, 3)];
@@ -181,6 +189,9 @@ fn attention_equals_its_reference() {
         Case { shape: [1, 100, 2, 1, 192, 128], cut: 40, ..Case::default() },
         Case { shape: [1, 67, 2, 1, 16, 72], cut: 67, has_sink: true, ..Case::default() },
         plain([1, 66, 1, 1, 512], 66),
+        Case { common: 5, ..plain([2, 70, 2, 1, 24], 33) },
+        Case { common: 70, has_sink: true, ..plain([1, 300, 4, 2, 64], 300) },
+        Case { common: 1, soft_cap: Some(1.5), ..plain([1, 200, 2, 2, 40], 9) },
     ];
     for case in &cases {
         let forward = check(case, "attention", &operands(case, None));

@@ -1,7 +1,8 @@
 //! The inner GEMM kernel: one tile of the result in registers, operands from packed panels. Knows neither the matrices
 //! nor how the work is split.
 //!
-//! An f32 tile is a chain of fused multiply-adds per element, in the order of the units. A bf16 tile adds the two
+//! An f32 tile is a chain of fused multiply-adds per element, in the order of the units: AVX2 and AVX-512 give the same
+//! bits. A bf16 tile adds the two
 //! products of a pair to the f32 sum with `vdpbf16ps`: products are exact, the processor defines how the pair is
 //! rounded, and denormal operands and results count as zero. A machine without that instruction takes another path and
 //! differs in the last bits.
@@ -18,6 +19,8 @@ pub const WIDTH: usize = 48;
 const CHAIN: usize = 512;
 /// Number of elements of one vector.
 const LANES: usize = 16;
+
+const WRONG_WIDTH: &str = "a panel is one to three vectors wide";
 
 /// A tile of the result, rows of [`WIDTH`] elements.
 #[repr(align(64))]
@@ -38,7 +41,7 @@ pub struct Tiles<T> {
 impl<T: Unit> Tiles<T> {
     /// `None` where the instructions are missing.
     pub fn here() -> Option<Self> {
-        let needed = if T::DEPTH == 2 { Level::Avx512Bf16 } else { Level::Avx512 };
+        let needed = if T::DEPTH == 2 { Level::Avx512Bf16 } else { Level::Avx2 };
         (Level::here() >= needed).then_some(Tiles { element: std::marker::PhantomData })
     }
 
@@ -64,6 +67,10 @@ impl<T: Unit> Tiles<T> {
         // HEIGHT and of `width` lines, and the tile has room for three vectors in each row.
         unsafe {
             let (a, b, c) = (a.as_ptr(), b.as_ptr(), c.0.as_mut_ptr());
+            if T::DEPTH == 1 && Level::here() < Level::Avx512 {
+                assert!((1..=WIDTH / LANES).contains(&(width / LANES)), "{WRONG_WIDTH}, not {width} lines");
+                return x86::halves(units, width, a, b, scale, c);
+            }
             match (T::DEPTH, width / LANES) {
                 (1, 1) => x86::single::<1>(units, a, b, scale, c),
                 (1, 2) => x86::single::<2>(units, a, b, scale, c),
@@ -71,7 +78,7 @@ impl<T: Unit> Tiles<T> {
                 (_, 1) => x86::paired::<1>(units, a, b, scale, c),
                 (_, 2) => x86::paired::<2>(units, a, b, scale, c),
                 (_, 3) => x86::paired::<3>(units, a, b, scale, c),
-                _ => panic!("a panel is one to three vectors wide, not {width} lines"),
+                _ => panic!("{WRONG_WIDTH}, not {width} lines"),
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -130,4 +137,33 @@ mod x86 {
         x => std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(x.cast::<i32>().read())),
         x => std::mem::transmute::<__m512i, __m512bh>(_mm512_loadu_si512(x.cast())),
         |sum, left, right| _mm512_dpbf16_ps(sum, left, right));
+
+    /// The same f32 sums with AVX2: its 16 registers hold the sums of four rows and 16 columns.
+    #[target_feature(enable = "avx2,fma")]
+    pub unsafe fn halves(units: usize, width: usize, a: *const u32, b: *const u32, scale: f32, c: *mut f32) {
+        const ROWS: usize = 4;
+        const HALF: usize = LANES / 2;
+        for (column, first) in (0..width).step_by(LANES).flat_map(|j| (0..HEIGHT).step_by(ROWS).map(move |i| (j, i))) {
+            let mut sums = [[_mm256_setzero_ps(); 2]; ROWS];
+            // SAFETY: the caller's promise: `units` units of HEIGHT and of `width`, a multiple of LANES up to WIDTH.
+            unsafe {
+                for p in 0..units {
+                    let right = b.add(p * width + column).cast::<f32>();
+                    let right = [_mm256_loadu_ps(right), _mm256_loadu_ps(right.add(HALF))];
+                    for (i, sums) in sums.iter_mut().enumerate() {
+                        let left = _mm256_set1_ps(a.add(p * HEIGHT + first + i).cast::<f32>().read());
+                        sums[0] = _mm256_fmadd_ps(left, right[0], sums[0]);
+                        sums[1] = _mm256_fmadd_ps(left, right[1], sums[1]);
+                    }
+                }
+                let scale = _mm256_set1_ps(scale);
+                for (i, sums) in sums.iter().enumerate() {
+                    for (j, sum) in sums.iter().enumerate() {
+                        let to = c.add((first + i) * WIDTH + column + j * HALF);
+                        _mm256_storeu_ps(to, _mm256_fmadd_ps(scale, *sum, _mm256_loadu_ps(to)));
+                    }
+                }
+            }
+        }
+    }
 }

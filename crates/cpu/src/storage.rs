@@ -1,6 +1,8 @@
 //! Conversion between storage types and the number types of the references: widening to f32, rounding back, and buffers
 //! for operands that cannot be used in place.
 
+use std::marker::PhantomData;
+
 use ops::{Data, Input, Loop, Output, vectorised};
 use program::TensorRef;
 use rayon::prelude::*;
@@ -90,36 +92,86 @@ impl Stored for f32 {
 /// Storage of bf16 as its bits.
 impl Stored for u16 {
     fn widen(stored: &[u16], wide: &mut [f32]) {
-        vectorised(WidenRow, (stored, wide));
+        BF16::widen(stored, wide);
     }
 
     fn round(wide: &[f32], stored: &mut [u16]) {
-        vectorised(RoundRow, (wide, stored));
+        BF16::round(wide, stored);
     }
 }
 
-struct WidenRow;
+/// A type of 16 bits, stored as its bits.
+pub trait Narrow {
+    /// Widens to f32, exactly.
+    fn wide(bits: u16) -> f32;
 
-impl<'a> Loop<(&'a [u16], &'a mut [f32])> for WidenRow {
+    /// Rounds to nearest, ties to even.
+    fn narrow(x: f32) -> u16;
+
+    fn widen(stored: &[u16], wide: &mut [f32])
+    where
+        Self: Sized,
+    {
+        vectorised(WidenRow::<Self>(PhantomData), (stored, wide));
+    }
+
+    fn round(wide: &[f32], stored: &mut [u16])
+    where
+        Self: Sized,
+    {
+        vectorised(RoundRow::<Self>(PhantomData), (wide, stored));
+    }
+}
+
+pub struct BF16;
+pub struct F16;
+
+impl Narrow for BF16 {
+    #[inline(always)]
+    fn wide(bits: u16) -> f32 {
+        bf16_to_f32(bits)
+    }
+
+    #[inline(always)]
+    fn narrow(x: f32) -> u16 {
+        f32_to_bf16(x)
+    }
+}
+
+impl Narrow for F16 {
+    #[inline(always)]
+    fn wide(bits: u16) -> f32 {
+        f16_to_f32(bits)
+    }
+
+    #[inline(always)]
+    fn narrow(x: f32) -> u16 {
+        f32_to_f16(x)
+    }
+}
+
+struct WidenRow<N>(PhantomData<N>);
+
+impl<'a, N: Narrow> Loop<(&'a [u16], &'a mut [f32])> for WidenRow<N> {
     type Output = ();
 
     #[inline(always)]
     fn run((stored, wide): (&'a [u16], &'a mut [f32])) {
         for (to, from) in wide.iter_mut().zip(stored) {
-            *to = bf16_to_f32(*from);
+            *to = N::wide(*from);
         }
     }
 }
 
-struct RoundRow;
+struct RoundRow<N>(PhantomData<N>);
 
-impl<'a> Loop<(&'a [f32], &'a mut [u16])> for RoundRow {
+impl<'a, N: Narrow> Loop<(&'a [f32], &'a mut [u16])> for RoundRow<N> {
     type Output = ();
 
     #[inline(always)]
     fn run((wide, stored): (&'a [f32], &'a mut [u16])) {
         for (to, from) in stored.iter_mut().zip(wide) {
-            *to = f32_to_bf16(*from);
+            *to = N::narrow(*from);
         }
     }
 }

@@ -105,19 +105,17 @@ impl FromStr for DType {
 }
 
 /// Converts exactly: every bf16 value is an f32 value.
-#[inline]
+#[inline(always)]
 pub fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits((bits as u32) << 16)
 }
 
 /// Rounds to nearest, ties to even; NaN stays NaN (quiet).
-#[inline]
+#[inline(always)]
 pub fn f32_to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
-    if x.is_nan() {
-        return ((bits >> 16) as u16) | 0x0040;
-    }
-    ((bits.wrapping_add(0x7fff + ((bits >> 16) & 1))) >> 16) as u16
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    (if x.is_nan() { (bits >> 16) | 0x0040 } else { rounded }) as u16
 }
 
 /// Rounds up or down with a probability given by the distance: the expectation equals `x`.
@@ -131,7 +129,7 @@ pub fn f32_to_bf16_stochastic(x: f32, random: u32) -> u16 {
 }
 
 /// Converts the bits of an f16 to an f32 exactly, denormals included.
-#[inline]
+#[inline(always)]
 pub fn f16_to_f32(bits: u16) -> f32 {
     // The fields in f32's places; the exponents' biases are 112 apart, and the product is exact for denormals too.
     const REBASE: f32 = f32::from_bits((127 + 112) << 23);
@@ -142,25 +140,20 @@ pub fn f16_to_f32(bits: u16) -> f32 {
     f32::from_bits(sign | if bits & 0x7c00 == 0x7c00 { special } else { finite })
 }
 
-/// Rounds to nearest, ties to even; overflow goes to infinity.
-#[inline]
+/// Rounds to nearest, ties to even; overflow goes to infinity. Without branches: loops over it become vector instructions.
+#[inline(always)]
 pub fn f32_to_f16(x: f32) -> u16 {
+    // One half has the unit of f16's denormals, 2^-24, as its last place: the sum is rounded to it.
+    const HALF: f32 = 0.5;
     let bits = x.to_bits();
-    let sign = ((bits >> 16) & 0x8000) as u16;
-    if x.is_nan() {
-        return sign | 0x7e00;
-    }
-    let magnitude = x.abs();
-    if magnitude >= 65520.0 {
-        return sign | 0x7c00;
-    }
-    if magnitude < 2f32.powi(-14) {
-        // Denormal: the unit is 2^-24; round_ties_even on the scaled value is exact.
-        return sign | (magnitude * 2f32.powi(24)).round_ties_even() as u16;
-    }
+    let sign = (bits >> 16) & 0x8000;
     let kept = bits & 0x7fff_ffff;
-    let rounded = kept.wrapping_add(0xfff + ((kept >> 13) & 1));
-    sign | (((rounded >> 13) - (112 << 10)) as u16)
+    let magnitude = f32::from_bits(kept);
+    let denormal = (magnitude + HALF).to_bits().wrapping_sub(HALF.to_bits());
+    let normal = (kept.wrapping_add(0xfff + ((kept >> 13) & 1)) >> 13).wrapping_sub(112 << 10);
+    let finite = if magnitude < f32::from_bits((127 - 14) << 23) { denormal } else { normal };
+    let ordered = if magnitude >= 65520.0 { 0x7c00 } else { finite };
+    (sign | if kept > 0x7f80_0000 { 0x7e00 } else { ordered }) as u16
 }
 
 #[cfg(test)]
@@ -185,6 +178,20 @@ mod tests {
         assert_eq!(f32_to_bf16(f32::from_bits(0x3f80_8001)), 0x3f81);
         assert!(bf16_to_f32(f32_to_bf16(f32::NAN)).is_nan());
         assert_eq!(bf16_to_f32(f32_to_bf16(f32::INFINITY)), f32::INFINITY);
+    }
+
+    #[test]
+    fn halves_of_steps_of_f16_go_to_the_even_neighbor() {
+        for bits in 0..0x7bffu16 {
+            let middle = (f16_to_f32(bits) + f16_to_f32(bits + 1)) / 2.0;
+            let (below, above) = (f32::from_bits(middle.to_bits() - 1), f32::from_bits(middle.to_bits() + 1));
+            let even = bits + (bits & 1);
+            for sign in [1.0, -1.0] {
+                let found = [below, middle, above].map(|x| f32_to_f16(sign * x) & 0x7fff);
+                assert_eq!(found, [bits, even, bits + 1], "{bits:#06x}");
+                assert_eq!(f32_to_f16(sign * above) >> 15, u16::from(sign < 0.0));
+            }
+        }
     }
 
     #[test]

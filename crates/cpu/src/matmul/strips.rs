@@ -9,12 +9,13 @@ use std::ops::Range;
 
 use program::{Gemm, TensorRef};
 use rayon::prelude::*;
+use tensor::DType;
 use tensor::packed::operand as packed;
-use tensor::{DType, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
 use crate::arena::{Memory, Plain, Span, SpanMut, overlap};
 use crate::scratch::Scratch;
 use crate::simd::{Matrix, MatrixMut, product};
+use crate::storage::{BF16, F16, Narrow};
 
 /// Number of rows or columns of one strip.
 const STRIP: usize = 128;
@@ -150,8 +151,8 @@ impl StripGemm {
         let sources = &Sources { operands: sources, scale };
         match self.gemm.d.dtype {
             DType::F32 => self.write_f32(d, sources),
-            DType::BF16 => self.write_narrow(d, sources, bf16_to_f32, f32_to_bf16),
-            DType::F16 => self.write_narrow(d, sources, f16_to_f32, f32_to_f16),
+            DType::BF16 => self.write_narrow::<BF16>(d, sources),
+            DType::F16 => self.write_narrow::<F16>(d, sources),
             other => panic!("a product is not stored as {other}: refused when the program is loaded"),
         }
     }
@@ -170,20 +171,20 @@ impl StripGemm {
         });
     }
 
-    fn write_narrow(&self, d: SpanMut<'_>, sources: &Sources<'_>, widen: fn(u16) -> f32, round: fn(f32) -> u16) {
+    fn write_narrow<N: Narrow>(&self, d: SpanMut<'_>, sources: &Sources<'_>) {
         self.strips::<u16>(d).into_par_iter().for_each(|(row, column, mut strip)| {
             STRIPS.with_borrow_mut(|(widened, result)| {
                 let (rows, columns) = (strip.rows(), strip.width());
                 let result = room(result, rows * columns);
                 if self.gemm.accumulate {
                     for (i, result) in result.chunks_mut(columns).enumerate() {
-                        convert(strip.row(i), result, widen);
+                        N::widen(strip.row(i), result);
                     }
                 }
                 let mut matrix = MatrixMut::new(result, rows, columns, columns);
                 self.strip(row, column, &mut matrix, self.gemm.accumulate, sources, widened);
                 for i in 0..rows {
-                    convert(matrix.row(i), strip.row(i), round);
+                    N::round(matrix.row(i), strip.row(i));
                 }
             });
         });
@@ -311,18 +312,12 @@ fn part<'a>(
     for (row, out) in stored_rows.zip(widened.chunks_mut(width.max(1))) {
         let start = row * row_stride + stored_columns.start;
         match dtype {
-            DType::BF16 => convert(&data[start..], out, bf16_to_f32),
-            DType::F16 => convert(&data[start..], out, f16_to_f32),
+            DType::BF16 => BF16::widen(&data[start..], out),
+            DType::F16 => F16::widen(&data[start..], out),
             other => panic!("products of {other} are refused when the program is loaded"),
         }
     }
     Matrix::new(widened, height, width, width).transposed_if(transpose)
-}
-
-fn convert<S: Copy, D>(source: &[S], target: &mut [D], change: impl Fn(S) -> D) {
-    for (d, s) in target.iter_mut().zip(source) {
-        *d = change(*s);
-    }
 }
 
 /// The first `len` elements of a buffer that grows and never shrinks.

@@ -30,7 +30,7 @@ fn a_matrix_of_an_adapter_with_the_sizes_of_a_batch_is_none() {
             entries: vec![EntryOptions::train(TASK)],
             weights: DType::BF16,
             compute: DType::BF16,
-            plan: PlanOptions { recompute, ..Default::default() },
+            plan: PlanOptions { recompute, ..options().plan },
             ..options()
         };
         compile(&model(), &options, &machine()).unwrap()

@@ -78,7 +78,7 @@ fn lora(compute: DType, recompute: Option<bool>) -> CompileOptions {
         adapter: Some(adapter()),
         weights: compute,
         compute,
-        plan: PlanOptions { recompute, ..Default::default() },
+        plan: PlanOptions { recompute, ..options().plan },
         entries: vec![EntryOptions::train(TASK), EntryOptions::evaluate(TASK)],
         ..options()
     }

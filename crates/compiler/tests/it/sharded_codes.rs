@@ -69,7 +69,7 @@ fn with(recipe: Recipe, adapted: bool, recompute: Option<bool>) -> CompileOption
         weights: DType::BF16,
         compute: DType::BF16,
         adapter: adapted.then(adapter),
-        plan: PlanOptions { recompute, ..Default::default() },
+        plan: PlanOptions { recompute, ..options().plan },
         entries: vec![EntryOptions::train(TASK), EntryOptions::evaluate(TASK)],
         ..options()
     }

@@ -6,7 +6,9 @@ pub mod training;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use compiler::{AdapterOptions, CompileOptions, EntryOptions, OptimizerKind, OptimizerOptions, Training};
+use compiler::{
+    AdapterOptions, CompileOptions, EntryOptions, OptimizerKind, OptimizerOptions, Pass, PlanOptions, Training,
+};
 use graph::{Graph, Model, Origin, ValueId};
 use ops::Real;
 use ops::evaluate::Array;
@@ -55,7 +57,8 @@ pub fn options() -> CompileOptions {
         adapter: None,
         entries: vec![EntryOptions::train(TASK).keeping(["token_loss"]), EntryOptions::evaluate(TASK)],
         seed: 7,
-        plan: Default::default(),
+        // With a limit, that of all rewrites, the graph is verified after each.
+        plan: PlanOptions { passes: Some(Pass::OPTIONAL.len()), ..PlanOptions::default() },
         sharding: Default::default(),
         branches: None,
     }

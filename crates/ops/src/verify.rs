@@ -8,7 +8,7 @@ use crate::registry::get;
 /// Output types of a call by the operation's rule. Unknown attributes are errors.
 pub fn infer(op: OpId, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
     let rule = get(op);
-    for name in attrs.0.keys() {
+    for name in attrs.keys() {
         if !rule.attributes().iter().any(|a| a.name == name) {
             let known: Vec<&str> = rule.attributes().iter().map(|a| a.name).collect();
             return Err(format!("{op}: unknown attribute `{name}`, known are: {}", known.join(", ")));

@@ -127,14 +127,13 @@ impl Instruction {
 fn settle_numbers(launch: &mut Launch, suffix: &str, number: usize) {
     let steps: Vec<(String, u64)> = launch
         .attrs
-        .0
         .iter()
         .filter_map(|(name, value)| Some((name.strip_suffix(suffix)?.to_owned(), value.as_u64()?)))
         .collect();
     for (name, step) in steps {
-        launch.attrs.0.remove(&format!("{name}{suffix}"));
-        let first = launch.attrs.0.get(&name).and_then(|value| value.as_u64()).unwrap_or(0);
-        launch.attrs.0.insert(name, (first + number as u64 * step).into());
+        launch.attrs.remove(&format!("{name}{suffix}"));
+        let first = launch.attrs.get(&name).and_then(|value| value.as_u64()).unwrap_or(0);
+        launch.attrs.insert(name, (first + number as u64 * step).into());
     }
 }
 

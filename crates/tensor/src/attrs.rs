@@ -1,15 +1,82 @@
 //! Attributes of operations: small named values, ordered, printable, and representable in JSON.
 
+use std::any::Any;
 use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, OnceLock};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-/// The attributes of one operation, in the order in which they were written. Reading one that is
-/// missing or ill-typed is an error that names it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Attrs(pub Map<String, Value>);
+/// The attributes of one operation, in the order in which they were written: a map that clones share until one of them
+/// is changed. Reading one that is missing or ill-typed is an error that names it.
+#[derive(Clone, Default)]
+pub struct Attrs(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    map: Map<String, Value>,
+    parsed: OnceLock<Arc<dyn Any + Send + Sync>>,
+}
+
+impl Clone for Shared {
+    /// The copy is about to be changed: what was parsed stays with the original.
+    fn clone(&self) -> Self {
+        Shared { map: self.map.clone(), parsed: OnceLock::new() }
+    }
+}
+
+impl Deref for Attrs {
+    type Target = Map<String, Value>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0.map
+    }
+}
+
+impl DerefMut for Attrs {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        let shared = Arc::make_mut(&mut self.0);
+        shared.parsed = OnceLock::new();
+        &mut shared.map
+    }
+}
+
+impl From<Map<String, Value>> for Attrs {
+    fn from(map: Map<String, Value>) -> Self {
+        Attrs(Arc::new(Shared { map, parsed: OnceLock::new() }))
+    }
+}
+
+impl FromIterator<(String, Value)> for Attrs {
+    fn from_iter<I: IntoIterator<Item = (String, Value)>>(attributes: I) -> Self {
+        Map::from_iter(attributes).into()
+    }
+}
+
+impl fmt::Debug for Attrs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map.fmt(f)
+    }
+}
+
+impl PartialEq for Attrs {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.0.map == other.0.map
+    }
+}
+
+impl Serialize for Attrs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.map.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Attrs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Map::deserialize(deserializer).map(Self::from)
+    }
+}
 
 /// An attribute that is absent or has the wrong type.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,17 +104,28 @@ impl Attrs {
 
     /// Adds or replaces one attribute; chains.
     pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
-        self.0.insert(name.to_owned(), value.into());
+        self.insert(name.to_owned(), value.into());
         self
     }
 
+    /// Returns what `parse` makes of the attributes. It is kept for the next call with the same type, of clones too, until
+    /// they are changed; another type is parsed each time.
+    pub fn parsed<T: Any + Send + Sync, E>(&self, parse: impl FnOnce(&Self) -> Result<T, E>) -> Result<Arc<T>, E> {
+        if let Some(kept) = self.0.parsed.get().and_then(|kept| kept.clone().downcast().ok()) {
+            return Ok(kept);
+        }
+        let parsed = Arc::new(parse(self)?);
+        let _ = self.0.parsed.set(parsed.clone());
+        Ok(parsed)
+    }
+
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.0.map.is_empty()
     }
 
     /// Returns an attribute; absent and `null` are the same.
     pub fn get(&self, name: &str) -> Option<&Value> {
-        self.0.get(name).filter(|v| !v.is_null())
+        self.0.map.get(name).filter(|v| !v.is_null())
     }
 
     fn typed<'a, T>(
@@ -123,10 +201,10 @@ fn missing(name: &str) -> AttrError {
 impl fmt::Display for Attrs {
     /// Writes `{eps=1e-6, causal=true}`; nothing for no attributes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() {
+        if self.is_empty() {
             return Ok(());
         }
-        let parts: Vec<String> = self.0.iter().map(|(k, v)| format!("{k}={v}")).collect();
+        let parts: Vec<String> = self.iter().map(|(k, v)| format!("{k}={v}")).collect();
         write!(f, "{{{}}}", parts.join(", "))
     }
 }
@@ -143,5 +221,20 @@ mod tests {
         assert_eq!(attrs.int("eps").unwrap_err().0, "attribute `eps` is 1e-6, expected an integer");
         assert_eq!(attrs.text("mode").unwrap_err().0, "attribute `mode` is missing");
         assert_eq!(attrs.to_string(), "{eps=1e-6, sizes=[1,2]}");
+    }
+
+    #[test]
+    fn parsed_attributes_are_kept_until_they_change() {
+        let attrs = Attrs::new().with("eps", 1);
+        let parse = |attrs: &Attrs| attrs.int("eps");
+        assert_eq!(*attrs.parsed(parse).unwrap(), 1);
+        let mut changed = attrs.clone();
+        assert_eq!(*changed.parsed(|_| Err::<i64, _>("kept")).unwrap(), 1);
+        changed.insert("eps".into(), 2.into());
+        assert_eq!((*attrs.parsed(parse).unwrap(), *changed.parsed(parse).unwrap()), (1, 2));
+        changed.insert("eps".into(), 3.into());
+        assert_eq!(*changed.parsed(parse).unwrap(), 3);
+        assert_eq!(attrs.parsed(|attrs| attrs.float("eps")).map(|x| *x), Ok(1.0));
+        assert_ne!(attrs, changed);
     }
 }

@@ -21,7 +21,7 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, entry: &EntryOptions) ->
     graph.inputs.push(last_query);
     for node in graph.nodes.iter_mut().filter(|node| node.op == id::ATTENTION) {
         // It hides nothing of a document.
-        node.attrs.0.remove("window");
+        node.attrs.remove("window");
         node.attrs = node.attrs.clone().with("branches", true);
         node.inputs.insert(4, last_query);
     }

@@ -133,7 +133,7 @@ fn is_of_tokens(graph: &Graph, node: &Node) -> bool {
 
 /// The attributes of these names, where they are given.
 fn some_of(attrs: &Attrs, names: &[&str]) -> Attrs {
-    let given = names.iter().filter_map(|name| Some((*name, attrs.0.get(*name)?.clone())));
+    let given = names.iter().filter_map(|name| Some((*name, attrs.get(name)?.clone())));
     given.fold(Attrs::new(), |attrs, (name, value)| attrs.with(name, value))
 }
 

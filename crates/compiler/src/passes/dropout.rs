@@ -23,7 +23,7 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Resu
                 graph.name
             )));
         }
-        node.attrs.0.remove("dropout");
+        node.attrs.remove("dropout");
     }
     let places = graph.nodes.iter_mut().filter(|node| node.op == id::DROPOUT);
     for (stream, node) in (FIRST_STREAM..).zip(places) {

@@ -86,7 +86,7 @@ fn is_backward(graph: &Graph, index: usize, dropout: &Node) -> bool {
     let node = &graph.nodes[index];
     let flag = |name: &str| node.attrs.flag(name).unwrap_or(false);
     let factors = node.op == id::MATMUL && node.inputs[1] == dropout.outputs[0] && node.inputs[0] != dropout.outputs[0];
-    factors && flag("transpose_a") && flag("f32") && node.attrs.0.len() == 2 && bf16(graph, &node.inputs[..1])
+    factors && flag("transpose_a") && flag("f32") && node.attrs.len() == 2 && bf16(graph, &node.inputs[..1])
 }
 
 /// Replaces the gradient of the factor and, where it is found, the gradient of the input.

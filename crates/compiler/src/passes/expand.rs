@@ -294,14 +294,14 @@ fn numbered(name: &str, layer: Option<Layer>) -> String {
 /// Takes this layer's value of every `{"each": [...]}`.
 fn attributes(attrs: &Attrs, layer: Option<Layer>) -> Result<Attrs, String> {
     let mut result = Attrs::new();
-    for (name, value) in &attrs.0 {
+    for (name, value) in attrs.iter() {
         let chosen = match (value.get("each").and_then(|v| v.as_array()), layer) {
             (Some(each), Some(layer)) => each.get(layer.index as usize).cloned().ok_or_else(|| {
                 format!("attribute `{name}` has {} values, layer {} has none", each.len(), layer.index)
             })?,
             _ => value.clone(),
         };
-        result.0.insert(name.clone(), chosen);
+        result.insert(name.clone(), chosen);
     }
     Ok(result)
 }

@@ -210,7 +210,7 @@ fn candidate(
 /// Returns true if the fused operation takes the attributes of both, but for flags that are off.
 fn takes(fused: OpId, nodes: &[Option<Node>], places: [usize; 2]) -> bool {
     let mut given = places.into_iter().filter_map(|at| nodes[at].as_ref()).map(|node| &node.attrs);
-    given.all(|attrs| attrs.0.keys().all(|name| is_known(fused, name) || is_off(attrs, name)))
+    given.all(|attrs| attrs.keys().all(|name| is_known(fused, name) || is_off(attrs, name)))
 }
 
 fn is_known(fused: OpId, name: &str) -> bool {
@@ -227,8 +227,8 @@ fn join(fused: OpId, rule: &Fusion, first: Node, second: Node) -> Node {
     let rest = second.inputs.iter().enumerate().filter(|(i, _)| *i != rule.operand).map(|(_, id)| *id);
     let mut attrs = Attrs::new();
     for of in [&first.attrs, &second.attrs] {
-        let taken = of.0.iter().filter(|(name, _)| is_known(fused, name));
-        attrs.0.extend(taken.map(|(name, value)| (name.clone(), value.clone())));
+        let taken = of.iter().filter(|(name, _)| is_known(fused, name));
+        attrs.extend(taken.map(|(name, value)| (name.clone(), value.clone())));
     }
     let kept: Vec<ValueId> = first.outputs.iter().copied().skip(rule.keeps.dropped(first.outputs.len())).collect();
     Node {

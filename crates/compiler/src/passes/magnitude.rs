@@ -69,7 +69,7 @@ pub(super) fn scaled(
     adapted.inputs[0] = of.source;
     if bias {
         adapted.inputs.remove(2);
-        adapted.attrs.0.remove("bias");
+        adapted.attrs.remove("bias");
     }
     let dropped = append.emit(id::SCALE, &[of.source], Attrs::new().with("factor", -1.0))[0];
     let rest = append.emit(id::ADD, &[x, dropped], Attrs::new())[0];

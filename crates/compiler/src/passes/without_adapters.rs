@@ -13,8 +13,8 @@ pub fn run(graph: &mut Graph, entry: &EntryOptions) -> Result<(), CompileError> 
     for node in graph.nodes.iter_mut().filter(|node| node.op == id::LINEAR && node.attrs.get("columns").is_some()) {
         let bias = node.attrs.flag("bias").unwrap_or(false);
         node.inputs.truncate(2 + usize::from(bias));
-        node.attrs.0.remove("columns");
-        node.attrs.0.remove("scale");
+        node.attrs.remove("columns");
+        node.attrs.remove("scale");
     }
     Ok(())
 }

@@ -104,7 +104,7 @@ impl Made {
             && !self.read.contains(&(window, *transposed))
         {
             node.outputs.truncate(2);
-            node.attrs.0.remove("transposed");
+            node.attrs.remove("transposed");
         }
         node
     }

@@ -237,7 +237,7 @@ impl<'a> Rewrite<'a> {
         }
         let (b, turned) = operand(weight, member.transposed, self.along);
         let mut attrs = node.attrs.clone();
-        attrs.0.remove("transposed");
+        attrs.remove("transposed");
         let attrs = if turned { attrs.with("transpose_b", true) } else { attrs };
         let attrs = attrs.with("fast_sum", true);
         let inputs = [x.plain, b, x.scale, weight.scale].into_iter().chain(node.inputs[2..].iter().copied()).collect();

@@ -277,7 +277,7 @@ impl Rewrite<'_> {
     fn forward(&self, member: &Linear, x: Factor, weight: Factor) -> Node {
         let node = self.graph.nodes[member.forward].clone();
         let mut attrs = node.attrs.clone();
-        attrs.0.remove("transposed");
+        attrs.remove("transposed");
         let (mut inputs, attrs) = self.product(x, weight, !member.transposed, attrs);
         inputs.extend(&node.inputs[2..]);
         Node { op: id::MATMUL_CODES, inputs, attrs, ..node }

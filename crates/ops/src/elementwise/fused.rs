@@ -1,5 +1,7 @@
 //! `elementwise`: several elementwise operations as one.
 
+use std::sync::Arc;
+
 use graph::{Element, OpId, ValueType};
 use program::{Cost, TensorRef};
 use tensor::{Attrs, DType};
@@ -22,12 +24,14 @@ fn attrs_of(results: &[(Expr, Element)]) -> Attrs {
     Attrs::new().with("expressions", texts).with("dtypes", types)
 }
 
-fn parse(attrs: &Attrs) -> Result<Vec<Expr>, String> {
-    let list = texts(attrs, "expressions")?;
-    list.iter().map(|text| text.parse::<Expr>().map_err(|e| e.0)).collect()
+fn parse(attrs: &Attrs) -> Result<Arc<Vec<Expr>>, String> {
+    attrs.parsed(|attrs| {
+        let list = texts(attrs, "expressions")?;
+        list.iter().map(|text| text.parse::<Expr>().map_err(|e| e.0)).collect()
+    })
 }
 
-fn parsed(attrs: &Attrs) -> Vec<Expr> {
+fn parsed(attrs: &Attrs) -> Arc<Vec<Expr>> {
     parse(attrs).expect("checked by the shape rule")
 }
 
@@ -69,14 +73,14 @@ impl Op for Elementwise {
         if let Some(e) = expressions.iter().find(|e| e.operands() > inputs.len()) {
             return Err(format!("`{e}` reads more than {} operands", inputs.len()));
         }
-        if !Form::of_elements(inputs.len(), expressions).is_elementwise() {
+        if !Form::of_elements(inputs.len(), expressions.to_vec()).is_elementwise() {
             return Err("an element-wise operation reduces nothing".into());
         }
         types.iter().map(|t| Ok(ValueType::new(element_named(t)?, inputs[0].shape.clone()))).collect()
     }
 
     fn form(&self, operands: usize, attrs: &Attrs) -> Option<Form> {
-        Some(Form::of_elements(operands, parsed(attrs)))
+        Some(Form::of_elements(operands, parsed(attrs).to_vec()))
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {

@@ -184,6 +184,6 @@ fn as_form(chain: &Example) -> Attrs {
     let texts = texts(&chain.attrs, "expressions").expect("a chain has expressions");
     let expressions = texts.iter().map(|text| text.parse().expect("a chain's expressions")).collect();
     let mut attrs = chain.attrs.clone();
-    attrs.0.extend(Form::of_elements(chain.inputs.len(), expressions).attrs().0);
+    attrs.extend((*Form::of_elements(chain.inputs.len(), expressions).attrs()).clone());
     attrs
 }

@@ -1,6 +1,8 @@
 //! The expressions that an operation computes for one row: the form that chains of operations are composed in. An
 //! elementwise operation has it too. Does not know shapes, layouts, or who evaluates it.
 
+use std::sync::Arc;
+
 use tensor::Attrs;
 
 use crate::elementwise::Expr;
@@ -137,6 +139,15 @@ impl Form {
         let results: Vec<&str> = self.results.iter().map(|(extent, _)| extent.name()).collect();
         let operands: Vec<&str> = self.operands.iter().map(|extent| extent.name()).collect();
         Attrs::new().with("expressions", texts).with("operands", operands).with("results", results)
+    }
+
+    /// Returns the valid form of the attributes of a composed operation. They keep it, so that it is read once.
+    pub fn of(attrs: &Attrs) -> Result<Arc<Form>, String> {
+        attrs.parsed(|attrs| {
+            let form = Form::parse(attrs)?;
+            form.check()?;
+            Ok(form)
+        })
     }
 
     /// Reads a form from the attributes of a composed operation.

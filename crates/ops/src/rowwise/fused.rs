@@ -1,5 +1,7 @@
 //! `rowwise`: several operations on the same rows as one.
 
+use std::sync::Arc;
+
 use graph::{Dim, Element, OpId, ValueType};
 use program::TensorRef;
 use tensor::{Attrs, DType};
@@ -20,8 +22,8 @@ const COUNTED: Element = Element::Fixed(DType::F64);
 /// The operation that computes any form.
 pub struct Composed;
 
-fn form(attrs: &Attrs) -> Form {
-    Form::parse(attrs).expect("checked by the shape rule")
+fn form(attrs: &Attrs) -> Arc<Form> {
+    Form::of(attrs).expect("checked by the shape rule")
 }
 
 /// The shape of an operand or result over rows of `x`.
@@ -85,8 +87,7 @@ impl Op for Composed {
     }
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
-        let (form, types) = (Form::parse(attrs)?, texts(attrs, "dtypes")?);
-        form.check()?;
+        let (form, types) = (Form::of(attrs)?, texts(attrs, "dtypes")?);
         texts(attrs, "of")?;
         attrs.flag("accumulate")?;
         if form.operands.len() != inputs.len() || form.results.len() != types.len() {
@@ -117,7 +118,7 @@ impl Op for Composed {
     }
 
     fn form(&self, _operands: usize, attrs: &Attrs) -> Option<Form> {
-        Some(form(attrs))
+        Some((*form(attrs)).clone())
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {

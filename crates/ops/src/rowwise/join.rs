@@ -112,7 +112,7 @@ pub(super) fn node(
         }
         false => {
             let mut attrs = Attrs::new().with("of", names.to_vec());
-            attrs.0.extend(form.attrs().0);
+            attrs.extend((*form.attrs()).clone());
             (id::ROWWISE, attrs)
         }
     };

@@ -34,7 +34,7 @@ pub fn quantising(tensors: usize, format: DType, top: i32, record: bool, count: 
     };
     let types: Vec<&str> = results.iter().map(of).collect();
     let mut attrs = Attrs::new().with("of", vec![id::QUANTISE.name()]);
-    attrs.0.extend(Form { operands, results }.attrs().0);
+    attrs.extend((*Form { operands, results }.attrs()).clone());
     attrs.with("dtypes", types)
 }
 

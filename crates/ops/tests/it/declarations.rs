@@ -40,7 +40,7 @@ fn attributes_are_checked() {
             assert!(ops::infer(op.id(), &types, &with_unknown).is_err(), "{}", op.name());
             for attribute in op.attributes().iter().filter(|a| !a.kind.ends_with('?')) {
                 let mut attrs = example.attrs.clone();
-                attrs.0.remove(attribute.name);
+                attrs.remove(attribute.name);
                 let name = attribute.name;
                 assert!(ops::infer(op.id(), &types, &attrs).is_err(), "{}: missing `{name}` passes", op.name());
             }

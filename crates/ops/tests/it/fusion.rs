@@ -13,7 +13,7 @@ use tensor::{Attrs, DType, HostTensor};
 /// The attributes among `attrs` that `op` takes.
 fn taken_by(op: &dyn Op, attrs: &Attrs) -> Attrs {
     let known = |name: &String| op.attributes().iter().any(|a| a.name == name);
-    Attrs(attrs.0.iter().filter(|(name, _)| known(name)).map(|(n, v)| (n.clone(), v.clone())).collect())
+    attrs.iter().filter(|(name, _)| known(name)).map(|(n, v)| (n.clone(), v.clone())).collect()
 }
 
 /// The types of an operation's results, those of type `dtype` as the floating-point type.

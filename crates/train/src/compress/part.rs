@@ -164,7 +164,7 @@ pub fn same_layer(a: &Model, place_a: Place, b: &Model, place_b: Place) -> bool 
     let nodes = |model: &Model, place: Place| -> Vec<(String, Vec<String>, Attrs)> {
         let of = |node: &NodeSpec| {
             let mut attrs = of_one(&node.attrs, place.layer);
-            attrs.0.retain(|name, _| name != "sizes" && name != "groups");
+            attrs.retain(|name, _| name != "sizes" && name != "groups");
             (node.op.clone(), if node.op == "stack" { Vec::new() } else { node.inputs.clone() }, attrs)
         };
         place.block(model).nodes.iter().map(of).collect()
@@ -182,5 +182,5 @@ fn of_one(attrs: &Attrs, layer: usize) -> Attrs {
         let each = value.get("each").and_then(|each| each.as_array());
         each.and_then(|each| each.get(layer)).unwrap_or(value).clone()
     };
-    Attrs(attrs.0.iter().map(|(name, value)| (name.clone(), of(value))).collect())
+    attrs.iter().map(|(name, value)| (name.clone(), of(value))).collect()
 }

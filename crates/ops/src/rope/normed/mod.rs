@@ -182,8 +182,7 @@ fn half(
     let tensors = |list: &[(&TensorRef, Arg)]| list.iter().map(|(t, _)| (*t).clone()).collect::<Vec<_>>();
     let (ins, outs) = (tensors(inputs), tensors(outputs));
     let known = |name: &String| op.attributes().iter().any(|a| a.name == name);
-    let attrs =
-        Attrs(call.attrs.0.iter().filter(|(name, _)| known(name)).map(|(n, v)| (n.clone(), v.clone())).collect());
+    let attrs = call.attrs.iter().filter(|(name, _)| known(name)).map(|(n, v)| (n.clone(), v.clone())).collect();
     let part =
         LowerCall { inputs: &ins, outputs: &outs, attrs: &attrs, machine: call.machine, documents: call.documents };
     let Lowered::Kernels(mut specs) = op.lower(&part) else { unreachable!("norms and rotations are kernels") };

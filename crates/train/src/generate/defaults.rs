@@ -92,9 +92,8 @@ impl Defaults {
             Err(e) => return Err(TrainError::io("read", &path, e)),
         };
         let mut fields = Fields { of: file.as_object().cloned().unwrap_or_default(), path: &path };
-        let ends = |of: &Value| of.get("eos_token_id").map(ids).filter(|ids| !ids.is_empty());
+        let ends = |of: &Value| of.get("eos_token_id").and_then(ids);
         let text = config.get("text_config").unwrap_or(config);
-        fields.of.remove("eos_token_id");
         Ok(Defaults {
             draws: file.get("do_sample").and_then(Value::as_bool).unwrap_or(false),
             temperature: fields.number("temperature", |x| x >= 0.0, "from 0")?,
@@ -102,7 +101,11 @@ impl Defaults {
             top_p: fields.number("top_p", |x| 0.0 < x && x <= 1.0, "above 0, up to 1")?,
             min_p: fields.number("min_p", |x| (0.0..=1.0).contains(&x), "from 0 to 1")?,
             repetition_penalty: fields.number("repetition_penalty", |x| x > 0.0, "above 0")?,
-            end_tokens: ends(&file).or_else(|| ends(config)).or_else(|| ends(text)).unwrap_or_default(),
+            end_tokens: fields
+                .take("eos_token_id", ids)
+                .or_else(|| ends(config))
+                .or_else(|| ends(text))
+                .unwrap_or_default(),
             max_new_tokens: fields.count("max_new_tokens"),
             max_length: fields.count("max_length"),
             stop: fields.texts("stop_strings"),
@@ -149,11 +152,11 @@ impl Fields<'_> {
     }
 
     fn tokens(&mut self, name: &str) -> Vec<u32> {
-        self.take(name, |value| (!ids(value).is_empty()).then(|| ids(value))).unwrap_or_default()
+        self.take(name, ids).unwrap_or_default()
     }
 
     fn words(&mut self, name: &str) -> Vec<Vec<u32>> {
-        self.take(name, |value| value.as_array().map(|words| words.iter().map(ids).collect())).unwrap_or_default()
+        self.take(name, |value| value.as_array()?.iter().map(ids).collect()).unwrap_or_default()
     }
 
     fn texts(&mut self, name: &str) -> Vec<String> {
@@ -180,10 +183,11 @@ impl Fields<'_> {
     }
 }
 
-/// One id or a list of them.
-fn ids(value: &Value) -> Vec<u32> {
+/// Returns the tokens of a number or a list of numbers; `None` if there are none, or if one is no token.
+fn ids(value: &Value) -> Option<Vec<u32>> {
     let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
-    list.iter().filter_map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
+    let ids: Option<Vec<u32>> = list.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect();
+    ids.filter(|ids| !ids.is_empty())
 }
 
 #[cfg(test)]
@@ -251,9 +255,12 @@ mod tests {
         assert_eq!((found.masks, found.stop), (masks, vec!["END".to_owned()]));
         assert_eq!((found.max_new_tokens, found.max_length), (Some(12), Some(40)));
         let other = json!({"typical_p": 0.9, "num_beams": 4, "penalty_alpha": 0.6, "sequence_bias": [[[1], 2.0]],
-            "suppress_tokens": [], "stop_strings": 3, "a_later_one": "x"});
+            "suppress_tokens": [], "stop_strings": 3, "a_later_one": "x", "eos_token_id": [2, "x"],
+            "bad_words_ids": [[7], [-1]]});
         let named = [
             "a_later_one: \"x\"",
+            "bad_words_ids: [[7],[-1]]",
+            "eos_token_id: [2,\"x\"]",
             "num_beams: 4",
             "penalty_alpha: 0.6",
             "sequence_bias: [[[1],2.0]]",

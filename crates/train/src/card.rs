@@ -254,9 +254,13 @@ fn read(folder: &Path) -> Result<Option<String>> {
     Ok(Some(String::from_utf8_lossy(&bytes[..bytes.len().min(MOST)]).into_owned()))
 }
 
-/// The model of a run as an adapter names it: a path of the Hub's cache becomes the name that it was fetched by.
+/// The model of a run as an adapter names it: a path of the Hub's cache becomes the name that it was fetched by, another
+/// folder's the absolute one, by which every later command finds it.
 pub fn base_name(path: &str) -> String {
-    name_in_cache(path).unwrap_or_else(|| path.to_owned())
+    name_in_cache(path).unwrap_or_else(|| match std::path::absolute(path) {
+        Ok(whole) if whole.is_dir() => whole.to_string_lossy().into_owned(),
+        _ => path.to_owned(),
+    })
 }
 
 /// The name of the repository whose snapshot in the Hub's cache a path is.
@@ -409,6 +413,9 @@ mod tests {
         let cached = "/users/me/.cache/huggingface/hub/models--Qwen--Qwen3-0.6B/snapshots/0123abc/";
         assert_eq!((public_name(cached), base_name(cached)), ("Qwen/Qwen3-0.6B".into(), "Qwen/Qwen3-0.6B".into()));
         assert_eq!(base_name("/srv/me/model"), "/srv/me/model");
+        assert_eq!(base_name("owner/name"), "owner/name");
+        // Tests run in the folder of their crate.
+        assert_eq!(base_name("src"), std::env::current_dir().unwrap().join("src").to_string_lossy());
         assert_eq!(published(&"/srv/me/a.jinja".into()), "a.jinja");
         assert_eq!(published(&"```\n# x".into()), "\"` ` `\\n# x\"");
         assert!(PUBLISHED.iter().all(|name| rows().any(|row| row.name == *name)), "each is an option");

@@ -67,7 +67,7 @@ pub use dataset::{
 pub use dialogue::{DialogueEncoder, DialogueOptions, shows_tools};
 pub use document::{Document, Mark, Truncation};
 pub use error::{DataError, RowError, RowReason, Stop};
-pub use loader::{Extent, Layout, Loader, LoaderSpec, Padding, Share, extent, remaining};
+pub use loader::{Extent, Layout, Loader, LoaderSpec, Padding, Share, extent, extent_unless, remaining};
 pub use pairs::mismatched;
 pub use preference::{
     Cut, Preference, PreferenceColumns, PreferenceOptions, Purpose, Question, Split, Unpaired, UnpairedColumns,

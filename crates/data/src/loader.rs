@@ -13,7 +13,7 @@ use rayon::prelude::*;
 
 use crate::batch::{Batch, IGNORE, Placed};
 use crate::corpus::DocumentSet;
-use crate::error::DataError;
+use crate::error::{DataError, Stop};
 use crate::image::decode;
 use crate::image_source::ImageRef;
 use crate::patches::{Patches, Picture};
@@ -481,13 +481,21 @@ pub fn remaining(documents: &DocumentSet, spec: &LoaderSpec, position: Position)
     Ok(by_epoch)
 }
 
-/// Counts rows without making batches: every epoch has its own packing. `spec.epochs: None` counts one epoch.
+/// [`extent_unless`] without a stop.
 pub fn extent(documents: &DocumentSet, spec: &LoaderSpec) -> Result<Extent, DataError> {
+    extent_unless(documents, spec, &|| false)
+}
+
+/// Counts rows without making batches: every epoch has its own packing. `spec.epochs: None` counts one epoch.
+pub fn extent_unless(documents: &DocumentSet, spec: &LoaderSpec, stop: Stop<'_>) -> Result<Extent, DataError> {
     let mut row_order = Cursor::new(documents.clone(), spec.clone(), Position::default())?.row_order;
     let parts = documents.corpus.parts();
     let batch = (spec.batch_size * spec.share.ranks / parts) as u64;
     let (mut rows, mut by_epoch, mut ends) = (0u64, Vec::<u64>::new(), Vec::<u64>::new());
     for epoch in 0..spec.epochs.unwrap_or(1) {
+        if stop() {
+            return Err(DataError::Stopped);
+        }
         let of_parts = row_order.rows_in_epoch(epoch);
         by_epoch.push(of_parts.iter().sum());
         rows += by_epoch[epoch as usize];

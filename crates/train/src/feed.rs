@@ -74,7 +74,7 @@ pub(crate) fn note_on_judges(config: &Config, held_out: usize, what: &str) -> Op
 impl Feed {
     /// Lays documents out in rows and batches. The options may differ from those that they were read with, as long as
     /// no document is longer than a row. `sequence_len` is the length of packed rows.
-    pub fn new(config: &Config, encoded: Encoded, sequence_len: usize) -> Result<Feed> {
+    pub fn new(config: &Config, encoded: Encoded, sequence_len: usize, stop: Stop<'_>) -> Result<Feed> {
         let Encoded { train, held_out, pad_id, images, .. } = encoded.clone();
         let workers = workers(config);
         let layout = layout(config, &[&train, &held_out], sequence_len);
@@ -97,7 +97,7 @@ impl Feed {
             prefetch: if workers == 0 { 0 } else { PREFETCH },
             images: None,
         };
-        let train_extent = data::extent(&train, &train_spec).map_err(TrainError::Data)?;
+        let train_extent = data::extent_unless(&train, &train_spec, stop).map_err(TrainError::data)?;
         let rows_in_epoch = train_extent.by_epoch.first().copied().unwrap_or(train_extent.rows);
         let train_extent = train_extent.with_part_of_last(config.run.num_epochs.of_last());
         let one_per_row = matches!(train_spec.layout, Layout::Padded(_)) && train_spec.padding == Padding::End;
@@ -440,7 +440,7 @@ pub fn check_data(config: &Config, source: &ModelSource, rows: usize, stop: Stop
     }
     let encoded = Encoded::read(config, source, &plan, None, stop)?;
     let row = encoded.sequence_len;
-    let feed = Feed::new(config, encoded, row)?;
+    let feed = Feed::new(config, encoded, row, stop)?;
     let few: Vec<String> = feed.note_on_steps(config).into_iter().chain(feed.note_on_judges(config)).collect();
     let notes: String = feed.encoded.notes.iter().chain(&few).map(|note| format!("Note: {note}\n")).collect();
     let rows = if rows == 0 { Vec::new() } else { feed.first_rows(source, rows)? };

@@ -5,6 +5,7 @@
 //! data would make few steps. What stays `auto`, such as offloading, is decided by the plan, with or without this; the split of a
 //! step into micro-steps is, too (`split.rs`), and each value here is tried with each split.
 
+use data::Stop;
 use program::{Arch, Machine};
 use serde_json::{Value, json};
 
@@ -31,13 +32,19 @@ const SEQUENCE: &str = "sequence_parallel_size";
 
 /// The configuration with the best values for what was left out, where the options ask for it, and with the split of its steps;
 /// `data`: the documents, where they are available. A configuration that has recorded choices keeps them.
-pub fn recommended(config: &Config, source: &ModelSource, machine: &Machine, data: Option<&Encoded>) -> Result<Config> {
+pub fn recommended(
+    config: &Config,
+    source: &ModelSource,
+    machine: &Machine,
+    data: Option<&Encoded>,
+    stop: Stop<'_>,
+) -> Result<Config> {
     if !config.run.apply_recommended_values || config.recommended.is_some() {
         return split::with_split(config, source, machine, data);
     }
     let mut chosen = packing(config);
     chosen.extend(unquantised_layers(config, source));
-    let (packed, fewer) = fewer_rows(config.with_recommended(chosen.clone()), source, data)?;
+    let (packed, fewer) = fewer_rows(config.with_recommended(chosen.clone()), source, data, stop)?;
     chosen.extend(fewer);
     let with_margin = beside_display(config, machine);
     let row = data.into_iter().fold(Plan::new(&packed, source)?, Plan::with_data).sequence_len;
@@ -105,12 +112,17 @@ fn unquantised_layers(config: &Config, source: &ModelSource) -> Reasons {
 }
 
 /// The configuration with fewer rows in a step where the data would make few steps, and the values with their reason.
-fn fewer_rows(config: Config, source: &ModelSource, data: Option<&Encoded>) -> Result<(Config, Reasons)> {
+fn fewer_rows(
+    config: Config,
+    source: &ModelSource,
+    data: Option<&Encoded>,
+    stop: Stop<'_>,
+) -> Result<(Config, Reasons)> {
     let rows = config.device_rows();
     let is_open = [BATCH, ACCUMULATION, "batch_size"].iter().all(|name| !config.is_written(name));
     let Some(data) = data.filter(|_| is_open) else { return Ok((config, Reasons::new())) };
     let plan = Plan::new(&config, source)?.with_data(data);
-    let feed = Feed::new(&config, data.clone(), plan.sequence_len)?;
+    let feed = Feed::new(&config, data.clone(), plan.sequence_len, stop)?;
     let Some(steps) = Steps::of(&config, &feed).filter(|steps| steps.most_rows(rows) < rows) else {
         return Ok((config, Reasons::new()));
     };

@@ -148,7 +148,7 @@ impl Trainer {
             Some(_) => Some(Encoded::read(&config, &source, &plan, device.nodes.as_deref(), stop)?),
             None => None,
         };
-        let config = Arc::new(recommended(&config, &source, &device.machine, encoded.as_ref())?);
+        let config = Arc::new(recommended(&config, &source, &device.machine, encoded.as_ref(), stop)?);
         let plan = Plan::new(&config, &source)?;
         let mut plan = encoded.iter().fold(plan, Plan::with_data);
         plan.notes.extend(plan.note_on_teacher(&config));
@@ -158,7 +158,7 @@ impl Trainer {
             false => source,
         };
         check_batch_size(&config, plan.sequence_len, device.machine.memory)?;
-        let feed = encoded.map(|encoded| Feed::new(&config, encoded, plan.sequence_len)).transpose()?;
+        let feed = encoded.map(|encoded| Feed::new(&config, encoded, plan.sequence_len, stop)).transpose()?;
         let has_prompts = samples && config.data.datasets.is_some();
         let rollouts = has_prompts.then(|| Rollouts::new(&config, &source, &device, &plan)).transpose()?;
         let on_policy = OnPolicy::new(&config, &source)?;

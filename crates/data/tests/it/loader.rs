@@ -169,6 +169,18 @@ fn without_shuffling_the_order_is_that_of_the_data() {
 }
 
 #[test]
+fn counting_many_epochs_ends_when_it_is_asked_to() {
+    let asked = std::cell::Cell::new(0);
+    let stop = || {
+        asked.set(asked.get() + 1);
+        asked.get() > 3
+    };
+    let spec = LoaderSpec { epochs: Some(u64::MAX), ..spec(Layout::Packed, 0) };
+    let stopped = data::extent_unless(&corpus(64), &spec, &stop);
+    assert!(matches!(stopped, Err(data::DataError::Stopped)) && asked.get() == 4);
+}
+
+#[test]
 fn the_extent_counts_what_the_loader_gives() {
     let documents = corpus(64);
     let spec = spec(Layout::Packed, 0);

@@ -64,7 +64,7 @@ impl Shapes {
 
     /// Exactly those of the run.
     fn of_data(config: &Config, plan: &Plan, encoded: &Encoded) -> Result<Shapes> {
-        Shapes::of_feed(config, plan, &Feed::new(config, encoded.clone(), plan.sequence_len)?)
+        Shapes::of_feed(config, plan, &Feed::new(config, encoded.clone(), plan.sequence_len, &|| false)?)
     }
 
     /// The shapes of data that are laid out in rows.

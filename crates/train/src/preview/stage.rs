@@ -55,7 +55,7 @@ pub fn show(
     let nodes = nodes.and_then(|of| of.nodes.map(|(count, rate)| (count, of.gpus, rate)));
     let one_node = |config: &Config| if nodes.is_some() { config.of_one_node() } else { config.clone() };
     let data = documents(&one_node(config), source, unavailable)?;
-    let alone = &recommended(&one_node(config), source, machine, data.as_ref().ok())?;
+    let alone = &recommended(&one_node(config), source, machine, data.as_ref().ok(), &|| false)?;
     let mut whole = alone.clone();
     whole.sharding.gradient_compression = config.sharding.gradient_compression;
     let config = &whole;

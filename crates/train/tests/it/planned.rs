@@ -63,7 +63,7 @@ fn the_plan_is_the_runs_own() {
         let folder = tempfile::tempdir().unwrap();
         let config = options(folder.path(), lengths, &changed);
         let data = documents(&config, &source(), &[]).unwrap().unwrap();
-        let recommended = train::recommended(&config, &source(), &device().machine, Some(&data)).unwrap();
+        let recommended = train::recommended(&config, &source(), &device().machine, Some(&data), &|| false).unwrap();
         let before = Preview::new(&recommended, &source(), &device().machine, Some(&data)).unwrap();
         run(config, source(), device(), &mut Lines::default()).unwrap();
         let log = events(&folder.path().join("output"));

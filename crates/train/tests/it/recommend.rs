@@ -41,7 +41,7 @@ fn chosen(config: &Config) -> BTreeMap<String, Value> {
 
 fn choose(changed: &[(&str, Value)], machine: &Machine) -> Config {
     let folder = tempfile::tempdir().unwrap();
-    recommended(&options(changed), &qwen3(folder.path()), machine, None).unwrap()
+    recommended(&options(changed), &qwen3(folder.path()), machine, None, &|| false).unwrap()
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn a_step_keeps_its_rows_and_what_was_written_is_never_touched() {
 fn without_the_option_nothing_is_chosen() {
     let folder = tempfile::tempdir().unwrap();
     let plain = options(&[("apply_recommended_values", json!(false))]);
-    let mut of = recommended(&plain, &qwen3(folder.path()), &Machine::h200(), None).unwrap();
+    let mut of = recommended(&plain, &qwen3(folder.path()), &Machine::h200(), None, &|| false).unwrap();
     assert_eq!(of.micro_batch.take().unwrap().value, json!(4), "the split of a step is always the plan's");
     assert_eq!(of, plain);
 }

@@ -31,7 +31,7 @@ fn options(changed: &[(&str, Value)]) -> Config {
 fn planned(changed: &[(&str, Value)], machine: &Machine) -> ((u32, u32), Vec<String>) {
     let folder = tempfile::tempdir().unwrap();
     let source = qwen3(folder.path());
-    let config = recommended(&options(changed), &source, machine, None).unwrap();
+    let config = recommended(&options(changed), &source, machine, None, &|| false).unwrap();
     let preview = Preview::new(&config, &source, machine, None).unwrap();
     assert_eq!(preview.shapes.variants[0].batch, config.micro_rows() as usize);
     ((config.micro_rows(), config.micro_steps()), preview.notes)
@@ -66,7 +66,7 @@ fn a_written_split_a_cpu_and_losses_that_compare_rows_keep_theirs() {
     let text = json!({"model": "m", "lora": true, "per_device_train_batch_size": 4});
     let config = Config::load_json(&text.to_string(), Task::Kto, &[]).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    assert_eq!(recommended(&config, &qwen3(folder.path()), &Machine::h200(), None).unwrap(), config);
+    assert_eq!(recommended(&config, &qwen3(folder.path()), &Machine::h200(), None, &|| false).unwrap(), config);
 }
 
 /// Losses and norms of a few steps of the example.

@@ -53,11 +53,6 @@ pub use rates::Rates;
 pub use recipes::{Fp8Hybrid, GradientFormat, Nvfp4, QuantizeAware, Recipe};
 pub use tied::tied;
 
-/// The allocator of every process that compiles. Graphs are many small allocations: a plan takes a fifth less time than
-/// with that of glibc.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// Formats a number of bytes as MiB or GiB.
 fn size(bytes: usize) -> String {
     match bytes {

@@ -2,7 +2,7 @@
 //! them.
 #![allow(unsafe_code, reason = "typed views of raw memory; every view is checked against its arena")]
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
@@ -27,9 +27,10 @@ impl Block {
         Layout::from_size_align(bytes.max(1), ALIGNMENT).expect("an arena is smaller than the address space")
     }
 
+    /// Returns `None` if the system refuses. The process's allocator may reserve memory without asking it.
     fn allocate(bytes: usize) -> Option<Block> {
         // SAFETY: the layout has a size of at least one byte.
-        let start = NonNull::new(unsafe { alloc_zeroed(Self::layout(bytes)) })?;
+        let start = NonNull::new(unsafe { System.alloc_zeroed(Self::layout(bytes)) })?;
         Some(Block { start, bytes })
     }
 }
@@ -37,7 +38,7 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         // SAFETY: allocated in `allocate` with the same layout.
-        unsafe { dealloc(self.start.as_ptr(), Self::layout(self.bytes)) }
+        unsafe { System.dealloc(self.start.as_ptr(), Self::layout(self.bytes)) }
     }
 }
 

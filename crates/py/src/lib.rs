@@ -23,6 +23,10 @@ mod trainer;
 
 use pyo3::prelude::*;
 
+/// A plan is many small objects: with the system's allocator it takes a quarter to a half longer.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// The module's contents; `surogate/_native.pyi` describes them to type checkers.
 #[pymodule]
 mod _native {

@@ -1,5 +1,9 @@
 //! The passes and programs of small models, judged on the CPU backend.
 
+/// The allocator of the Python extension.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 mod axes;
 mod entries;
 mod experts;

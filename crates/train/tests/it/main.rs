@@ -1,5 +1,9 @@
 //! Whole runs, models and results of the engine on the CPU; `gpu` needs a card.
 
+/// The allocator of the Python extension.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 mod adapters;
 mod codes_alone;
 mod corpus;

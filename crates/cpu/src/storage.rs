@@ -101,24 +101,20 @@ impl Stored for u16 {
 }
 
 /// A type of 16 bits, stored as its bits.
-pub trait Narrow {
+pub trait Narrow: Sized {
     /// Widens to f32, exactly.
     fn wide(bits: u16) -> f32;
 
     /// Rounds to nearest, ties to even.
     fn narrow(x: f32) -> u16;
 
-    fn widen(stored: &[u16], wide: &mut [f32])
-    where
-        Self: Sized,
-    {
+    /// Widens as many elements as both sides have.
+    fn widen(stored: &[u16], wide: &mut [f32]) {
         vectorised(WidenRow::<Self>(PhantomData), (stored, wide));
     }
 
-    fn round(wide: &[f32], stored: &mut [u16])
-    where
-        Self: Sized,
-    {
+    /// Rounds as many elements as both sides have.
+    fn round(wide: &[f32], stored: &mut [u16]) {
         vectorised(RoundRow::<Self>(PhantomData), (wide, stored));
     }
 }

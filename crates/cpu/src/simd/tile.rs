@@ -2,10 +2,9 @@
 //! nor how the work is split.
 //!
 //! An f32 tile is a chain of fused multiply-adds per element, in the order of the units: AVX2 and AVX-512 give the same
-//! bits. A bf16 tile adds the two
-//! products of a pair to the f32 sum with `vdpbf16ps`: products are exact, the processor defines how the pair is
-//! rounded, and denormal operands and results count as zero. A machine without that instruction takes another path and
-//! differs in the last bits.
+//! bits. A bf16 tile adds the two products of a pair to the f32 sum with `vdpbf16ps`: products are exact, the processor
+//! defines how the pair is rounded, and denormal operands and results count as zero. A machine without that instruction
+//! takes another path and differs in the last bits.
 #![allow(unsafe_code, reason = "vector instructions, called where they were found")]
 
 use super::level::Level;
@@ -19,8 +18,6 @@ pub const WIDTH: usize = 48;
 const CHAIN: usize = 512;
 /// Number of elements of one vector.
 const LANES: usize = 16;
-
-const WRONG_WIDTH: &str = "a panel is one to three vectors wide";
 
 /// A tile of the result, rows of [`WIDTH`] elements.
 #[repr(align(64))]
@@ -62,23 +59,27 @@ impl<T: Unit> Tiles<T> {
     fn chain(self, a: &[u32], b: &[u32], width: usize, scale: f32, c: &mut Tile) {
         let units = a.len() / HEIGHT;
         assert!(a.len() == units * HEIGHT && b.len() == units * width, "a panel holds whole units");
+        let vectors = width / LANES;
+        assert!(
+            width.is_multiple_of(LANES) && (1..=WIDTH / LANES).contains(&vectors),
+            "a panel is one to three vectors wide, not {width} lines"
+        );
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `self` proves the instructions; the panels were checked to have `units` units of
         // HEIGHT and of `width` lines, and the tile has room for three vectors in each row.
         unsafe {
             let (a, b, c) = (a.as_ptr(), b.as_ptr(), c.0.as_mut_ptr());
             if T::DEPTH == 1 && Level::here() < Level::Avx512 {
-                assert!((1..=WIDTH / LANES).contains(&(width / LANES)), "{WRONG_WIDTH}, not {width} lines");
                 return x86::halves(units, width, a, b, scale, c);
             }
-            match (T::DEPTH, width / LANES) {
+            match (T::DEPTH, vectors) {
                 (1, 1) => x86::single::<1>(units, a, b, scale, c),
                 (1, 2) => x86::single::<2>(units, a, b, scale, c),
                 (1, 3) => x86::single::<3>(units, a, b, scale, c),
                 (_, 1) => x86::paired::<1>(units, a, b, scale, c),
                 (_, 2) => x86::paired::<2>(units, a, b, scale, c),
                 (_, 3) => x86::paired::<3>(units, a, b, scale, c),
-                _ => panic!("{WRONG_WIDTH}, not {width} lines"),
+                _ => unreachable!("the width was checked"),
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -163,6 +164,42 @@ mod x86 {
                         _mm256_storeu_ps(to, _mm256_fmadd_ps(scale, *sum, _mm256_loadu_ps(to)));
                     }
                 }
+            }
+        }
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+
+    type Kernel = unsafe fn(usize, *const u32, *const u32, f32, *mut f32);
+
+    #[test]
+    fn vector_instructions_give_the_bits_of_fused_chains() {
+        let number = |i: usize, seed: u32| ((i as u32 ^ seed).wrapping_mul(2654435761) >> 8) as f32 / 8e6 - 1.0;
+        let panel = |n: usize, seed| -> Vec<u32> { (0..n).map(|i| number(i, seed).to_bits()).collect() };
+        for (units, width) in [(0, 16), (1, 48), (7, 32), (512, 16), (512, 48)] {
+            let (a, b) = (panel(units * HEIGHT, 1), panel(units * width, 2));
+            let (start, scale) = (Tile(std::array::from_fn(|i| number(i, 3))), 0.3);
+            let mut chains = start.0;
+            for (i, j) in (0..HEIGHT).flat_map(|i| (0..width).map(move |j| (i, j))) {
+                let of = |p: usize| (f32::from_bits(a[p * HEIGHT + i]), f32::from_bits(b[p * width + j]));
+                let sum = (0..units).map(of).fold(0.0, |sum, (left, right)| left.mul_add(right, sum));
+                chains[i * WIDTH + j] = f32::mul_add(scale, sum, chains[i * WIDTH + j]);
+            }
+            let check = |run: &dyn Fn(*mut f32)| {
+                let mut found = start.0;
+                run(found.as_mut_ptr());
+                assert_eq!(found.map(f32::to_bits), chains.map(f32::to_bits), "{units} units of {width} columns");
+            };
+            // SAFETY: the processor's level is asked first; the panels have this number of units and columns.
+            if Level::here() >= Level::Avx2 {
+                check(&|c| unsafe { x86::halves(units, width, a.as_ptr(), b.as_ptr(), scale, c) });
+            }
+            if Level::here() >= Level::Avx512 {
+                let kernels: [Kernel; 3] = [x86::single::<1>, x86::single::<2>, x86::single::<3>];
+                check(&|c| unsafe { kernels[width / LANES - 1](units, a.as_ptr(), b.as_ptr(), scale, c) });
             }
         }
     }

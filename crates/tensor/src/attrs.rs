@@ -19,6 +19,12 @@ struct Shared {
     parsed: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
+/// A value that is read of attributes.
+pub trait Parsed: Any + Send + Sync + Sized {
+    /// Reads it; the error says what is wrong.
+    fn parse(attrs: &Attrs) -> Result<Self, String>;
+}
+
 impl Clone for Shared {
     /// The copy is about to be changed: what was parsed stays with the original.
     fn clone(&self) -> Self {
@@ -108,13 +114,13 @@ impl Attrs {
         self
     }
 
-    /// Returns what `parse` makes of the attributes. It is kept for the next call with the same type, of clones too, until
-    /// they are changed; another type is parsed each time.
-    pub fn parsed<T: Any + Send + Sync, E>(&self, parse: impl FnOnce(&Self) -> Result<T, E>) -> Result<Arc<T>, E> {
+    /// Returns the attributes as a value of this type. It is kept for the next call, of clones too, until they are changed;
+    /// a second type is read each time.
+    pub fn parsed<T: Parsed>(&self) -> Result<Arc<T>, String> {
         if let Some(kept) = self.0.parsed.get().and_then(|kept| kept.clone().downcast().ok()) {
             return Ok(kept);
         }
-        let parsed = Arc::new(parse(self)?);
+        let parsed = Arc::new(T::parse(self)?);
         let _ = self.0.parsed.set(parsed.clone());
         Ok(parsed)
     }
@@ -223,18 +229,27 @@ mod tests {
         assert_eq!(attrs.to_string(), "{eps=1e-6, sizes=[1,2]}");
     }
 
+    #[derive(Debug, PartialEq)]
+    struct Epsilon(i64);
+
+    impl Parsed for Epsilon {
+        fn parse(attrs: &Attrs) -> Result<Self, String> {
+            Ok(Epsilon(attrs.int("eps")?))
+        }
+    }
+
     #[test]
     fn parsed_attributes_are_kept_until_they_change() {
         let attrs = Attrs::new().with("eps", 1);
-        let parse = |attrs: &Attrs| attrs.int("eps");
-        assert_eq!(*attrs.parsed(parse).unwrap(), 1);
+        let first = attrs.parsed::<Epsilon>().unwrap();
         let mut changed = attrs.clone();
-        assert_eq!(*changed.parsed(|_| Err::<i64, _>("kept")).unwrap(), 1);
+        assert!(Arc::ptr_eq(&first, &changed.parsed().unwrap()), "a clone keeps what was read");
         changed.insert("eps".into(), 2.into());
-        assert_eq!((*attrs.parsed(parse).unwrap(), *changed.parsed(parse).unwrap()), (1, 2));
+        assert_eq!((attrs.parsed(), changed.parsed()), (Ok(Arc::new(Epsilon(1))), Ok(Arc::new(Epsilon(2)))));
         changed.insert("eps".into(), 3.into());
-        assert_eq!(*changed.parsed(parse).unwrap(), 3);
-        assert_eq!(attrs.parsed(|attrs| attrs.float("eps")).map(|x| *x), Ok(1.0));
+        assert_eq!(changed.parsed(), Ok(Arc::new(Epsilon(3))));
+        changed.remove("eps");
+        assert!(changed.parsed::<Epsilon>().unwrap_err().contains("`eps` is missing"));
         assert_ne!(attrs, changed);
     }
 }

@@ -14,7 +14,7 @@ mod shape;
 pub mod small;
 pub mod storage;
 
-pub use attrs::{AttrError, Attrs};
+pub use attrs::{AttrError, Attrs, Parsed};
 pub use convert::convert;
 pub use dtype::{DType, UnknownDType, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_bf16_stochastic, f32_to_f16};
 pub use host::HostTensor;

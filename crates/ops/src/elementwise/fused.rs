@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use graph::{Element, OpId, ValueType};
 use program::{Cost, TensorRef};
-use tensor::{Attrs, DType};
+use tensor::{Attrs, DType, Parsed};
 
 use super::convert::element_named;
 use super::expression::Expr;
@@ -24,15 +24,18 @@ fn attrs_of(results: &[(Expr, Element)]) -> Attrs {
     Attrs::new().with("expressions", texts).with("dtypes", types)
 }
 
-fn parse(attrs: &Attrs) -> Result<Arc<Vec<Expr>>, String> {
-    attrs.parsed(|attrs| {
+/// The expressions of the results.
+struct Expressions(Vec<Expr>);
+
+impl Parsed for Expressions {
+    fn parse(attrs: &Attrs) -> Result<Self, String> {
         let list = texts(attrs, "expressions")?;
-        list.iter().map(|text| text.parse::<Expr>().map_err(|e| e.0)).collect()
-    })
+        list.iter().map(|text| text.parse::<Expr>().map_err(|e| e.0)).collect::<Result<_, _>>().map(Expressions)
+    }
 }
 
-fn parsed(attrs: &Attrs) -> Arc<Vec<Expr>> {
-    parse(attrs).expect("checked by the shape rule")
+fn parsed(attrs: &Attrs) -> Arc<Expressions> {
+    attrs.parsed().expect("checked by the shape rule")
 }
 
 /// The operation that computes any expressions over equally shaped operands.
@@ -65,7 +68,8 @@ impl Op for Elementwise {
     }
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
-        let (expressions, types) = (parse(attrs)?, texts(attrs, "dtypes")?);
+        let (parsed, types) = (attrs.parsed::<Expressions>()?, texts(attrs, "dtypes")?);
+        let expressions = &parsed.0;
         if expressions.is_empty() || expressions.len() != types.len() {
             return Err(format!("{} expressions with {} types", expressions.len(), types.len()));
         }
@@ -73,14 +77,14 @@ impl Op for Elementwise {
         if let Some(e) = expressions.iter().find(|e| e.operands() > inputs.len()) {
             return Err(format!("`{e}` reads more than {} operands", inputs.len()));
         }
-        if !Form::of_elements(inputs.len(), expressions.to_vec()).is_elementwise() {
+        if !Form::of_elements(inputs.len(), expressions.clone()).is_elementwise() {
             return Err("an element-wise operation reduces nothing".into());
         }
         types.iter().map(|t| Ok(ValueType::new(element_named(t)?, inputs[0].shape.clone()))).collect()
     }
 
     fn form(&self, operands: usize, attrs: &Attrs) -> Option<Form> {
-        Some(Form::of_elements(operands, parsed(attrs).to_vec()))
+        Some(Form::of_elements(operands, parsed(attrs).0.clone()))
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
@@ -88,7 +92,7 @@ impl Op for Elementwise {
     }
 
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], attrs: &Attrs) -> Cost {
-        cost_of(&parsed(attrs), inputs, outputs)
+        cost_of(&parsed(attrs).0, inputs, outputs)
     }
 
     fn row_by_row(&self, inputs: &[TensorRef], _attrs: &Attrs) -> Option<Rows> {
@@ -96,15 +100,15 @@ impl Op for Elementwise {
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
-        Lowered::Kernels(vec![kernel::kernel(&parsed(call.attrs), call.inputs, call.outputs)])
+        Lowered::Kernels(vec![kernel::kernel(&parsed(call.attrs).0, call.inputs, call.outputs)])
     }
 
     fn reference_f32(&self, call: &mut Call<'_, f32>) {
-        evaluate(&parsed(call.attrs), call)
+        evaluate(&parsed(call.attrs).0, call)
     }
 
     fn reference_f64(&self, call: &mut Call<'_, f64>) {
-        evaluate(&parsed(call.attrs), call)
+        evaluate(&parsed(call.attrs).0, call)
     }
 
     fn examples(&self) -> Vec<Example> {

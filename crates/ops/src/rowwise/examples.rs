@@ -64,10 +64,10 @@ fn chain(
 fn quantised(chain: Example, places: &[usize], format: DType, top: i32, factor: f32) -> Example {
     let count = format == DType::E4M3;
     let Example { mut inputs, attrs, .. } = chain;
-    let form = Form::parse(&attrs).expect("a chain is a form");
+    let form = Form::of(&attrs).expect("a chain is a form");
     let types = texts(&attrs, "dtypes").expect("a chain has types");
     let codes = quantising(places.len(), format, top, true, count);
-    let of_codes = Form::parse(&codes).expect("codes are a form");
+    let of_codes = Form::of(&codes).expect("codes are a form");
     let stored = |place: usize| form.results[places[place]].1.clone().stored_as(DType::BF16);
     let read = |operand: usize| if operand < places.len() { stored(operand) } else { Expr::Input(inputs.len()) };
     let after: Vec<_> = of_codes.results.iter().map(|(extent, e)| (*extent, e.substitute(&read))).collect();
@@ -86,8 +86,8 @@ fn quantised(chain: Example, places: &[usize], format: DType, top: i32, factor: 
         (Extent::Tensor, _) => one(0.25),
     };
     let types = [types, texts(&codes, "dtypes").expect("codes have types")].concat();
-    let operands = [form.operands, vec![Extent::Tensor]].concat();
-    let form = Form { operands, results: [form.results, after].concat() };
+    let operands = [form.operands.clone(), vec![Extent::Tensor]].concat();
+    let form = Form { operands, results: [form.results.clone(), after].concat() };
     let states = form.results.iter().zip(&types).map(|((extent, _), dtype)| state(*extent, dtype)).collect();
     inputs.push(one(factor));
     let attrs = form.attrs().with("of", vec!["quantise"]).with("dtypes", types);

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use tensor::Attrs;
+use tensor::{Attrs, Parsed};
 
 use crate::elementwise::Expr;
 
@@ -143,15 +143,13 @@ impl Form {
 
     /// Returns the valid form of the attributes of a composed operation. They keep it, so that it is read once.
     pub fn of(attrs: &Attrs) -> Result<Arc<Form>, String> {
-        attrs.parsed(|attrs| {
-            let form = Form::parse(attrs)?;
-            form.check()?;
-            Ok(form)
-        })
+        attrs.parsed()
     }
+}
 
+impl Parsed for Form {
     /// Reads a form from the attributes of a composed operation.
-    pub fn parse(attrs: &Attrs) -> Result<Form, String> {
+    fn parse(attrs: &Attrs) -> Result<Form, String> {
         let extents = |name: &str| -> Result<Vec<Extent>, String> {
             let known = |text: &String| NAMES.iter().find(|(name, _)| name == text).map(|(_, extent)| *extent);
             let list = texts(attrs, name)?;
@@ -165,7 +163,9 @@ impl Form {
         if results.len() != expressions.len() {
             return Err(format!("{} expressions for {} results", expressions.len(), results.len()));
         }
-        Ok(Form { operands, results: results.into_iter().zip(expressions).collect() })
+        let form = Form { operands, results: results.into_iter().zip(expressions).collect() };
+        form.check()?;
+        Ok(form)
     }
 }
 

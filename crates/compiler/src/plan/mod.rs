@@ -5,7 +5,7 @@
 //! everything is saved and it fits, nothing is to be done; else the search starts from the smallest plan and undoes
 //! savings, the dearest first, as far as it fits. Savings that cost less than [`MARGIN`] of the step are then
 //! added. Options that the user set are obeyed throughout. What was decided is carried out by rewrites
-//! ([`Decision::rewrites`]) that are verified as every pass is.
+//! ([`Decision::rewrites`]); the graph is verified after the last.
 
 mod attention;
 mod dequantise;

@@ -51,7 +51,7 @@ fn a_head_as_wide_as_something_else_is_done_in_parts() {
     for (text, variant) in [(plain, SQUARE), (plain, tokens(40)), (&wide, VARIANT), (&wide, tokens(40))] {
         let model = graph::from_json(text).unwrap();
         let compiled = |parts: usize| {
-            let plan = PlanOptions { head_chunks: Some(parts), ..Default::default() };
+            let plan = PlanOptions { head_chunks: Some(parts), ..options().plan };
             let entries = vec![EntryOptions::train(TASK)];
             let options = CompileOptions { variants: vec![variant], adapter: None, entries, plan, ..options() };
             compile(&model, &options, &machine()).unwrap()

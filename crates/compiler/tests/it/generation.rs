@@ -170,7 +170,7 @@ fn the_plan_of_a_training_leaves_room_for_pages() {
     let shape = Variant { batch: 2, seq_len: 32, documents: Documents::Rows, patches: 0 };
     let entries: Vec<EntryOptions> = options().entries.into_iter().map(|entry| entry.keeping_cache(CACHE)).collect();
     let of = |memory_limit| {
-        let plan = PlanOptions { memory_limit, ..Default::default() };
+        let plan = PlanOptions { memory_limit, ..options().plan };
         let options = CompileOptions { variants: vec![shape], entries: entries.clone(), plan, ..options() };
         compile(&model(), &options, &Machine::cpu(1 << 30, 2))
     };

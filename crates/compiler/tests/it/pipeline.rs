@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use crate::support::{self, VARIANT, adapter, contents, fill, loaded, model, numbers, options};
-use compiler::{CompileOptions, EntryOptions, Passes, compile, entry_graph};
+use compiler::{CompileOptions, EntryOptions, Pass, Passes, compile, entry_graph};
 use graph::{Graph, ValueId};
 use ops::evaluate::{Array, Evaluate, evaluate};
 use ops::id;
@@ -12,7 +12,7 @@ use program::{EntryKind, Machine, Session};
 use tensor::DType;
 
 fn train_graph(options: &CompileOptions, limit: Option<usize>) -> Graph {
-    let mut passes = Passes::limited(limit);
+    let mut passes = Passes::limited(limit.or(Some(Pass::OPTIONAL.len())));
     entry_graph(&model(), options, &machine(), &options.entries[0], VARIANT, &mut passes).unwrap()
 }
 
@@ -232,7 +232,7 @@ fn dropout_of_adapters_costs_no_instruction_on_a_gpu() {
     assert!(steps(0.25).iter().any(|op| op == "dropout_linear_backward"), "{:?}", steps(0.25));
     assert_eq!(steps(0.25).len(), steps(0.0).len(), "{:?}\n{:?}", steps(0.25), steps(0.0));
     let found = |machine: &Machine| {
-        let mut passes = Passes::default();
+        let mut passes = Passes::limited(Some(Pass::OPTIONAL.len()));
         let options = options(0.25);
         let graph = entry_graph(&wide, &options, machine, &options.entries[0], VARIANT, &mut passes);
         let graph = graph.unwrap();

@@ -29,14 +29,14 @@ fn cpu(memory: usize) -> Machine {
 fn keep() -> PlanOptions {
     let no = Some(false);
     let recompute = RecomputeOptions { swiglu: no, rmsnorm: no, ffn: no, qkv: no, att: no, block: no, lora: no };
-    PlanOptions { recompute, head_chunks: Some(1), attention_chunks: Some(1), memory_limit: None, ..Default::default() }
+    PlanOptions { recompute, head_chunks: Some(1), attention_chunks: Some(1), memory_limit: None, ..options().plan }
 }
 
 fn only(set: impl Fn(&mut RecomputeOptions)) -> PlanOptions {
     let mut recompute =
         RecomputeOptions { rmsnorm: Some(false), swiglu: Some(false), qkv: Some(false), ..Default::default() };
     set(&mut recompute);
-    PlanOptions { recompute, head_chunks: Some(1), attention_chunks: Some(1), memory_limit: None, ..Default::default() }
+    PlanOptions { recompute, head_chunks: Some(1), attention_chunks: Some(1), memory_limit: None, ..options().plan }
 }
 
 fn cases() -> Vec<(&'static str, CompileOptions)> {
@@ -196,7 +196,7 @@ fn parts_of_the_attention_give_what_the_whole_gives() {
 fn less_memory_gives_smaller_plans_with_the_same_bits() {
     for (name, options) in cases().into_iter().filter(|(_, o)| o.compute == DType::F32 && o.adapter.is_some()) {
         let limited = |limit: usize| {
-            let plan = PlanOptions { memory_limit: Some(limit), ..Default::default() };
+            let plan = PlanOptions { memory_limit: Some(limit), ..options.plan.clone() };
             compile(&model(name), &with(&options, plan), &cpu(1 << 30))
         };
         let kept = compile(&model(name), &with(&options, keep()), &cpu(1 << 30)).unwrap();

@@ -49,10 +49,10 @@ fn parted() -> Value {
 
 fn cases() -> Vec<CompileOptions> {
     let recompute = RecomputeOptions { block: Some(true), ..Default::default() };
-    let again = PlanOptions { recompute, ..Default::default() };
+    let again = PlanOptions { recompute, ..options().plan };
     let mut cases = Vec::new();
     for adapter in [None, Some(adapter())] {
-        for plan in [PlanOptions::default(), again.clone()] {
+        for plan in [options().plan, again.clone()] {
             let entries = vec![EntryOptions::train(TASK)];
             cases.push(CompileOptions { adapter: adapter.clone(), plan, entries, ..options() });
         }

@@ -57,7 +57,7 @@ pub fn options() -> CompileOptions {
         adapter: None,
         entries: vec![EntryOptions::train(TASK).keeping(["token_loss"]), EntryOptions::evaluate(TASK)],
         seed: 7,
-        // With a limit, that of all rewrites, the graph is verified after each.
+        // A limit that leaves out no rewrite: the graph is verified after each.
         plan: PlanOptions { passes: Some(Pass::OPTIONAL.len()), ..PlanOptions::default() },
         sharding: Default::default(),
         branches: None,

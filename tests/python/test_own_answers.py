@@ -51,9 +51,10 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(run):
 
 
 def test_the_divergence_on_own_answers_falls(run):
-    more = {"max_steps": 20, "per_device_train_batch_size": 8, "sample_packing": False, "lora": False, "learning_rate": 1e-3}
+    more = {"max_steps": 20, "per_device_train_batch_size": 8, "sample_packing": False, "lora": False}
+    more |= {"learning_rate": 5e-4, "gradient_accumulation_steps": 2}
     losses = [step["loss"] for step in surogate.Trainer({**run, **more})]
-    assert sum(losses[-3:]) < 0.7 * sum(losses[:3]), losses
+    assert sum(losses[-3:]) < 0.5 * sum(losses[:3]), losses
 
 
 def test_answers_follow_from_the_seed_and_the_weights(run):

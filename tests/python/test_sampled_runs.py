@@ -290,7 +290,7 @@ def test_log_and_report_have_answers_with_their_rewards(tmp_path):
         ("nothing", {}, "reward `nothing`: it returned [1.0]"),
         ("slow", {"reward_timeout": 0.5}, "reward `slow` gave no answer within 0.5 s (`reward_timeout`)"),
         ("ends", {}, "the process of reward functions ended: exit status: 3"),
-        ("missing", {}, "has no function or class `missing`; it has ends, nothing, seen, slow, some, vowels, wrong"),
+        ("missing", {}, "has no function or class `missing`; it has ends, falling, nothing, seen, slow, some, vowels, wrong"),
         ("vowels", {"num_generations": 3}, "`num_generations: 3` does not divide the 8 answers of a step"),
         ("vowels", {"rewards": None}, "`task: grpo` needs `rewards`"),
         ("vowels", {"rewards": [{"function": "nmber"}]}, "expected `module:name` or one of number, regex, json, length"),

@@ -119,7 +119,9 @@ pub trait Narrow: Sized {
     }
 }
 
+/// The elements of bfloat16 tensors.
 pub struct BF16;
+/// The elements of float16 tensors.
 pub struct F16;
 
 impl Narrow for BF16 {

@@ -481,12 +481,13 @@ pub fn remaining(documents: &DocumentSet, spec: &LoaderSpec, position: Position)
     Ok(by_epoch)
 }
 
-/// [`extent_unless`] without a stop.
+/// Counts rows as [`extent_unless`] does, to the end.
 pub fn extent(documents: &DocumentSet, spec: &LoaderSpec) -> Result<Extent, DataError> {
     extent_unless(documents, spec, &|| false)
 }
 
-/// Counts rows without making batches: every epoch has its own packing. `spec.epochs: None` counts one epoch.
+/// Counts rows without making batches: every epoch has its own packing. `spec.epochs: None` counts one epoch. An error if
+/// `stop` says so between two epochs.
 pub fn extent_unless(documents: &DocumentSet, spec: &LoaderSpec, stop: Stop<'_>) -> Result<Extent, DataError> {
     let mut row_order = Cursor::new(documents.clone(), spec.clone(), Position::default())?.row_order;
     let parts = documents.corpus.parts();

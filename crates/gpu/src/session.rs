@@ -6,7 +6,7 @@ use crate::driver::{DeviceBuffer, Event, Graph};
 use crate::engine::{Engine, Options};
 use crate::error::{During, Error, Result};
 use crate::prepare::{BoundInstruction, Events, Kernels, Memory, PlannedInstruction, Preparation};
-use crate::transfer::{Readings, Uploads};
+use crate::transfer::{Downloads, Readings, Uploads};
 use program::{
     BackendError, Choices, Entry, EntryKind, Instruction, MemoryClass, MemoryLine, Movement, ProcessGroup, Program,
     Reading, Session, Step, TensorRef,
@@ -30,6 +30,7 @@ pub struct GpuSession {
     entries: Vec<BoundEntry>,
     readings: Readings,
     uploads: Uploads,
+    downloads: Downloads,
     kernels: Kernels,
     memory: Memory,
     workspace: DeviceBuffer,
@@ -75,6 +76,7 @@ impl GpuSession {
             entries,
             readings,
             uploads,
+            downloads: Downloads::default(),
             kernels,
             memory,
             workspace,
@@ -265,7 +267,7 @@ impl Session for GpuSession {
                 return Ok(());
             }
             let (buffer, offset) = place_of(&self.memory, at, out.len());
-            buffer.read(&self.engine.stream, offset, out)
+            self.downloads.read(&self.engine.stream, buffer, offset, out)
         };
         read().during(|| format!("reading {at}")).map_err(backend_error)
     }

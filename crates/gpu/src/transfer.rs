@@ -1,4 +1,4 @@
-//! Small asynchronous copies between host and device: batches and scalars to the device, results of a step to the host.
+//! Copies between host and device through page-locked memory: batches and scalars to the device, results to the host.
 //! All in the order of one stream.
 //!
 //! Knows bytes and addresses, not what they are.
@@ -6,6 +6,7 @@
 
 use crate::driver::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use crate::error::Result;
+use rayon::prelude::*;
 use std::sync::Arc;
 
 /// Bytes of one part of the upload memory. A larger write is copied from its source directly, and the host waits for
@@ -55,6 +56,54 @@ impl Uploads {
         self.used = 0;
         let (_, event, queued) = &mut self.parts[self.current];
         if std::mem::take(queued) { event.synchronise() } else { Ok(()) }
+    }
+}
+
+/// Bytes of one part of the memory that large reads go through; smaller ones are copied to their target directly.
+const READ_PART: usize = 16 << 20;
+
+/// Bytes that a thread copies out of a part.
+const OF_THREAD: usize = 1 << 20;
+
+/// Page-locked memory through which large reads go: while one part is copied to the target, which may be fresh memory, the next one
+/// arrives.
+#[derive(Default)]
+pub(crate) struct Downloads {
+    parts: Vec<(PinnedBuffer, Event)>,
+}
+
+impl Downloads {
+    /// Copies from byte `offset` of a buffer, and waits.
+    pub fn read(&mut self, stream: &Stream, from: &DeviceBuffer, offset: usize, target: &mut [u8]) -> Result<()> {
+        if target.len() <= READ_PART {
+            return from.read(stream, offset, target);
+        }
+        while self.parts.len() < PARTS {
+            self.parts.push((PinnedBuffer::new(&stream.device, READ_PART)?, Event::new(&stream.device)?));
+        }
+        let size = target.len();
+        self.queue(stream, from, offset, size, 0)?;
+        for (piece, target) in target.chunks_mut(READ_PART).enumerate() {
+            self.queue(stream, from, offset, size, piece + 1)?;
+            let (buffer, event) = &self.parts[piece % PARTS];
+            event.synchronise()?;
+            let source = buffer.bytes()[..target.len()].par_chunks(OF_THREAD);
+            target.par_chunks_mut(OF_THREAD).zip(source).for_each(|(to, from)| to.copy_from_slice(from));
+        }
+        Ok(())
+    }
+
+    /// Queues the copy of a piece, if there is one of this number, to the part whose turn it is.
+    fn queue(&mut self, stream: &Stream, from: &DeviceBuffer, offset: usize, size: usize, piece: usize) -> Result<()> {
+        let first = piece * READ_PART;
+        if first >= size {
+            return Ok(());
+        }
+        let (buffer, event) = &mut self.parts[piece % PARTS];
+        let part = &mut buffer.bytes_mut()[..READ_PART.min(size - first)];
+        // SAFETY: the part is read after its event, and freed only after the session has waited for its stream.
+        unsafe { from.read_pinned(stream, offset + first, part)? };
+        event.record(stream)
     }
 }
 

@@ -447,8 +447,12 @@ impl Engine {
 
     /// A dense tensor in host memory.
     pub fn tensor(&mut self, at: &TensorRef) -> Result<HostTensor> {
-        let mut bytes = std::mem::take(&mut self.spare);
-        bytes.resize(at.len() * at.dtype.size(), 0);
+        let (mut bytes, size) = (std::mem::take(&mut self.spare), at.len() * at.dtype.size());
+        match bytes.capacity() < size {
+            // Fresh memory is zero, and touched by the copy alone.
+            true => bytes = vec![0; size],
+            false => bytes.resize(size, 0),
+        }
         let mut tensor = HostTensor { dtype: at.dtype, shape: at.shape.clone(), bytes };
         self.session().read(at, &mut tensor.bytes)?;
         Ok(tensor)

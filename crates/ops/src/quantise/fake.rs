@@ -9,7 +9,8 @@ use rayon::prelude::*;
 use tensor::compressed::{Codes, Extent, Form, Range, global_scale, round_to};
 use tensor::{Attrs, DType};
 
-use super::{GROUPS, HEADERS, PARTS, check_groups, groups_of, larger, matrix};
+use super::forms::{BLOCK, CODES, FORMS_HEADER, form_defines, form_of};
+use super::{GROUPS, PARTS, check_groups, groups_of, larger, matrix};
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type, row_offset};
@@ -18,6 +19,7 @@ use crate::real::Real;
 use crate::registry::id;
 
 const SOURCE: &str = include_str!("fake.cu");
+const HEADERS: &[(&str, &str)] = &[super::HEADERS[0], super::HEADERS[1], FORMS_HEADER];
 
 const THREADS: usize = 256;
 
@@ -26,17 +28,6 @@ const OF_WARP: usize = 256;
 
 /// y = fake_quantise(x(, parts, …))
 pub struct FakeQuantise;
-
-/// Kinds of codes by their names.
-const KINDS: [(&str, Codes); 7] = [
-    ("int4", Codes::Int { bits: 4, symmetric: true }),
-    ("int4_asymmetric", Codes::Int { bits: 4, symmetric: false }),
-    ("int8", Codes::Int { bits: 8, symmetric: true }),
-    ("int8_asymmetric", Codes::Int { bits: 8, symmetric: false }),
-    ("fp8", Codes::Fp8),
-    ("nvfp4", Codes::Nvfp4),
-    ("mxfp4", Codes::Mxfp4),
-];
 
 /// The attributes of a call, read.
 struct Reading {
@@ -48,14 +39,7 @@ struct Reading {
 
 /// Returns the attributes of a call. `scales`: the type that scales are rounded to.
 pub fn attributes(form: Form, scales: DType) -> Attrs {
-    let name = KINDS.iter().find(|(_, codes)| *codes == form.codes).map(|(name, _)| *name);
-    let attrs = Attrs::new().with("codes", name.expect("a kind of codes that is listed")).with("scales", scales.name());
-    match form.extent {
-        Extent::Tensor => attrs,
-        Extent::Row => attrs.with("block", vec![1, 0usize]),
-        Extent::Group(n) => attrs.with("block", vec![1, n]),
-        Extent::Tile(rows, columns) => attrs.with("block", vec![rows, columns]),
-    }
+    form.attrs().with("scales", scales.name())
 }
 
 /// True if scales follow from the largest magnitudes of whole tensors, which are given.
@@ -65,37 +49,12 @@ pub fn needs_parts(form: Form) -> bool {
 
 impl Reading {
     fn of(attrs: &Attrs) -> Result<Reading, String> {
-        let text = |name: &str| attrs.text(name).map_err(|e| e.0);
-        let name = text("codes")?;
-        let codes = KINDS.iter().find(|(known, _)| *known == name).map(|(_, codes)| *codes);
-        let Some(codes) = codes else {
-            let known = KINDS.map(|(name, _)| name).join(", ");
-            return Err(format!("`codes` is `{name}`, expected one of {known}"));
-        };
-        let name = text("scales")?;
+        let form = form_of(attrs)?;
+        let name = attrs.text("scales").map_err(|e| e.0)?;
         let scales = name.parse::<DType>().ok().filter(|dtype| matches!(dtype, DType::F32 | DType::BF16 | DType::F16));
         let scales = scales.ok_or_else(|| format!("`scales` is `{name}`, expected f32, bf16 or f16"))?;
-        let block = match attrs.get("block") {
-            Some(_) => attrs.sizes("block").map_err(|e| e.0)?,
-            None => Vec::new(),
-        };
-        let extent = match *block.as_slice() {
-            [] => Extent::Tensor,
-            [1, 0] => Extent::Row,
-            [1, n] => Extent::Group(n),
-            [rows, columns] if rows > 0 && columns > 0 => Extent::Tile(rows, columns),
-            _ => return Err(format!("`block` is {block:?}, expected rows and columns")),
-        };
-        let fits = match codes {
-            Codes::Int { .. } => !matches!(extent, Extent::Tensor),
-            Codes::Fp8 => true,
-            Codes::Nvfp4 | Codes::Mxfp4 => matches!(extent, Extent::Group(_)),
-        };
-        if !fits {
-            return Err(format!("`{}` has no scales of blocks {block:?}", text("codes")?));
-        }
         let transposed = attrs.flag("transposed").map_err(|e| e.0)?;
-        Ok(Reading { form: Form { codes, extent }, scales, groups: groups_of(attrs)?, transposed })
+        Ok(Reading { form, scales, groups: groups_of(attrs)?, transposed })
     }
 
     fn checked(attrs: &Attrs) -> Reading {
@@ -179,17 +138,9 @@ impl Op for FakeQuantise {
 
     fn attributes(&self) -> &'static [Attribute] {
         &[
-            Attribute {
-                name: "codes",
-                kind: "string",
-                doc: "int4, int4_asymmetric, int8, int8_asymmetric, fp8, nvfp4 or mxfp4",
-            },
+            CODES,
             Attribute { name: "scales", kind: "string", doc: "the element type that scales are rounded to" },
-            Attribute {
-                name: "block",
-                kind: "list of int?",
-                doc: "rows and columns that share a scale; 0: all columns. The whole tensor if absent",
-            },
+            BLOCK,
             Attribute { name: "transposed", kind: "bool?", doc: "rows of blocks lie along the columns of x" },
             GROUPS,
         ]
@@ -243,13 +194,6 @@ impl Op for FakeQuantise {
         let across = columns.div_ceil(block_columns.max(1));
         let blocks = rows.div_ceil(block_rows.max(1)) * across;
         let team = if block_rows * block_columns <= OF_WARP { 32 } else { THREADS };
-        let (kind, bits) = match reading.form.codes {
-            Codes::Int { bits, symmetric: true } => (0, bits),
-            Codes::Int { bits, symmetric: false } => (1, bits),
-            Codes::Fp8 => (2, 8),
-            Codes::Nvfp4 => (3, 4),
-            Codes::Mxfp4 => (4, 4),
-        };
         let mut defines = vec![
             ("X_T".to_owned(), device_type(x.dtype).to_owned()),
             ("Y_T".to_owned(), device_type(y.dtype).to_owned()),
@@ -260,12 +204,10 @@ impl Op for FakeQuantise {
             ("BLOCK_COLUMNS".to_owned(), format!("{block_columns}u")),
             ("ACROSS".to_owned(), format!("{across}ull")),
             ("BLOCKS".to_owned(), format!("{blocks}ull")),
-            ("KIND".to_owned(), kind.to_string()),
-            ("BITS".to_owned(), bits.to_string()),
             ("TEAM".to_owned(), team.to_string()),
             ("THREADS".to_owned(), THREADS.to_string()),
-            ("FORMAT".to_owned(), "0".to_owned()),
         ];
+        defines.extend(form_defines(reading.form.codes));
         match reading.transposed {
             true => defines.push(("TRANSPOSED".to_owned(), "1".to_owned())),
             false => defines.push(("X_AT(row)".to_owned(), row_offset(x))),
@@ -306,8 +248,7 @@ impl Op for FakeQuantise {
             values: (0..lists * PARTS).map(|part| if part % 97 == 50 { most } else { most / 3.0 }).collect(),
         };
         let of = |codes: &str, extent: Extent, dtype: DType| {
-            let codes = KINDS.iter().find(|(name, _)| *name == codes).expect("a name of the list").1;
-            attributes(Form { codes, extent }, dtype)
+            attributes(Form { codes: Codes::named(codes).expect("a name of the list"), extent }, dtype)
         };
         let (f32, bf16) = (DType::F32, DType::BF16);
         vec![

@@ -8,6 +8,7 @@ mod amax;
 mod blocks;
 mod codes;
 pub mod fake;
+pub(crate) mod forms;
 mod history;
 mod numbers;
 mod product;

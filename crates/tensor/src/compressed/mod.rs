@@ -5,6 +5,7 @@ mod scales;
 
 pub use scales::{Range, global_scale};
 
+use crate::attrs::Attrs;
 use crate::dtype::DType;
 use crate::small::{Small, e2m1_code, e4m3_code};
 use crate::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
@@ -23,6 +24,22 @@ pub enum Codes {
 }
 
 impl Codes {
+    /// The kinds by the names that attributes of operations have for them.
+    pub const NAMES: [(&'static str, Codes); 7] = [
+        ("int4", Codes::Int { bits: 4, symmetric: true }),
+        ("int4_asymmetric", Codes::Int { bits: 4, symmetric: false }),
+        ("int8", Codes::Int { bits: 8, symmetric: true }),
+        ("int8_asymmetric", Codes::Int { bits: 8, symmetric: false }),
+        ("fp8", Codes::Fp8),
+        ("nvfp4", Codes::Nvfp4),
+        ("mxfp4", Codes::Mxfp4),
+    ];
+
+    /// Returns the codes of a name.
+    pub fn named(name: &str) -> Option<Codes> {
+        Codes::NAMES.iter().find(|(known, _)| *known == name).map(|(_, codes)| *codes)
+    }
+
     /// The least and the largest whole number; the range of values of a float.
     pub fn range(self) -> (f32, f32) {
         match self {
@@ -104,6 +121,18 @@ pub struct Scales {
 }
 
 impl Form {
+    /// Returns the attributes of operations that name it: `codes`, and `block` unless the whole tensor shares a scale.
+    pub fn attrs(&self) -> Attrs {
+        let name = Codes::NAMES.iter().find(|(_, codes)| *codes == self.codes).map(|(name, _)| *name);
+        let attrs = Attrs::new().with("codes", name.expect("a kind of codes that is listed"));
+        match self.extent {
+            Extent::Tensor => attrs,
+            Extent::Row => attrs.with("block", vec![1, 0usize]),
+            Extent::Group(n) => attrs.with("block", vec![1, n]),
+            Extent::Tile(rows, columns) => attrs.with("block", vec![rows, columns]),
+        }
+    }
+
     /// The scales of whole rows of blocks. `x` holds rows of `columns` elements; `whole` is the range of all that shares a
     /// scale beyond these rows: of the tensor, or of the matrices that share the scale of NVFP4. `dtype`: the type of the
     /// weight, which every step is rounded to.

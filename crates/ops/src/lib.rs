@@ -5,6 +5,7 @@
 
 mod append;
 mod call;
+mod compensation;
 pub mod evaluate;
 pub mod examples;
 mod gradient;

@@ -3,6 +3,7 @@
 use graph::OpId;
 
 use crate::attention;
+use crate::compensation;
 use crate::delta;
 use crate::dequantise;
 use crate::dropout;
@@ -161,6 +162,8 @@ operations! {
     TRANSPOSE_CODES = "transpose_codes": quantise::TransposeCodes,
     MATMUL_CODES = "matmul_codes": quantise::MatmulCodes,
     AMAX_HISTORY = "amax_history": quantise::AmaxHistory,
+    INVERSE_CHOLESKY = "inverse_cholesky": compensation::InverseCholesky,
+    COMPENSATE = "compensate": compensation::Compensate,
     EMBEDDING = "embedding": embedding::Embedding,
     EMBEDDING_BACKWARD = "embedding_backward": embedding::EmbeddingBackward,
     EMBEDDING_NOISE = "embedding_noise": embedding::EmbeddingNoise,

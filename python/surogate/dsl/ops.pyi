@@ -755,6 +755,20 @@ def amax_history(*inputs: Tensor | Parameter, quantisers: int | each[int], windo
     quantisers: Q
     window: entries of a history; 0 keeps none, and all factors 0"""
 
+def inverse_cholesky(*inputs: Tensor | Parameter) -> Any:
+    """The upper Cholesky factor of the inverse of a positive definite matrix with its rows and columns in an order,
+    uᵀ·u = h⁻¹, computed in f64. h f32 [K, K], of which the lower triangle is read, order i32 [K] → u f32 [K, K],
+    with zeros below the diagonal. Of a matrix that is not positive definite numbers are NaN."""
+
+def compensate(*inputs: Tensor | Parameter, codes: str | each[str], block: list[int] | each[list[int]] | None = None) -> Any:
+    """The columns of w in an order; of each the codes are the nearest to what it is then, and its error, divided by
+    u[i, i] and times u[i, j], is taken from every later column j. w f32 [N, K], u f32 [K, K], upper, in that
+    order, order i32 [K], scales and, with zero points, zeros f32, one for each block of w → y f32 [N, K], whose
+    nearest codes are the result.
+
+    codes: int4, int4_asymmetric, int8, int8_asymmetric, fp8, nvfp4 or mxfp4
+    block: rows and columns that share a scale; 0: all columns. The whole tensor if absent"""
+
 def embedding(*inputs: Tensor | Parameter, padding_idx: int | each[int] | None = None) -> Any:
     """y = the rows of the table at ids. ids i32 […], table [V, H] → y […, H]. An id outside of the table is refused
     before the batch reaches the engine; on a GPU its row would be NaN.

@@ -32,7 +32,8 @@ def write_model(folder: pathlib.Path, model: str, layers: int, tiny: bool) -> di
     queries, keys = fields["num_attention_heads"] * width, fields["num_key_value_heads"] * width
 
     def noise(*shape: int) -> torch.Tensor:
-        return (torch.randn(*shape) * 0.02).to(torch.bfloat16)
+        place = "cuda" if torch.cuda.is_available() else "cpu"
+        return (torch.randn(*shape, device=place) * 0.02).to(torch.bfloat16).cpu()
 
     tensors = {"model.embed_tokens.weight": noise(fields["vocab_size"], hidden), "lm_head.weight": noise(fields["vocab_size"], hidden)}
     tensors["model.norm.weight"] = torch.ones(hidden, dtype=torch.bfloat16)

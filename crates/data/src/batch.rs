@@ -102,6 +102,27 @@ impl Batch {
         }
     }
 
+    /// Returns the rows of batches of one row length, without images, as one batch.
+    pub fn joined(batches: &[Batch]) -> Batch {
+        let mut joined = batches[0].clone();
+        for of in &batches[1..] {
+            assert!(of.seq_len == joined.seq_len && of.patches.count() == 0, "rows of texts, of one length");
+            let begin = joined.input_ids.len();
+            joined.batch += of.batch;
+            joined.input_ids.extend(&of.input_ids);
+            joined.position_ids.extend(&of.position_ids);
+            joined.targets.extend(&of.targets);
+            joined.weights.extend(&of.weights);
+            joined.document_start.extend(&of.document_start);
+            joined.present.extend(&of.present);
+            joined.marks.extend(of.marks.iter().map(|mark| Placed { begin: begin + mark.begin, ..*mark }));
+            joined.reference_logps.extend(&of.reference_logps);
+            joined.old_logps.extend(&of.old_logps);
+            joined.sampling_logps.extend(&of.sampling_logps);
+        }
+        joined
+    }
+
     /// Builds a batch from unshifted labels, as users and `type: tokens` give them.
     ///
     /// `input_ids`, `labels`, `position_ids`, `weights`: [B, T]. A document starts at the beginning of each row and

@@ -30,7 +30,9 @@ impl HostTensor {
     }
 
     pub fn from_f32(shape: impl Into<Shape>, values: &[f32]) -> Self {
-        Self::new(DType::F32, shape, values.iter().flat_map(|v| v.to_le_bytes()).collect())
+        let mut bytes = vec![0; 4 * values.len()];
+        bytes.as_chunks_mut().0.iter_mut().zip(values).for_each(|(to, value)| *to = value.to_le_bytes());
+        Self::new(DType::F32, shape, bytes)
     }
 
     pub fn from_i32(shape: impl Into<Shape>, values: &[i32]) -> Self {
@@ -47,13 +49,18 @@ impl HostTensor {
 
     /// Every element as f32; 64-bit values are rounded.
     pub fn to_f32(&self) -> Vec<f32> {
-        let bytes = self.cast(DType::F32).bytes;
-        bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+        let of = |bytes: &[u8]| bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+        if self.dtype == DType::F32 { of(&self.bytes) } else { of(&self.cast(DType::F32).bytes) }
     }
 
     /// Every element as f64; exact but for large i64.
     pub fn to_f64(&self) -> Vec<f64> {
         self.bytes.chunks_exact(self.dtype.size()).map(|b| read_f64(self.dtype, b)).collect()
+    }
+
+    /// The tensor in a type; itself if it has that.
+    pub fn into_type(self, dtype: DType) -> HostTensor {
+        if self.dtype == dtype { self } else { self.cast(dtype) }
     }
 
     /// Converts element by element, rounding to nearest even; the same type is a plain copy.

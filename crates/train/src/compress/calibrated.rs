@@ -11,17 +11,19 @@ use graph::ValueType;
 use tensor::HostTensor;
 use tensor::compressed::Range;
 
+use super::chosen::Matrix;
 use super::encode::{Decided, range};
-use super::gptq::Moments;
+use super::gptq::{self, Moments};
 use super::layers::{Layers, rows_of_tokens};
 use super::mapping::{Mapping, mappings};
 use super::part;
 use super::reads::{Experts, Read, reads};
 use super::record::{Journal, Record};
 use super::refining;
-use super::result::{Digests, Plan};
+use super::result::{Digests, Job, Keep, Plan, Ranges};
 use super::scheme::{CompressRequest, Method};
 use super::smooth;
+use super::solver::Solver;
 use crate::error::{Result, TrainError, go_on};
 
 /// Bytes of moments of experts that are summed in one pass over the rows.
@@ -60,7 +62,8 @@ pub fn calibrated(
     let Streams { now: mut layers, mut exact } = streams;
     let chosen = plan.chosen;
     let types = part::types(layers.model());
-    let (mut notes, mut fused) = (Vec::new(), BTreeMap::new());
+    let (mut notes, fused) = (Vec::new(), Ranges::default());
+    let mut solver = layers.solver().filter(|_| request.method == Method::Gptq);
     let (mut written, mut unmeasured, mut unreached) = (BTreeSet::new(), Vec::new(), Vec::new());
     let (mut mapped, mut resumed) = (0, 0);
     for layer in 0..layers.count() {
@@ -76,7 +79,7 @@ pub fn calibrated(
             None => {
                 let record = match &mut exact {
                     Some(exact) => refining::decide(plan, &mut layers, exact, stop)?,
-                    None => decide(plan, request, &found, &mut layers, stop)?,
+                    None => decide(plan, request, &found, &mut layers, &mut solver, stop)?,
                 };
                 journal.write(layer, &record)?;
                 record
@@ -87,24 +90,25 @@ pub fn calibrated(
                 plan.scaling.add(mapping, place, factors);
             }
         }
+        let mut jobs = Vec::new();
         for of in chosen.matrices.iter().filter(|of| own.contains(&of.parameter)) {
-            go_on(stop)?;
-            let range = record.ranges.get(&of.parameter).copied();
-            let codes = record.codes.get(&of.parameter).cloned();
-            let is_decided = codes.is_some();
-            let decided = Decided { codes, scales: record.scales.get(&of.parameter).cloned() };
-            if plan.scheme.measures_activations() && range.is_none() {
+            let activations = record.ranges.get(&of.parameter).copied();
+            if plan.scheme.measures_activations() && activations.is_none() {
                 return Err(not_measured(&of.module));
             }
-            let values = plan.write_matrix(of, decided, range, writer, digests, &mut fused)?;
-            written.insert(of.parameter.clone());
-            if request.method.chooses_codes() {
-                layers.replace(&of.parameter, values);
-                if !is_decided && !record.unreached.contains(&of.parameter) {
-                    unmeasured.push(of.module.clone());
-                }
+            let codes = record.codes.get(&of.parameter).cloned();
+            let is_decided = codes.is_some() || record.unreached.contains(&of.parameter);
+            if request.method.chooses_codes() && !is_decided {
+                unmeasured.push(of.module.clone());
             }
+            let decided = Decided { codes, scales: record.scales.get(&of.parameter).cloned() };
+            written.insert(of.parameter.clone());
+            jobs.push(Job { of, decided, activations });
         }
+        let dtype = layers.dtype();
+        let mut take = |of: &Matrix, values| layers.replace(&of.parameter, values);
+        let keep: Option<Keep<'_>> = request.method.chooses_codes().then_some((dtype, &mut take));
+        plan.write_matrices(jobs, writer, digests, &fused, stop, keep)?;
         unreached.extend(record.unreached);
         layers.advance()?;
         exact.as_mut().map_or(Ok(true), Layers::advance)?;
@@ -116,12 +120,16 @@ pub fn calibrated(
         );
         return Err(TrainError::Usage(text));
     }
-    for of in chosen.matrices.iter().filter(|of| !written.contains(&of.parameter)) {
-        go_on(stop)?;
-        plan.write_matrix(of, Decided::default(), None, writer, digests, &mut fused)?;
-        if request.method.chooses_codes() {
-            unmeasured.push(of.module.clone());
-        }
+    let others = chosen.matrices.iter().filter(|of| !written.contains(&of.parameter));
+    let jobs: Vec<Job<'_>> = others.map(|of| Job { of, decided: Decided::default(), activations: None }).collect();
+    if request.method.chooses_codes() {
+        unmeasured.extend(jobs.iter().map(|job| job.of.module.clone()));
+    }
+    plan.write_matrices(jobs, writer, digests, &fused, stop, None)?;
+    if let Some(width) = solver.and_then(|solver| solver.refused) {
+        notes.push(format!(
+            "the device has no room for the moments of {width} columns: the host chose codes of such matrices"
+        ));
     }
     if resumed > 0 {
         let of = layers.count();
@@ -180,6 +188,7 @@ fn decide(
     request: &CompressRequest,
     found: &[Mapping],
     layers: &mut Layers<'_>,
+    solver: &mut Option<Solver>,
     stop: Stop<'_>,
 ) -> Result<Record> {
     let mut record = Record::default();
@@ -203,18 +212,34 @@ fn decide(
     let is_coded = |name: &String| plan.matrix(&place.numbered(name)).is_some();
     let all: Vec<Read> = reads(layers.block()).into_iter().filter(|of| of.matrices.iter().any(is_coded)).collect();
     let (of_experts, of_tokens): (Vec<&Read>, Vec<&Read>) = all.iter().partition(|of| of.experts.is_some());
+    let on_device = solver.is_some();
+    let plan = &*plan;
+    let coded = |matrices: &[String]| -> Vec<String> {
+        matrices.iter().filter(|name| is_coded(name)).map(|name| place.numbered(name)).collect()
+    };
+    let names: Vec<String> = of_tokens.iter().filter(|_| gptq).flat_map(|read| coded(&read.matrices)).collect();
+    // The numbers of the matrices are read while the device computes what they are multiplied with.
+    let (prepared, inputs) = std::thread::scope(|scope| {
+        let reading = scope.spawn(|| plan.scaled(&names));
+        let inputs = inputs_of_tokens(plan, &of_tokens, layers, gptq, on_device, stop);
+        (reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), inputs)
+    });
+    let (mut prepared, inputs) = (prepared?, inputs?);
     let mut take = |matrices: &[String], inputs: &Inputs| -> Result<()> {
-        for name in matrices.iter().filter(|name| is_coded(name)) {
-            let name = place.numbered(name);
-            if let Some(moments) = &inputs.moments {
-                go_on(stop)?;
-                record.codes.insert(name.clone(), plan.codes(&name, moments)?);
-            }
-            record.ranges.insert(name, inputs.range);
+        let names = coded(matrices);
+        if let Some(moments) = inputs.moments.as_ref().filter(|_| !names.is_empty()) {
+            go_on(stop)?;
+            let mut scaled = match prepared.is_empty() {
+                true => plan.scaled(&names)?,
+                false => prepared.drain(..names.len()).collect(),
+            };
+            let codes = gptq::codes(&plan.scheme.form, &mut scaled, moments, solver.as_mut())?;
+            record.codes.extend(names.iter().cloned().zip(codes));
         }
+        record.ranges.extend(names.into_iter().map(|name| (name, inputs.range)));
         Ok(())
     };
-    for (read, inputs) in of_tokens.iter().zip(inputs_of_tokens(plan, &of_tokens, layers, gptq, stop)?) {
+    for (read, inputs) in of_tokens.iter().zip(inputs) {
         take(&read.matrices, &inputs)?;
     }
     let mut unreached = Vec::new();
@@ -265,11 +290,13 @@ fn fresh(width: usize, gptq: bool) -> Inputs {
     Inputs { moments: gptq.then(|| Moments::new(width)), range: Range::default() }
 }
 
+/// The inputs of the matrices of all tokens. `on_device`: their moments are summed there.
 fn inputs_of_tokens(
     plan: &Plan<'_>,
     reads: &[&Read],
     layers: &mut Layers<'_>,
     gptq: bool,
+    on_device: bool,
     stop: Stop<'_>,
 ) -> Result<Vec<Inputs>> {
     let place = layers.place();
@@ -281,6 +308,21 @@ fn inputs_of_tokens(
     let mut found: Vec<Inputs> = names.iter().map(|name| fresh(plan.width_of(name), gptq)).collect();
     let wanted: Vec<String> = reads.iter().map(|read| read.value.clone()).collect();
     let batches = layers.batches;
+    if gptq && on_device {
+        layers.moments(&wanted, &mut |index, values| {
+            go_on(stop)?;
+            let rows = batches[index].present.iter().filter(|present| **present != 0.0).count();
+            for (made, inputs) in values.iter().zip(&mut found) {
+                inputs.moments.iter_mut().for_each(|moments| moments.add_products(made, rows));
+            }
+            Ok(())
+        })?;
+        if plan.scheme.measures_activations() {
+            let ranges = inputs_of_tokens(plan, reads, layers, false, on_device, stop)?;
+            found.iter_mut().zip(ranges).for_each(|(inputs, of)| inputs.range = of.range);
+        }
+        return Ok(found);
+    }
     layers.run(&wanted, &mut |index, values| {
         go_on(stop)?;
         for ((value, inputs), name) in values.iter().zip(&mut found).zip(&names) {

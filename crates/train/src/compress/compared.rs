@@ -6,6 +6,7 @@ use std::sync::Arc;
 use data::{Batch, IGNORE};
 use options::Setting;
 use rayon::prelude::*;
+use tensor::HostTensor;
 
 use crate::device::Device;
 use crate::error::{Result, go_on};
@@ -53,21 +54,39 @@ pub fn compare(
     let mut sums = [0.0f64; 4];
     for batch in batches {
         go_on(stop)?;
-        let logits = [before.forward(batch, false)?.logits.to_f32(), after.forward(batch, false)?.logits.to_f32()];
+        let logits = [before.forward(batch, false)?.logits, after.forward(batch, false)?.logits];
         let vocabulary = logits[0].len() / batch.targets.len();
         let places: Vec<usize> = (0..batch.targets.len()).filter(|place| batch.targets[*place] != IGNORE).collect();
         let of = |place: &usize| {
-            let row = |logits: &[f32]| distribution(&logits[place * vocabulary..(place + 1) * vocabulary]);
-            let (p, q) = (row(&logits[0]), row(&logits[1]));
-            let target = batch.targets[*place] as usize;
-            let divergence = p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>();
-            [1.0, -p[target], -q[target], divergence]
+            let row = |of: &HostTensor| {
+                let size = vocabulary * of.dtype.size();
+                let bytes = of.bytes[place * size..][..size].to_vec();
+                HostTensor::new(of.dtype, [vocabulary], bytes).to_f32()
+            };
+            of_target([&row(&logits[0]), &row(&logits[1])], batch.targets[*place] as usize)
         };
         let found: Vec<[f64; 4]> = places.par_iter().map(of).collect();
         found.iter().for_each(|of| sums.iter_mut().zip(of).for_each(|(sum, x)| *sum += x));
     }
     let mean = |index: usize| sums[index] / sums[0];
     Ok(Compared { tokens: sums[0] as usize, before: mean(1), after: mean(2), divergence: mean(3), are_held_out })
+}
+
+/// 1, the losses of two rows of logits, and the divergence of the second's distribution from the first's.
+fn of_target(logits: [&[f32]; 2], target: usize) -> [f64; 4] {
+    // Exponentials of both, in f32: sums of them, and of their products with differences, are in f64.
+    let most = logits.map(|row| row.iter().fold(f32::NEG_INFINITY, |most, x| most.max(*x)));
+    let (mut sums, mut lost) = ([0.0f64; 2], 0.0f64);
+    for (x, y) in logits[0].iter().zip(logits[1]) {
+        let p = f64::from((x - most[0]).exp());
+        sums[0] += p;
+        sums[1] += f64::from((y - most[1]).exp());
+        // A token that the first never takes counts nothing, and may be −∞.
+        lost += if p > 0.0 { p * (f64::from(*x) - f64::from(*y)) } else { 0.0 };
+    }
+    let whole = [0, 1].map(|row| f64::from(most[row]) + sums[row].ln());
+    let divergence = lost / sums[0] - whole[0] + whole[1];
+    [1.0, whole[0] - f64::from(logits[0][target]), whole[1] - f64::from(logits[1][target]), divergence]
 }
 
 /// Returns the log-probabilities of all tokens in f64.

@@ -41,20 +41,32 @@ pub fn scales(layout: Layout, x: &[f32], shape: [usize; 2], whole: Range, observ
     all
 }
 
-/// The nearest codes of a matrix whose blocks lie in one piece of a row, or are the whole matrix.
-fn nearest(form: &Form, x: &[f32], shape: [usize; 2], scales: &Scales) -> Vec<u8> {
-    let (columns, across) = (shape[1], form.extent.scales(shape)[1]);
-    let rows = (BAND / columns.max(1)).max(1);
-    let of_band = |(band, x): (usize, &[f32])| {
-        let blocks = match form.extent {
-            Extent::Tensor => 0..1,
-            _ => band * rows * across..(band * rows + x.len() / columns) * across,
-        };
-        let zeros = if scales.zeros.is_empty() { Vec::new() } else { scales.zeros[blocks.clone()].to_vec() };
-        let own = Scales { factors: scales.factors[blocks].to_vec(), zeros, codes: Vec::new() };
-        form.encode(x, columns, &own)
+/// The scales of rows of a matrix: of the band with this number, which has this many elements.
+fn of_band(form: &Form, shape: [usize; 2], scales: &Scales, place: usize, elements: usize) -> Scales {
+    let (height, across) = (form.extent.block(shape)[0], form.extent.scales(shape)[1]);
+    let first = place * band(form, shape) / shape[1];
+    let blocks = match form.extent {
+        Extent::Tensor => 0..1,
+        _ => first / height * across..(first + elements / shape[1]).div_ceil(height) * across,
     };
-    x.par_chunks((rows * columns).max(1)).enumerate().flat_map_iter(of_band).collect()
+    let zeros = if scales.zeros.is_empty() { Vec::new() } else { scales.zeros[blocks.clone()].to_vec() };
+    let codes = if scales.codes.is_empty() { Vec::new() } else { scales.codes[blocks.clone()].to_vec() };
+    Scales { factors: scales.factors[blocks].to_vec(), zeros, codes }
+}
+
+/// The nearest codes of a matrix.
+pub fn nearest(form: &Form, x: &[f32], shape: [usize; 2], scales: &Scales) -> Vec<u8> {
+    let bands = x.par_chunks(band(form, shape).max(1)).enumerate();
+    bands.flat_map_iter(|(at, x)| form.encode(x, shape[1], &of_band(form, shape, scales, at, x.len()))).collect()
+}
+
+/// The values of the codes of a matrix; `global`: the scale of scales.
+pub fn values(form: &Form, codes: &[u8], shape: [usize; 2], scales: &Scales, global: f32) -> Vec<f32> {
+    let bands = codes.par_chunks(band(form, shape).max(1)).enumerate();
+    let of = |(at, codes): (usize, &[u8])| {
+        form.values(codes, shape[1], &of_band(form, shape, scales, at, codes.len()), global)
+    };
+    bands.flat_map_iter(of).collect()
 }
 
 /// Adds the scales of further rows: a tensor has one.
@@ -89,7 +101,7 @@ pub fn encode(
     if decided.codes.is_some() || observer == RangeObserver::Mse {
         let scales = decided.scales.unwrap_or_else(|| scales(layout, x, shape, whole, observer));
         let codes = decided.codes.unwrap_or_else(|| nearest(&form, x, shape, &scales));
-        let values = form.values(&codes, columns, &scales, global);
+        let values = values(&form, &codes, shape, &scales, global);
         return Encoded { parts: layout.bytes(shape, &codes, &scales, global), values };
     }
     let made: Vec<(Scales, Vec<u8>, Vec<f32>)> = x

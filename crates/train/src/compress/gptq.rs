@@ -2,14 +2,19 @@
 //! the second moments of what the matrix is multiplied with. Columns go in the order of these moments, the largest first;
 //! scales are those of the original numbers, so groups stay as they lie. All in f64.
 
+use std::cmp::Ordering;
+
 use rayon::prelude::*;
+use tensor::HostTensor;
 use tensor::compressed::{Form, Scales};
 
 use super::factor::Upper;
+use super::solver::{Scaled, Solver, f32_bytes};
 use crate::device::products::{Part, add_product, add_product_f32};
+use crate::error::Result;
 
 /// The share of the mean moment that is added to each.
-pub(super) const DAMPING: f64 = 0.01;
+const DAMPING: f64 = 0.01;
 
 /// Rows of a matrix that go through the columns together.
 const BAND: usize = 32;
@@ -61,19 +66,70 @@ impl Moments {
         }
     }
 
+    /// Adds products that were summed elsewhere, f32 [size, size], over this many rows.
+    pub fn add_products(&mut self, made: &HostTensor, rows: usize) {
+        let size = self.size;
+        self.rows += rows;
+        let lines = self.sums.par_chunks_mut(size).zip(made.bytes.par_chunks(4 * size)).enumerate();
+        lines.for_each(|(row, (to, made))| {
+            let made = made.as_chunks::<4>().0[..=row].iter();
+            to.iter_mut().zip(made).for_each(|(to, made)| *to += f64::from(f32::from_le_bytes(*made)));
+        });
+    }
+
     pub(super) fn at(&self, row: usize, column: usize) -> f64 {
         self.sums[row.max(column) * self.size + row.min(column)]
     }
+
+    /// A moment of a column with itself; 1 of a column that is always zero.
+    pub(super) fn own(&self, column: usize) -> f64 {
+        match self.at(column, column) {
+            0.0 => 1.0,
+            moment => moment,
+        }
+    }
+
+    /// Returns the number that is added to the moments of columns with themselves.
+    pub(super) fn damping(&self) -> f64 {
+        DAMPING * (0..self.size).map(|column| self.own(column)).sum::<f64>() / self.size as f64
+    }
+
+    /// The lower triangle of the damped moments as f32 [size, size].
+    pub(super) fn damped_bytes(&self) -> Vec<u8> {
+        let (size, damping) = (self.size, self.damping());
+        f32_bytes(size * size, |i| {
+            let (row, column) = (i / size, i % size);
+            match row.cmp(&column) {
+                Ordering::Greater => self.sums[i] as f32,
+                Ordering::Equal => (self.own(row) + damping) as f32,
+                Ordering::Less => 0.0,
+            }
+        })
+    }
 }
 
-/// The codes of a matrix [outputs, inputs] with these scales.
-pub fn codes(form: &Form, x: &[f32], scales: &Scales, moments: &Moments) -> Vec<u8> {
+/// The codes of matrices [outputs, inputs] that are multiplied with the same values, on a device if there is one with room for them.
+pub fn codes(
+    form: &Form,
+    matrices: &mut [Scaled],
+    moments: &Moments,
+    solver: Option<&mut Solver>,
+) -> Result<Vec<Vec<u8>>> {
     let order = order(moments);
+    if let Some(solver) = solver
+        && solver.fits(moments.size, matrices)
+    {
+        let unused: Vec<usize> = (0..moments.size).filter(|column| moments.at(*column, *column) == 0.0).collect();
+        for of in matrices.iter_mut() {
+            of.x.par_chunks_mut(moments.size).for_each(|row| unused.iter().for_each(|column| row[*column] = 0.0));
+        }
+        return solver.codes(form, matrices, moments, &order);
+    }
     let factor = factor(moments, &order);
-    coded(form, x, scales, moments, &order, &factor)
+    Ok(matrices.iter().map(|of| coded(form, &of.x, &of.scales, moments, &order, &factor)).collect())
 }
 
-/// The same in this order, with the factor that belongs to it.
+/// The codes of a matrix [outputs, inputs] with these scales, in an order and with the factor that belongs to it.
 pub(super) fn coded(
     form: &Form,
     x: &[f32],
@@ -129,16 +185,18 @@ pub(super) fn order(moments: &Moments) -> Vec<usize> {
 
 /// The upper Cholesky factor U of the inverse of the damped moments H in this order, UᵀU = H⁻¹.
 pub(super) fn factor(moments: &Moments, order: &[usize]) -> Upper {
-    let size = order.len();
-    let diagonal = |index: usize| match moments.at(order[index], order[index]) {
-        0.0 => 1.0,
-        moment => moment,
-    };
-    let damping = DAMPING * (0..size).map(diagonal).sum::<f64>() / size as f64;
-    Upper::of_inverse(size, |row, column| match row == column {
-        true => diagonal(row) + damping,
+    let damping = moments.damping();
+    Upper::of_inverse(order.len(), |row, column| match row == column {
+        true => moments.own(order[row]) + damping,
         false => moments.at(order[row], order[column]),
     })
+}
+
+/// The codes of a matrix with these scales, on the host.
+#[cfg(test)]
+pub(super) fn codes_of_one(form: &Form, x: &[f32], scales: &Scales, moments: &Moments) -> Vec<u8> {
+    let order = order(moments);
+    coded(form, x, scales, moments, &order, &factor(moments, &order))
 }
 
 #[cfg(test)]
@@ -203,7 +261,7 @@ mod tests {
             x.chunks(size).flat_map(|x| (0..rows).map(move |row| of_row(x, row))).sum::<f64>()
         };
         let nearest = error(&form.encode(&w, size, &scales));
-        let found = error(&codes(&form, &w, &scales, &moments_of(&x, size)));
+        let found = error(&codes_of_one(&form, &w, &scales, &moments_of(&x, size)));
         assert!(found < 0.5 * nearest, "{found} against {nearest}");
     }
 
@@ -222,7 +280,7 @@ mod tests {
             let w = w.to_f32();
             let scales = form.scales(&w, size, DType::F32, Range::of(&w));
             assert_eq!(scales.factors, read(&format!("{layer}.{case}.scale")).to_f32(), "{layer} {case}");
-            let found = form.decode(&codes(&form, &w, &scales, &moments_of(&x, size)), size, &scales);
+            let found = form.decode(&codes_of_one(&form, &w, &scales, &moments_of(&x, size)), size, &scales);
             let wanted = read(&format!("{layer}.{case}.dequant")).to_f32();
             let same = found.iter().zip(&wanted).filter(|(a, b)| a == b).count();
             assert!(same * 100 >= found.len() * 99, "{layer} {case}: {same} of {}", found.len());

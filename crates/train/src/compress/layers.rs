@@ -16,6 +16,7 @@ use tensor::{DType, HostTensor};
 
 use super::chosen::plain_options;
 use super::part::{self, Place};
+use super::solver::Solver;
 use crate::device::Device;
 use crate::engine::{Engine, variant_of};
 use crate::error::{Result, TrainError};
@@ -131,6 +132,16 @@ impl<'b> Layers<'b> {
         self.places[self.at]
     }
 
+    /// Returns the type of the values in the layers, and of weights there.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Returns a solver on the device, if it is a GPU.
+    pub fn solver(&self) -> Option<Solver> {
+        Solver::on(&self.device, &self.source, self.batches.first()?)
+    }
+
     pub fn block(&self) -> &Block {
         self.place().block(&self.source.model)
     }
@@ -152,6 +163,20 @@ impl<'b> Layers<'b> {
 
     /// Computes values of the layer for all batches, from what the layer before it gives.
     pub fn run(&mut self, wanted: &[String], take: &mut Take<'_>) -> Result<()> {
+        self.with_given(|layers, given| layers.run_from(given, wanted, take))
+    }
+
+    /// Computes Σ xᵀx over the tokens of each batch for values x of the layer, in the order in which they are named: f32.
+    pub fn moments(&mut self, values: &[String], take: &mut Take<'_>) -> Result<()> {
+        self.with_given(|layers, given| {
+            let names = given.keys().cloned().collect();
+            let (model, wanted) = part::of_moments(&layers.source.model, layers.place(), &names, values);
+            layers.compute(model, given, &wanted, take)
+        })
+    }
+
+    /// Does something with the values of the layer that are known.
+    fn with_given(&mut self, run: impl FnOnce(&mut Self, &Given) -> Result<()>) -> Result<()> {
         let names: Vec<String> = self.block().carry.iter().map(|of| of.inside.clone()).collect();
         let mut given = std::mem::take(&mut self.results);
         let known: Vec<String> = self.known.keys().cloned().collect();
@@ -159,7 +184,7 @@ impl<'b> Layers<'b> {
         for (name, value) in names.iter().zip(&mut self.carried) {
             given.extend(value.take().map(|value| (name.clone(), value)));
         }
-        let done = self.run_from(&given, wanted, take);
+        let done = run(self, &given);
         for (name, value) in names.iter().zip(&mut self.carried) {
             *value = given.remove(name);
         }
@@ -345,10 +370,10 @@ impl<'b> Layers<'b> {
                 continue;
             }
             match replaced {
-                Some((_, values)) => {
-                    let values = values.clone().cast(slot.weight.dtype);
-                    part.engine.session().write(&slot.weight, &values.bytes)?;
-                }
+                Some((_, values)) => match values.dtype == slot.weight.dtype {
+                    true => part.engine.session().write(&slot.weight, &values.bytes)?,
+                    false => part.engine.session().write(&slot.weight, &values.cast(slot.weight.dtype).bytes)?,
+                },
                 None => {
                     let view = self.weights.get(&name).map_err(TrainError::model_file)?;
                     write_as_stored(part.engine.session(), &slot.weight, &view)?;

@@ -24,6 +24,7 @@ pub(crate) mod rows;
 mod scaling;
 mod scheme;
 mod smooth;
+mod solver;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -31,6 +32,8 @@ use std::sync::Arc;
 
 use data::Stop;
 use data::safetensors::{PlacedWriter, Weights};
+use program::{Arch, Machine};
+use rayon::prelude::*;
 use tensor::DType;
 use tensor::compressed::Extent;
 
@@ -47,7 +50,7 @@ use self::chosen::{Chosen, Kept, Matrix, choose};
 use self::encode::Decided;
 use self::layers::Layers;
 use self::record::Journal;
-use self::result::{Digests, Plan};
+use self::result::{Digests, Job, Plan, Ranges};
 use self::rows::Rows;
 use self::scaling::Scaling;
 use self::scheme::Scheme;
@@ -128,6 +131,9 @@ pub fn compress(
     Staged::clear_abandoned(&written.owner, output)?;
     let staged = Staged::begin(&written, output)?;
     let rows = data.map(|of| Rows::read(of.config, source, of.rows, stop)).transpose()?;
+    let widest = chosen.matrices.iter().map(|of| of.shape[1]).max().unwrap_or(0);
+    let at_once = data.map_or(0, |of| tokens_at_once(&of.device.machine, widest));
+    let rows = rows.map(|rows| rows.joined(at_once));
     let mut writer = PlacedWriter::new(staged.path(), groups, SHARD_BYTES);
     let bytes = (total_of(&own), writer.total());
     require_room(output, bytes.1)?;
@@ -149,11 +155,9 @@ pub fn compress(
             notes.extend(done?);
         }
         _ => {
-            let mut ranges = BTreeMap::new();
-            for of in &chosen.matrices {
-                go_on(stop)?;
-                plan.write_matrix(of, Decided::default(), None, &mut writer, &mut digests, &mut ranges)?;
-            }
+            let job = |of| Job { of, decided: Decided::default(), activations: None };
+            let jobs = chosen.matrices.iter().map(job).collect();
+            plan.write_matrices(jobs, &mut writer, &mut digests, &Ranges::default(), stop, None)?;
         }
     }
     plan.write_kept(&mut writer, &mut digests, stop)?;
@@ -190,6 +194,18 @@ fn formats(source: &ModelSource, request: &CompressRequest, own: &Weights) -> Re
         return Err(nothing_fits(&source.folder, request, &notes));
     }
     Ok((chosen, scheme, notes))
+}
+
+/// The number of tokens of calibration that run at once. On a GPU their activations, eight of them as wide as the widest matrix, take
+/// an eighth of its memory; on a CPU they are those of the run's batches.
+fn tokens_at_once(machine: &Machine, widest: usize) -> usize {
+    /// Bytes for each column: eight values of two bytes.
+    const OF_COLUMN: usize = 16;
+    const MOST: usize = 1 << 16;
+    match machine.arch {
+        Arch::Cpu => 0,
+        _ => (machine.memory / 8 / (OF_COLUMN * widest.max(1))).min(MOST),
+    }
 }
 
 /// Notes on the result for its readers.
@@ -268,6 +284,9 @@ fn leave_out(chosen: &mut Chosen, scheme: &Scheme) -> Vec<String> {
     reasons.into_iter().map(line).collect()
 }
 
+/// Bytes of values that are compared at a time, if those of one tensor are fewer.
+const READ_AT_ONCE: usize = 1 << 30;
+
 /// Reads a result as any model is read, and compares every tensor with the values that were to be written.
 fn verify(folder: &Path, digests: &Digests<'_>, stop: Stop<'_>) -> Result<()> {
     let wrong = |what: &str| TrainError::Failed(format!("{}: written and read back, {what}", folder.display()));
@@ -277,10 +296,23 @@ fn verify(folder: &Path, digests: &Digests<'_>, stop: Stop<'_>) -> Result<()> {
     if let Some(name) = names.symmetric_difference(&expected).next() {
         return Err(wrong(&format!("`{name}` is missing or not expected")));
     }
-    for (name, digest) in &digests.of {
+    let mut rest: Vec<(&String, &blake3::Hash)> = digests.of.iter().collect();
+    while !rest.is_empty() {
         go_on(stop)?;
-        let bytes = files.get(name).and_then(|view| view.bytes()).map_err(TrainError::unreadable)?;
-        if blake3::hash(&bytes) != *digest {
+        let mut bytes = 0;
+        let is_next = |(name, _): &&(&String, &blake3::Hash)| {
+            bytes += files.get(name).map_or(0, |view| 4 * view.shape.iter().product::<usize>());
+            bytes <= READ_AT_ONCE
+        };
+        let count = rest.iter().take_while(is_next).count().max(1);
+        let is_other = |(name, digest): (&String, &blake3::Hash)| -> Result<Option<String>> {
+            let bytes = files.get(name).and_then(|view| view.bytes()).map_err(TrainError::unreadable)?;
+            let hash = blake3::Hasher::new().update_rayon(&bytes).finalize();
+            Ok((hash != *digest).then(|| name.clone()))
+        };
+        let now: Vec<(&String, &blake3::Hash)> = rest.drain(..count).collect();
+        let others: Vec<Option<String>> = now.into_par_iter().map(is_other).collect::<Result<_>>()?;
+        if let Some(name) = others.into_iter().flatten().next() {
             return Err(wrong(&format!("`{name}` holds other values")));
         }
     }

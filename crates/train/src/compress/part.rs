@@ -4,8 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use graph::{Block, Each, Input, Item, Model, NodeSpec, Output, Repeat, ValueType};
+use graph::{Axis, Block, Dim, Each, Element, Input, Item, Model, NodeSpec, Output, Repeat, ValueType};
 use tensor::Attrs;
+
+/// The input of a batch that is 1 for tokens of documents, 0 for padding.
+const PRESENT: &str = "present";
 
 /// The place of a layer in a model's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +90,48 @@ pub fn of_layer(model: &Model, place: Place, given: &BTreeSet<String>, wanted: &
     let (repeat, stack) = (1, stack.stack.clone());
     let layer = Repeat { repeat, stack, pattern: Vec::new(), carry: Vec::new(), each, blocks: vec![block] };
     needed.rest(model, place.item, vec![Item::Repeat(layer)], Vec::new())
+}
+
+/// The part of a model that computes Σ xᵀx over the tokens of a batch for some `values` x [B, T, K] of a layer, f32 [K, K]; and the
+/// names of these results.
+pub fn of_moments(model: &Model, place: Place, given: &BTreeSet<String>, values: &[String]) -> (Model, Vec<String>) {
+    let types = types(model);
+    let mut model = model.clone();
+    let Item::Repeat(stack) = &mut model.body[place.item] else { unreachable!("a place is in a stack") };
+    let kind = stack.pattern.get(place.layer).copied().unwrap_or(0);
+    let block = &mut stack.blocks[kind];
+    let mut names = Vec::new();
+    for value in values {
+        let of = &types[value];
+        let columns = of.shape.last().expect("a value has columns").clone();
+        let node = |op: &str, inputs: [&str; 2], output: &str, of: ValueType, attrs: Attrs| NodeSpec {
+            op: op.to_owned(),
+            inputs: inputs.map(str::to_owned).to_vec(),
+            outputs: vec![output.to_owned()],
+            types: vec![of],
+            attrs,
+            region: None,
+            at: None,
+        };
+        let (masked, name) = (format!("{value}.present"), format!("{value}.moments"));
+        // Padding counts nothing.
+        let product = Attrs::new()
+            .with("of", Vec::<String>::new())
+            .with("expressions", vec!["mul(in0, in1)"])
+            .with("operands", vec!["element", "row"])
+            .with("results", vec!["element"])
+            .with("dtypes", vec!["float"]);
+        block.nodes.push(node("rowwise", [value.as_str(), PRESENT], &masked, of.clone(), product));
+        let squares = Attrs::new().with("transpose_a", true).with("f32", true);
+        let of = ValueType::new(Element::F32, vec![columns.clone(), columns]);
+        block.nodes.push(node("matmul", [masked.as_str(), value.as_str()], &name, of, squares));
+        names.push(name);
+    }
+    if !model.inputs.iter().any(|of| of.name == PRESENT) {
+        let shape = [Axis::Rows, Axis::Tokens].map(|axis| Dim::Symbol(axis.symbol().to_owned())).to_vec();
+        model.inputs.push(Input { name: PRESENT.to_owned(), dtype: Element::F32, shape });
+    }
+    (of_layer(&model, place, given, &names), names)
 }
 
 /// The part of a model that computes `wanted` values before a stack, from `given` ones.

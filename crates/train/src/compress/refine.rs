@@ -13,7 +13,7 @@ use tensor::compressed::{Codes, Extent, Form, Range, Scales, round_to};
 use tensor::small::{Small, e4m3_code};
 
 use super::factor::Upper;
-use super::gptq::{self, DAMPING, Moments};
+use super::gptq::{self, Moments};
 use crate::device::products::{Part, add_product};
 
 /// Rows that are worked on together: a row of the moments is read once for them.
@@ -58,15 +58,11 @@ pub struct Solved {
 impl Solved {
     pub fn new(moments: &Moments) -> Solved {
         let size = moments.size;
-        let diagonal = |index: usize| match moments.at(index, index) {
-            0.0 => 1.0,
-            moment => moment,
-        };
-        let damping = DAMPING * (0..size).map(diagonal).sum::<f64>() / size as f64;
+        let damping = moments.damping();
         let mut rows = vec![0.0; size * size];
         rows.par_chunks_mut(size).enumerate().for_each(|(row, to)| {
             for (column, to) in to.iter_mut().enumerate() {
-                *to = if row == column { diagonal(row) + damping } else { moments.at(row, column) };
+                *to = if row == column { moments.own(row) + damping } else { moments.at(row, column) };
             }
         });
         let order = gptq::order(moments);
@@ -389,7 +385,7 @@ mod tests {
         let (form, dtype, whole) = (Form { codes, extent }, DType::BF16, Range::of(&w));
         let global = tensor::compressed::global_scale(whole.magnitude(), dtype);
         let plain = form.scales(&w, size, dtype, whole);
-        let of_gptq = form.values(&gptq::codes(&form, &w, &plain, &moments), size, &plain, global);
+        let of_gptq = form.values(&gptq::codes_of_one(&form, &w, &plain, &moments), size, &plain, global);
         let found = refined(&Wanted { form, dtype, whole, x: &w, moments: &moments }, &solved);
         let values = form.values(&found.codes, size, &found.scales, global);
         let (own, other) = (error(&w, &values, &x, size), error(&w, &of_gptq, &x, size));

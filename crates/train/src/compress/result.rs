@@ -3,21 +3,24 @@
 //! Knows layouts and places; not which method chose the codes, nor where activations were measured.
 
 use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
 
 use data::Stop;
 use data::quantised::Layout;
 use data::safetensors::{PlacedWriter, RawTensor, Weights, header_name};
+use rayon::prelude::*;
 use tensor::compressed::{Codes, Range, global_scale};
 use tensor::{DType, HostTensor};
 
 use super::Progress;
 use super::chosen::{Chosen, Matrix};
-use super::encode::{Decided, Encoded, encode, range, scales};
-use super::gptq::{self, Moments};
+use super::encode::{Decided, Encoded, encode, range, scales, values};
+use super::gptq::Moments;
 use super::observer::{RangeObserver, narrowed};
 use super::refine::{self, Refined, Solved, Wanted};
 use super::scaling::Scaling;
 use super::scheme::Scheme;
+use super::solver::Scaled;
 use crate::error::{Result, TrainError, go_on};
 
 /// Matrices of one module that engines compute as one, so that they share the scale of scales of NVFP4.
@@ -33,11 +36,38 @@ pub struct Digests<'a> {
 }
 
 impl Digests<'_> {
-    fn add(&mut self, name: String, values: &[u8], read: usize) {
-        self.of.insert(name, blake3::hash(values));
+    fn add(&mut self, name: String, hash: blake3::Hash, read: usize) {
+        self.of.insert(name, hash);
         self.done += read;
         (self.progress)(self.done, self.all);
     }
+}
+
+/// Numbers of matrices that are in memory at a time, if there is more than one.
+const AT_ONCE: usize = 1 << 28;
+
+/// The ranges of matrices that share a scale, by module: each is known once.
+pub type Ranges = Mutex<BTreeMap<String, Range>>;
+
+/// A matrix that is written: with the codes that were decided, or the nearest.
+pub struct Job<'m> {
+    pub of: &'m Matrix,
+    pub decided: Decided,
+    /// The range of what it is multiplied with, where the scheme has a scale of it.
+    pub activations: Option<Range>,
+}
+
+/// Takes the values of a matrix as the model has them, in a type.
+pub type Keep<'a> = (DType, &'a mut dyn FnMut(&Matrix, HostTensor));
+
+/// A matrix as it is written.
+struct Made<'m> {
+    of: &'m Matrix,
+    parts: Vec<Vec<u8>>,
+    values: Option<HostTensor>,
+    hash: blake3::Hash,
+    /// Bytes that were read for it.
+    read: usize,
 }
 
 /// The tensors of a result and their formats.
@@ -100,47 +130,76 @@ impl Plan<'_> {
             go_on(stop)?;
             let tensor = self.read(&of.tensor)?;
             let read = tensor.bytes.len();
-            let tensor = self.scaling.kept(&of.tensor, tensor.cast(self.dtype_of(&of.tensor)?));
+            let tensor = self.scaling.kept(&of.tensor, tensor.into_type(self.dtype_of(&of.tensor)?));
             writer.put(&of.name, &tensor.bytes).map_err(|e| TrainError::Failed(e.to_string()))?;
-            digests.add(of.name.clone(), &tensor.bytes, read);
+            digests.add(of.name.clone(), blake3::Hasher::new().update_rayon(&tensor.bytes).finalize(), read);
         }
         Ok(())
     }
 
-    /// Writes a matrix: with the codes that were decided, or the nearest. `of_activations`: the range of what it is multiplied with. Gives its values
-    /// as the model has them.
-    pub fn write_matrix(
+    /// Writes matrices, some of them at a time.
+    pub fn write_matrices(
         &self,
-        of: &Matrix,
-        decided: Decided,
-        of_activations: Option<Range>,
+        mut jobs: Vec<Job<'_>>,
         writer: &mut PlacedWriter,
         digests: &mut Digests<'_>,
-        ranges: &mut BTreeMap<String, Range>,
-    ) -> Result<HostTensor> {
+        ranges: &Ranges,
+        stop: Stop<'_>,
+        mut keep: Option<Keep<'_>>,
+    ) -> Result<()> {
+        while !jobs.is_empty() {
+            go_on(stop)?;
+            let mut elements = 0;
+            let is_next = |job: &&Job<'_>| {
+                elements += job.of.shape[0] * job.of.shape[1];
+                elements <= AT_ONCE
+            };
+            let count = jobs.iter().take_while(is_next).count().max(1);
+            let rest = jobs.split_off(count);
+            let kept = keep.as_ref().map(|(dtype, _)| *dtype);
+            let made: Vec<Made<'_>> =
+                jobs.into_par_iter().map(|job| self.made(job, ranges, kept)).collect::<Result<_>>()?;
+            for Made { of, parts, values, hash, read } in made {
+                for (tensor, bytes) in self.tensors(of)?.iter().zip(&parts) {
+                    writer.put(&tensor.name, bytes).map_err(|e| TrainError::Failed(e.to_string()))?;
+                }
+                digests.add(format!("{}.weight", of.module), hash, read);
+                if let (Some((_, take)), Some(values)) = (&mut keep, values) {
+                    take(of, values);
+                }
+            }
+            jobs = rest;
+        }
+        Ok(())
+    }
+
+    fn made<'m>(&self, job: Job<'m>, ranges: &Ranges, kept: Option<DType>) -> Result<Made<'m>> {
+        let Job { of, decided, activations } = job;
         let layout = self.layout(of)?;
         let (x, read) = self.numbers(of)?;
         let whole = self.range_of_scale(of, &x, ranges)?;
         let Encoded { mut parts, values } = encode(layout, &x, of.shape, whole, decided, self.observer);
+        drop(x);
         if self.scheme.measures_activations() {
-            let range = of_activations.expect("activations of every matrix are measured");
+            let range = activations.expect("activations of every matrix are measured");
             parts.push(self.scheme.scale_of_activations(range, layout.dtype));
         }
-        for (tensor, bytes) in self.tensors(of)?.iter().zip(&parts) {
-            writer.put(&tensor.name, bytes).map_err(|e| TrainError::Failed(e.to_string()))?;
-        }
         let values = as_the_model_has(of, values);
-        digests.add(format!("{}.weight", of.module), &values.bytes, read);
-        Ok(values)
+        let hash = blake3::hash(&values.bytes);
+        let values = kept.map(|dtype| values.into_type(dtype));
+        Ok(Made { of, parts, values, hash, read })
     }
 
-    /// The codes that GPTQ chooses for the matrix of a parameter.
-    pub fn codes(&self, parameter: &str, moments: &Moments) -> Result<Vec<u8>> {
-        let of = self.matrix(parameter).expect("it becomes codes");
-        let layout = self.layout(of)?;
-        let (x, _) = self.numbers(of)?;
-        let whole = self.range_of_scale(of, &x, &mut BTreeMap::new())?;
-        Ok(gptq::codes(&layout.form, &x, &scales(layout, &x, of.shape, whole, self.observer), moments))
+    /// The numbers of the matrices of parameters, and the scales of their codes.
+    pub fn scaled(&self, parameters: &[String]) -> Result<Vec<Scaled>> {
+        let of = |parameter: &String| -> Result<Scaled> {
+            let of = self.matrix(parameter).expect("it becomes codes");
+            let (x, _) = self.numbers(of)?;
+            let whole = self.range_of_scale(of, &x, &Ranges::default())?;
+            let scales = scales(self.layout(of)?, &x, of.shape, whole, self.observer);
+            Ok(Scaled { x, scales })
+        };
+        parameters.par_iter().map(of).collect()
     }
 
     /// Codes and scales with which a matrix of these numbers [outputs, inputs] gives most nearly what it is wanted to: `wanted` has for
@@ -154,7 +213,7 @@ impl Plan<'_> {
     ) -> Result<Refined> {
         let layout = self.layout(of)?;
         let (x, _) = self.numbers(of)?;
-        let whole = self.range_of_scale(of, &x, &mut BTreeMap::new())?;
+        let whole = self.range_of_scale(of, &x, &Ranges::default())?;
         let x = match wanted {
             Some(wanted) => refine::moved(&x, solved, wanted),
             None => x,
@@ -167,9 +226,9 @@ impl Plan<'_> {
     pub fn values_of(&self, of: &Matrix, refined: &Refined) -> Result<HostTensor> {
         let layout = self.layout(of)?;
         let (x, _) = self.numbers(of)?;
-        let whole = self.range_of_scale(of, &x, &mut BTreeMap::new())?;
+        let whole = self.range_of_scale(of, &x, &Ranges::default())?;
         let global = global_scale(whole.magnitude(), layout.dtype);
-        let values = layout.form.values(&refined.codes, of.shape[1], &refined.scales, global);
+        let values = values(&layout.form, &refined.codes, of.shape, &refined.scales, global);
         Ok(as_the_model_has(of, values))
     }
 
@@ -179,9 +238,9 @@ impl Plan<'_> {
     }
 
     /// The range of what shares the largest scale of a matrix. An error where its numbers are not finite.
-    fn range_of_scale(&self, of: &Matrix, x: &[f32], ranges: &mut BTreeMap<String, Range>) -> Result<Range> {
+    fn range_of_scale(&self, of: &Matrix, x: &[f32], ranges: &Ranges) -> Result<Range> {
         let own = range(x);
-        if !(own.least.is_finite() && own.most.is_finite()) || x.iter().any(|x| x.is_nan()) {
+        if !(own.least.is_finite() && own.most.is_finite()) || x.par_iter().any(|x| x.is_nan()) {
             return Err(not_finite(of, x));
         }
         let own = self.observed(of, x)?;
@@ -217,7 +276,7 @@ impl Plan<'_> {
         let dtype = self.dtype_of_matrix(of)?;
         let tensor = self.read(&of.parameter)?;
         let read = tensor.bytes.len();
-        let x = tensor.cast(dtype).to_f32();
+        let x = tensor.into_type(dtype).to_f32();
         let mut x = if of.transposed { transpose(&x, of.shape[0]) } else { x };
         self.scaling.matrix(&of.parameter, &mut x, of.shape[1], dtype);
         Ok((x, read))
@@ -243,23 +302,28 @@ impl Plan<'_> {
     }
 
     /// The range of a matrix and of those that it is computed with.
-    fn range_of_fused(&self, of: &Matrix, own: Range, known: &mut BTreeMap<String, Range>) -> Result<Range> {
+    fn range_of_fused(&self, of: &Matrix, own: Range, known: &Ranges) -> Result<Range> {
         let (parent, last) = of.module.rsplit_once('.').unwrap_or(("", &of.module));
         let Some(together) = FUSED.iter().find(|names| names.contains(&last)) else { return Ok(own) };
         let mut whole = own;
         for name in together.iter().filter(|name| **name != last) {
             let module = format!("{parent}.{name}");
             let Some(other) = self.chosen.matrices.iter().find(|of| of.module == module) else { continue };
-            let range = match known.get(&module) {
-                Some(range) => *range,
+            let found = of_module(known).get(&module).copied();
+            let range = match found {
+                Some(range) => range,
                 None => self.observed(other, &self.numbers(other)?.0)?,
             };
-            known.insert(module, range);
+            of_module(known).insert(module, range);
             whole = whole.with(range);
         }
-        known.insert(of.module.clone(), own);
+        of_module(known).insert(of.module.clone(), own);
         Ok(whole)
     }
+}
+
+fn of_module(ranges: &Ranges) -> MutexGuard<'_, BTreeMap<String, Range>> {
+    ranges.lock().expect("nothing fails while ranges are locked")
 }
 
 /// Values [outputs, inputs] in the shape that the model has them in.

@@ -9,8 +9,9 @@ use crate::feed::Feed;
 use crate::plan::Plan;
 use crate::source::ModelSource;
 
-/// Rows that a result is compared on.
+/// Rows that a result is compared on, and the tokens from which fewer are enough.
 const COMPARED: usize = 32;
+const COMPARED_TOKENS: usize = 1 << 15;
 
 /// Rows of a run's data, laid out for the model that is quantized.
 #[derive(Debug, Default)]
@@ -24,6 +25,17 @@ pub struct Rows {
 }
 
 impl Rows {
+    /// The same with neighboring batches of calibration as one, of up to this many tokens.
+    pub fn joined(self, tokens: usize) -> Rows {
+        let is_alike = |a: &Batch, b: &Batch| a.seq_len == b.seq_len;
+        let of = |batches: &[Batch]| {
+            let each = (tokens / (batches[0].batch * batches[0].seq_len).max(1)).max(1);
+            batches.chunks(each).map(Batch::joined).collect::<Vec<Batch>>()
+        };
+        let calibration = self.calibration.chunk_by(is_alike).flat_map(of).collect();
+        Rows { calibration, ..self }
+    }
+
     /// Reads rows as the run would train on them: `most` for measuring at most.
     pub fn read(config: &Config, source: &ModelSource, most: usize, stop: Stop<'_>) -> Result<Rows> {
         let problems = config.check_datasets();
@@ -41,13 +53,17 @@ impl Rows {
         let mut feed = Feed::new(config, encoded, row, stop)?;
         let mut rows = Rows::default();
         let of = |batches: &[Batch]| batches.iter().map(|batch| batch.batch).sum::<usize>();
+        let are_enough = |batches: &[Batch]| {
+            let tokens = batches.iter().map(|batch| batch.batch * batch.seq_len).sum::<usize>();
+            of(batches) >= COMPARED || tokens >= COMPARED_TOKENS
+        };
         let mut is_over = false;
         if let Some(validation) = feed.validation()? {
             rows.are_held_out = true;
             for batch in validation {
                 go_on(stop)?;
                 rows.compared.push(batch.map_err(TrainError::Data)?);
-                if of(&rows.compared) >= COMPARED {
+                if are_enough(&rows.compared) {
                     break;
                 }
             }
@@ -63,7 +79,7 @@ impl Rows {
             }
             match of(&rows.calibration) < most {
                 true => rows.calibration.push(batch),
-                false if of(&rows.compared) < COMPARED => rows.compared.push(batch),
+                false if !are_enough(&rows.compared) => rows.compared.push(batch),
                 false => break,
             }
         }

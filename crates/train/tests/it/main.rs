@@ -6,6 +6,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 mod adapters;
 mod codes_alone;
+mod compress;
 mod corpus;
 mod dora;
 mod equivalence;

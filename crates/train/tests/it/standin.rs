@@ -18,7 +18,7 @@ fn machine(target: &str) -> (Vendor, Machine) {
 }
 
 /// A machine of a target, whose programs run on a stand-in or on the CPU.
-fn device(target: &str, stands_in: bool) -> Arc<Device> {
+pub fn device(target: &str, stands_in: bool) -> Arc<Device> {
     let (vendor, machine) = machine(target);
     standin::start(standin::machine(machine.arch, 1), 5);
     let backend: Box<dyn Backend> = match stands_in {

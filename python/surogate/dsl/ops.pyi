@@ -761,10 +761,11 @@ def inverse_cholesky(*inputs: Tensor | Parameter) -> Any:
     with zeros below the diagonal. Of a matrix that is not positive definite numbers are NaN."""
 
 def compensate(*inputs: Tensor | Parameter, codes: str | each[str], block: list[int] | each[list[int]] | None = None) -> Any:
-    """The columns of w in an order; of each the codes are the nearest to what it is then, and its error, divided by
-    u[i, i] and times u[i, j], is taken from every later column j. w f32 [N, K], u f32 [K, K], upper, in that
-    order, order i32 [K], scales and, with zero points, zeros f32, one for each block of w → y f32 [N, K], whose
-    nearest codes are the result.
+    """Numbers of a matrix, each as it is when its code is chosen. The columns of w are taken in an order. A column's
+    error, its difference from the values of its nearest codes, is divided by u[i, i], multiplied by u[i, j], and
+    taken from every column j that follows. w f32 [N, K], u f32 [K, K], upper, in that order, order i32 [K],
+    scales and, with zero points, zeros f32, one for each block of w → y f32 [N, K], whose nearest codes are the
+    result.
 
     codes: int4, int4_asymmetric, int8, int8_asymmetric, fp8, nvfp4 or mxfp4
     block: rows and columns that share a scale; 0: all columns. The whole tensor if absent"""

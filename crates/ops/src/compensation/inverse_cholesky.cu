@@ -1,6 +1,6 @@
-// The upper Cholesky factor of the inverse of H [N, N] with its rows and columns in an order, in f64: the lower factor L of H with rows and columns reversed, tile by tile,
-// L⁻¹, and that reversed. Kernels run in this order for every tile of the diagonal: `factor_tile`, `factor_panel`, `factor_rest`; then
-// for every row of tiles: `invert_sums`, `invert_row`.
+// The upper Cholesky factor of the inverse of H [N, N] with its rows and columns in an order, in f64. It is L⁻¹ reversed, where L is the
+// lower factor of H with rows and columns reversed. Kernels run in this order for every tile of the diagonal: `factor_tile`,
+// `factor_panel`, `factor_rest`; then for every row of tiles: `invert_sums`, `invert_row`.
 // a f64 [N, N]: the matrix, of which tiles above the diagonal are not read. inverses f64 [tiles, TILE, TILE]: of the tiles on the
 // diagonal of L, zero above their diagonal and beyond N. row f64 [TILE, tiles * TILE].
 #include "types.cuh"

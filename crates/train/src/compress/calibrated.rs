@@ -212,34 +212,28 @@ fn decide(
     let is_coded = |name: &String| plan.matrix(&place.numbered(name)).is_some();
     let all: Vec<Read> = reads(layers.block()).into_iter().filter(|of| of.matrices.iter().any(is_coded)).collect();
     let (of_experts, of_tokens): (Vec<&Read>, Vec<&Read>) = all.iter().partition(|of| of.experts.is_some());
-    let on_device = solver.is_some();
+    let all: Vec<String> = of_tokens.iter().map(|read| read.value.clone()).collect();
+    let on_device = match solver.as_mut().filter(|_| gptq) {
+        Some(solver) => layers.bytes_of_moments(&all).is_some_and(|bytes| solver.has_room(bytes)),
+        None => false,
+    };
     let plan = &*plan;
     let coded = |matrices: &[String]| -> Vec<String> {
         matrices.iter().filter(|name| is_coded(name)).map(|name| place.numbered(name)).collect()
     };
-    let names: Vec<String> = of_tokens.iter().filter(|_| gptq).flat_map(|read| coded(&read.matrices)).collect();
-    // The numbers of the matrices are read while the device computes what they are multiplied with.
-    let (prepared, inputs) = std::thread::scope(|scope| {
-        let reading = scope.spawn(|| plan.scaled(&names));
-        let inputs = inputs_of_tokens(plan, &of_tokens, layers, gptq, on_device, stop);
-        (reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), inputs)
-    });
-    let (mut prepared, inputs) = (prepared?, inputs?);
     let mut take = |matrices: &[String], inputs: &Inputs| -> Result<()> {
         let names = coded(matrices);
         if let Some(moments) = inputs.moments.as_ref().filter(|_| !names.is_empty()) {
             go_on(stop)?;
-            let mut scaled = match prepared.is_empty() {
-                true => plan.scaled(&names)?,
-                false => prepared.drain(..names.len()).collect(),
-            };
+            check_finite(moments, &names[0])?;
+            let mut scaled = plan.scaled(&names)?;
             let codes = gptq::codes(&plan.scheme.form, &mut scaled, moments, solver.as_mut())?;
             record.codes.extend(names.iter().cloned().zip(codes));
         }
         record.ranges.extend(names.into_iter().map(|name| (name, inputs.range)));
         Ok(())
     };
-    for (read, inputs) in of_tokens.iter().zip(inputs) {
+    for (read, inputs) in of_tokens.iter().zip(inputs_of_tokens(plan, &of_tokens, layers, gptq, on_device, stop)?) {
         take(&read.matrices, &inputs)?;
     }
     let mut unreached = Vec::new();
@@ -269,6 +263,18 @@ fn decide(
     }
     record.unreached = unreached;
     Ok(record)
+}
+
+/// Errors: moments that are no numbers.
+fn check_finite(moments: &Moments, parameter: &str) -> Result<()> {
+    if (0..moments.size).all(|column| moments.at(column, column).is_finite()) {
+        return Ok(());
+    }
+    let text = format!(
+        "`{parameter}`: what it is multiplied with in the rows of --calibration is not finite\n  hint: the model is damaged, \
+         diverged in training, or computes numbers beyond its type"
+    );
+    Err(TrainError::Usage(text))
 }
 
 /// Adds rows to what is known of a matrix's inputs: divided by the factors that its columns have.

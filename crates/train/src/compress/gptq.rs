@@ -1,6 +1,6 @@
 //! GPTQ (Frantar et al. 2022, 2210.17323): codes column by column, each column's error made up for by the columns after it, by
 //! the second moments of what the matrix is multiplied with. Columns go in the order of these moments, the largest first;
-//! scales are those of the original numbers, so groups stay as they lie. All in f64.
+//! scales are those of the original numbers, so groups stay as they lie. On the host all is in f64 but sums over 256 rows; a device sums batches in f32, and chooses codes in f32.
 
 use std::cmp::Ordering;
 

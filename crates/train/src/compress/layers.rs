@@ -137,6 +137,13 @@ impl<'b> Layers<'b> {
         self.dtype
     }
 
+    /// Returns the bytes of the moments of values of the layer; none if some are not of tokens in rows.
+    pub fn bytes_of_moments(&self, values: &[String]) -> Option<usize> {
+        let types = part::types(&self.source.model);
+        let of = |value: &String| Some(4 * part::columns_of_tokens(types.get(value)?)?.pow(2));
+        values.iter().map(of).sum()
+    }
+
     /// Returns a solver on the device, if it is a GPU.
     pub fn solver(&self) -> Option<Solver> {
         Solver::on(&self.device, &self.source, self.batches.first()?)

@@ -1,5 +1,5 @@
-//! Models in the number formats of compressed-tensors, from folder to folder: `surogate quantize`. One matrix is in memory at a
-//! time; what was written is read back and compared before the folder gets its name.
+//! Models in the number formats of compressed-tensors, from folder to folder: `surogate quantize`. Some matrices are in memory
+//! at a time; what was written is read back and compared before the folder gets its name.
 //!
 //! Knows the order of the work. Which matrices become codes `chosen.rs` says, in which format `scheme.rs`.
 
@@ -32,7 +32,7 @@ use std::sync::Arc;
 
 use data::Stop;
 use data::safetensors::{PlacedWriter, Weights};
-use program::{Arch, Machine};
+use program::Arch;
 use rayon::prelude::*;
 use tensor::DType;
 use tensor::compressed::Extent;
@@ -131,8 +131,11 @@ pub fn compress(
     Staged::clear_abandoned(&written.owner, output)?;
     let staged = Staged::begin(&written, output)?;
     let rows = data.map(|of| Rows::read(of.config, source, of.rows, stop)).transpose()?;
-    let widest = chosen.matrices.iter().map(|of| of.shape[1]).max().unwrap_or(0);
-    let at_once = data.map_or(0, |of| tokens_at_once(&of.device.machine, widest));
+    let identity = match (data, &rows) {
+        (Some(data), Some(rows)) => digest(source, request, data, rows)?,
+        _ => String::new(),
+    };
+    let at_once = data.map_or(0, |of| tokens_at_once(source, request.method, &of.device));
     let rows = rows.map(|rows| rows.joined(at_once));
     let mut writer = PlacedWriter::new(staged.path(), groups, SHARD_BYTES);
     let bytes = (total_of(&own), writer.total());
@@ -142,7 +145,7 @@ pub fn compress(
     match (data, &rows) {
         (Some(data), Some(rows)) if request.measures(&scheme) => {
             measured = rows.tokens();
-            let journal = Journal::open(output, &digest(source, request, data, rows)?)?;
+            let journal = Journal::open(output, &identity)?;
             let is_measured = |of: &&Matrix| of.part.is_none_or(IncludedPart::is_measured);
             let parameters = chosen.matrices.iter().filter(is_measured).map(|of| of.parameter.as_str()).collect();
             let open = || Layers::open(data.device.clone(), source, &parameters, &rows.calibration);
@@ -196,15 +199,15 @@ fn formats(source: &ModelSource, request: &CompressRequest, own: &Weights) -> Re
     Ok((chosen, scheme, notes))
 }
 
-/// The number of tokens of calibration that run at once. On a GPU their activations, eight of them as wide as the widest matrix, take
-/// an eighth of its memory; on a CPU they are those of the run's batches.
-fn tokens_at_once(machine: &Machine, widest: usize) -> usize {
-    /// Bytes for each column: eight values of two bytes.
-    const OF_COLUMN: usize = 16;
+/// The number of tokens of calibration that run at once. Where a GPU sums moments of all tokens, the values of a layer take an eighth
+/// of its memory at most; else they are those of the run's batches.
+fn tokens_at_once(source: &ModelSource, method: Method, device: &Device) -> usize {
     const MOST: usize = 1 << 16;
+    let (machine, model) = (&device.machine, &source.model);
     match machine.arch {
         Arch::Cpu => 0,
-        _ => (machine.memory / 8 / (OF_COLUMN * widest.max(1))).min(MOST),
+        _ if method != Method::Gptq || part::has_experts(model) => 0,
+        _ => (machine.memory / 8 / part::bytes_of_token(model, layers::type_of(source, device)).max(1)).min(MOST),
     }
 }
 

@@ -4,8 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use graph::{Axis, Block, Dim, Each, Element, Input, Item, Model, NodeSpec, Output, Repeat, ValueType};
-use tensor::Attrs;
+use graph::{Axis, Bindings, Block, Dim, Each, Element, Input, Item, Model, NodeSpec, Output, Repeat, ValueType};
+use tensor::{Attrs, DType};
+
+use super::reads::GROUPED;
 
 /// The input of a batch that is 1 for tokens of documents, 0 for padding.
 const PRESENT: &str = "present";
@@ -90,6 +92,42 @@ pub fn of_layer(model: &Model, place: Place, given: &BTreeSet<String>, wanted: &
     let (repeat, stack) = (1, stack.stack.clone());
     let layer = Repeat { repeat, stack, pattern: Vec::new(), carry: Vec::new(), each, blocks: vec![block] };
     needed.rest(model, place.item, vec![Item::Repeat(layer)], Vec::new())
+}
+
+/// Returns the bytes of a value for this many rows of this many tokens. `dtype`: the type of values in the layers.
+pub fn bytes_of(of: &ValueType, [rows, tokens]: [usize; 2], dtype: DType) -> usize {
+    let bindings = Bindings::from([(Axis::Rows, rows), (Axis::Tokens, tokens)]);
+    let extents = of.shape.iter().map(|dim| dim.bind(&bindings).and_then(|dim| dim.fixed()).unwrap_or(0));
+    let own = if let Element::Fixed(own) = of.dtype { own } else { dtype };
+    extents.product::<usize>() * own.size()
+}
+
+/// Returns the bytes of all values of a layer for a token, of the kind of layer that has the most.
+pub fn bytes_of_token(model: &Model, dtype: DType) -> usize {
+    let of_block = |block: &Block| {
+        let types = block.nodes.iter().flat_map(|node| &node.types);
+        types.map(|of| bytes_of(of, [1, 1], dtype)).sum::<usize>()
+    };
+    blocks(model).map(of_block).max().unwrap_or(0)
+}
+
+/// True if layers have matrices of experts.
+pub fn has_experts(model: &Model) -> bool {
+    blocks(model).flat_map(|block| &block.nodes).any(|node| node.op == GROUPED)
+}
+
+fn blocks(model: &Model) -> impl Iterator<Item = &Block> {
+    let stacks = model.body.iter().filter_map(|item| if let Item::Repeat(stack) = item { Some(stack) } else { None });
+    stacks.flat_map(|stack| &stack.blocks)
+}
+
+/// Returns the columns of a value of the tokens of rows, [B, T, K].
+pub fn columns_of_tokens(of: &ValueType) -> Option<usize> {
+    let is = |dim: &Dim, axis: Axis| matches!(dim, Dim::Symbol(symbol) if symbol == axis.symbol());
+    match of.shape.as_slice() {
+        [rows, tokens, columns] if is(rows, Axis::Rows) && is(tokens, Axis::Tokens) => columns.fixed(),
+        _ => None,
+    }
 }
 
 /// The part of a model that computes Σ xᵀx over the tokens of a batch for some `values` x [B, T, K] of a layer, f32 [K, K]; and the

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use data::{Batch, Stop};
-use graph::{Axis, Bindings, Element, Item, Model, ValueType};
+use graph::{Item, Model};
 use tensor::DType;
 use tensor::compressed::Extent;
 
@@ -89,7 +89,7 @@ fn measuring(plan: &Plan<'_>, request: &CompressRequest, model: &Model, dtype: D
     let bytes = |names: &[&String]| -> usize {
         let of_batch = |batch: &Batch| {
             let values = names.iter().filter_map(|name| types.get(*name));
-            values.map(|of| bytes_of(of, batch, dtype)).sum::<usize>()
+            values.map(|of| part::bytes_of(of, [batch.batch, batch.seq_len], dtype)).sum::<usize>()
         };
         rows.calibration.iter().map(of_batch).sum()
     };
@@ -125,11 +125,4 @@ fn measuring(plan: &Plan<'_>, request: &CompressRequest, model: &Model, dtype: D
         found.layers += if is_measured { stack.repeat } else { 0 };
     }
     found
-}
-
-fn bytes_of(of: &ValueType, batch: &Batch, dtype: DType) -> usize {
-    let bindings = Bindings::from([(Axis::Rows, batch.batch), (Axis::Tokens, batch.seq_len)]);
-    let extents = of.shape.iter().map(|dim| dim.bind(&bindings).and_then(|dim| dim.fixed()).unwrap_or(0));
-    let own = if let Element::Fixed(own) = of.dtype { own } else { dtype };
-    extents.product::<usize>() * own.size()
 }

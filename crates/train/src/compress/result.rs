@@ -44,7 +44,7 @@ impl Digests<'_> {
 }
 
 /// Numbers of matrices that are in memory at a time, if there is more than one.
-const AT_ONCE: usize = 1 << 28;
+const AT_ONCE: usize = 1 << 27;
 
 /// The ranges of matrices that share a scale, by module: each is known once.
 pub type Ranges = Mutex<BTreeMap<String, Range>>;

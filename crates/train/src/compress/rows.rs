@@ -25,14 +25,18 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// The same with neighboring batches of calibration as one, of up to this many tokens.
-    pub fn joined(self, tokens: usize) -> Rows {
-        let is_alike = |a: &Batch, b: &Batch| a.seq_len == b.seq_len;
+    /// The same with batches of calibration whose rows have one length as one, of up to this many tokens; 0: as they are.
+    pub fn joined(mut self, tokens: usize) -> Rows {
+        if tokens == 0 {
+            return self;
+        }
+        // Sorting is stable: rows of one length keep their order.
+        self.calibration.sort_by_key(|batch| batch.seq_len);
         let of = |batches: &[Batch]| {
             let each = (tokens / (batches[0].batch * batches[0].seq_len).max(1)).max(1);
             batches.chunks(each).map(Batch::joined).collect::<Vec<Batch>>()
         };
-        let calibration = self.calibration.chunk_by(is_alike).flat_map(of).collect();
+        let calibration = self.calibration.chunk_by(|a, b| a.seq_len == b.seq_len).flat_map(of).collect();
         Rows { calibration, ..self }
     }
 

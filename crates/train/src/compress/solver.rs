@@ -26,7 +26,7 @@ const FACTOR: &str = "inverse_cholesky";
 const COMPENSATE: &str = "compensate";
 
 /// One in this many bytes of the device may hold programs of the solver that are not used.
-const KEPT: usize = 4;
+const KEPT: usize = 3;
 
 /// Bytes for each element of the moments: themselves, their factor, and the matrix in f64.
 const OF_MOMENT: usize = 16;
@@ -63,6 +63,15 @@ impl Solver {
             programs: Vec::new(),
             refused: None,
         })
+    }
+
+    /// True if the device has room for the sums of moments with these bytes next to what else is there.
+    pub fn has_room(&mut self, bytes: usize) -> bool {
+        let fits = bytes <= self.device.machine.memory / 8;
+        if !fits {
+            self.refused = self.refused.max(Some((bytes / 4).isqrt()));
+        }
+        fits
     }
 
     /// True if the device has room for the moments of this many columns, and for matrices.

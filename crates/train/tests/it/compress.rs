@@ -13,8 +13,15 @@ use crate::stories;
 
 /// Writes the example's model in codes; returns its folder.
 fn compressed(place: &Path, request: &CompressRequest, device: Arc<Device>) -> std::path::PathBuf {
-    // Rows of a document each end in padding, which is not measured.
-    let options = json!({"sample_packing": false, "sequence_len": 48, "per_device_train_batch_size": 2});
+    // Documents of different lengths, a row each, end in padding, which is not measured.
+    let text = std::fs::read_to_string(stories::root().join("examples/stories/data/shakespeare.txt")).unwrap();
+    let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).take(200).collect();
+    let row = |lines: &[&str]| json!({"text": lines.concat()}).to_string() + "\n";
+    let rows: String = (0..60).map(|number| row(&lines[number..number + 1 + number % 3])).collect();
+    let path = place.join("rows.jsonl");
+    std::fs::write(&path, rows).unwrap();
+    let options = json!({"datasets": [{"path": path, "type": "text"}], "sample_packing": false, "sequence_len": 48,
+        "per_device_train_batch_size": 2});
     let config = stories::config(&place.join("run"), &options);
     let data = Calibration { config: &config, rows: 8, device };
     let output = place.join("out");
@@ -54,6 +61,6 @@ fn codes_that_a_gpu_chooses_are_those_of_the_host() {
         }
         let same = |[same, all]: [usize; 2]| same as f64 / all as f64;
         let what = format!("{target} {}: {first:?}, {later:?}", request.scheme);
-        assert!(same(first) > 0.999 && same(later) > 0.95, "{what}");
+        assert!(same(first) > 0.999 && same(later) > 0.9, "{what}");
     }
 }

@@ -195,6 +195,20 @@ def test_experts_that_no_token_reaches_are_named(capsys, tmp_path, make_model):
     assert "more: the nearest codes, since no token reached the expert: more --samples may" in out
 
 
+def test_activations_beyond_f32_are_refused_by_name(capsys, tmp_path, make_model):
+    model = make_model(wide())
+    path = model / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.1.input_layernorm.weight"][:] = 1e25
+    save_file(tensors, path, {"format": "pt"})
+    ids = np.random.default_rng(0).integers(1, 90, (8, 16))
+    run = calibration(tmp_path, model, ids, validation_split_ratio=0.25)
+    options = ["--scheme", "w8a16", "--method", "gptq", "--calibration", run, "--device", "cpu"]
+    code, _, err = quantize(capsys, model, tmp_path / "out", *options)
+    assert code != 0 and "`model.layers.1.self_attn.q_proj.weight`: squares of what it is multiplied with" in err, err
+    assert not (tmp_path / "out").exists()
+
+
 def test_scales_of_activations_of_experts_are_measured(capsys, tmp_path, make_model):
     model = make_model(tiny_qwen3_moe(initializer_range=0.2))
     ids = np.random.default_rng(0).integers(1, 90, (24, 16))

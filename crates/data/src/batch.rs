@@ -102,11 +102,12 @@ impl Batch {
         }
     }
 
-    /// Returns the rows of batches of one row length, without images, as one batch.
+    /// Returns the rows of batches of one row length, without images and distributions of a teacher, as one batch.
     pub fn joined(batches: &[Batch]) -> Batch {
         let mut joined = batches[0].clone();
         for of in &batches[1..] {
             assert!(of.seq_len == joined.seq_len && of.patches.count() == 0, "rows of texts, of one length");
+            assert!(of.teacher.is_empty(), "rows without a teacher");
             let begin = joined.input_ids.len();
             joined.batch += of.batch;
             joined.input_ids.extend(&of.input_ids);

@@ -6,4 +6,5 @@ mod support;
 
 mod families;
 mod faults;
+mod reads;
 mod steps;

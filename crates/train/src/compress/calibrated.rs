@@ -271,7 +271,7 @@ fn check_finite(moments: &Moments, parameter: &str) -> Result<()> {
         return Ok(());
     }
     let text = format!(
-        "`{parameter}`: what it is multiplied with in the rows of --calibration is not finite\n  hint: the model is damaged, \
+        "`{parameter}`: squares of what it is multiplied with in the rows of --calibration are not finite in f32\n  hint: the model is damaged, \
          diverged in training, or computes numbers beyond its type"
     );
     Err(TrainError::Usage(text))

@@ -309,20 +309,20 @@ impl Plan<'_> {
         for name in together.iter().filter(|name| **name != last) {
             let module = format!("{parent}.{name}");
             let Some(other) = self.chosen.matrices.iter().find(|of| of.module == module) else { continue };
-            let found = of_module(known).get(&module).copied();
+            let found = locked(known).get(&module).copied();
             let range = match found {
                 Some(range) => range,
                 None => self.observed(other, &self.numbers(other)?.0)?,
             };
-            of_module(known).insert(module, range);
+            locked(known).insert(module, range);
             whole = whole.with(range);
         }
-        of_module(known).insert(of.module.clone(), own);
+        locked(known).insert(of.module.clone(), own);
         Ok(whole)
     }
 }
 
-fn of_module(ranges: &Ranges) -> MutexGuard<'_, BTreeMap<String, Range>> {
+fn locked(ranges: &Ranges) -> MutexGuard<'_, BTreeMap<String, Range>> {
     ranges.lock().expect("nothing fails while ranges are locked")
 }
 

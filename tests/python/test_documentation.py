@@ -64,7 +64,7 @@ def named_paths(text: str) -> set[str]:
 
 
 def is_in_the_tree(path: str) -> bool:
-    """Returns whether a path exists: from the root, as `train/step.rs` for `crates/train/src/step.rs`, or as a name."""
+    """Returns whether a path exists: from the root, as `train/trainer/step.rs` for `crates/train/src/trainer/step.rs`, or as a name."""
     if "/" not in path:
         tops = ("crates", "python", "tests", "xtask")
         return (REPOSITORY / path).exists() or any(next((REPOSITORY / top).rglob(path), None) for top in tops)
@@ -80,7 +80,7 @@ def test_paths_on_pages_about_the_tree_exist(page):
 
 
 def test_a_missing_path_is_found():
-    page = "`train/step.rs`, `train/no_step.rs`; `crates/*/tests`, `docs/none/`.\n```text\n step.rs ──▶ (away.rs)\n```"
+    page = "`train/trainer/step.rs`, `train/no_step.rs`; `crates/*/tests`, `docs/none/`.\n```text\n step.rs ──▶ (away.rs)\n```"
     missing = {path for path in named_paths(page) if not is_in_the_tree(path)}
     assert missing == {"train/no_step.rs", "docs/none/", "away.rs"}
 

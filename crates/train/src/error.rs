@@ -6,7 +6,8 @@ use options::{Availability, OptionPosition, Problem, render_problems};
 use program::BackendError;
 use thiserror::Error;
 
-use crate::config::{Config, EXIT_CONFIG};
+/// Exit code of a program that was given a wrong configuration or wrong arguments.
+const EXIT_CONFIG: u8 = 2;
 
 /// The errors of this crate.
 #[derive(Debug, Error)]
@@ -54,18 +55,6 @@ impl TrainError {
             TrainError::Data(_) => 4,
             TrainError::Diverged { .. } => 5,
             TrainError::Node { code, .. } => *code,
-        }
-    }
-
-    /// The same with the places of options in the user's text, where a later stage knew only their names.
-    pub fn located(self, config: &Config) -> TrainError {
-        let place = |of: Problem| match of.place.location {
-            None => config.mistake(&of.place.path, of.message, of.hint),
-            Some(_) => of,
-        };
-        match self {
-            TrainError::Config(problems) => TrainError::Config(problems.into_iter().map(place).collect()),
-            other => other,
         }
     }
 

@@ -8,9 +8,9 @@ use super::{File, Finding};
 
 /// (folder, crate, the only file below the folder that may name it).
 const WINDOWS: &[(&str, &str, &str)] = &[
-    ("crates/train/src/", "gpu", "crates/train/src/device.rs"),
-    ("crates/train/src/", "cpu", "crates/train/src/device.rs"),
-    ("crates/train/src/", "ops", "crates/train/src/conformance.rs"),
+    ("crates/train/src/", "gpu", "crates/train/src/engine/device.rs"),
+    ("crates/train/src/", "cpu", "crates/train/src/engine/device.rs"),
+    ("crates/train/src/", "ops", "crates/train/src/engine/conformance.rs"),
 ];
 
 /// Checks one file; anything but Rust is passed over.
@@ -49,10 +49,10 @@ mod tests {
 
     #[test]
     fn only_the_named_file_looks_through_a_window() {
-        assert_eq!(count("crates/train/src/engine.rs", "use gpu::GpuBackend;\n"), 1);
-        assert_eq!(count("crates/train/src/device.rs", "use gpu::GpuBackend;\n"), 0);
-        assert_eq!(count("crates/train/src/plan.rs", "let a = ops::find(name);\n"), 1);
-        assert_eq!(count("crates/train/src/plan.rs", "let a = device::cpu::new(); // ops::find\n"), 0);
+        assert_eq!(count("crates/train/src/engine/compiled.rs", "use gpu::GpuBackend;\n"), 1);
+        assert_eq!(count("crates/train/src/engine/device.rs", "use gpu::GpuBackend;\n"), 0);
+        assert_eq!(count("crates/train/src/plan/compiler_options.rs", "let a = ops::find(name);\n"), 1);
+        assert_eq!(count("crates/train/src/plan/compiler_options.rs", "let a = device::cpu::new(); // ops::find\n"), 0);
         assert_eq!(count("crates/py/src/model.rs", "let a = ops::find(name);\n"), 0);
     }
 }

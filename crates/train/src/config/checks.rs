@@ -3,23 +3,23 @@
 //! What one option may be by itself is in its row. What depends on the machine or on the number of steps is checked
 //! in a second stage, by [`Config::check_machine`] and [`Config::check_steps`].
 
+use ::data::template::families;
+use ::data::{AgentForm, Purpose};
+use options::{Reader, Setting, Table};
+
+use super::logging::is_address;
 use super::{
     self as config, Config, Dataset, DatasetType, Device, Dtype, Fp4Backend, GradientCompression, Init, MatmulDtype,
     PreferenceSplit, Problem, Recipe, Reporter, Resume, RopeScaling, Schedule, ShardScope, Strategy, SystemPromptType,
     Truncation, TruncationMode,
 };
-use ::data::template::families;
-use ::data::{AgentForm, Purpose};
-use options::{Reader, Setting, Table};
-
 use super::{pipeline, prompts};
-use crate::conversation::loss_rule;
 
 /// All contradictions inside one configuration.
 pub(super) fn check_options(config: &Config, reader: &mut Reader) {
-    super::preferences::check_preferences(config, reader);
-    super::reinforcement::check_reinforcement(config, reader);
-    super::distillation::check_distillation(config, reader);
+    super::preference_checks::check_preferences(config, reader);
+    super::reinforcement_checks::check_reinforcement(config, reader);
+    super::distillation_checks::check_distillation(config, reader);
     check_recompute(config, reader);
     check_quantisation(config, reader);
     check_recipe(config, reader);
@@ -233,7 +233,7 @@ fn check_nodes(config: &Config, reader: &mut Reader) {
         let message = format!("`distributed.min_nodes: {least}` is more than `distributed.num_nodes: {nodes}`");
         reader.report("distributed.min_nodes", message, Some("lower it".into()));
     }
-    super::distributed::check_max_nodes(config, reader);
+    super::launcher::check_max_nodes(config, reader);
     if of.max_restarts > 0 && matches!(config.run.resume_from_checkpoint, Resume::From(_)) {
         let message =
             "`distributed.max_restarts` does not go with a `resume_from_checkpoint` that names a folder".to_owned();
@@ -264,11 +264,6 @@ fn check_nodes_of_gpus(config: &Config, reader: &mut Reader) {
             reader.report(path, message, Some(format!("remove `{path}`: nodes use NCCL")));
         }
     }
-}
-
-/// True for a text of the form `host:port`.
-pub(crate) fn is_address(text: &str) -> bool {
-    text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }
 
 /// Ranks on one CPU at most: each has memory and threads of its own.
@@ -468,7 +463,7 @@ fn check_device(config: &Config, reader: &mut Reader) {
 
 fn check_conversations(config: &Config, reader: &mut Reader) {
     let of = &config.template;
-    if let Err((name, problem)) = loss_rule(&of.loss_scale) {
+    if let Err((name, problem)) = super::loss_rule(&of.loss_scale) {
         let hint = Some("weights are numbers from 0, by role or regular expression".to_string());
         reader.report("loss_scale", format!("`loss_scale`: `{name}`: {problem}"), hint);
     }

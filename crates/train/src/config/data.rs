@@ -1,7 +1,8 @@
 //! Options of the data: which datasets, how their rows are read, how they are batched.
 
-use options::{ByteSize, Setting, choices, options};
 use std::collections::BTreeMap;
+
+use options::{ByteSize, Setting, choices, options};
 
 options! {
     /// The training and validation data.

@@ -1,9 +1,6 @@
 //! Options of several machines (nodes).
 
-use options::{Reader, options};
-
-use super::{Config, Strategy};
-use crate::nodes;
+use options::options;
 
 options! {
     /// Training on several machines, or in several processes of one.
@@ -53,83 +50,5 @@ impl Distributed {
     /// The number of nodes that the run has at most.
     pub fn most_nodes(&self) -> u32 {
         self.max_nodes.unwrap_or(self.num_nodes).max(self.num_nodes)
-    }
-}
-
-/// Checks `max_nodes`: the other numbers of nodes, and all that a run needs to take up further nodes.
-pub(super) fn check_max_nodes(config: &Config, reader: &mut Reader) {
-    let of = &config.multi_node.distributed;
-    let path = "distributed.max_nodes";
-    let Some(most) = of.max_nodes.filter(|_| !reader.is_faulty(path)) else { return };
-    let numbers = [("num_nodes", Some(of.num_nodes)), ("min_nodes", of.min_nodes)];
-    if let Some((name, least)) =
-        numbers.into_iter().find_map(|(name, number)| Some((name, number.filter(|number| *number > most)?)))
-    {
-        let message = format!("`{path}: {most}` is less than `distributed.{name}: {least}`");
-        reader.report(path, message, Some(format!("raise it, or remove it for `num_nodes: {}`", of.num_nodes)));
-        return;
-    }
-    if most == of.min_nodes.unwrap_or(of.num_nodes) {
-        return;
-    }
-    if let Some(name) = nodes::launched_by(of, reader.is_written("distributed.ray_address")) {
-        let message =
-            format!("`{path}: {most}` is for nodes that Ray starts, but `{name}` makes this process one of them");
-        reader.report(path, message, Some(format!("remove `{path}`, or start the run with Ray and without `{name}`")));
-    } else if of.ray_address == "local" {
-        let message = format!("`{path}: {most}`, but no machine joins the cluster of `distributed.ray_address: local`");
-        reader.report(path, message, Some("set `distributed.ray_address: auto`, or remove it".into()));
-    }
-    if config.run.save_strategy == Strategy::No && !reader.is_faulty("save_strategy") {
-        let message = format!("`{path}: {most}` adds nodes at a checkpoint, but `save_strategy: no` writes none");
-        reader.report(path, message, Some("set `save_strategy: steps` and `save_steps`, or remove it".into()));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::config::{Config, Task};
-
-    #[test]
-    fn more_nodes_need_their_number_ray_and_checkpoints() {
-        for (options, message, hint) in [
-            (
-                "{num_nodes: 3, max_nodes: 2}",
-                "`distributed.max_nodes: 2` is less than `distributed.num_nodes: 3`",
-                "raise",
-            ),
-            (
-                "{num_nodes: 2, max_nodes: 3, node_rank: 0}",
-                "`distributed.max_nodes: 3` is for nodes that Ray starts, but `distributed.node_rank` makes this process one of them",
-                "remove `distributed.max_nodes`",
-            ),
-            (
-                "{max_nodes: 3, rendezvous: 'h:1'}",
-                "`distributed.max_nodes: 3` is for nodes that Ray starts, but `distributed.rendezvous` makes this process one of them",
-                "remove `distributed.max_nodes`",
-            ),
-            (
-                "{num_nodes: 2, max_nodes: 3, ray_address: local}",
-                "`distributed.max_nodes: 3`, but no machine joins the cluster of `distributed.ray_address: local`",
-                "set `distributed.ray_address: auto`",
-            ),
-            (
-                "{num_nodes: 2, max_nodes: 3}\nsave_strategy: 'no'",
-                "`distributed.max_nodes: 3` adds nodes at a checkpoint, but `save_strategy: no` writes none",
-                "set `save_strategy: steps`",
-            ),
-        ] {
-            let text = format!("model: m\ndevice: cpu\ndistributed: {options}\n");
-            let problems = Config::load(&text, "run.yaml", Task::Sft, &[]).expect_err(&text);
-            assert_eq!(problems.len(), 1, "{text}");
-            assert_eq!(problems[0].message, message);
-            assert!(problems[0].hint.as_deref().is_some_and(|found| found.starts_with(hint)), "{:?}", problems[0].hint);
-        }
-        for options in ["{num_nodes: 2, max_nodes: 2, node_rank: 0}", "{max_nodes: 4}", "{num_nodes: 2, min_nodes: 1}"]
-        {
-            let config =
-                Config::load(&format!("model: m\ndevice: cpu\ndistributed: {options}\n"), "run.yaml", Task::Sft, &[]);
-            assert!(config.is_ok(), "{options}");
-        }
     }
 }

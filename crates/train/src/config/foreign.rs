@@ -1,9 +1,8 @@
 //! Names that other trainers have for options, and what they are called here: for hints, and for `surogate init --from`. None
 //! of them is read in a run.
 
-use options::{Node, Reader, Tree};
-
 use Help::{ByValue, Name, Remove, Say};
+use options::{Node, Reader, Tree};
 
 /// A word on data that are not kept on the disk.
 const STREAMING: &str =

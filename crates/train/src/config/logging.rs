@@ -76,7 +76,7 @@ impl Logging {
     /// Returns true if `metrics_address` is `host:port`, a port, or null.
     pub fn has_valid_metrics_address(&self) -> bool {
         let is_port = |text: &str| text.parse::<u16>().is_ok();
-        self.metrics_address.as_deref().is_none_or(|text| is_port(text) || super::checks::is_address(text))
+        self.metrics_address.as_deref().is_none_or(|text| is_port(text) || is_address(text))
     }
 
     /// Each service once, with what its client needs; a name that was left open is null. `metrics_address` is the last.
@@ -96,4 +96,9 @@ impl Logging {
         let served = self.metrics_address.iter().map(|address| json!({"tracker": "metrics", "address": address}));
         trackers.chain(served).collect()
     }
+}
+
+/// True for a text of the form `host:port`.
+pub(crate) fn is_address(text: &str) -> bool {
+    text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }

@@ -1,8 +1,9 @@
 //! Options of low-rank adapters and of the quantized weights under them.
 
+use options::{Setting, options};
+
 use super::dtype::Dtype;
 use super::precision::Recipe;
-use options::{Setting, options};
 
 options! {
     /// Low-rank adapters on frozen weights.

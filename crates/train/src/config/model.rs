@@ -1,8 +1,9 @@
 //! Options of the model: which one, how long its sequences are, where its weights come from.
 
-use super::dtype::Dtype;
 use options::{Fault, Kind, Node, OptionValue, Reader, Setting, Tree, choices, options};
 use serde_json::{Map, Value};
+
+use super::dtype::Dtype;
 
 options! {
     /// The model to train.

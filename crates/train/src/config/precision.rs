@@ -1,7 +1,8 @@
 //! Options of number formats: recipe, master weights, gradients.
 
-use super::dtype::{Dtype, MatmulDtype};
 use options::{Setting, choices, options};
+
+use super::dtype::{Dtype, MatmulDtype};
 
 options! {
     /// Number formats.

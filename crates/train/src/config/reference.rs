@@ -1,7 +1,8 @@
 //! The option tables as JSON Schema, as reference page, and as rows for `--help`.
 
-use super::{SECTIONS, Task, names, runs};
 use serde_json::{Value, json};
+
+use super::{SECTIONS, Task, names, runs};
 
 /// The JSON Schema of a configuration file.
 pub fn schema() -> Value {

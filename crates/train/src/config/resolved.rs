@@ -1,22 +1,10 @@
 //! `resolved.yaml`: every option with the value that the run uses, and for each `auto` the reason.
 
-use super::{Config, SECTIONS};
 use options::{Row, hide_userinfo};
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
 
-/// The choice of a later stage for an option that was left open.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Reason {
-    /// The value that was chosen.
-    pub value: Value,
-    /// The reason for it, in a few words on one line.
-    pub because: String,
-}
-
-/// Choices and their reasons, by option name.
-pub type Reasons = BTreeMap<String, Reason>;
+use super::Reasons;
+use super::{Config, SECTIONS};
 
 impl Config {
     /// Every option with its value, as one JSON object; what is left open is `"auto"`.

@@ -1,9 +1,10 @@
 //! Options of the run as a whole: name, length in epochs, folders, checkpoints.
 
-use super::Task;
-use super::cadence::{Epochs, Strategy};
 use options::{Fault, Kind, Node, OptionValue, Reader, Setting, Tree, options};
 use serde_json::{Value, json};
+
+use super::Task;
+use super::cadence::{Epochs, Strategy};
 
 options! {
     /// Name, length, folders and checkpoints of the run.

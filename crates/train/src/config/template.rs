@@ -1,8 +1,9 @@
 //! Options of chat templates and of turning conversations into tokens.
 
+use std::collections::BTreeMap;
+
 use options::{Fault, Kind, Node, OptionValue, Reader, Setting, Tree, choices, options};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 
 options! {
     /// Formatting and tokenization of conversations.
@@ -193,4 +194,16 @@ impl OptionValue for LossScale {
 /// True if a template is given as a file and not by name.
 pub fn is_template_file(template: &str) -> bool {
     template.ends_with(".jinja") || template.ends_with(".jinja2")
+}
+
+/// The rule for the trained parts of conversations. Errors: the name of a weight, and what is wrong with it.
+pub fn loss_rule(of: &LossScale) -> std::result::Result<data::LossRule, (String, String)> {
+    Ok(match of {
+        LossScale::Default => data::LossRule::Answers,
+        LossScale::LastRound => data::LossRule::LastRound,
+        LossScale::All => data::LossRule::Everything,
+        LossScale::Weights(weights) => {
+            return data::LossRule::by_name(weights.iter().map(|(name, weight)| (name.as_str(), *weight)));
+        }
+    })
 }

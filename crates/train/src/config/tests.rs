@@ -1,7 +1,8 @@
 //! The configuration as a user meets it: what is read, what is rejected, and in which words.
 
-use super::*;
 use options::{Problem, render_problems};
+
+use super::*;
 
 fn load(text: &str) -> Result<Config, Vec<Problem>> {
     Config::load(text, "run.yaml", Task::Sft, &[])

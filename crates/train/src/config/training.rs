@@ -1,7 +1,8 @@
 //! Options of the training loop: batch sizes, number of steps, evaluation.
 
-use super::cadence::Strategy;
 use options::{Setting, options};
+
+use super::cadence::Strategy;
 
 options! {
     /// Batch size, number of steps, evaluation.

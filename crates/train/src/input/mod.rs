@@ -1,0 +1,14 @@
+//! From datasets to batches: formatting, encoding, packing, the order of rows.
+
+pub(crate) mod conversation;
+pub(crate) mod data_digest;
+pub(crate) mod data_shard;
+pub(crate) mod dataset_spec;
+pub(crate) mod encoded;
+pub(crate) mod feed;
+pub(crate) mod few_steps;
+pub(crate) mod images;
+pub(crate) mod mixture;
+pub(crate) mod node_folder;
+pub(crate) mod row_length;
+pub(crate) mod shared_prompts;

@@ -9,11 +9,14 @@ use graph::{Graph, Layer, Model, Phase};
 use program::{Choice, Entry, EntryKind, Machine, Program, STAGE, Variant, check_stages};
 use tensor::DType;
 
+use crate::entry::{entry_graph, graph_of, whole_graph};
+use crate::error::CompileError;
 use crate::options::{CompileOptions, EntryOptions, OffloadOptions};
 use crate::pass::Passes;
 use crate::passes::stage::{Cut, GRADIENT, RECEIVED, RETURNED, SENT, owners, refused};
+use crate::programs::compile_graphs;
 use crate::recipes::Recipe;
-use crate::{CompileError, compile_graphs, entry_graph, graph_of, time, whole_graph};
+use crate::time;
 
 /// Compiles every entry that the options ask for, for all stages.
 pub(crate) fn compile(

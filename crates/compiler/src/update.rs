@@ -6,9 +6,13 @@ mod exchange;
 mod matrices;
 mod nodes;
 mod slices;
+mod steps;
 
-use ops::{OpId, id};
-use program::{COMPRESSED, Documents, Entry, EntryKind, Instruction, Provenance, Step, StreamId, TensorRef, scalar};
+use nodes::Summed;
+use ops::id;
+use program::{COMPRESSED, Entry, EntryKind, Step, StreamId, TensorRef, scalar};
+use slices::{Slices, Work};
+use steps::{provenance, push_behind};
 use tensor::{Attrs, DType};
 
 use crate::lowering::Lowering;
@@ -16,8 +20,6 @@ use crate::memory::{Histories, ParameterPlan, Run, SUM_SQUARES, Squares, arena, 
 use crate::options::{LOSS_SCALE_INTERVAL, OptimizerOptions};
 use crate::residency::{Homes, Streams, Transfers};
 use crate::rule::Rule;
-use nodes::Summed;
-use slices::{Slices, Work};
 
 /// The names of the updates of a program.
 pub(crate) fn names(parameters: &ParameterPlan) -> &'static [&'static str] {
@@ -223,28 +225,4 @@ fn update_run(
     let states = run.states.iter().map(|state| state.at.clone());
     let outputs = std::iter::once(updated.clone()).chain(states).collect();
     push_behind(steps, lowering, taken, run.rule.operation(), attrs, inputs, outputs);
-}
-
-/// Adds an operation, while values of the update occupy the first `taken` bytes of the activation arena.
-pub(crate) fn push_behind(
-    steps: &mut Vec<Step>,
-    lowering: &mut Lowering<'_>,
-    taken: usize,
-    op: OpId,
-    attrs: Attrs,
-    inputs: Vec<TensorRef>,
-    outputs: Vec<TensorRef>,
-) {
-    let op = ops::get(op);
-    let scratch = lowering.update_scratch(op, &attrs, &inputs, &outputs, taken);
-    let (instruction, cost) = lowering.instruction(op, &attrs, inputs, outputs, scratch, Documents::Rows);
-    steps.push(step(instruction, op.name(), cost));
-}
-
-fn provenance(op: &str) -> Provenance {
-    Provenance { op: op.to_owned(), phase: program::Phase::Update, layer: None, at: None }
-}
-
-fn step(instruction: Instruction, op: &str, cost: program::Cost) -> Step {
-    Step { instruction, provenance: provenance(op), cost }
 }

@@ -5,6 +5,7 @@ mod arenas;
 mod intervals;
 mod matrices;
 mod parameters;
+mod pieces;
 mod place;
 mod shadow;
 mod shards;
@@ -14,9 +15,10 @@ pub(crate) use arenas::{SCALAR_BYTES, SCALARS, SUM_SQUARES, arena, scalar_ref};
 pub(crate) use intervals::{Interval, pack};
 pub(crate) use matrices::Matrices;
 pub(crate) use parameters::{ParameterPlan, Run, Squares, Start, plan_parameters, updated_alike};
+pub(crate) use pieces::{Errors, part};
 pub(crate) use place::{Copied, Fixed, Placement, dtype_of, is_view, place};
 pub(crate) use shadow::{Shadow, shadow_adapters};
-pub(crate) use shards::{Bucket, Errors, Group, part};
+pub(crate) use shards::{Bucket, Group};
 pub(crate) use states::{Histories, StatePlan, plan_states};
 
 /// Tensors in flat arenas start on multiples of this many elements: one block of the 8-bit

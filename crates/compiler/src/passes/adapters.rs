@@ -3,12 +3,13 @@
 
 use std::collections::HashMap;
 
-use graph::{AdapterForm, AdapterPlace, Graph, Init, Node, Origin, Parameter, ParameterId, ValueId};
+use graph::{AdapterForm, AdapterPlace, Graph, Node, Origin, Parameter, ValueId};
 use ops::{Append, Emit, id};
 use program::EntryKind;
 use tensor::Attrs;
 
 use super::embedding_noise::scalar_of_step;
+use super::stacked_adapters::matrix;
 use super::{magnitude, stacked_adapters as stacks};
 use crate::adapter::{AdapterOf, AdapterOptions, AdapterRules, HEAD, is_in};
 use crate::{CompileError, CompileOptions, EntryOptions};
@@ -85,25 +86,6 @@ impl Masks {
             append.emit(id::DROPOUT, &[x, micro_step], attrs)[0]
         })
     }
-}
-
-/// Adds an adapter matrix to the parameter table. A starts Kaiming-uniform, B at zero: the adapted
-/// model starts as the base model.
-pub(super) fn matrix(
-    graph: &mut Graph,
-    module: &str,
-    which: &str,
-    shape: [usize; 2],
-    adapter: &AdapterOptions,
-    options: &CompileOptions,
-) -> ValueId {
-    let name = format!("base_model.model.{module}.{which}.weight");
-    let init = if which == "lora_B" { Init::Zeros } else { Init::Uniform { bound: 1.0 / (shape[1] as f64).sqrt() } };
-    let ParameterId(index) = graph.add_parameter(&name, shape.to_vec(), init, adapter.dtype);
-    let parameter = &mut graph.parameters[index as usize];
-    parameter.trainable = options.training.is_some();
-    parameter.adapter = true;
-    parameter.value
 }
 
 /// The module name of a targeted linear. A weight with other uses is a tied embedding, not a linear

@@ -4,11 +4,10 @@
 
 use std::collections::HashMap;
 
-use graph::{Graph, Node, Origin, ParameterId, ValueId};
+use graph::{Graph, Init, Node, Origin, ParameterId, ValueId};
 use ops::{Append, Emit, id};
 use tensor::Attrs;
 
-use super::adapters::matrix;
 use crate::adapter::{AdapterOf, AdapterOptions, AdapterRules};
 use crate::{CompileError, CompileOptions, EntryOptions};
 
@@ -163,4 +162,23 @@ fn added(
         count => append.emit(id::SPLIT, &[whole], Attrs::new().with("sizes", vec![outputs; count])),
     };
     (append.nodes, parts)
+}
+
+/// Adds an adapter matrix to the parameter table. A starts Kaiming-uniform, B at zero: the adapted
+/// model starts as the base model.
+pub(super) fn matrix(
+    graph: &mut Graph,
+    module: &str,
+    which: &str,
+    shape: [usize; 2],
+    adapter: &AdapterOptions,
+    options: &CompileOptions,
+) -> ValueId {
+    let name = format!("base_model.model.{module}.{which}.weight");
+    let init = if which == "lora_B" { Init::Zeros } else { Init::Uniform { bound: 1.0 / (shape[1] as f64).sqrt() } };
+    let ParameterId(index) = graph.add_parameter(&name, shape.to_vec(), init, adapter.dtype);
+    let parameter = &mut graph.parameters[index as usize];
+    parameter.trainable = options.training.is_some();
+    parameter.adapter = true;
+    parameter.value
 }

@@ -8,6 +8,7 @@
 //! ([`Decision::rewrites`]); the graph is verified after the last.
 
 mod attention;
+mod decision;
 mod dequantise;
 mod head;
 mod levels;
@@ -22,7 +23,9 @@ mod states;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
+use decision::Decision;
 use graph::Graph;
+use head::Head;
 use program::{Arch, EntryKind, LayerPart as Part, Machine, PlanDecision, Variant};
 
 use crate::CompileError;
@@ -30,7 +33,6 @@ use crate::memory::ParameterPlan;
 use crate::options::{CompileOptions, Sharding};
 use crate::pass::{Pass, Passes};
 use crate::time;
-use head::Head;
 pub(crate) use levels::nearest_scope;
 use memory::Memory;
 use parts::Parts;
@@ -55,17 +57,6 @@ const FEWEST_ROWS: usize = 64;
 
 /// More parts than this cost more in instructions than they free.
 const MOST_PARTS: usize = 256;
-
-/// Everything that is decided for one shape.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Decision {
-    /// The recomputed parts of each of the graph's layers.
-    recomputed: Vec<Parts>,
-    head_parts: usize,
-    attention_parts: usize,
-    /// The residual stream waits on the host for the backward pass.
-    waiting: bool,
-}
 
 /// Work of an attention's part, in rows times key heads, that still fills a GPU.
 const FULL_HEADS: usize = 8;

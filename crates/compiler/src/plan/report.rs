@@ -7,8 +7,8 @@ use program::{
     Choice, Documents, EntryKind, Layer, LayerPart as Part, Machine, Obstacle, PlanDecision, Reason, Subject, Variant,
 };
 
-use super::Decision;
 use super::attention::most_attention_parts;
+use super::decision::Decision;
 use super::head::Head;
 use super::parts::{Parts, classify};
 use super::recompute::{recompute, sum_inside};
@@ -205,7 +205,7 @@ fn again_costs(
     documents: Documents,
     machine: &Machine,
 ) -> (usize, f64) {
-    let after = |parts: &[super::Parts]| {
+    let after = |parts: &[Parts]| {
         let mut graph = graph.clone();
         recompute(&mut graph, parts);
         (kept_bytes(&graph), crate::time::seconds(&graph, documents, machine))

@@ -15,8 +15,9 @@ use ops::id;
 use program::{Arch, Machine};
 use tensor::{Attrs, DType};
 
+use super::emit::emit;
 use super::groups::{self, Group, Linear};
-use super::{Fp8Hybrid, GradientFormat, emit};
+use super::recipe::{Fp8Hybrid, GradientFormat};
 use crate::CompileError;
 use crate::options::CompileOptions;
 

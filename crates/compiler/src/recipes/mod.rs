@@ -1,96 +1,23 @@
 //! Precision: which element type every value has. One file per recipe.
 
+mod emit;
 mod fp8_hybrid;
 pub mod groups;
 mod nvfp4;
 mod quantize_aware;
+mod recipe;
 mod uniform;
 
 use std::collections::{BTreeSet, HashSet};
 
-use graph::{Element, Graph, Node, OpId, ParameterId, ValueId};
-use ops::{Append, Emit};
+use graph::{Graph, ParameterId};
 use program::Machine;
-use tensor::{Attrs, DType};
 
-pub use quantize_aware::QuantizeAware;
+pub use recipe::{Fp8Hybrid, GradientFormat, Nvfp4, QuantizeAware, Recipe};
 
+use crate::error::CompileError;
+use crate::options::CompileOptions;
 use crate::passes::dead_code;
-use crate::{CompileError, CompileOptions};
-
-/// The formats of matrix products.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Recipe {
-    /// All products in the compute type.
-    #[default]
-    Uniform,
-    /// The layers' linears in eight bits.
-    Fp8Hybrid(Fp8Hybrid),
-    /// The layers' linears in four bits.
-    Nvfp4(Nvfp4),
-    /// The layers' linears with the values that their weights will have in another format.
-    QuantizeAware(QuantizeAware),
-}
-
-impl Recipe {
-    /// True if products read codes of weights or their values, which are made next to them; those of experts, too.
-    pub fn quantises_weights(&self) -> bool {
-        match self {
-            Recipe::Uniform => false,
-            Recipe::Fp8Hybrid(_) | Recipe::Nvfp4(_) | Recipe::QuantizeAware(_) => true,
-        }
-    }
-
-    /// Returns the operations that it adds to a program, with the attribute that calls of units of four bits have if
-    /// not all have it. Empty where it needs no units whose results were never checked on hardware.
-    pub fn calls(&self) -> &'static [(OpId, Option<&'static str>)] {
-        match self {
-            Recipe::Uniform | Recipe::Fp8Hybrid(_) | Recipe::QuantizeAware(_) => &[],
-            Recipe::Nvfp4(_) => nvfp4::CALLS,
-        }
-    }
-
-    /// Steps whose magnitudes its quantisers remember; none where scales follow from the tensors alone.
-    pub fn history(&self) -> Option<usize> {
-        match self {
-            Recipe::Uniform | Recipe::Nvfp4(_) | Recipe::QuantizeAware(_) => None,
-            Recipe::Fp8Hybrid(recipe) => Some(recipe.amax_history),
-        }
-    }
-}
-
-/// E4M3 forward, another format for gradients, powers of two from the magnitudes of earlier steps.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Fp8Hybrid {
-    pub gradient: GradientFormat,
-    /// Steps that a power of two follows from; 0: the tensor's own magnitude, in every step.
-    pub amax_history: usize,
-    /// Number of first layers in the compute type; `skip_last` is that of last ones.
-    pub skip_first: usize,
-    pub skip_last: usize,
-}
-
-/// E2M1 in blocks with E4M3 scales.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Nvfp4 {
-    /// Products are those of the numbers that codes stand for, also where the machine has units of four bits. On a CPU they
-    /// always are.
-    pub emulate: bool,
-    /// Gradients are rounded up or down at random.
-    pub stochastic: bool,
-    /// Number of first layers in the compute type; `skip_last` is that of last ones.
-    pub skip_first: usize,
-    pub skip_last: usize,
-}
-
-/// The format of gradients in products.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GradientFormat {
-    E5M2,
-    E4M3,
-    /// In the compute type, with the numbers that the codes of the other factor stand for.
-    Unquantised,
-}
 
 /// Decides every element type that the graph left open.
 pub fn run(graph: &mut Graph, options: &CompileOptions, machine: &Machine) -> Result<(), CompileError> {
@@ -167,27 +94,4 @@ pub fn unquantised(graph: &Graph) -> Vec<String> {
         }
     }
     names.into_iter().collect()
-}
-
-/// Appends an operation to `nodes`, in the place of `like`; its real numbers have the compute type.
-fn emit(
-    graph: &mut Graph,
-    compute: DType,
-    nodes: &mut Vec<Node>,
-    like: &Node,
-    op: OpId,
-    inputs: &[ValueId],
-    attrs: Attrs,
-) -> Vec<ValueId> {
-    let mut append = Append::new(graph, like.phase);
-    append.place_like(like);
-    let results = append.emit(op, inputs, attrs);
-    nodes.append(&mut append.nodes);
-    for id in &results {
-        let value = graph.value_mut(*id);
-        if value.element == Element::Float {
-            value.element = Element::Fixed(compute);
-        }
-    }
-    results
 }

@@ -16,25 +16,18 @@ mod tests;
 
 use std::collections::HashMap;
 
-use graph::{Element, Graph, Node, OpId, ValueId};
+use graph::{Element, Graph, Node, ValueId};
 use ops::dequantise::unscaled;
 use ops::id;
 use program::{Arch, Architecture, Machine};
 use tensor::storage::{NVFP4, NVFP4_TILES, Packing};
 use tensor::{Attrs, DType};
 
+use super::emit::emit;
 use super::groups::{self, Group, Linear};
-use super::{Nvfp4, emit};
+use super::recipe::Nvfp4;
 use crate::CompileError;
 use crate::options::CompileOptions;
-
-/// The operations that prepare operands for units of four bits, and their products.
-pub(super) const CALLS: &[(OpId, Option<&str>)] = &[
-    (id::OWN_AMAX, None),
-    (id::ROTATE, None),
-    (id::QUANTISE_BLOCKS, Some("operand")),
-    (id::MATMUL_CODES, Some("blocks")),
-];
 
 /// A tensor that is in codes.
 #[derive(Clone)]

@@ -10,58 +10,15 @@ use std::collections::{HashMap, HashSet};
 use graph::{Graph, Node, Parameter, ParameterId, Phase, ValueId};
 use ops::quantise::fake::{attributes, needs_parts};
 use ops::{OpId, id};
-use tensor::compressed::{Codes, Extent, Form};
+use tensor::compressed::{Codes, Form};
 use tensor::{Attrs, DType};
 
-use super::{emit, groups};
+use super::emit::emit;
+use super::groups;
+use super::recipe::QuantizeAware;
 use crate::CompileError;
 use crate::options::CompileOptions;
 use crate::passes::packed_linears;
-
-/// The number format of weights, and of what they are multiplied with.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct QuantizeAware {
-    pub weights: Form,
-    /// The type that scales of weights are rounded to.
-    pub scales: DType,
-    /// The format of activations, where engines quantize them.
-    pub activations: Option<Form>,
-    /// Last parts of the names of modules whose matrices engines compute as one: they share the scale of scales of NVFP4.
-    pub fused: &'static [&'static [&'static str]],
-}
-
-impl QuantizeAware {
-    /// True if the format has codes for a matrix: its rows are whole groups.
-    fn fits(&self, parameter: &Parameter) -> bool {
-        let [first, last] = parameter.shape[..] else { return false };
-        let columns = if parameter.transposed { first } else { last };
-        let of = |form: Form| match form.extent {
-            Extent::Group(n) | Extent::Tile(_, n) => columns.is_multiple_of(n),
-            Extent::Tensor | Extent::Row => true,
-        };
-        of(self.weights) && self.activations.is_none_or(of)
-    }
-
-    /// True if codes of matrices that lie one after another are those of each by itself.
-    pub(super) fn joins(&self, one: &Parameter, other: &Parameter) -> bool {
-        match self.weights.extent {
-            _ if self.weights.codes == Codes::Nvfp4 => self.shared(one) == self.shared(other),
-            Extent::Tensor => false,
-            Extent::Tile(rows, _) => [one, other].iter().all(|of| of.shape[0].is_multiple_of(rows)),
-            Extent::Row | Extent::Group(_) => true,
-        }
-    }
-
-    /// The matrices that share a scale of scales: a module, and the place of a list of its parts; one by itself has its name.
-    fn shared<'p>(&self, parameter: &'p Parameter) -> (&'p str, Option<usize>) {
-        let module = parameter.name.strip_suffix(".weight").unwrap_or(&parameter.name);
-        let (parent, last) = module.rsplit_once('.').unwrap_or(("", module));
-        match self.fused.iter().position(|names| names.contains(&last)) {
-            Some(list) => (parent, Some(list)),
-            None => (module, None),
-        }
-    }
-}
 
 /// The matrices that the format has codes for.
 pub(super) fn taken(graph: &Graph, recipe: &QuantizeAware) -> HashSet<ParameterId> {

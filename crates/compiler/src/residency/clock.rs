@@ -4,8 +4,10 @@ use graph::Graph;
 use program::{Documents, Machine};
 
 use super::LiveRange;
-use super::gradient_buckets::STAGED;
 use crate::time::node_seconds;
+
+/// Buckets that are staged at a time: one in flight, one that is summed.
+pub(super) const STAGED: usize = 2;
 
 /// A place is kept for this much of the time that a transfer should take.
 const SLACK: f64 = 1.25;

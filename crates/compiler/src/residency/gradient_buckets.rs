@@ -9,13 +9,10 @@ use graph::{Graph, ValueId};
 use program::{Shard, TensorRef};
 use tensor::DType;
 
-use super::clock::Clock;
+use super::clock::{Clock, STAGED};
 use super::live_ranges::{AHEAD, arrive, leave};
 use super::{Follows, Homes, LiveRange, Move};
 use crate::memory::{Group, ParameterPlan, Placement, arena, is_view};
-
-/// Buckets that are staged at a time: one in flight, one that is summed.
-pub(super) const STAGED: usize = 2;
 
 /// More gaps than this between the tensors of a group are zeroed with everything else of it.
 const MOST_GAPS: usize = 4;

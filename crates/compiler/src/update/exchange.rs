@@ -7,7 +7,7 @@ use ops::optimizer::blocks_of;
 use program::{Collective, Cost, EventId, Instruction, Step, StreamId, TensorRef, scalar};
 use tensor::{Attrs, DType};
 
-use super::{provenance, push_behind};
+use super::steps::{provenance, push_behind};
 use crate::lowering::Lowering;
 use crate::memory::{ParameterPlan, SCALARS, SUM_SQUARES, arena, scalar_ref};
 use crate::residency::{Homes, Streams};

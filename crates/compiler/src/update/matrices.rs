@@ -6,7 +6,7 @@ use ops::{OpId, id};
 use program::{Step, TensorRef, scalar};
 use tensor::{Attrs, DType};
 
-use super::push_behind;
+use super::steps::push_behind;
 use crate::lowering::Lowering;
 use crate::memory::{ALIGNMENT_BYTES, Matrices, Run, align, arena, scalar_ref};
 use crate::options::{OptimizerKind, OptimizerOptions};

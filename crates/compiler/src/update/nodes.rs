@@ -13,7 +13,7 @@ use program::{
 };
 use tensor::{Attrs, DType};
 
-use super::{provenance, push_behind};
+use super::steps::{provenance, push_behind};
 use crate::lowering::Lowering;
 use crate::memory::{self, ALIGNMENT_BYTES, Errors, ParameterPlan, Run, align, arena, part, scalar_ref};
 use crate::options::Sharding;

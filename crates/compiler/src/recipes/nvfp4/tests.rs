@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use graph::{Init, Layer, Origin, ParameterId, Phase};
+use graph::{Init, Layer, OpId, Origin, ParameterId, Phase};
 use ops::evaluate::{Array, evaluate};
 use ops::{Append, Emit};
 use tensor::packed::{Target, block_scale, nvfp4, reciprocal, tensor_scale};

@@ -1,0 +1,44 @@
+//! Programs from graphs that are ready to be lowered, over one arena plan.
+
+use graph::Graph;
+use program::{EntryKind, Machine, Program, Variant};
+
+use crate::error::CompileError;
+use crate::load_groups::LoadGroups;
+use crate::options::CompileOptions;
+use crate::pass::Passes;
+use crate::{lower, memory, plan};
+
+/// Compiles graphs that are ready to be lowered. The first has the parameters of all.
+pub(crate) fn compile_graphs(
+    name: &str,
+    graphs: &[(EntryKind, Variant, Graph)],
+    options: &CompileOptions,
+    machine: &Machine,
+    passes: &mut Passes<'_>,
+) -> Result<Program, CompileError> {
+    let options = &passes.allowed(options);
+    let table = &graphs.first().expect("at least one entry is requested").2;
+    let sharded = |options: &CompileOptions| {
+        let load_groups = LoadGroups::find(graphs, options);
+        let placed = |options: &CompileOptions| {
+            memory::plan_parameters(table, memory::plan_states(graphs, options), &load_groups, options)
+        };
+        let compiled = |options: &CompileOptions| {
+            let mut graphs = graphs.to_vec();
+            // Codes have an arena of their own on the host.
+            let parameters = placed(options);
+            // What is kept, recomputed, offloaded or done in parts. Nothing may share computations after it.
+            let plan = plan::decide(&mut graphs, &parameters, options, machine, passes)?;
+            lower::program(name, graphs, &parameters, plan, options, machine)
+        };
+        // States that only the update needs may lie on the host, as may codes of frozen weights: of the programs that
+        // this makes, the one with the shortest step is taken. Codes on the device are among the weights.
+        let mut offloaded = options.clone();
+        offloaded.plan.offload.quants = Some(true);
+        let parameters = placed(&offloaded);
+        plan::least_step(options, machine, |arena| parameters.bytes(arena).unwrap_or(0), compiled)
+    };
+    // Several ranks may each keep only their shards of more than the states.
+    plan::nearest_scope(options, sharded)
+}

@@ -4,7 +4,7 @@
 use tensor::DType;
 
 use crate::instruction::Layer;
-use crate::program::{EntryKind, Variant};
+use crate::variant::{EntryKind, Variant};
 
 /// A part of a layer whose results are kept for the backward pass or recomputed in it. In the order in which a plan
 /// reaches for them: bytes freed for the time that they cost.

@@ -9,7 +9,7 @@ use crate::instruction::{Instruction, Step, StreamId};
 use crate::memory::TensorRef;
 use crate::program::{Entry, Program};
 use crate::target::Arch;
-use crate::work::{Cause, Times, Work, expected_times};
+use crate::work::{Cause, Seen, Times, Work, expected_times};
 
 /// Totals of one run of an entry point.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -38,17 +38,6 @@ pub struct Estimate {
 /// Slowdown of products as a share of the time of concurrent copies between GPUs: 1.7 ms of 2.6 for a GB each way
 /// between two H200 at their power limit.
 const SLOWED: f64 = 0.65;
-
-/// The documents in the rows: of all pairs of a token and an earlier one of its row, the share that lie in one
-/// document. 1 where every row is one document.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Seen(pub f64);
-
-impl Default for Seen {
-    fn default() -> Seen {
-        Seen(1.0)
-    }
-}
 
 /// Bytes that a rank gets from others in a collective; none for any other instruction.
 fn received(step: &Step) -> f64 {

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
     use crate::instruction::{Cost, Movement, ProcessGroup, Provenance, Step};
     use crate::memory::{ArenaId, TensorRef};
-    use crate::program::EntryKind;
+    use crate::variant::EntryKind;
 
     const RANKS: usize = 3;
 

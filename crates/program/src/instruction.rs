@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use tensor::Attrs;
 
+use crate::arithmetic::Arithmetic;
 use crate::memory::TensorRef;
-use crate::work::Arithmetic;
 
 /// An index into [`crate::Program::kernels`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

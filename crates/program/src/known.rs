@@ -265,6 +265,14 @@ impl Machine {
     }
 }
 
+impl Machine {
+    /// Bytes per second that a device gets from others of its kind while it sends at the same rate: over NVLink where
+    /// the kind has it, otherwise at most the rate of the link to the host.
+    pub fn peer_rate(&self) -> f64 {
+        nvlink(&self.name).unwrap_or(self.link.both_ways / 2.0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -294,6 +302,18 @@ mod tests {
         assert_eq!(Machine::of_card("NVIDIA H100 80GB HBM3").unwrap().name, "h100");
         for other in ["NVIDIA H100 PCIe", "NVIDIA H100 NVL"] {
             assert_eq!(Machine::of_card(other), None);
+        }
+    }
+
+    #[test]
+    fn links_between_cards_are_known_by_their_names() {
+        let host = Machine::h200().link.both_ways / 2.0;
+        let rate = |name: &str| Machine { name: name.into(), ..Machine::h200() }.peer_rate();
+        assert_eq!((rate("NVIDIA H200"), rate("h100"), rate("NVIDIA H100 80GB HBM3")), (380e9, 380e9, 380e9));
+        assert!(rate("NVIDIA A100-SXM4-80GB") < rate("h200") && rate("NVIDIA A100-SXM4-80GB") > host);
+        assert!(rate("b200") > rate("h200"));
+        for name in ["NVIDIA H100 PCIe", "NVIDIA A100 80GB PCIe", "NVIDIA GeForce RTX 4090", "L40S"] {
+            assert_eq!(rate(name), host, "{name}");
         }
     }
 }

@@ -5,6 +5,7 @@
 //! and what libraries take (`library.rs`).
 
 mod architecture;
+mod arithmetic;
 mod backend;
 mod cluster;
 mod decision;
@@ -21,6 +22,7 @@ mod machine;
 mod measured;
 mod memory;
 mod nodes;
+mod of_rank;
 mod order;
 mod parameter;
 mod program;
@@ -28,14 +30,16 @@ mod stages;
 mod target;
 mod text;
 mod unite;
+mod variant;
 mod work;
 
 pub use architecture::{Architecture, UnknownArchitecture};
+pub use arithmetic::Arithmetic;
 pub use backend::{Backend, BackendError, Choices, Reading, Session};
 pub use cluster::Cluster;
 pub use decision::{Choice, LayerPart, Obstacle, PlanDecision, Reason, Subject};
 pub use efficiency::{AttentionRate, Efficiency, Hidden, Products, Realisation};
-pub use estimate::{Estimate, Seen, ceiling, estimate, kind_of, seconds};
+pub use estimate::{Estimate, ceiling, estimate, kind_of, seconds};
 pub use gauges::Gauges;
 pub use gfx::{Gfx, UnknownGfx};
 pub use group::check_group;
@@ -50,11 +54,12 @@ pub use memory::{Arena, ArenaId, ArenaKind, MemoryClass, MemoryLine, MemorySpace
 pub use nodes::{NodeSession, ranks_of};
 pub use order::check_order;
 pub use parameter::{Initializer, OptimizerState, PackedWeight, ParameterSlot};
-pub use program::{COMPRESSED, Constant, Entry, EntryKind, LAST, Program, Variant, generation, scalar};
+pub use program::{COMPRESSED, Constant, Entry, LAST, Program, generation, scalar};
 pub use stages::{
     MicroStep, PipelineSession, STAGE, SendDirection, Stage, Stages, Turn, Writes, check_stages, idle_share, join,
     schedule, turns,
 };
 pub use target::{Arch, Codes};
 pub use unite::unite;
-pub use work::{Arithmetic, Cause, Extents, Spread, Times, Work, clock, expected_times, products_ceiling};
+pub use variant::{EntryKind, Variant};
+pub use work::{Cause, Extents, Seen, Spread, Times, Work, clock, expected_times, products_ceiling};

@@ -2,7 +2,6 @@
 //! where there is none.
 
 use crate::efficiency::Efficiency;
-use crate::known;
 use crate::target::Arch;
 
 /// Rates of the link between device and host memory, bytes per second.
@@ -86,12 +85,6 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Bytes per second that a device gets from others of its kind while it sends at the same rate: over NVLink where
-    /// the kind has it, otherwise at most the rate of the link to the host.
-    pub fn peer_rate(&self) -> f64 {
-        known::nvlink(&self.name).unwrap_or(self.link.both_ways / 2.0)
-    }
-
     /// The CPU backend. `memory` bytes and `cores` are the caller's reading of the host. Rates of a core as
     /// measured on an AMD EPYC with avx512_bf16: products at 100 GFLOP/s in f32 and 170 in bf16, element-wise
     /// work at 5 GB/s.
@@ -112,23 +105,6 @@ impl Machine {
             context_bytes: 0,
             efficiency: Efficiency::ALL,
             origin: Origin::Other,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn links_between_cards_are_known_by_their_names() {
-        let host = Machine::h200().link.both_ways / 2.0;
-        let rate = |name: &str| Machine { name: name.into(), ..Machine::h200() }.peer_rate();
-        assert_eq!((rate("NVIDIA H200"), rate("h100"), rate("NVIDIA H100 80GB HBM3")), (380e9, 380e9, 380e9));
-        assert!(rate("NVIDIA A100-SXM4-80GB") < rate("h200") && rate("NVIDIA A100-SXM4-80GB") > host);
-        assert!(rate("b200") > rate("h200"));
-        for name in ["NVIDIA H100 PCIe", "NVIDIA A100 80GB PCIe", "NVIDIA GeForce RTX 4090", "L40S"] {
-            assert_eq!(rate(name), host, "{name}");
         }
     }
 }

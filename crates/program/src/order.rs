@@ -85,10 +85,10 @@ mod tests {
     use tensor::{Attrs, DType};
 
     use super::*;
+    use crate::arithmetic::Arithmetic;
     use crate::instruction::{Cost, Launch, Provenance, Step};
     use crate::memory::ArenaId;
-    use crate::program::EntryKind;
-    use crate::work::Arithmetic;
+    use crate::variant::EntryKind;
 
     fn at(arena: u32, offset: usize) -> TensorRef {
         TensorRef::dense(ArenaId(arena), offset, DType::F32, [4])

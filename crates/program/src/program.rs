@@ -4,12 +4,13 @@ use tensor::HostTensor;
 
 use crate::cluster::Cluster;
 use crate::decision::PlanDecision;
-use crate::instruction::{Documents, Kernel, Step};
+use crate::instruction::{Kernel, Step};
 use crate::layout::Layout;
 use crate::machine::Machine;
 use crate::memory::{Arena, ArenaId, ArenaKind, MemoryClass, MemoryLine, MemorySpace, TensorRef};
 use crate::parameter::ParameterSlot;
 use crate::stages::Stage;
+use crate::variant::{EntryKind, Variant};
 
 /// Names of the step scalars. The host writes the first group before an entry runs; the program
 /// writes the second.
@@ -82,36 +83,6 @@ pub mod generation {
     pub const NEXT_LOGP: &str = "next_logp";
 }
 
-/// The purpose of an entry point.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum EntryKind {
-    /// Forward and backward; gradients and sums are written.
-    FirstMicroStep,
-    /// Forward and backward; gradients and sums are added to.
-    NextMicroStep,
-    /// Gradient norm, clipping, optimizer.
-    Update,
-    /// Forward and loss; the sums are added to, gradients are untouched.
-    Evaluate,
-    /// Forward only; the named outputs are kept.
-    Forward,
-    /// State that is computed from the weights alone, again whenever they were written from outside.
-    Prepare,
-}
-
-impl EntryKind {
-    pub const fn name(self) -> &'static str {
-        match self {
-            EntryKind::FirstMicroStep => "first_micro_step",
-            EntryKind::NextMicroStep => "next_micro_step",
-            EntryKind::Update => "update",
-            EntryKind::Evaluate => "evaluate",
-            EntryKind::Forward => "forward",
-            EntryKind::Prepare => "prepare",
-        }
-    }
-}
-
 /// The name of a micro-step that ends its step on several ranks: they exchange the gradients while it computes them.
 /// Where every micro-step exchanges its own, there is no entry of this name.
 pub const LAST: &str = "last";
@@ -119,16 +90,6 @@ pub const LAST: &str = "last";
 /// The name of an update whose sums between nodes are compressed, where the first steps of a run have another one:
 /// after the warm-up of 1-bit Adam. Elsewhere there is no entry of this name.
 pub const COMPRESSED: &str = "compressed";
-
-/// The shape of the batches that an entry takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Variant {
-    pub batch: usize,
-    pub seq_len: usize,
-    pub documents: Documents,
-    /// Patches of all images of a batch; 0 where it has no images.
-    pub patches: usize,
-}
 
 /// One entry point: a flat list of instructions.
 #[derive(Clone, Debug, PartialEq)]

@@ -6,7 +6,8 @@ use std::collections::HashMap;
 use crate::decision::PlanDecision;
 use crate::instruction::{Instruction, Kernel, KernelId};
 use crate::memory::{Arena, ArenaKind, MemoryClass, MemoryLine, TensorRef};
-use crate::program::{Constant, Entry, EntryKind, Program, Variant};
+use crate::program::{Constant, Entry, Program};
+use crate::variant::{EntryKind, Variant};
 
 /// Alignment of constants in bytes.
 const ALIGNMENT: usize = 256;

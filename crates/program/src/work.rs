@@ -2,18 +2,30 @@
 //!
 //! Knows extents and what an operation says of its arithmetic; not what it computes.
 
+mod rates;
 mod times;
 
 use tensor::DType;
 
+use crate::arithmetic::Arithmetic;
 use crate::efficiency::{Hidden, Realisation};
-use crate::estimate::Seen;
 use crate::instruction::{Cost, Instruction, Step};
 use crate::machine::Machine;
 use crate::memory::TensorRef;
 use crate::program::{Entry, Program};
 use crate::target::Arch;
 pub use times::{Times, clock, expected_times};
+
+/// The documents in the rows: of all pairs of a token and an earlier one of its row, the share that lie in one
+/// document. 1 where every row is one document.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Seen(pub f64);
+
+impl Default for Seen {
+    fn default() -> Seen {
+        Seen(1.0)
+    }
+}
 
 /// The reason why an instruction takes longer than at the ceilings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -149,21 +161,6 @@ pub struct Extents {
     pub k: usize,
 }
 
-/// The arithmetic of an operation's kernels, as the operation declares it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Arithmetic {
-    /// Passes, and products where they have many FLOPs for a byte, in the type of the first operand.
-    #[default]
-    OfOperands,
-    /// The same in f32, whatever type the operands have.
-    Single,
-    /// Products with a matrix for each group of rows; `gradient`: of the matrices, which sums over rows. The second
-    /// operand has the matrices or the gradients, the third the groups' offsets, which the device alone knows.
-    Grouped { gradient: bool, by: Realisation },
-    /// Attention, whose first operands are queries [B, T, heads, D] and keys.
-    Attention { backward: bool, by: Realisation },
-}
-
 /// Operations per byte from which a kernel counts as one that multiplies.
 const MULTIPLIES: f64 = 8.0;
 
@@ -251,8 +248,8 @@ impl Work {
     /// The ceiling of its arithmetic, FLOP/s.
     pub(crate) fn rate(&self, machine: &Machine) -> f64 {
         match self {
-            Work::Product { dtype: Some(dtype), .. } => times::product_rate(*dtype, machine),
-            _ => times::rate(self.dtype(), machine),
+            Work::Product { dtype: Some(dtype), .. } => rates::product_rate(*dtype, machine),
+            _ => rates::rate(self.dtype(), machine),
         }
     }
 
@@ -295,7 +292,7 @@ const GRADIENT_ALONE: f64 = 0.35;
 pub fn products_ceiling(entry: &Entry, machine: &Machine) -> Option<f64> {
     let products = entry.steps.iter().filter_map(|step| match &step.instruction {
         Instruction::Gemm(gemm) => {
-            Some((step.cost.flops, step.cost.flops / times::product_rate(gemm.a.dtype, machine)))
+            Some((step.cost.flops, step.cost.flops / rates::product_rate(gemm.a.dtype, machine)))
         }
         Instruction::Launch(_)
         | Instruction::AttentionForward(_)

@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 use super::{STAGE, SendDirection, Turn, schedule};
 use crate::group::check_group;
 use crate::memory::TensorRef;
-use crate::program::{Entry, EntryKind, Program, Variant};
+use crate::program::{Entry, Program};
+use crate::variant::{EntryKind, Variant};
 
 /// Simulates the stages of a program, for up to twice as many micro-steps as there are stages, and the updates. The
 /// error names stage and pass.

@@ -6,60 +6,23 @@ mod check;
 mod join;
 mod pipeline;
 mod schedule;
+mod stage;
 
 pub use check::check_stages;
 pub use join::join;
 pub use pipeline::{MicroStep, PipelineSession, Stages, Writes};
 pub use schedule::{Turn, idle_share, schedule, turns};
+pub use stage::{SendDirection, Stage};
 
 use crate::memory::{Arena, ArenaId, ArenaKind, MemoryClass, MemoryLine, TensorRef};
-use crate::program::{Entry, EntryKind, Program};
+use crate::program::{Entry, Program};
+use crate::variant::EntryKind;
 
 /// The name of the entry that computes the forward pass of a micro-step on every stage but the last.
 pub const STAGE: &str = "stage";
 
 /// Arenas of one stage: all kinds, of which some are empty.
 pub(crate) const ARENAS: u32 = ArenaKind::ALL.len() as u32;
-
-/// The stage of an entry, and the tensors that cross there. The tensors of both sides of a crossing are alike, one for
-/// one.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Stage {
-    /// Number of the stage from 0, in the order of the layers.
-    pub number: usize,
-    /// Inputs from the stage before.
-    pub from_previous: Vec<TensorRef>,
-    /// Outputs for the stage after.
-    pub to_next: Vec<TensorRef>,
-    /// Gradients of `to_next`, from the stage after.
-    pub from_next: Vec<TensorRef>,
-    /// Gradients of `from_previous`, for the stage before.
-    pub to_previous: Vec<TensorRef>,
-}
-
-/// The direction of a send: to the next stage, or to the one before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SendDirection {
-    Forward,
-    Backward,
-}
-
-impl Stage {
-    /// Returns the tensors that are received before the entry begins.
-    pub fn received(&self) -> [(SendDirection, &[TensorRef]); 2] {
-        [(SendDirection::Forward, &self.from_previous), (SendDirection::Backward, &self.from_next)]
-    }
-
-    /// Returns the tensors that are sent when the entry has ended.
-    pub fn sent(&self) -> [(SendDirection, &[TensorRef]); 2] {
-        [(SendDirection::Forward, &self.to_next), (SendDirection::Backward, &self.to_previous)]
-    }
-
-    pub(crate) fn tensors_mut(&mut self) -> impl Iterator<Item = &mut TensorRef> {
-        let Stage { number: _, from_previous, to_next, from_next, to_previous } = self;
-        from_previous.iter_mut().chain(to_next).chain(from_next).chain(to_previous)
-    }
-}
 
 impl Entry {
     /// Every tensor that the entry names, to be placed elsewhere.

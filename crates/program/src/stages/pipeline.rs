@@ -8,7 +8,8 @@ use std::sync::Arc;
 use super::{STAGE, SendDirection, Turn};
 use crate::backend::{BackendError, Reading, Session};
 use crate::memory::{ArenaKind, MemoryLine, TensorRef};
-use crate::program::{EntryKind, Program, scalar};
+use crate::program::{Program, scalar};
+use crate::variant::EntryKind;
 
 /// Bytes to be written, each with its stage and its place as the stage by itself finds it.
 pub type Writes = Vec<(usize, TensorRef, Vec<u8>)>;

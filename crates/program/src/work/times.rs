@@ -2,26 +2,10 @@
 //!
 //! Knows rates and tiles; not which instruction it is.
 
-use tensor::DType;
-
 use super::{Cause, Extents, Work};
 use crate::efficiency::{Hidden, Realisation};
 use crate::machine::Machine;
 use crate::target::Arch;
-
-/// Arithmetic of a type, FLOP/s.
-pub(super) fn rate(dtype: Option<DType>, machine: &Machine) -> f64 {
-    match dtype {
-        Some(DType::BF16 | DType::F16) => machine.bf16_flops,
-        Some(DType::E4M3 | DType::E5M2) => machine.fp8_flops,
-        Some(DType::F64 | DType::F32 | DType::I64 | DType::I32 | DType::U8) | None => machine.f32_flops,
-    }
-}
-
-/// The rate of products of a type, FLOP/s; bytes are pairs of four-bit elements.
-pub(super) fn product_rate(dtype: DType, machine: &Machine) -> f64 {
-    if dtype == DType::U8 { machine.fp4_flops } else { rate(Some(dtype), machine) }
-}
 
 /// The seconds of a piece of work, by kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -160,10 +144,12 @@ fn tiles(of: Extents, rate: f64, memory: f64, machine: &Machine) -> Tiled {
 #[cfg(test)]
 mod tests {
     use super::super::{Arithmetic, Spread};
+    use tensor::DType;
+
     use super::*;
-    use crate::estimate::Seen;
     use crate::instruction::Cost;
     use crate::memory::TensorRef;
+    use crate::work::Seen;
 
     fn seconds(work: Work) -> f64 {
         expected_times(&work, &Machine::h200()).seconds()

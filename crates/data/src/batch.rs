@@ -2,13 +2,10 @@
 //!
 //! Knows no datasets and no tokenizer.
 
+use crate::document::IGNORE;
 use crate::document::Mark;
 use crate::error::DataError;
 use crate::image_source::ImageRef;
-use crate::patches::Patches;
-
-/// The label of a token that is not trained.
-pub const IGNORE: i32 = -100;
 
 /// One micro-batch; every vector is [B, T] row-major.
 #[derive(Clone, Debug, PartialEq)]
@@ -320,6 +317,44 @@ fn check_each<T: std::fmt::Display>(
     match values.iter().position(|value| !good(value)) {
         None => Ok(()),
         Some(i) => Err(DataError::invalid(format!("batch: {name}[{i}]"), format!("{} {complaint}", values[i]))),
+    }
+}
+
+/// The images of a micro-batch, P patches with padding and P/G tokens. Empty without images.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Patches {
+    /// [P, width].
+    pub pixels: Vec<f32>,
+    /// Row and column of each patch in its picture, [P, 2].
+    pub places: Vec<i32>,
+    /// Number of the patch's entry in a table of positions [P].
+    pub entries: Vec<i32>,
+    /// The four entries of the table around the patch where the picture is stretched over the table [P, 4], and their
+    /// weights in the mean.
+    pub corners: Vec<i32>,
+    pub corner_weights: Vec<f32>,
+    /// First and last patch of the picture [P].
+    pub picture: [Vec<i32>; 2],
+    /// First and last patch of the window [P].
+    pub window: [Vec<i32>; 2],
+    /// Index of the token in the batch, −1 for padding [P/G].
+    pub tokens: Vec<i32>,
+    /// For each token of the batch the row of `tokens`, −1 for text [B, T].
+    pub rows: Vec<i32>,
+    /// 1 for text and 0 for tokens of images [B, T].
+    pub text: Vec<f32>,
+    /// The tokens, with `pad` in the place of those of images [B, T].
+    pub text_ids: Vec<i32>,
+    /// The last token of the image that a token belongs to, of text the token itself; index in its row [B, T].
+    pub last_key: Vec<i32>,
+    /// Time, row and column of each token [B, T, 3].
+    pub axes: Vec<i32>,
+}
+
+impl Patches {
+    /// Returns P, the number of patches with padding.
+    pub fn count(&self) -> usize {
+        self.entries.len()
     }
 }
 

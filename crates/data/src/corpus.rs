@@ -7,10 +7,8 @@ use std::sync::Arc;
 
 use crate::document::Document;
 use crate::error::DataError;
-use crate::gather::Gathering;
 use crate::preference::{Preference, Unpaired};
 use crate::segment::{DocumentView, Segment};
-use crate::spread::Spread;
 
 /// All documents of a run, in the order of the data.
 #[derive(Clone, Debug, Default)]
@@ -26,15 +24,21 @@ pub struct Corpus {
     spread: Option<Arc<Spread>>,
 }
 
-impl Corpus {
-    /// Documents that are available, in memory.
-    pub fn of(documents: impl IntoIterator<Item = Document>) -> Corpus {
-        let mut gathering = Gathering::new(None);
-        let in_memory = "what lies in memory can be read";
-        documents.into_iter().for_each(|document| gathering.push(&document).expect(in_memory));
-        gathering.finish().expect(in_memory).0
-    }
+/// The distribution of a corpus's documents over the nodes.
+#[derive(Clone, Debug)]
+pub(crate) struct Spread {
+    /// The number of the part that is here, and the number of parts.
+    pub number: usize,
+    pub of: usize,
+    /// Tokens of every document, on all nodes.
+    pub lengths: Vec<u32>,
+    /// For every document its place among those that are here, from 1 on; 0 for one on another node.
+    pub here: Vec<u32>,
+    /// Digest of the contents of all parts.
+    pub digest: String,
+}
 
+impl Corpus {
     /// The same documents, without files.
     pub(crate) fn in_memory(&self) -> Result<Corpus, DataError> {
         let segments = self.segments.iter().map(|segment| segment.in_memory().map(Arc::new));

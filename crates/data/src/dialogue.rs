@@ -10,8 +10,9 @@ use jiff::civil::DateTime;
 use serde_json::{Map, Value};
 
 use crate::agent::AgentForm;
-use crate::batch::IGNORE;
 use crate::document::Document;
+use crate::document::IGNORE;
+use crate::encoded_text::Encoded;
 use crate::error::{DataError, RowError, RowReason};
 use crate::image_source::{ImageRef, ImageSource};
 use crate::image_texts::ImageTexts;
@@ -21,7 +22,7 @@ use crate::shown;
 use crate::spans::{Found, Markers, Message, TrainedSpan, system_end, weighted_spans};
 use crate::summary::Expected;
 use crate::template::{ChatTemplate, Conversation, Rendered, clock_now, read_clock};
-use crate::tokenizer::{Encoded, Tokenizer};
+use crate::tokenizer::Tokenizer;
 use crate::weights::{LossRule, around};
 
 /// Settings for rendering conversations to text.

@@ -2,9 +2,11 @@
 //!
 //! Knows neither text nor packed rows.
 
-use crate::batch::IGNORE;
 use crate::error::{RowError, RowReason};
 use crate::image_source::ImageRef;
+
+/// The label of a token that is not trained.
+pub const IGNORE: i32 = -100;
 
 /// One document: what the packing keeps whole.
 #[derive(Clone, Debug, Default, PartialEq)]

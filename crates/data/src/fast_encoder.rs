@@ -14,8 +14,8 @@ use tensor::philox::{Purpose, word};
 use tokenizers_next::pipeline::{EncodeOptions, Override, PipelineToken, PipelineTokenizer};
 use tokenizers_next::{canonicalize_file, from_json};
 
+use crate::encoded_text::Encoded;
 use crate::guard;
-use crate::tokenizer::Encoded;
 
 /// Encodes as the library does, or not at all.
 pub(crate) struct FastEncoder {

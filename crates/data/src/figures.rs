@@ -8,12 +8,13 @@ use std::sync::Arc;
 
 use tensor::philox::{Purpose, word};
 
-use crate::batch::IGNORE;
 use crate::cache::{Key, Lookup, RowCache};
 use crate::corpus::DocumentSet;
 use crate::document::Document;
+use crate::document::IGNORE;
 use crate::gather::Gathering;
-use crate::loader::{Layout, Loader, LoaderSpec, Padding, Share, extent};
+use crate::loader::{Loader, extent};
+use crate::loader_spec::{Layout, LoaderSpec, Padding, Share};
 use crate::row_order::Position;
 use crate::summary::DatasetSummary;
 

@@ -60,6 +60,16 @@ impl Gathering {
     }
 }
 
+impl Corpus {
+    /// Documents that are available, in memory.
+    pub fn of(documents: impl IntoIterator<Item = Document>) -> Corpus {
+        let mut gathering = Gathering::new(None);
+        let in_memory = "what lies in memory can be read";
+        documents.into_iter().for_each(|document| gathering.push(&document).expect(in_memory));
+        gathering.finish().expect(in_memory).0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -45,7 +45,7 @@ impl ImageSource {
                 }
             }
             other => {
-                Err(format!("{}, expected a path or an object with `bytes` or `path`", crate::rows::json::kind(other)))
+                Err(format!("{}, expected a path or an object with `bytes` or `path`", crate::json_values::kind(other)))
             }
         }
     }

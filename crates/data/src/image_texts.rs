@@ -13,10 +13,8 @@ use crate::image::{Kind, decode, size};
 use crate::image_source::{ImageRef, ImageSource};
 use crate::pictures::ImageReader;
 use crate::spans::{Message, TrainedSpan};
+use crate::template::parts::MARK;
 use crate::tokenizer::Tokenizer;
-
-/// An image in a content: a noncharacter, which no text holds.
-pub(crate) const MARK: char = '\u{FDD3}';
 
 /// The word for an image in texts of rows that have a column of images.
 const WORD: &str = "<image>";
@@ -301,32 +299,4 @@ pub fn shows_image(message: &Map<String, Value>) -> bool {
 pub(crate) fn is_image(part: &Value) -> bool {
     let kind = part.get("type").and_then(Value::as_str);
     matches!(kind, Some("image" | "image_url" | "input_image")) || (kind.is_none() && image_of(part).is_some())
-}
-
-/// Messages as a template gets them: contents with marks as lists of parts, with `all` every content.
-pub(crate) fn with_parts(messages: &[Map<String, Value>], all: bool) -> Option<Vec<Map<String, Value>>> {
-    let text = |message: &Map<String, Value>| message.get("content").and_then(Value::as_str).map(str::to_owned);
-    if !all && !messages.iter().any(|message| text(message).is_some_and(|text| text.contains(MARK))) {
-        return None;
-    }
-    let parts = |text: &str| -> Vec<Value> {
-        let mut parts = Vec::new();
-        for (number, piece) in text.split(MARK).enumerate() {
-            if number > 0 {
-                parts.push(json!({"type": "image"}));
-            }
-            if !piece.is_empty() {
-                parts.push(json!({"type": "text", "text": piece}));
-            }
-        }
-        parts
-    };
-    let of = |message: &Map<String, Value>| {
-        let mut message = message.clone();
-        if let Some(text) = text(&message).filter(|text| all || text.contains(MARK)) {
-            message.insert("content".to_owned(), Value::Array(parts(&text)));
-        }
-        message
-    };
-    Some(messages.iter().map(of).collect())
 }

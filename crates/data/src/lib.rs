@@ -16,6 +16,7 @@ pub mod corpus;
 pub mod dataset;
 pub mod dialogue;
 pub mod document;
+mod encoded_text;
 mod error;
 mod fast_encoder;
 #[cfg(test)]
@@ -27,7 +28,9 @@ pub mod image;
 pub mod image_source;
 pub mod image_texts;
 pub mod inputs;
+mod json_values;
 pub mod loader;
+mod loader_spec;
 mod new_file;
 pub mod order;
 pub mod packing;
@@ -38,6 +41,7 @@ pub mod pictures;
 mod pipeline;
 pub mod preference;
 pub mod prepare;
+mod prepare_options;
 pub mod quantised;
 pub mod remarks;
 mod row_order;
@@ -58,21 +62,23 @@ pub mod weights;
 mod word_file;
 
 pub use agent::AgentForm;
-pub use batch::{Batch, IGNORE, Placed, Taught};
+pub use batch::{Batch, Patches, Placed, Taught};
 pub use cache::RowCache;
 pub use corpus::{Corpus, DocumentSet};
 pub use dataset::{
     AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, InstructionColumns, RowShard, SystemPrompt, Writing,
 };
 pub use dialogue::{DialogueEncoder, DialogueOptions, shows_tools};
-pub use document::{Document, Mark, Truncation};
+pub use document::{Document, IGNORE, Mark, Truncation};
 pub use error::{DataError, RowError, RowReason, Stop};
-pub use loader::{Extent, Layout, Loader, LoaderSpec, Padding, Share, extent, extent_unless, remaining};
+pub use loader::{Extent, Loader, extent, extent_unless, remaining};
+pub use loader_spec::{Layout, LoaderSpec, Padding, Share};
 pub use pairs::mismatched;
 pub use preference::{
     Cut, Preference, PreferenceColumns, PreferenceOptions, Purpose, Question, Split, Unpaired, UnpairedColumns,
 };
-pub use prepare::{EncodedCorpus, Keeping, PrepareOptions, dataset_images, origin, prepare, prepare_cached};
+pub use prepare::{EncodedCorpus, Keeping, dataset_images, origin, prepare, prepare_cached};
+pub use prepare_options::PrepareOptions;
 pub use row_order::{Place, Position};
 pub use rows::RowLimit;
 pub use spans::Message;

@@ -3,7 +3,8 @@
 
 use std::ops::Range;
 
-use crate::batch::{Batch, IGNORE};
+use crate::batch::Batch;
+use crate::document::IGNORE;
 use crate::document::Mark;
 
 /// The tokens of both sides of each pair, chosen first, as ranges of the vectors of a batch.

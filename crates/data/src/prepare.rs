@@ -16,32 +16,18 @@ use crate::dataset::{
     DatasetKind, DatasetSpec, IMAGES, Limits, Noticed, RowDocuments, RowForm, RowShard, SAMPLE, absent, as_list,
     detect, encoder, filled, is_talk, late, unused,
 };
-use crate::dialogue::DialogueOptions;
 use crate::document::{Document, Truncation};
 use crate::error::{DataError, RowError, Stop, shown};
 use crate::gather::Gathering;
 use crate::image_texts::is_image;
 use crate::pipeline::in_order;
-use crate::preference::{self, PreferenceOptions, Purpose};
+use crate::preference::{self, Purpose};
+use crate::prepare_options::PrepareOptions;
 use crate::remarks::Remark;
 use crate::rows::{self, Row, Rows};
 use crate::spread;
 use crate::summary::{DatasetSummary, Summary};
 use crate::tokenizer::Tokenizer;
-
-/// Options that hold for all datasets of a run.
-#[derive(Clone, Debug)]
-pub struct PrepareOptions {
-    /// Tokens a document may have; at most the row length.
-    pub max_length: usize,
-    pub truncation: Truncation,
-    /// Rows of the model's embedding table: a larger token id is an error.
-    pub vocab_size: usize,
-    /// Threads that encode; 0 counts as 1.
-    pub workers: usize,
-    pub dialogue: DialogueOptions,
-    pub preference: PreferenceOptions,
-}
 
 /// Documents, and how they came about.
 #[derive(Debug)]

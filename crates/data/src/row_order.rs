@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::corpus::DocumentSet;
-use crate::loader::{Layout, LoaderSpec};
+use crate::loader_spec::{Layout, LoaderSpec};
 use crate::order::permutation;
 use crate::packing::best_fit;
 

@@ -18,7 +18,7 @@
 
 use std::borrow::Cow;
 
-use crate::batch::IGNORE;
+use crate::document::IGNORE;
 use crate::document::{Document, Mark};
 use crate::error::DataError;
 use crate::image_source::ImageRef;

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use crate::dataset::REASONING;
 use crate::remarks::{Part, Remark, Remarks};
+use crate::spans::REASONING;
 use crate::spans::{Found, Message, Render, THOUGHTS, replaced, replacement, sentinels, shown_fields};
 
 /// Bytes of a text that does not stand in a rendering by chance.

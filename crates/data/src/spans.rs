@@ -14,9 +14,11 @@ use std::ops::Range;
 
 use serde_json::{Map, Value, json};
 
-use crate::dataset::REASONING;
 use crate::error::{RowError, RowReason};
 use crate::template::Rendered;
+
+/// Fields of a message that hold its train of thought.
+pub(crate) const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// One message and what is asked of it.
 #[derive(Clone, Debug, PartialEq)]

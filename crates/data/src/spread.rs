@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::corpus::Corpus;
+use crate::corpus::Spread;
 use crate::error::DataError;
 use crate::summary::{DatasetSummary, Summary};
 
@@ -19,20 +20,6 @@ pub struct Held {
     /// Tokens of each document here.
     #[serde(skip)]
     pub lengths: Vec<u32>,
-}
-
-/// The distribution of a corpus's documents over the nodes.
-#[derive(Clone, Debug)]
-pub(crate) struct Spread {
-    /// The number of the part that is here, and the number of parts.
-    pub number: usize,
-    pub of: usize,
-    /// Tokens of every document, on all nodes.
-    pub lengths: Vec<u32>,
-    /// For every document its place among those that are here, from 1 on; 0 for one on another node.
-    pub here: Vec<u32>,
-    /// Digest of the contents of all parts.
-    pub digest: String,
 }
 
 impl Held {

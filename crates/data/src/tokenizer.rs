@@ -6,6 +6,7 @@ mod bounds;
 
 pub use bounds::MOST_IDS;
 
+use crate::encoded_text::Encoded;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -17,14 +18,6 @@ use crate::fast_encoder::FastEncoder;
 use crate::guard::guarded;
 use crate::small_file;
 use crate::tokenizer::bounds::Bounds;
-
-/// Token ids with the bytes of the text that each stands for. Tokens that the tokenizer adds itself have an empty
-/// range.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Encoded {
-    pub ids: Vec<u32>,
-    pub offsets: Vec<(usize, usize)>,
-}
 
 /// The part of a tokenizer library that the data path needs.
 pub trait Tokenize: Send + Sync {

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::entry::{Entry, is_segment_name};
-use super::{ENTRY, PARTIAL, VERIFIED, values};
+use super::files::{ENDING, ENTRY, PARTIAL, VERIFIED};
 
 /// Entries that no run has used for so long are removed.
 const KEPT: Duration = Duration::from_secs(60 * 60 * 24 * 30);
@@ -96,7 +96,7 @@ fn is_old(file: &Path) -> bool {
 
 /// True for the name of kept values: `KEY.values`.
 fn is_values_name(name: &str) -> bool {
-    name.rsplit_once('.').is_some_and(|(key, ending)| is_entry_name(key) && ending == values::ENDING)
+    name.rsplit_once('.').is_some_and(|(key, ending)| is_entry_name(key) && ending == ENDING)
 }
 
 /// True for an entry of the cache that was last used too long ago.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::stamp::KnownFiles;
 use crate::dataset::DatasetSpec;
-use crate::prepare::PrepareOptions;
+use crate::prepare_options::PrepareOptions;
 use crate::rows;
 
 /// The key of one dataset's rows.

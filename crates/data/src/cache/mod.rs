@@ -16,33 +16,30 @@
 
 mod clearing;
 mod entry;
+mod files;
 mod key;
 mod stamp;
 mod values;
 
-use std::fs::{self, DirBuilder, File, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use self::clearing::remove_own;
 use self::entry::{Entry, SegmentFile, segment_name};
+use self::files::{ENTRY, PARTIAL, VERIFIED, private, replace};
 pub(crate) use self::key::Key;
 pub(crate) use self::stamp::Stamp;
 use self::stamp::{KnownFiles, digest_of_file};
 use crate::corpus::Corpus;
 use crate::dataset::DatasetSpec;
 use crate::error::Stop;
-use crate::prepare::PrepareOptions;
+use crate::prepare_options::PrepareOptions;
 use crate::segment::Segment;
 use crate::summary::DatasetSummary;
 use crate::word_file::WordFile;
-
-const ENTRY: &str = "entry";
-const VERIFIED: &str = "verified";
-const PARTIAL: &str = "partial";
 
 /// Between two looks at another process's lock.
 const LOOK: Duration = Duration::from_millis(50);
@@ -152,13 +149,6 @@ fn wait_for(lock: &File, stop: Stop<'_>) -> io::Result<bool> {
     }
 }
 
-/// Makes folders for this user alone: what lies in them is trained on.
-fn private() -> DirBuilder {
-    let mut builder = DirBuilder::new();
-    builder.mode(0o700);
-    builder
-}
-
 type Rows = (Corpus, DatasetSummary);
 
 /// Opens an entry. `None`: what its templates read off the clock has changed since. Errors: what is damaged.
@@ -256,17 +246,4 @@ impl Drop for EntryWriter {
         // Nothing is there after a commit.
         let _ = remove_own(&self.partial);
     }
-}
-
-/// Writes a file next to its place and renames it, so that readers see the old one or the new one.
-fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let temporary = path.with_extension(format!("{}-{number}", std::process::id()));
-    let written = File::create_new(&temporary).and_then(|mut file| write(&mut file));
-    let renamed = written.and_then(|()| fs::rename(&temporary, path));
-    if renamed.is_err() {
-        let _ = fs::remove_file(&temporary);
-    }
-    renamed
 }

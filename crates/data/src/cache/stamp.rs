@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::replace;
+use super::files::replace;
 
 /// Files up to this size are read each time.
 const SMALL: u64 = 1 << 20;

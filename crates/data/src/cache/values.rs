@@ -11,10 +11,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::{RowCache, private, replace};
-
-/// The ending of the files' names.
-pub(super) const ENDING: &str = "values";
+use super::RowCache;
+use super::files::{ENDING, private, replace};
 
 fn digest(key: &str, content: &[u8]) -> String {
     let mut hasher = blake3::Hasher::new();

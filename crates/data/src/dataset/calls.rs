@@ -5,8 +5,10 @@
 use serde_json::{Map, Value, json};
 
 use super::columns::wrong;
-use super::json_text::{as_list, opened, parsed};
+use super::json_text::{as_list, opened};
 use crate::error::{RowError, RowReason};
+use crate::json_values::object_of;
+use crate::json_values::parsed;
 
 /// Names under which the arguments of a call are found.
 const ARGUMENTS: [&str; 6] = ["arguments", "parameters", "args", "input", "kwargs", "tool_input"];
@@ -100,15 +102,6 @@ fn with_arguments(mut function: Map<String, Value>) -> Map<String, Value> {
 fn parts(call: &mut Map<String, Value>) -> Map<String, Value> {
     let names = ["name"].into_iter().chain(ARGUMENTS);
     names.filter_map(|name| Some((name.to_owned(), call.shift_remove(name)?))).collect()
-}
-
-/// The object that a text of arguments holds, be it wrapped in JSON twice; an empty text is an empty object.
-pub(crate) fn object_of(arguments: &Value) -> Option<Value> {
-    let text = arguments.as_str()?.trim();
-    if text.is_empty() {
-        return Some(json!({}));
-    }
-    parsed(text).filter(Value::is_object)
 }
 
 /// Function definitions: a list, one definition, or either as a text of JSON, as may be each definition, its function

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::detect::{Columns, HISTORY, SYSTEM, TOOLS};
 use super::json_text::as_list;
 use crate::error::{RowError, RowReason};
-use crate::rows::json::kind;
+use crate::json_values::kind;
 
 /// A column that must be there.
 pub(crate) fn required<'a>(row: &'a Map<String, Value>, name: &str) -> Result<&'a Value, RowError> {

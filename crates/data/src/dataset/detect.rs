@@ -5,11 +5,12 @@
 use serde_json::{Map, Value};
 
 use super::columns::{fits, open};
-use super::json_text::{as_list, is_broken, opened, parsed};
+use super::json_text::{as_list, is_broken, opened};
 use super::message::PAIRS as TURNS;
 use super::{ConversationColumns, DatasetKind, InstructionColumns, SystemPrompt};
+use crate::json_values::kind;
+use crate::json_values::parsed;
 use crate::preference::{Found, PreferenceColumns, Purpose, UnpairedColumns, found_pair, found_unpaired};
-use crate::rows::json::kind;
 
 /// Number of rows of a set that are examined.
 pub(crate) const SAMPLE: usize = 64;

@@ -7,12 +7,13 @@ use serde_json::{Map, Value};
 
 use super::columns::{Open, optional, optional_text, required, text, unread, wrong};
 use super::detect::{HISTORY, INPUTS, SYSTEM};
-use super::json_text::{list, parsed};
+use super::json_text::list;
 use super::message::messages;
 use super::{EncodeRow, RowForm};
 use crate::dialogue::{DialogueEncoder, label};
 use crate::document::Document;
 use crate::error::{RowError, RowReason};
+use crate::json_values::parsed;
 use crate::remarks::{Remark, Remarks};
 use crate::spans::{Message, TrainedSpan};
 use crate::summary::Expected;

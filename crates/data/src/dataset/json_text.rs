@@ -8,18 +8,7 @@ use serde_json::{Map, Value};
 
 use super::columns::wrong;
 use crate::error::RowError;
-
-/// The list or object that a text holds as JSON, be it wrapped in JSON twice.
-pub(crate) fn parsed(text: &str) -> Option<Value> {
-    let trimmed = text.trim().trim_start_matches('\u{feff}');
-    let inner = || serde_json::from_str::<String>(trimmed).ok();
-    let unwrapped = if trimmed.starts_with('"') { inner()? } else { trimmed.to_owned() };
-    let trimmed = unwrapped.trim();
-    if !trimmed.starts_with(['[', '{']) {
-        return None;
-    }
-    serde_json::from_str(trimmed).ok()
-}
+use crate::json_values::parsed;
 
 /// True for messages as a text in the notation of a programming language, or cut off: it begins with a field of a message, names
 /// a role, and is no JSON.

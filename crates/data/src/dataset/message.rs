@@ -8,12 +8,15 @@ use serde_json::{Map, Value, json};
 
 use super::calls::calls;
 use super::columns::wrong;
-use super::json_text::{as_list, opened, parsed};
+use super::json_text::{as_list, opened};
 use super::results;
 use crate::error::{RowError, RowReason};
-use crate::image_texts::{MARK, image_of, is_image};
-use crate::rows::json::kind;
+use crate::image_texts::{image_of, is_image};
+use crate::json_values::kind;
+use crate::json_values::parsed;
 use crate::spans::Message;
+use crate::spans::REASONING;
+use crate::template::parts::MARK;
 
 /// Roles with the names that other tools have for them; every other name is the template's business.
 const ROLES: [(&str, &[&str]); 4] = [
@@ -37,9 +40,6 @@ const ROLES: [(&str, &[&str]); 4] = [
 
 /// Roles of messages whose content is a call.
 const CALLERS: [&str; 3] = ["function_call", "tool_call", "tool_calls"];
-
-/// Fields of a message that hold its train of thought.
-pub(crate) const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// The messages of a list, in either form and with words on their weights, as a row of the data holds them. Each may be
 /// a text of JSON.

@@ -34,7 +34,6 @@ use crate::rows::RowLimit;
 use crate::summary::Expected;
 use crate::tokenizer::Tokenizer;
 
-pub(crate) use calls::object_of;
 pub use calls::tools;
 pub(crate) use columns::{Open, fits, open, optional, optional_text, required, unread, wrong};
 pub use conversation::ConversationColumns;
@@ -43,8 +42,7 @@ pub use detect::AutoColumns;
 pub(crate) use detect::{Columns, MESSAGES, Refused, SAMPLE, SYSTEM, TOOLS, detect, is_talk};
 pub(crate) use instruction::history;
 pub use instruction::{InstructionColumns, SystemPrompt};
-pub(crate) use json_text::{as_list, is_broken, opened, parsed};
-pub(crate) use message::REASONING;
+pub(crate) use json_text::{as_list, is_broken, opened};
 pub use message::{messages, messages_in};
 pub(crate) use unused::{absent, filled, late, unused};
 

@@ -4,8 +4,8 @@ use serde_json::{Map, Value};
 
 use super::columns::{required, wrong};
 use super::{EncodeRow, RowForm};
-use crate::batch::IGNORE;
 use crate::document::Document;
+use crate::document::IGNORE;
 use crate::error::{RowError, RowReason};
 use crate::remarks::Remarks;
 

@@ -23,8 +23,8 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use crate::batch::IGNORE;
 use crate::dataset::{DatasetKind, Refused};
+use crate::document::IGNORE;
 use crate::document::{Document, Mark};
 
 /// Two answers to a prompt, each with it a sequence of its own. Labels are -100 outside of the answer.

@@ -9,10 +9,9 @@ use serde_json::{Map, Value};
 use super::columns::{PreferenceColumns, Question, UnpairedColumns, VARIABLES, messages_in};
 use super::text::{common, prompt_of};
 use super::{PreferenceCounts, Split};
-use crate::dataset::{
-    RowForm, history, is_broken, messages, optional_text, padding, parsed, required, tools, unread, wrong,
-};
+use crate::dataset::{RowForm, history, is_broken, messages, optional_text, padding, required, tools, unread, wrong};
 use crate::error::{RowError, RowReason};
+use crate::json_values::parsed;
 use crate::remarks::{Remark, Remarks};
 use crate::spans::Message;
 

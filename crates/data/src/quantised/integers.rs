@@ -2,8 +2,8 @@
 
 use tensor::storage::Block;
 
-use super::forms::{Parsed, Weight, product};
 use super::linear::{Codes, Linear, Scales, Zeros};
+use super::weight::{Parsed, Weight, product};
 
 /// `weight` in I8 with `weight_scale`: one number, or one for each row.
 pub(super) fn bytes(mut of: Weight<'_, '_>) -> Parsed {

@@ -11,9 +11,11 @@ mod linear;
 mod packed;
 mod scheme;
 mod turned;
+mod weight;
 
 pub use exclusions::Exclusions;
-pub(crate) use forms::{Found, Tensors, find};
+pub(crate) use forms::find;
 pub use layout::Layout;
 pub(crate) use linear::Linear;
 pub use scheme::{HINT, Scheme};
+pub(crate) use weight::{Found, Tensors};

@@ -12,7 +12,8 @@ use csv::{ByteRecord, ReaderBuilder};
 use serde_json::{Map, Value};
 
 use super::limit::Bounded;
-use super::{Row, RowLimit, RowLocation, Rows, shared, stream};
+use super::row::{Row, RowLocation, Rows, shared};
+use super::{RowLimit, stream};
 use crate::error::{DataError, RowError, RowReason};
 
 const BYTE_ORDER_MARK: &str = "\u{feff}";

@@ -3,6 +3,8 @@
 //! Knows names, and the `configs` in a dataset's README; never opens a data file. The choice among names is a pure
 //! function, so files of a remote dataset are chosen before they are downloaded.
 
+pub use super::choice::{Chosen, NoChoice, TRAIN};
+use super::choice::{listed, no};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -11,11 +13,9 @@ use options::{Node, Reader, Tree};
 use regex::Regex;
 use serde_json::Value;
 
-use super::{DATA, format_of, saved};
+use super::format::{DATA, format_of};
+use super::saved;
 use crate::error::{DataError, shown};
-
-/// The split that is meant where none is named.
-pub const TRAIN: &str = "train";
 
 /// Words by which a name gives its split.
 const SPLITS: [(&str, &[&str]); 3] = [
@@ -35,26 +35,6 @@ const NOT_DATA: [&str; 8] = [
     "tokenizer_config.json",
     "package.json",
 ];
-
-/// The files that were chosen among the names of a folder.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chosen {
-    /// In the order in which they are read.
-    pub names: Vec<String>,
-    /// Data files that belong to no split, although others belong to the one that is wanted.
-    pub left_out: Vec<String>,
-}
-
-/// The reason why nothing could be chosen, with a hint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NoChoice {
-    pub problem: String,
-    pub hint: String,
-}
-
-pub(super) fn no(problem: impl Into<String>, hint: impl Into<String>) -> NoChoice {
-    NoChoice { problem: problem.into(), hint: hint.into() }
-}
 
 /// Extensions of files that hold data and are not read.
 const UNREAD: [&str; 18] = [
@@ -112,14 +92,6 @@ fn is_unread(name: &str) -> bool {
 
 fn known() -> String {
     format!("known are .{}, each also as .gz and .zst", DATA.join(", ."))
-}
-
-/// The distinct words of a list, for a message.
-pub(super) fn listed<'a>(words: impl Iterator<Item = &'a str>) -> String {
-    let mut words: Vec<&str> = words.collect();
-    words.sort_unstable();
-    words.dedup();
-    if words.is_empty() { "none".to_owned() } else { words.join(", ") }
 }
 
 /// Bytes of a README that are read, and of a pattern: there are no longer ones that someone meant.

@@ -8,8 +8,10 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
 use super::elements::Elements;
-use super::{Row, RowLimit, RowLocation, Rows, shared, stream};
+use super::row::{Row, RowLocation, Rows, shared};
+use super::{RowLimit, stream};
 use crate::error::{DataError, RowError, RowReason};
+use crate::json_values::kind;
 
 const BYTE_ORDER_MARK: &[u8] = &[0xef, 0xbb, 0xbf];
 
@@ -70,18 +72,6 @@ fn into_object(value: Value) -> Result<Map<String, Value>, RowError> {
     match value {
         Value::Object(fields) => Ok(fields),
         other => Err(RowError::new(RowReason::WrongType, format!("expected an object, found {}", kind(&other)))),
-    }
-}
-
-/// The word for a JSON value's type in messages.
-pub(crate) fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
     }
 }
 

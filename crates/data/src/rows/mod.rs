@@ -4,73 +4,29 @@
 //! line in [`open_file`].
 
 mod arrow;
+mod choice;
 mod csv;
 mod elements;
 pub mod files;
+mod format;
 pub(crate) mod json;
 mod limit;
 mod parquet;
+mod row;
 mod saved;
 mod stream;
 mod text;
 mod utf16;
 
-use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use serde_json::{Map, Value};
-
+use self::format::DATA;
+pub(crate) use self::format::{format_of, is_columnar};
 pub use self::limit::RowLimit;
-pub(crate) use self::stream::Packing;
-use crate::error::{DataError, RowError, RowReason, shown};
-
-/// The location of a row: `row` counts from 1 (for JSON lines it is the line of the file).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RowLocation {
-    pub file: Arc<Path>,
-    pub row: usize,
-}
-
-impl fmt::Display for RowLocation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, row {}", shown(self.file.display()), self.row)
-    }
-}
-
-/// One row; a broken one keeps its place and says why.
-#[derive(Clone, Debug)]
-pub struct Row {
-    pub place: RowLocation,
-    pub fields: Result<Map<String, Value>, RowError>,
-}
-
-/// A stream of rows in the order of the file.
-pub type Rows = Box<dyn Iterator<Item = Row> + Send>;
-
-/// Extensions of the formats that are read.
-const DATA: [&str; 7] = ["jsonl", "json", "csv", "tsv", "parquet", "arrow", "txt"];
-
-/// Extensions that say how a file is packed.
-const PACKINGS: [(&str, Packing); 3] = [("gz", Packing::Gzip), ("zst", Packing::Zstd), ("zstd", Packing::Zstd)];
-
-/// A file's format by its name, without the packing around it.
-pub(crate) fn format_of(path: &Path) -> Option<(&'static str, Option<Packing>)> {
-    let name = path.file_name()?.to_str()?.to_ascii_lowercase();
-    let (inner, packing) = PACKINGS
-        .iter()
-        .find_map(|(suffix, packing)| Some((name.strip_suffix(suffix)?.strip_suffix('.')?, Some(*packing))))
-        .unwrap_or((&name, None));
-    let (_, extension) = inner.rsplit_once('.')?;
-    let extension = if extension == "ndjson" { "jsonl" } else { extension };
-    DATA.into_iter().find(|format| *format == extension).map(|format| (format, packing))
-}
-
-/// Returns true for a file whose rows have the same structs throughout, with nulls where one lacks a field of another.
-pub(crate) fn is_columnar(path: &Path) -> bool {
-    matches!(format_of(path), Some(("parquet" | "arrow", _)))
-}
+use self::row::shared;
+pub use self::row::{Row, RowLocation, Rows};
+use crate::error::{DataError, RowError, RowReason};
 
 /// Opens files one after another, each when the one before it is read. `text_field` is the column under which the whole
 /// content of a `.txt` file appears. Errors of a later file become a row of it. Rows are as large as they are by
@@ -128,8 +84,4 @@ fn open_file(path: &Path, text_field: &str, limit: RowLimit) -> Result<Rows, Dat
         _ => Err(DataError::invalid(path.display(), "this file format is not supported")
             .hint(format!("known are .{}; all but parquet and arrow also as .gz and .zst", DATA.join(", .")))),
     }
-}
-
-fn shared(path: &Path) -> Arc<Path> {
-    Arc::from(PathBuf::from(path))
 }

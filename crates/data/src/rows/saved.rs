@@ -5,7 +5,7 @@
 
 use regex::Regex;
 
-use super::files::{Chosen, NoChoice, listed, no};
+use super::choice::{Chosen, NoChoice, TRAIN, listed, no};
 
 /// The files of a split, or `None` if the names are not those of such a folder. A single set is the split `train`.
 /// Files that the library keeps besides the shards, such as `cache-….arrow`, are left out.
@@ -18,7 +18,7 @@ pub(super) fn choose(names: &[String], split: &str) -> Option<Result<Chosen, NoC
     let split_of = |name: &String| -> Option<String> {
         let found = shard.captures(name)?;
         let folder = found.get(1).map(|folder| folder.as_str());
-        (folder.is_none() == is_single).then(|| folder.unwrap_or(super::files::TRAIN).to_owned())
+        (folder.is_none() == is_single).then(|| folder.unwrap_or(TRAIN).to_owned())
     };
     let mut chosen: Vec<String> =
         names.iter().filter(|name| split_of(name).as_deref() == Some(split)).cloned().collect();

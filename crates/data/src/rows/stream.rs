@@ -6,18 +6,13 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-use super::{format_of, utf16};
+use super::format::Packing;
+use super::format::format_of;
+use super::utf16;
 use crate::error::DataError;
 
 /// Bytes that are read at once.
 const BLOCK: usize = 1 << 18;
-
-/// The compression of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Packing {
-    Gzip,
-    Zstd,
-}
 
 /// A file's content as it is read: damage after its first bytes shows when it is reached.
 pub(super) fn open(path: &Path) -> Result<Box<dyn BufRead + Send>, DataError> {

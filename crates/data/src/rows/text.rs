@@ -4,7 +4,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::{Row, RowLimit, RowLocation, Rows, shared, stream};
+use super::row::{Row, RowLocation, Rows, shared};
+use super::{RowLimit, stream};
 use crate::error::{DataError, RowError, RowReason};
 
 pub(super) fn open(path: &Path, field: &str, limit: RowLimit) -> Result<Rows, DataError> {

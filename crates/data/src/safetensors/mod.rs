@@ -2,15 +2,17 @@
 //!
 //! Own code, because the format is a page long and our errors name the tensor. Knows no model and no parameter names.
 
+mod file;
 mod placed;
 mod read;
 mod stacks;
 mod swapped;
 mod write;
 
+pub(crate) use file::Raw;
+pub use file::SafeTensors;
 pub use placed::{PlacedWriter, RawTensor};
-pub(crate) use read::Raw;
-pub use read::{SafeTensors, TensorView, Weights};
+pub use read::{TensorView, Weights};
 pub use stacks::Stack;
 pub use swapped::exchange;
 pub use write::{FolderWriter, NamedTensor, TensorInfo, write, write_folder};

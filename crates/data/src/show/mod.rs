@@ -5,7 +5,8 @@
 mod page;
 mod terminal;
 
-use crate::batch::{Batch, IGNORE, Placed};
+use crate::batch::{Batch, Placed};
+use crate::document::IGNORE;
 use crate::document::Mark;
 use crate::tokenizer::Tokenizer;
 
@@ -146,7 +147,7 @@ mod tests {
         Batch {
             batch: 1,
             seq_len: 8,
-            patches: crate::patches::Patches::default(),
+            patches: crate::batch::Patches::default(),
             images: Vec::new(),
             remote: None,
             marks: Vec::new(),

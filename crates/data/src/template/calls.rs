@@ -9,8 +9,8 @@ use std::borrow::Cow;
 use serde_json::{Map, Value, json};
 
 use super::json_dumps;
-use crate::dataset::object_of;
 use crate::error::RowError;
+use crate::json_values::object_of;
 
 /// The form that a template takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

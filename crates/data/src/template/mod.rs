@@ -12,6 +12,7 @@ pub mod families;
 mod generation;
 mod guarded;
 mod operators;
+pub(crate) mod parts;
 mod python;
 mod reasoning;
 
@@ -30,7 +31,7 @@ use self::calls::CallForm;
 use self::compiled::Compiled;
 use crate::error::{DataError, RowError, RowReason};
 use crate::guard::guarded;
-use crate::image_texts::with_parts;
+use crate::template::parts::with_parts;
 
 /// Bytes of what a template says itself, in an error or as a format of the clock, and different formats.
 const MOST_SAID: usize = 4096;

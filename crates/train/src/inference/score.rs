@@ -148,7 +148,7 @@ impl Scoring {
             batch: of.count,
             seq_len: of.length,
             input_ids: Vec::with_capacity(size),
-            patches: data::patches::Patches::default(),
+            patches: data::Patches::default(),
             images: Vec::new(),
             remote: None,
             marks: Vec::new(),

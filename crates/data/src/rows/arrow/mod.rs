@@ -17,7 +17,8 @@ use std::sync::Arc;
 use self::batch::{Column, Dictionaries};
 use self::flat::Table;
 use self::schema::Field;
-use super::{Row, RowLimit, RowLocation, Rows, shared};
+use super::limit::RowLimit;
+use super::row::{Row, RowLocation, Rows, shared};
 use crate::error::{DataError, RowError, RowReason};
 
 /// The first and last bytes of a file; a stream has none.

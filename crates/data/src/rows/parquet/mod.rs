@@ -16,7 +16,8 @@ use serde_json::{Map, Number, Value};
 
 use self::pages::Examined;
 use super::limit::Budget;
-use super::{Row, RowLimit, RowLocation, Rows, shared};
+use super::limit::RowLimit;
+use super::row::{Row, RowLocation, Rows, shared};
 use crate::error::{DataError, RowError, RowReason};
 use crate::guard::guarded;
 use crate::image_source::{data_uri, is_image_file};

@@ -4,11 +4,13 @@
 //! they are about.
 
 mod assembly;
+mod circles;
 mod comments;
 mod duplicates;
 mod files;
 mod floors;
 mod functions;
+mod imports;
 mod names;
 mod retired;
 mod source;
@@ -100,6 +102,7 @@ pub fn findings(root: &Path) -> Result<Vec<Finding>, String> {
         }
     }
     found.extend(comments::check(&files));
+    found.extend(circles::check(&files, &test_modules));
     found.sort();
     Ok(found)
 }

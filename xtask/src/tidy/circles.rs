@@ -43,7 +43,7 @@ const CIRCLES: &[(&str, usize)] = &[
     ("train", 0),
 ];
 
-/// Checks all crates.
+/// Counts the circles of all crates, and checks the floors of `train`.
 pub fn check(files: &[File], tests: &HashSet<String>) -> Vec<Finding> {
     let mut found = Vec::new();
     for (name, most) in CIRCLES {

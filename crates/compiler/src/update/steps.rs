@@ -1,4 +1,4 @@
-//! Steps of the update.
+//! Steps of the update: instructions with their scratch space and provenance.
 
 use ops::OpId;
 use program::{Documents, Instruction, Provenance, Step, TensorRef};

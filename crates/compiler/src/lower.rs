@@ -15,7 +15,7 @@ use tensor::{Attrs, DType};
 use crate::lowering::{Lowering, fixed_places, program_layer};
 use crate::memory::{ParameterPlan, SCALARS, Squares, arena, is_view, scalar_ref};
 use crate::reduce::Reduction;
-use crate::residency::{Buffers, Homes, Move, Streams, Transfers, waiting_bytes};
+use crate::residency::{Homes, Move, Outline, Streams, Transfers, waiting_bytes};
 use crate::{CompileError, CompileOptions, load_groups, update};
 
 /// Lowers all graphs over one arena plan.
@@ -301,7 +301,7 @@ fn entry(
     let kind = form.kind;
     let fixed = fixed_places(graph, parameters, lowering);
     let (documents, machine) = (variant.documents, lowering.machine);
-    let buffers = Buffers::plan(graph, &fixed, documents, machine, homes, parameters, form.leaves);
+    let buffers = Outline::new(graph, &fixed, documents, machine, homes, parameters, form.leaves).pack();
     lowering.uses(buffers.usage(graph, kind), buffers.bytes);
     lowering.waiting_bytes = lowering.waiting_bytes.max(waiting_bytes(&buffers.live_ranges));
     let at = |id: &ValueId, node: usize| buffers.value(*id, node);

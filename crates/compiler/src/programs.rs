@@ -1,7 +1,7 @@
 //! Programs from graphs that are ready to be lowered, over one arena plan.
 
 use graph::Graph;
-use program::{EntryKind, Machine, Program, Variant};
+use program::{EntryKind, Machine, PlanDecision, Program, Variant};
 
 use crate::error::CompileError;
 use crate::load_groups::LoadGroups;
@@ -21,16 +21,20 @@ pub(crate) fn compile_graphs(
     let table = &graphs.first().expect("at least one entry is requested").2;
     let sharded = |options: &CompileOptions| {
         let load_groups = LoadGroups::find(graphs, options);
+        let sizes = plan::Sizes::default();
         let placed = |options: &CompileOptions| {
             memory::plan_parameters(table, memory::plan_states(graphs, options), &load_groups, options)
         };
-        let compiled = |options: &CompileOptions| {
+        let compiled = |options: &CompileOptions, other: Option<&[PlanDecision]>| {
             let mut graphs = graphs.to_vec();
             // Codes have an arena of their own on the host.
             let parameters = placed(options);
             // What is kept, recomputed, offloaded or done in parts. Nothing may share computations after it.
-            let plan = plan::decide(&mut graphs, &parameters, options, machine, passes)?;
-            lower::program(name, graphs, &parameters, plan, options, machine)
+            let plan = plan::decide(&mut graphs, &parameters, options, machine, &sizes, passes)?;
+            if other.is_some_and(|other| plan::chooses_the_same(other, &plan)) {
+                return Ok(None);
+            }
+            lower::program(name, graphs, &parameters, plan, options, machine).map(Some)
         };
         // States that only the update needs may lie on the host, as may codes of frozen weights: of the programs that
         // this makes, the one with the shortest step is taken. Codes on the device are among the weights.

@@ -6,7 +6,7 @@ use program::{ArenaKind, EntryKind, Machine, Variant};
 use crate::lowering::{Lowering, fixed_places};
 use crate::memory::{ParameterPlan, arena};
 use crate::options::CompileOptions;
-use crate::residency::{Buffers, Homes};
+use crate::residency::{Homes, Outline};
 use crate::update;
 
 /// The part of the plan that no decision changes.
@@ -44,17 +44,49 @@ impl<'a> Memory<'a> {
         Memory { machine, fixed_bytes, parameters, homes }
     }
 
-    /// Bytes of the activation arena that one entry needs.
-    pub fn activation_bytes(&self, graph: &Graph, variant: Variant) -> usize {
+    /// Bytes of the activation arena that one entry needs. Above `limit` nothing is packed: it is at least that much then.
+    pub fn activation_bytes(&self, graph: &Graph, variant: Variant, limit: usize) -> Bytes {
         let fixed = fixed_places(graph, self.parameters, &mut Lowering::new(self.machine));
         let bytes = |leaves: bool| {
-            Buffers::plan(graph, &fixed, variant.documents, self.machine, &self.homes, self.parameters, leaves).bytes
+            let (documents, machine) = (variant.documents, self.machine);
+            let outline = Outline::new(graph, &fixed, documents, machine, &self.homes, self.parameters, leaves);
+            match outline.peak() {
+                peak if peak > limit => Bytes::AtLeast(peak),
+                _ => Bytes::Exact(outline.pack().bytes),
+            }
         };
         if self.parameters.shards == 1 || graph.gradients.is_empty() {
             return bytes(false);
         }
         // On the device, gradients that are sent to other ranks take more than those that are not.
         let both = self.parameters.sharding.exchanges_last() && !self.homes.on_device(arena::GRADIENTS);
-        bytes(true).max(if both { bytes(false) } else { 0 })
+        match bytes(true) {
+            Bytes::Exact(sent) if both => match bytes(false) {
+                Bytes::Exact(kept) => Bytes::Exact(sent.max(kept)),
+                more => more,
+            },
+            of_sent => of_sent,
+        }
+    }
+
+    /// The arenas of a micro-step that the plan may move: searches that agree in these need the same activations.
+    pub fn moved(&self) -> [bool; 2] {
+        [arena::GRADIENTS, arena::QUANTS].map(|of| !self.homes.on_device(of))
+    }
+}
+
+/// The size of an arena.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Bytes {
+    Exact(usize),
+    AtLeast(usize),
+}
+
+impl Bytes {
+    /// The size, or what it is at least.
+    pub fn least(self) -> usize {
+        match self {
+            Bytes::Exact(bytes) | Bytes::AtLeast(bytes) => bytes,
+        }
     }
 }

@@ -34,9 +34,9 @@ use crate::options::{CompileOptions, Sharding};
 use crate::pass::{Pass, Passes};
 use crate::time;
 pub(crate) use levels::nearest_scope;
-use memory::Memory;
+use memory::{Bytes, Memory};
 use parts::Parts;
-pub(crate) use states::least_step;
+pub(crate) use states::{chooses_the_same, least_step};
 
 /// Share of the fastest fitting plan's time that a smaller one may cost.
 const MARGIN: f64 = 0.015;
@@ -158,6 +158,7 @@ pub(crate) fn decide(
     parameters: &ParameterPlan,
     options: &CompileOptions,
     machine: &Machine,
+    sizes: &Sizes,
     passes: &mut Passes<'_>,
 ) -> Result<Vec<PlanDecision>, CompileError> {
     let memory = Memory::new(graphs, parameters, options, machine);
@@ -167,15 +168,16 @@ pub(crate) fn decide(
     // The training step first: the other entries may use the arena that it needs.
     let mut shared = None;
     let (training, others): (Vec<_>, Vec<_>) =
-        graphs.iter_mut().partition(|(kind, _, _)| *kind == EntryKind::FirstMicroStep);
-    for (kind, variant, graph) in training.into_iter().chain(others) {
+        graphs.iter_mut().enumerate().partition(|(_, (kind, _, _))| *kind == EntryKind::FirstMicroStep);
+    for (number, (kind, variant, graph)) in training.into_iter().chain(others) {
         let trains = *kind == EntryKind::FirstMicroStep;
         let available = if trains { available } else { shared.unwrap_or(available) };
         let margin = if trains { MARGIN } else { 0.0 };
-        let search = Search { kind: *kind, variant: *variant, graph, memory: &memory, machine, available, margin };
+        let (kind, variant) = (*kind, *variant);
+        let search = Search { number, kind, variant, graph, memory: &memory, machine, available, margin, sizes };
         let (decided, of_entry) = search.run(options, passes)?;
         if trains {
-            shared = shared.max(Some(memory.activation_bytes(&decided, *variant)));
+            shared = shared.max(Some(memory.activation_bytes(&decided, variant, usize::MAX).least()));
         }
         *graph = decided;
         lines.extend(of_entry);
@@ -183,7 +185,14 @@ pub(crate) fn decide(
     Ok(lines)
 }
 
+/// Sizes of activation arenas by the number of the entry, what the plan moves of its micro-step, and the levels of savings: kept
+/// over searches that differ in nothing else.
+#[derive(Default)]
+pub(crate) struct Sizes(RefCell<HashMap<(usize, [bool; 2], Vec<usize>), Bytes>>);
+
 struct Search<'a> {
+    /// The number of the entry.
+    number: usize,
     kind: EntryKind,
     variant: Variant,
     graph: &'a Graph,
@@ -193,9 +202,25 @@ struct Search<'a> {
     available: usize,
     /// Share of the fastest fitting plan's time that a smaller one may cost.
     margin: f64,
+    sizes: &'a Sizes,
 }
 
 impl Search<'_> {
+    /// The size of the activation arena with some levels, as far as it decides whether it is within `limit`.
+    fn size(&self, levels: &[usize], limit: usize, graph: impl Fn(&[usize]) -> Graph) -> Bytes {
+        let key = (self.number, self.memory.moved(), levels.to_vec());
+        let known = self.sizes.0.borrow().get(&key).copied();
+        if let Some(known @ Bytes::Exact(_)) = known {
+            return known;
+        }
+        if let Some(known) = known.filter(|known| known.least() > limit) {
+            return known;
+        }
+        let found = self.memory.activation_bytes(&graph(levels), self.variant, limit);
+        self.sizes.0.borrow_mut().insert(key, found);
+        found
+    }
+
     fn run(
         &self,
         options: &CompileOptions,
@@ -211,14 +236,15 @@ impl Search<'_> {
         };
         let axes = self.axes(options, head.as_ref(), open, &start);
         let sharding = &options.sharding;
-        let graph_after = |levels: &[usize]| start.after(&axes, levels).apply(self.graph, head.as_ref(), sharding);
-        let needed = once(|levels| self.memory.activation_bytes(&graph_after(levels), self.variant));
+        let graph_after = &|levels: &[usize]| start.after(&axes, levels).apply(self.graph, head.as_ref(), sharding);
+        let needed = |levels: &[usize]| self.size(levels, usize::MAX, graph_after).least();
+        let within = |levels: &[usize]| self.size(levels, self.available, graph_after).least();
         let seconds = once(|levels| time::seconds(&graph_after(levels), self.variant.documents, self.machine));
 
         let fitting = match self.available {
             // Parameters leave no room: nothing fits, and the smallest plan says by how much.
             0 => axes.iter().map(Axis::levels).collect(),
-            available => fewest_savings(&axes, |levels| needed(levels) <= available),
+            available => fewest_savings(&axes, available, within),
         };
         let mut chosen = fitting.clone();
         if self.margin > 0.0 {
@@ -243,7 +269,7 @@ impl Search<'_> {
             let mut joined = graph.clone();
             recompute_fusion::join(&mut joined);
             // Tensors that are read once are kept a little longer.
-            if self.memory.activation_bytes(&joined, self.variant) <= self.available {
+            if self.memory.activation_bytes(&joined, self.variant, self.available).least() <= self.available {
                 *graph = joined;
             }
             Ok(())
@@ -336,27 +362,56 @@ fn doubled(from: usize, allowed: impl Fn(usize) -> bool) -> Vec<usize> {
     parts.take_while(|parts| *parts <= MOST_PARTS && allowed(*parts)).collect()
 }
 
-/// Returns the levels with which it fits: no savings if that fits, else as few of the expensive ones as possible. All
-/// savings where nothing fits.
-fn fewest_savings(axes: &[Axis], fits: impl Fn(&[usize]) -> bool) -> Vec<usize> {
+/// Returns the levels with which `size` is within the available bytes: no savings if that fits, else as few of the expensive ones
+/// as possible. All savings where nothing fits. A size that does not fit may be a bound.
+fn fewest_savings(axes: &[Axis], available: usize, size: impl Fn(&[usize]) -> usize) -> Vec<usize> {
     let none = vec![0; axes.len()];
     let mut levels: Vec<usize> = axes.iter().map(Axis::levels).collect();
-    if fits(&none) {
+    if size(&none) <= available {
         return none;
     }
-    if !fits(&levels) {
+    if size(&levels) > available {
         return levels;
     }
     for index in (0..axes.len()).rev() {
         let with = |level: usize| {
             let mut changed = levels.clone();
             changed[index] = level;
-            changed
+            size(&changed)
         };
-        let least = first(levels[index], |level| fits(&with(level))).expect("the present level fits");
-        levels[index] = least;
+        levels[index] = least_level(levels[index], available, with);
     }
     levels
+}
+
+/// The least level with a size within the available bytes, where sizes fall with levels and that of the last is within. Levels of
+/// layers are worth about the same each, so the search begins where a line through both ends would be.
+fn least_level(last: usize, available: usize, size: impl Fn(usize) -> usize) -> usize {
+    let most = size(0);
+    if most <= available {
+        return 0;
+    }
+    let share = (most - available) as f64 / most.saturating_sub(size(last)).max(1) as f64;
+    let guess = (share * last as f64).ceil() as usize;
+    let (mut no, mut yes, mut step) = (0, last, 1);
+    let mut at = guess;
+    // Away from the guess in growing steps, until it is enclosed.
+    while yes - no > 1 && (no == 0 || yes == last) && step < last {
+        let level = at.clamp(no + 1, yes - 1);
+        if size(level) <= available {
+            yes = level;
+            at = level.saturating_sub(step);
+        } else {
+            no = level;
+            at = level + step;
+        }
+        step *= 2;
+    }
+    while yes - no > 1 {
+        let middle = no + (yes - no) / 2;
+        if size(middle) <= available { yes = middle } else { no = middle }
+    }
+    yes
 }
 
 /// Raises the levels of cheap axes while that is allowed, up to the first axis that cannot be raised to its end.
@@ -395,6 +450,22 @@ fn first(last: usize, holds: impl Fn(usize) -> bool) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_least_level_is_found_wherever_it_is() {
+        for last in 1..20 {
+            for threshold in 0..=last {
+                for bent in [1, 7] {
+                    // Sizes that fall, in a line or not, and are within 100 from the threshold on.
+                    let size = |level: usize| match level < threshold {
+                        true => 101 + (threshold - level).pow(bent),
+                        false => 100 - (level - threshold).min(90),
+                    };
+                    assert_eq!(least_level(last, 100, size), threshold, "{last} {bent}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn the_first_number_is_found() {

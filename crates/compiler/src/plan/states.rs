@@ -59,12 +59,13 @@ const STATES: [State; 4] = [
 type Moved = usize;
 
 /// The program that the options ask for, with what they leave open about the states decided by the expected step.
-/// `bytes` are those of an arena if all states are on the host.
+/// `bytes` are those of an arena if all states are on the host. `compiled` gives no program where its decisions are those of
+/// another.
 pub(crate) fn least_step(
     options: &CompileOptions,
     machine: &Machine,
     bytes: impl Fn(ArenaKind) -> usize,
-    mut compiled: impl FnMut(&CompileOptions) -> Result<Program, CompileError>,
+    mut compiled: impl FnMut(&CompileOptions, Option<&[PlanDecision]>) -> Result<Option<Program>, CompileError>,
 ) -> Result<Program, CompileError> {
     let mut options = options.clone();
     if options.sharding.inter_node_group().size > 1 {
@@ -72,7 +73,7 @@ pub(crate) fn least_step(
         options.plan.offload.gradients.get_or_insert(false);
     }
     let options = &options;
-    let stays = compiled(options);
+    let stays = compiled(options, None).map(|program| program.expect("there is no other to compare with"));
     let updates = options.training.as_ref().is_some_and(|training| training.optimizer.is_some());
     if !updates || machine.arch == Arch::Cpu {
         return stays;
@@ -89,10 +90,13 @@ pub(crate) fn least_step(
     choices.retain(|moved| missing > 0 || states.of(*moved, Traffic::EachPass) == 0);
     choices.retain(|moved| states.seconds(*moved) < most && states.all(*moved) >= missing);
     choices.sort_by(|a, b| states.seconds(*a).total_cmp(&states.seconds(*b)));
+    // With the same decisions otherwise, transfers only add to the step.
+    let own = stays.as_ref().ok().map(|program| program.plan.clone());
     let mut best = stays;
     for moved in choices {
-        let mut program = match compiled(&with(options, moved)) {
-            Ok(program) => program,
+        let mut program = match compiled(&with(options, moved), own.as_deref()) {
+            Ok(Some(program)) => program,
+            Ok(None) => continue,
             Err(CompileError::DoesNotFit { .. }) => continue,
             Err(other) => return Err(other),
         };
@@ -106,6 +110,12 @@ pub(crate) fn least_step(
         }
     }
     best
+}
+
+/// True if two plans choose the same of everything, whatever their reasons.
+pub(crate) fn chooses_the_same(one: &[PlanDecision], other: &[PlanDecision]) -> bool {
+    let choice = |of: &PlanDecision| (of.entry, of.variant, of.subject, of.layers.clone(), of.choice);
+    one.iter().map(choice).eq(other.iter().map(choice))
 }
 
 fn with(options: &CompileOptions, moved: Moved) -> CompileOptions {

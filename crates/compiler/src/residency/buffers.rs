@@ -82,9 +82,25 @@ pub(crate) struct Usage {
     pub phases: Vec<MemoryLine<&'static str>>,
 }
 
-impl Buffers {
-    /// Gives every value of a graph a place, except those that have one. `leaves`: gradients go to the other ranks.
-    pub fn plan(
+/// The arena of one entry before anything in it has an offset.
+pub(crate) struct Outline {
+    placement: Placement,
+    shadow: Option<Shadow>,
+    live_ranges: Vec<LiveRange>,
+    gradient_buckets: GradientBuckets,
+    /// The lives of buffers, live ranges, workspaces and buckets, in this order.
+    intervals: Vec<(Interval, Purpose)>,
+    /// The bytes of each node's workspace.
+    scratch: Vec<usize>,
+    /// Bytes at the beginning that loaded weights occupy.
+    loaded: usize,
+    /// The position after the last.
+    end: usize,
+}
+
+impl Outline {
+    /// Gives every value of a graph a buffer, except those that have a place. `leaves`: gradients go to the other ranks.
+    pub fn new(
         graph: &Graph,
         fixed: &Fixed,
         documents: Documents,
@@ -92,7 +108,7 @@ impl Buffers {
         homes: &Homes,
         parameters: &ParameterPlan,
         leaves: bool,
-    ) -> Buffers {
+    ) -> Outline {
         let mut placement = place(graph, fixed);
         let shadow = shadow_adapters(graph, &mut placement);
         // Most entries move nothing.
@@ -100,7 +116,7 @@ impl Buffers {
         let clock = LazyCell::new(|| Clock::new(graph, documents, machine, parameters.shards, bucket));
         let mut live_ranges = live_ranges::plan(graph, &placement, homes, &clock, leaves);
         live_ranges.extend(gathers::plan(graph, &placement, parameters, &clock));
-        let (mut gradient_buckets, of_gradients) = match leaves {
+        let (gradient_buckets, of_gradients) = match leaves {
             true => gradient_buckets::plan(graph, &placement, parameters, homes, &clock, live_ranges.len()),
             false => Default::default(),
         };
@@ -136,28 +152,47 @@ impl Buffers {
             let staged = Interval { bytes: of.place_bytes(), first: of.sent, last: of.summed - 1 };
             (staged, Purpose::Exchange)
         }));
+        let (loaded, end) = (loaded_bytes(graph, &placement), gradient_buckets.end(graph.nodes.len()));
+        Outline { placement, shadow, live_ranges, gradient_buckets, intervals, scratch: sizes, loaded, end }
+    }
+
+    /// The most bytes that are live at one time: the arena has at least as many.
+    pub fn peak(&self) -> usize {
+        let mut changes = vec![0isize; self.end + 2];
+        for (interval, _) in &self.intervals {
+            let bytes = align(interval.bytes, ALIGNMENT_BYTES) as isize;
+            changes[interval.first] += bytes;
+            changes[interval.last + 1] -= bytes;
+        }
+        let live = changes.iter().scan(0, |live, change| {
+            *live += change;
+            Some(*live)
+        });
+        self.loaded + live.max().unwrap_or(0) as usize
+    }
+
+    /// Packs the arena: gives everything in it an offset.
+    pub fn pack(self) -> Buffers {
+        let Outline { placement, shadow, mut live_ranges, mut gradient_buckets, mut intervals, .. } = self;
         let plain: Vec<Interval> = intervals.iter().map(|(interval, _)| *interval).collect();
         let (mut offsets, packed) = pack(&plain);
-        let loaded = loaded_bytes(graph, &placement);
-        offsets.iter_mut().for_each(|offset| *offset += loaded);
-        intervals.push((
-            Interval { bytes: loaded, first: 0, last: gradient_buckets.end(graph.nodes.len()) },
-            Purpose::Loaded,
-        ));
-        let bytes = loaded + packed;
+        offsets.iter_mut().for_each(|offset| *offset += self.loaded);
+        intervals.push((Interval { bytes: self.loaded, first: 0, last: self.end }, Purpose::Loaded));
         let staged_offsets = offsets.split_off(offsets.len() - gradient_buckets.all.len());
         let scratch_offsets = offsets.split_off(placement.buffers.len() + live_ranges.len());
         for (live_range, offset) in live_ranges.iter_mut().zip(offsets.split_off(placement.buffers.len())) {
             live_range.moves[0].device.offset = offset;
         }
         gradient_buckets.settle(&live_ranges, &staged_offsets);
-        let mut scratch = vec![None; sizes.len()];
-        for (node, offset) in scratched.into_iter().zip(scratch_offsets) {
-            scratch[node] = Some((offset, sizes[node]));
-        }
+        let mut offsets_of_scratch = scratch_offsets.into_iter();
+        let place = |bytes: usize| (bytes > 0).then(|| (offsets_of_scratch.next().expect("each has a place"), bytes));
+        let scratch = self.scratch.into_iter().map(place).collect();
+        let bytes = self.loaded + packed;
         Buffers { placement, shadow, offsets, live_ranges, gradient_buckets, scratch, bytes, intervals }
     }
+}
 
+impl Buffers {
     /// Returns the place of a tensor when a node runs.
     pub fn place(&self, tensor: &TensorRef, node: usize) -> TensorRef {
         let buffer = self.placement.buffer_of(tensor);

@@ -2,6 +2,7 @@
 //! forward pass and the backward pass, gradients while they are written, frozen weights while they are read. Knows when
 //! nodes touch tensors and how long nodes take; not what they compute.
 
+use std::collections::HashMap;
 use std::ops::{Deref, Range};
 
 use graph::Graph;
@@ -117,6 +118,15 @@ impl Resident {
 pub(super) fn arrive(live_ranges: &mut [LiveRange], clock: &Clock) {
     let mut free = f64::INFINITY;
     let ahead = most_ahead(live_ranges);
+    // The position from which the home of each has been left by those before.
+    let mut left: HashMap<Place, usize> = HashMap::new();
+    let after = |live_range: &LiveRange| {
+        let last = left.entry(Place::of(live_range)).or_default();
+        let before = *last;
+        *last = before.max(live_range.last + 1);
+        before
+    };
+    let after: Vec<usize> = live_ranges.iter().map(after).collect();
     for index in (0..live_ranges.len()).rev().filter(|index| live_ranges[*index].fetched).collect::<Vec<_>>() {
         let live_range = &live_ranges[index];
         free = free.min(clock.begin(live_range.begin)) - clock.arrival(live_range);
@@ -126,8 +136,7 @@ pub(super) fn arrive(live_ranges: &mut [LiveRange], clock: &Clock) {
             under_way += bytes;
             under_way > ahead
         });
-        let same = live_ranges[..index].iter().filter(|before| before.moves[0].home == live_range.moves[0].home);
-        let least = least.map_or(0, |(begin, _)| begin).max(same.map(|before| before.last + 1).max().unwrap_or(0));
+        let least = least.map_or(0, |(begin, _)| begin).max(after[index]);
         live_ranges[index].arrives = clock.begun(free).max(least).min(live_ranges[index].begin);
     }
 }
@@ -136,6 +145,10 @@ pub(super) fn arrive(live_ranges: &mut [LiveRange], clock: &Clock) {
 pub(super) fn leave(live_ranges: &mut [LiveRange], clock: &Clock, end: usize) {
     let mut free: f64 = 0.0;
     let ahead = most_ahead(live_ranges);
+    let mut arrivals: HashMap<Place, Vec<usize>> = HashMap::new();
+    for live_range in live_ranges.iter() {
+        arrivals.entry(Place::of(live_range)).or_default().push(live_range.arrives);
+    }
     for index in 0..live_ranges.len() {
         let live_range = &live_ranges[index];
         let Some(stored) = live_range.stored else { continue };
@@ -147,11 +160,24 @@ pub(super) fn leave(live_ranges: &mut [LiveRange], clock: &Clock, end: usize) {
             under_way += bytes;
             under_way > ahead
         });
-        let again = live_ranges
-            .iter()
-            .filter(|next| next.moves[0].home == live_range.moves[0].home && next.arrives > live_range.last);
-        let most = again.map(|next| next.arrives - 1).fold(most.map_or(end, |(stored, _)| stored), usize::min);
+        let again = arrivals[&Place::of(live_range)].iter().filter(|arrives| **arrives > live_range.last);
+        let most = again.map(|arrives| arrives - 1).fold(most.map_or(end, |(stored, _)| stored), usize::min);
         live_ranges[index].released = clock.under_way(free).min(most).max(live_range.last);
+    }
+}
+
+/// The home of a live range: two of one tensor have the same.
+#[derive(PartialEq, Eq, Hash)]
+struct Place {
+    arena: ArenaId,
+    offset: usize,
+    bytes: usize,
+}
+
+impl Place {
+    fn of(live_range: &LiveRange) -> Place {
+        let home = &live_range.moves[0].home;
+        Place { arena: home.arena, offset: home.offset, bytes: home.bytes() }
     }
 }
 

@@ -25,7 +25,7 @@ mod transfers;
 
 use program::{Shard, TensorRef};
 
-pub(crate) use buffers::{Buffers, Usage};
+pub(crate) use buffers::{Outline, Usage};
 pub(crate) use gradient_buckets::GradientBuckets;
 pub(crate) use homes::Homes;
 pub(crate) use live_ranges::waiting_bytes;

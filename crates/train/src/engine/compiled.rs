@@ -15,6 +15,7 @@ use tensor::{DType, HostTensor};
 
 use crate::engine::device::Device;
 use crate::engine::fill::fill;
+use crate::engine::programs;
 use crate::engine::units;
 use crate::error::Result;
 use crate::model::packed_weights::PackedWeights;
@@ -58,7 +59,7 @@ pub struct Engine {
 }
 
 fn compile(source: &ModelSource, options: &CompileOptions, device: &Device) -> Result<Arc<Program>> {
-    Ok(Arc::new(compiler::compile(&source.model, options, &device.machine)?))
+    Ok(programs::compiled(&source.model, options, &device.machine)?)
 }
 
 impl Engine {
@@ -72,6 +73,7 @@ impl Engine {
     ) -> Result<Engine> {
         let begin = Instant::now();
         let program = compile(&source, &options, &device)?;
+        programs::forget();
         let mut load_times = vec![("plan", begin.elapsed().as_secs_f64())];
         let begin = Instant::now();
         if units::check(device.backend.as_ref(), &program, &options.recipe)? {

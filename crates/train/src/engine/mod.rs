@@ -8,6 +8,7 @@ pub(crate) mod fill;
 pub(crate) mod instruments;
 pub mod machines;
 pub(crate) mod probe;
+pub(crate) mod programs;
 pub(crate) mod time;
 pub(crate) mod units;
 pub(crate) mod weights;

@@ -84,7 +84,10 @@ mod tests {
     fn program(machine: &Machine, backend: &str) -> (Program, Recipe) {
         let preview = preview(machine, json!({"recipe": "nvfp4", "fp4_backend": backend}));
         let emulate = backend == "emulate";
-        (preview.program, Recipe::Nvfp4(Nvfp4 { emulate, stochastic: true, skip_first: 0, skip_last: 0 }))
+        (
+            Arc::unwrap_or_clone(preview.program),
+            Recipe::Nvfp4(Nvfp4 { emulate, stochastic: true, skip_first: 0, skip_last: 0 }),
+        )
     }
 
     fn preview(machine: &Machine, more: serde_json::Value) -> Preview {

@@ -11,11 +11,14 @@ mod stage;
 mod stages;
 mod text;
 
+use std::sync::Arc;
+
 use compiler::{PassTrace, Passes};
 use graph::Graph;
 use program::{EntryKind, Machine, Program};
 
 use crate::config::{Config, Reasons};
+use crate::engine::programs;
 use crate::error::{Result, TrainError};
 use crate::input::encoded::Encoded;
 use crate::model::source::ModelSource;
@@ -34,7 +37,7 @@ pub use stages::Stages;
 
 /// The run's program and what follows from it.
 pub struct Preview {
-    pub program: Program,
+    pub program: Arc<Program>,
     /// Notes for the user, a sentence each.
     pub notes: Vec<String>,
     recommended: Option<Reasons>,
@@ -91,7 +94,7 @@ impl Preview {
         let shapes = Shapes::new(config, &plan, source, data)?;
         options.variants = shapes.variants.clone();
         let options = reference::reserved(options, config, plan.others(), source, machine)?;
-        let program = compiler::compile(&source.model, &options, machine)
+        let program = programs::compiled(&source.model, &options, machine)
             .map_err(|error| config.located(TrainError::from(error)))?;
         let sampling = Sampling::new(config, &plan, source, &program, machine)?;
         let of_data = data.iter().flat_map(|data| data.notes.clone()).chain(shapes.few.clone());

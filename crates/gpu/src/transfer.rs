@@ -15,6 +15,9 @@ const PART: usize = 4 << 20;
 /// Number of parts, which are filled alternately.
 const PARTS: usize = 2;
 
+/// Bytes of a write that a thread copies: one thread copies slower than the device takes them.
+const SHARE: usize = 128 << 10;
+
 /// Page-locked memory through which small writes go.
 pub(crate) struct Uploads {
     parts: Vec<(PinnedBuffer, Event, bool)>,
@@ -38,7 +41,13 @@ impl Uploads {
         }
         let (buffer, _, _) = &mut self.parts[self.current];
         let place = &mut buffer.bytes_mut()[self.used..self.used + source.len()];
-        place.copy_from_slice(source);
+        match source.len() <= SHARE {
+            true => place.copy_from_slice(source),
+            false => {
+                let shares = place.par_chunks_mut(SHARE).zip(source.par_chunks(SHARE));
+                shares.for_each(|(place, share)| place.copy_from_slice(share));
+            }
+        }
         // SAFETY: the place is written again only after `turn` has waited for what was queued from it, and
         // freed only after the session has waited for its stream.
         unsafe { to.write_pinned(stream, offset, place)? };

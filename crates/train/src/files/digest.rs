@@ -4,7 +4,8 @@
 //! identified by that list.
 
 use std::fs::{self, File};
-use std::io::{self, BufReader, Read};
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rayon::prelude::*;
@@ -12,8 +13,9 @@ use rayon::prelude::*;
 /// A file that names the digests of those next to it.
 pub const LIST: &str = "state.json";
 
-/// Bytes that are read at once.
-const BLOCK: usize = 1 << 20;
+/// Bytes that are read, and then hashed, at once by all threads; and by one of them.
+const BLOCK: usize = 16 << 20;
+const PART: usize = 1 << 20;
 
 /// The digest of bytes in memory.
 pub fn of_bytes(bytes: &[u8]) -> String {
@@ -22,15 +24,17 @@ pub fn of_bytes(bytes: &[u8]) -> String {
 
 /// The digest of a file's content.
 pub fn of_file(path: &Path) -> io::Result<String> {
+    let file = File::open(path)?;
+    let length = file.metadata()?.len();
     let mut hasher = blake3::Hasher::new();
-    let mut reader = BufReader::with_capacity(BLOCK, File::open(path)?);
-    let mut block = vec![0; BLOCK];
-    loop {
-        match reader.read(&mut block)? {
-            0 => return Ok(hasher.finalize().to_hex().to_string()),
-            n => hasher.update(&block[..n]),
-        };
+    let mut buffer = vec![0; length.min(BLOCK as u64) as usize];
+    for begin in (0..length).step_by(BLOCK) {
+        let block = &mut buffer[..(length - begin).min(BLOCK as u64) as usize];
+        let parts = block.par_chunks_mut(PART).enumerate();
+        parts.try_for_each(|(part, bytes)| file.read_exact_at(bytes, begin + (part * PART) as u64))?;
+        hasher.update_rayon(block);
     }
+    Ok(hasher.finalize().to_hex().to_string())
 }
 
 /// The digests of the regular files of a folder that `wanted` lets through: (name, bytes, digest), by name.
@@ -72,6 +76,17 @@ pub fn of_folder(folder: &Path) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_of_several_blocks_has_the_digest_of_its_bytes() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("a");
+        for bytes in [0, 1, PART + 1, BLOCK, BLOCK + PART + 3] {
+            let content: Vec<u8> = (0..bytes).map(|i| (i * 31 >> 3) as u8).collect();
+            fs::write(&path, &content).unwrap();
+            assert_eq!(of_file(&path).unwrap(), of_bytes(&content), "{bytes}");
+        }
+    }
 
     #[test]
     fn a_folder_is_known_by_names_sizes_and_contents() {

@@ -15,9 +15,13 @@ use crate::run::folder::RunFolder;
 use crate::trainer::Trainer;
 use crate::trainer::metrics::StepMetrics;
 
+/// The place in the manifest of the digest of the model's files.
+pub const DIGESTS: &str = "digests";
+pub const MODEL: &str = "model";
+
 /// The run as one JSON object: what it is made of, so that it can be made again, and what it wrote. `choices` are
 /// what the backend chose by timing, `written` the folders that the run wrote and that are still as they were.
-/// Compiles the program if that has not been done.
+/// Compiles the program if that has not been done. The digest of the model is null while its files are still being read.
 pub fn manifest(place: &RunFolder, trainer: &mut Trainer) -> Result<Value> {
     let total_steps = trainer.total_steps();
     let machine = trainer.device.machine.clone();
@@ -29,7 +33,7 @@ pub fn manifest(place: &RunFolder, trainer: &mut Trainer) -> Result<Value> {
     let backend = trainer.device.backend.name();
     let program = trainer.engine()?.program().clone();
     let choices = trainer.choices()?;
-    let model_digest = trainer.model_digest()?.clone();
+    let model_digest = trainer.known_digest()?.cloned();
     let count = |trained: bool| -> usize {
         let slots = program.layout.parameters.iter().filter(|slot| !trained || slot.trainable);
         slots.map(ParameterSlot::elements).sum()
@@ -52,9 +56,9 @@ pub fn manifest(place: &RunFolder, trainer: &mut Trainer) -> Result<Value> {
         "model": model,
         "folder": folder,
         "architecture": program.name,
-        "digests": {
+        DIGESTS: {
             "options": digest::of_bytes(options.to_string().as_bytes()),
-            "model": model_digest,
+            MODEL: model_digest,
             "data": data,
         },
         "machine": {

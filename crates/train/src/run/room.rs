@@ -7,8 +7,6 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Instant;
 
-use program::TensorRef;
-
 use crate::error::{Result, TrainError};
 use crate::files::room::free;
 use crate::files::staged::{create_new, free_name};
@@ -49,7 +47,7 @@ const TRIAL: usize = 64 << 20;
 pub fn checkpoint_seconds(trainer: &mut Trainer, place: &RunFolder) -> Result<(usize, f64)> {
     let folder = &place.checkpoints;
     let failed = |e| TrainError::io("write", folder, e);
-    let bytes: usize = trainer.outline()?.tensors().iter().map(TensorRef::bytes).sum();
+    let bytes = trainer.checkpoint_bytes()?;
     let (trial, mut file) = free_name(folder, "trial".as_ref(), "", create_new)?;
     std::fs::remove_file(&trial).map_err(failed)?;
     let content = vec![0x5a_u8; bytes.clamp(1, TRIAL)];
@@ -66,7 +64,7 @@ fn needed(trainer: &mut Trainer, place: &RunFolder, when: &Milestones) -> Result
     let most = limit.saturating_add(best).saturating_add(1);
     let there = place.checkpoint_folders()?.iter().filter(|(_, path)| trainer.written.holds(path)).count() as u64;
     let coming = if best > 0 { most } else { when.count_of_checkpoints(done, total).saturating_add(there).min(most) };
-    let checkpoint: usize = trainer.outline()?.tensors().iter().map(TensorRef::bytes).sum();
+    let checkpoint = trainer.checkpoint_bytes()?;
     let (adapted, merged) = (trainer.plan.compile.adapter.is_some(), trainer.config.lora.merge_adapter);
     let program = trainer.engine()?.program().clone();
     let part = |part: WeightSet| part.of(&program).map(|slot| slot.weight.bytes()).sum::<usize>();

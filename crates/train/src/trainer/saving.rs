@@ -109,12 +109,17 @@ pub(crate) struct Outline {
     state: State,
 }
 
+/// The tensors of a checkpoint: what is trained, states of the optimizer and of quantizers.
+fn tensors(trained: &Trained) -> Vec<TensorRef> {
+    let states = trained.program.layout.states().map(|(_, at)| at);
+    let scaling = scaling::tensors(trained.program.layout.scaling.as_ref());
+    trained.weights().chain(states).chain(scaling).cloned().collect()
+}
+
 impl Outline {
     /// Everything that a checkpoint takes from the program's memory.
     pub fn tensors(&self) -> Vec<TensorRef> {
-        let states = self.trained.program.layout.states().map(|(_, at)| at);
-        let scaling = scaling::tensors(self.trained.program.layout.scaling.as_ref());
-        self.trained.weights().chain(states).chain(scaling).cloned().collect()
+        tensors(&self.trained)
     }
 
     /// Writes all files; the last says of the others what they must contain.
@@ -150,6 +155,11 @@ impl Trainer {
         let engine = self.engine()?;
         outline.write(&staged, &mut |at| engine.tensor(at))?;
         Ok(staged)
+    }
+
+    /// Bytes of the tensors of a checkpoint.
+    pub(crate) fn checkpoint_bytes(&mut self) -> Result<usize> {
+        Ok(tensors(&self.trained()?).iter().map(TensorRef::bytes).sum())
     }
 
     /// All of a checkpoint but its tensors, as the run is now.

@@ -248,6 +248,11 @@ impl Trainer {
         self.digesting.as_ref().is_some_and(|reading| !reading.is_finished())
     }
 
+    /// The identity of the model's files, unless they are still being read.
+    pub(crate) fn known_digest(&mut self) -> Result<Option<&ModelDigest>> {
+        if self.is_digesting() { Ok(None) } else { self.model_digest().map(Some) }
+    }
+
     /// The identity of the model's files. Reads them once.
     pub(crate) fn model_digest(&mut self) -> Result<&ModelDigest> {
         if self.model_digest.is_none() {

@@ -15,7 +15,7 @@ use crate::plan::decisions;
 use crate::run::folder::RunFolder;
 use crate::run::folder::{MANIFEST, RESOLVED};
 use crate::run::opening::opening;
-use crate::run::record::{Measured, manifest, reasons};
+use crate::run::record::{DIGESTS, MODEL, Measured, manifest, reasons};
 use crate::run::rendezvous;
 use crate::run::room;
 use crate::trainer::Trainer;
@@ -137,10 +137,17 @@ impl Run {
     pub(super) fn record(&mut self, trainer: &mut Trainer, staged: Option<&Staged>) -> Result<()> {
         let mut written = trainer.written.records();
         written.extend(staged.map(Staged::record).transpose()?);
+        self.manifest[DIGESTS][MODEL] = json!(trainer.model_digest()?);
         self.manifest["choices"] = json!(trainer.choices()?);
         self.manifest["written"] = json!(written);
         self.manifest["measured"] = self.measured.to_json(trainer)?;
         write_manifest(&self.place, &trainer.written.owner, &self.manifest)
+    }
+
+    /// Completes a manifest that was written before all of the model's files were read, once they are.
+    fn complete(&mut self, trainer: &mut Trainer) -> Result<()> {
+        let is_due = self.manifest[DIGESTS][MODEL].is_null() && !trainer.is_digesting();
+        if is_due { self.record(trainer, None) } else { Ok(()) }
     }
 
     pub(super) fn steps(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Outcome> {
@@ -176,6 +183,7 @@ impl Run {
             };
             if let Some(metrics) = known {
                 self.report(metrics, trainer, observer)?;
+                self.complete(trainer)?;
             }
             if !started {
                 break;

@@ -47,7 +47,7 @@ impl Share {
     }
 }
 
-/// Settings of a [`Loader`].
+/// Settings of a [`crate::loader::Loader`].
 #[derive(Clone, Debug)]
 pub struct LoaderSpec {
     /// Rows of a micro-batch of one rank.

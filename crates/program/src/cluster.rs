@@ -1,5 +1,4 @@
-//! The devices that train together, and the program of one of them. Knows their number; not who runs them, or how bytes
-//! get from one to another.
+//! The devices that train together. Knows their number; not who runs them, or how bytes get from one to another.
 
 use crate::instruction::{Collective, Movement};
 

@@ -1,8 +1,8 @@
 //! Training as a whole: options, data and a compiled model become steps, logs, checkpoints and
 //! exports.
 //!
-//! Folders are floors: a file imports from its own folder and from those before it in this list only, which
-//! `xtask/src/tidy/floors.rs` holds.
+//! Folders are floors: a file imports from its own folder and from lower ones, in the order of
+//! `xtask/src/tidy/circles.rs`.
 //!
 //! Invariant: no single operation and no type of a device driver is known here; `engine/device.rs` alone
 //! chooses between the backends.

@@ -21,6 +21,8 @@ struct Module {
     imports: Vec<String>,
     /// Re-exported names with their paths.
     exports: BTreeMap<String, String>,
+    /// All names that declarations bring in, with their paths.
+    names: BTreeMap<String, String>,
 }
 
 /// Returns the imports among the files of a crate, whose sources begin with `folder`. `tests`: files that are modules of tests.
@@ -57,13 +59,18 @@ fn read(text: &str) -> Module {
                 None => (path.clone(), path.rsplit("::").next().unwrap_or_default().to_owned()),
             };
             if is_export {
-                module.exports.insert(name, path);
+                module.exports.insert(name.clone(), path.clone());
             } else {
-                module.imports.push(path);
+                module.imports.push(path.clone());
             }
+            module.names.insert(name, path);
         }
         code.replace_range(begin..end, "");
     }
+    // What a file re-exports and names itself, it also imports.
+    let used = module.exports.iter().filter(|(name, _)| words(&code, name).next().is_some());
+    let used: Vec<String> = used.map(|(_, path)| path.clone()).collect();
+    module.imports.extend(used);
     module.imports.extend(paths(&code));
     module
 }
@@ -118,7 +125,12 @@ fn resolve(modules: &BTreeMap<String, Module>, module: &str, path: &str, depth: 
         }
         first => {
             let child = if module.is_empty() { first.to_owned() } else { format!("{module}::{first}") };
-            modules.get(&child)?;
+            if !modules.contains_key(&child) {
+                // The path begins with a name that a declaration brings in, such as a module's.
+                let path = modules[module].names.get(first).filter(|path| depth < DEPTH && *path != first)?;
+                let rest = &parts[1..];
+                return resolve(modules, module, &[&[path.as_str()], rest].concat().join("::"), depth + 1);
+            }
             parts.insert(0, "self");
             module.split("::").filter(|part| !part.is_empty()).collect()
         }
@@ -127,7 +139,8 @@ fn resolve(modules: &BTreeMap<String, Module>, module: &str, path: &str, depth: 
     let known = (0..=base.len()).rev().find(|count| modules.contains_key(&base[..*count].join("::")))?;
     let target = base[..known].join("::");
     let export = base.get(known).and_then(|name| modules[&target].exports.get(*name)).filter(|_| depth < DEPTH);
-    export.and_then(|path| resolve(modules, &target, path, depth + 1)).or(Some(target))
+    let whole = export.map(|path| [&[path.as_str()], &base[known + 1..]].concat().join("::"));
+    whole.and_then(|path| resolve(modules, &target, &path, depth + 1)).or(Some(target))
 }
 
 #[cfg(test)]
@@ -155,6 +168,18 @@ mod tests {
         assert_eq!(of("b"), ["a::inner"]);
         assert_eq!(of("d"), ["b"]);
         assert!(of("a").is_empty() && of("a::inner").is_empty() && of("").is_empty());
+    }
+
+    #[test]
+    fn paths_through_names_and_own_re_exports_are_found() {
+        let found = imports(&[
+            ("lib.rs", ""),
+            ("a/mod.rs", "mod inner;\npub use inner::Thing;\nfn f(of: Thing) {}\n"),
+            ("a/inner.rs", "pub struct Thing;\n"),
+            ("b.rs", "use crate::a;\nfn f() { a::inner::run() }\n"),
+        ]);
+        assert_eq!(found["a"], BTreeSet::from(["a::inner".to_owned()]));
+        assert_eq!(found["b"], BTreeSet::from(["a".to_owned(), "a::inner".to_owned()]));
     }
 
     #[test]

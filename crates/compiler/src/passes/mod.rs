@@ -1,4 +1,4 @@
-//! Rewrites of a graph up to `join_forms`, one file each (`adapters` has three). The order and its reasons are in `entry_graph` in `lib.rs`; what
+//! Rewrites of a graph up to `join_forms`, one file each (`adapters` has three). The order and its reasons are in `entry_graph` in `entry.rs`; what
 //! carries out the memory plan is in `plan/`.
 
 pub mod adapters;

@@ -54,11 +54,7 @@ fn lowest_level(
             }
             Err(other) => return Err(other),
         };
-        let step = step_seconds(&program, micro_steps);
-        let to_fit = micro_steps * recompute_seconds(&program);
-        // Once the update is shared, a step without what this one spends to fit is the least that another level comes to.
-        let margin = if sharding.level() == Some(0) { 0.0 } else { MARGIN };
-        let nothing_more = step <= (step - to_fit) * (1.0 + margin);
+        let (step, nothing_more) = (step_seconds(&program, micro_steps), recompute_seconds(&program) == 0.0);
         if best.as_ref().is_none_or(|(least, _)| step < least / (1.0 + MARGIN)) {
             let reason = match &best {
                 _ if levels.len() == 1 => Reason::Requested,

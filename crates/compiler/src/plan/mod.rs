@@ -385,7 +385,8 @@ fn fewest_savings(axes: &[Axis], available: usize, size: impl Fn(&[usize]) -> us
 }
 
 /// The least level with a size within the available bytes, where sizes fall with levels and that of the last is within. Levels of
-/// layers are worth about the same each, so the search begins where a line through both ends would be.
+/// layers are worth about the same each, so the search begins where a line through both ends would be. Where sizes do not fall
+/// throughout, what is found is within all the same.
 fn least_level(last: usize, available: usize, size: impl Fn(usize) -> usize) -> usize {
     let most = size(0);
     if most <= available {

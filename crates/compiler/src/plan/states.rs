@@ -59,8 +59,8 @@ const STATES: [State; 4] = [
 type Moved = usize;
 
 /// The program that the options ask for, with what they leave open about the states decided by the expected step.
-/// `bytes` are those of an arena if all states are on the host. `compiled` gives no program where its decisions are those of
-/// another.
+/// `bytes` are those of an arena if all states are on the host. `compiled` gives no program where it would be the
+/// first one with other places.
 pub(crate) fn least_step(
     options: &CompileOptions,
     machine: &Machine,

@@ -2,7 +2,7 @@
 //! weights by their product with a vector. Only blocks of a few MiB are in memory, and no second model, so a result can
 //! be checked wherever the run itself fits.
 //!
-//! Knows files and parameters; `export.rs` knows what a result is written from.
+//! Knows files and parameters; `trainer/export.rs` knows what a result is written from.
 
 use std::path::Path;
 

@@ -220,7 +220,7 @@ impl Engine {
     /// Compiles with other options and keeps parameters and optimizer states. The options have the
     /// same parameters.
     pub fn replace(&mut self, options: CompileOptions) -> Result<()> {
-        let program = compile(&self.source, &options, &self.device)?;
+        let program = Arc::new(compiler::compile(&self.source.model, &options, &self.device.machine)?);
         self.resume(Compiled { options, parts: vec![program.clone()], program })
     }
 

@@ -13,7 +13,7 @@ use crate::files::digest;
 /// Programs that are kept: the splits of a step that a plan compares, and their ways to fit.
 const MOST: usize = 6;
 
-/// Programs by the digest of everything that they follow from, the oldest first.
+/// Programs by the digest of everything that they follow from, the longest unused first.
 static KNOWN: Mutex<VecDeque<(String, Arc<Program>)>> = Mutex::new(VecDeque::new());
 
 /// Compiles, or returns the program that was compiled from the same before.
@@ -23,9 +23,11 @@ pub(crate) fn compiled(
     machine: &Machine,
 ) -> Result<Arc<Program>, CompileError> {
     let key = key(model, options, machine);
-    let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, program)) = known.iter().find(|(of, _)| *of == key) {
-        return Ok(program.clone());
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(found) = known.iter().position(|(of, _)| *of == key).and_then(|index| known.remove(index)) {
+        let program = found.1.clone();
+        known.push_back(found);
+        return Ok(program);
     }
     drop(known);
     let program = Arc::new(compiler::compile(model, options, machine)?);

@@ -1,5 +1,5 @@
-//! A whole run: from folders, model and data to the result. Its steps are in `run/steps.rs`, what it writes in
-//! `run/files.rs`.
+//! A whole run: from folders, model and data to the result. Its steps are in `lifecycle/steps.rs`, what it
+//! writes in `lifecycle/files.rs`.
 
 mod files;
 mod steps;
@@ -109,6 +109,10 @@ fn lead(
     {
         outcome = Err(error.with_way_on());
     }
+    if outcome.is_err() {
+        // What ended the run is reported, whatever comes of this.
+        let _ = run.complete(&mut trainer);
+    }
     let event = match &outcome {
         Ok(Outcome::Finished(folder)) => json!({"event": "finished", "result": folder}),
         Ok(Outcome::Interrupted(folder)) => json!({"event": "interrupted", "checkpoint": folder}),
@@ -212,6 +216,8 @@ struct Run {
     place: RunFolder,
     log: Log,
     manifest: Value,
+    /// True once the manifest is known to have the digest of the model.
+    has_digest: bool,
     /// Step count of the last checkpoint, in the making or there.
     saved: Option<u64>,
     /// The step of the last answers to `sample_prompts`.

@@ -21,7 +21,8 @@ pub const MODEL: &str = "model";
 
 /// The run as one JSON object: what it is made of, so that it can be made again, and what it wrote. `choices` are
 /// what the backend chose by timing, `written` the folders that the run wrote and that are still as they were.
-/// Compiles the program if that has not been done. The digest of the model is null while its files are still being read.
+/// Compiles the program if that has not been done. While the model's files are still being read their
+/// digest is that of an earlier process, or null.
 pub fn manifest(place: &RunFolder, trainer: &mut Trainer) -> Result<Value> {
     let total_steps = trainer.total_steps();
     let machine = trainer.device.machine.clone();
@@ -34,6 +35,10 @@ pub fn manifest(place: &RunFolder, trainer: &mut Trainer) -> Result<Value> {
     let program = trainer.engine()?.program().clone();
     let choices = trainer.choices()?;
     let model_digest = trainer.known_digest()?.cloned();
+    let model_digest = match (model_digest, &place.earlier) {
+        (None, Some(earlier)) => earlier.manifest[DIGESTS][MODEL].clone(),
+        (known, _) => json!(known),
+    };
     let count = |trained: bool| -> usize {
         let slots = program.layout.parameters.iter().filter(|slot| !trained || slot.trainable);
         slots.map(ParameterSlot::elements).sum()

@@ -1,5 +1,5 @@
 //! The result of a run in standard formats: an adapter in PEFT format, or a model in transformers format. It is read
-//! back and compared with the live model before it counts: tensor by tensor (`recheck.rs`), and, where a second model
+//! back and compared with the live model before it counts: tensor by tensor (`artifacts/recheck.rs`), and, where a second model
 //! is cheap, by its logits.
 
 use std::path::{Path, PathBuf};

@@ -1,6 +1,5 @@
 //! The state of quantizers from earlier steps, in a checkpoint: the largest magnitudes of the last steps, by name, so
-//! that another window, another selection of layers or another recipe can go on from it. Also the counts of the first
-//! step of that state, which are reported once and are in no checkpoint.
+//! that another window, another selection of layers or another recipe can go on from it.
 //!
 //! Knows the file; when it is written and read is the checkpoint's.
 

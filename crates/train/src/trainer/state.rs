@@ -240,7 +240,7 @@ impl Trainer {
             return;
         }
         let (source, weights) = (self.source.clone(), self.config.model.init == Init::Pretrained);
-        self.digesting = thread::Builder::new().name("digest".into()).spawn(move || source.digest(weights)).ok();
+        self.digesting = thread::Builder::new().name("digest".into()).spawn(digest_apart(source, weights)).ok();
     }
 
     /// True while the model's files are still being read.
@@ -431,6 +431,17 @@ impl Trainer {
             engine.set_f32(scalar::LOSS_SCALE, LOSS_SCALE)?;
         }
         Ok(engine)
+    }
+}
+
+/// Digests the files of a model on threads of their own: those of the pool load the weights meanwhile.
+fn digest_apart(source: Arc<ModelSource>, weights: bool) -> impl FnOnce() -> Result<ModelDigest> + Send {
+    move || {
+        let threads = thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2));
+        match rayon::ThreadPoolBuilder::new().num_threads(threads).build() {
+            Ok(pool) => pool.install(|| source.digest(weights)),
+            Err(_) => source.digest(weights),
+        }
     }
 }
 

@@ -125,6 +125,9 @@ impl Run {
         self.place.check_present()?;
         let folder = checkpoint::folder_of(&self.place.checkpoints, step);
         let begin = Instant::now();
+        if trainer.is_digesting() {
+            observer.line("Waiting until all files of the model are read: a checkpoint has their digest");
+        }
         let outline = trainer.outline()?;
         match Saving::begin(trainer, outline, folder.clone())? {
             Begun::InTheMaking(saving) => self.saving = Some(saving),

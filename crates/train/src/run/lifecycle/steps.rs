@@ -114,6 +114,7 @@ impl Run {
             place,
             log,
             manifest,
+            has_digest: false,
             saved,
             sampled: None,
             saving: None,
@@ -145,9 +146,13 @@ impl Run {
     }
 
     /// Completes a manifest that was written before all of the model's files were read, once they are.
-    fn complete(&mut self, trainer: &mut Trainer) -> Result<()> {
-        let is_due = self.manifest[DIGESTS][MODEL].is_null() && !trainer.is_digesting();
-        if is_due { self.record(trainer, None) } else { Ok(()) }
+    pub(super) fn complete(&mut self, trainer: &mut Trainer) -> Result<()> {
+        if self.has_digest || trainer.is_digesting() {
+            return Ok(());
+        }
+        self.has_digest = true;
+        let is_new = self.manifest[DIGESTS][MODEL] != json!(trainer.model_digest()?);
+        if is_new { self.record(trainer, None) } else { Ok(()) }
     }
 
     pub(super) fn steps(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Outcome> {

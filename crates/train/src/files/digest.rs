@@ -82,7 +82,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("a");
         for bytes in [0, 1, PART + 1, BLOCK, BLOCK + PART + 3] {
-            let content: Vec<u8> = (0..bytes).map(|i| (i * 31 >> 3) as u8).collect();
+            let content: Vec<u8> = (0..bytes).map(|i| ((i * 31) >> 3) as u8).collect();
             fs::write(&path, &content).unwrap();
             assert_eq!(of_file(&path).unwrap(), of_bytes(&content), "{bytes}");
         }

@@ -11,16 +11,20 @@ import platform
 import pty
 import re
 import resource
+import shutil
 import signal
 import struct
 import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 
 import pytest
 from surogate.cli.arguments import UsageError, split_overrides
 from surogate.cli.commands import main
+
+STORIES = Path(__file__).parents[2] / "examples" / "stories"
 
 
 def run(capsys, *arguments: object) -> tuple[int, str, str]:
@@ -598,6 +602,30 @@ def test_a_run_tells_what_it_did_before_its_first_step(run_file):
     wanted = ["data", "folders", "plan", "weights", "first step"]
     assert [name for name in names if name in wanted] == wanted
     assert abs(sum(phase["seconds"] for phase in event["phases"]) - event["seconds"]) < 1e-6
+
+
+def test_a_run_trains_while_large_weights_are_hashed_and_its_manifest_gets_the_digest(tmp_path):
+    model, output = tmp_path / "model", tmp_path / "output"
+    shutil.copytree(STORIES / "model", model)
+    # Hashed with the weights, as every file of its kind, and read by nothing else: zeros that take no room on the disk.
+    with (model / "further.safetensors").open("wb") as file:
+        file.truncate(3 << 30)
+    text = f"model: {model}\ndatasets: [{{path: {STORIES / 'data' / 'shakespeare.txt'}, type: text}}]\n"
+    (tmp_path / "run.yaml").write_text(text + f"sequence_len: 64\nmax_steps: 1000000\noutput_dir: {output}\n")
+    words = [sys.executable, "-m", "surogate", "sft", str(tmp_path / "run.yaml"), "--save-strategy", "no"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            digests: list[object] = []
+            end = time.monotonic() + 120
+            while time.monotonic() < end and not (digests and digests[-1]) and process.poll() is None:
+                if (output / "manifest.json").is_file():
+                    digests.append(json.loads((output / "manifest.json").read_text())["digests"]["model"])
+                time.sleep(0.02)
+            assert process.poll() is None and digests[-1]["weights"], digests[-1:]
+        finally:
+            process.kill()
+    (log,) = output.glob("log-*.json")
+    assert any(json.loads(line)["event"] == "step" for line in log.read_text().splitlines())
 
 
 def test_schema_is_json(capsys):

@@ -50,6 +50,21 @@ pub(crate) fn pack(intervals: &[Interval]) -> (Vec<usize>, usize) {
     (offsets, size)
 }
 
+/// The most bytes that are live at one time: no packing has a smaller arena.
+pub(crate) fn peak(intervals: &[Interval]) -> usize {
+    let mut changes = vec![0isize; intervals.iter().map(|of| of.last + 2).max().unwrap_or(0)];
+    for Interval { bytes, first, last } in intervals {
+        let bytes = align(*bytes, ALIGNMENT_BYTES) as isize;
+        changes[*first] += bytes;
+        changes[last + 1] -= bytes;
+    }
+    let live = changes.iter().scan(0, |live, change| {
+        *live += change;
+        Some(*live)
+    });
+    live.max().unwrap_or(0) as usize
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -64,6 +79,7 @@ mod tests {
             })
             .collect();
         let (offsets, size) = pack(&intervals);
+        assert!(peak(&intervals) <= size && 10 * peak(&intervals) > 9 * size, "{} of {size}", peak(&intervals));
         for a in 0..intervals.len() {
             assert!(offsets[a] + intervals[a].bytes <= size && offsets[a] % ALIGNMENT_BYTES == 0);
             for b in 0..a {
@@ -78,6 +94,7 @@ mod tests {
     #[test]
     fn memory_is_reused_after_a_life_ends() {
         let chain: Vec<Interval> = (0..10).map(|i| Interval { bytes: 1000, first: i, last: i + 1 }).collect();
-        assert_eq!(pack(&chain).1, 2 * 1024);
+        assert_eq!((pack(&chain).1, peak(&chain)), (2 * 1024, 2 * 1024));
+        assert_eq!((pack(&[]).1, peak(&[])), (0, 0));
     }
 }

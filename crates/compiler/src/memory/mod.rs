@@ -12,7 +12,7 @@ mod shards;
 mod states;
 
 pub(crate) use arenas::{SCALAR_BYTES, SCALARS, SUM_SQUARES, arena, scalar_ref};
-pub(crate) use intervals::{Interval, pack};
+pub(crate) use intervals::{Interval, pack, peak};
 pub(crate) use matrices::Matrices;
 pub(crate) use parameters::{ParameterPlan, Run, Squares, Start, plan_parameters, updated_alike};
 pub(crate) use pieces::{Errors, part};

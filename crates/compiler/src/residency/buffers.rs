@@ -10,7 +10,7 @@ use program::{ArenaKind, Documents, EntryKind, Machine, MemoryLine, TensorRef};
 use super::clock::Clock;
 use super::{GradientBuckets, Homes, LiveRange, gathers, gradient_buckets, live_ranges};
 use crate::memory::{
-    ALIGNMENT_BYTES, Copied, Fixed, Interval, ParameterPlan, Placement, Shadow, align, arena, pack, place,
+    ALIGNMENT_BYTES, Copied, Fixed, Interval, ParameterPlan, Placement, Shadow, align, arena, pack, peak, place,
     shadow_adapters,
 };
 
@@ -158,24 +158,17 @@ impl Outline {
 
     /// The most bytes that are live at one time: the arena has at least as many.
     pub fn peak(&self) -> usize {
-        let mut changes = vec![0isize; self.end + 2];
-        for (interval, _) in &self.intervals {
-            let bytes = align(interval.bytes, ALIGNMENT_BYTES) as isize;
-            changes[interval.first] += bytes;
-            changes[interval.last + 1] -= bytes;
-        }
-        let live = changes.iter().scan(0, |live, change| {
-            *live += change;
-            Some(*live)
-        });
-        self.loaded + live.max().unwrap_or(0) as usize
+        self.loaded + peak(&self.plain())
+    }
+
+    fn plain(&self) -> Vec<Interval> {
+        self.intervals.iter().map(|(interval, _)| *interval).collect()
     }
 
     /// Packs the arena: gives everything in it an offset.
     pub fn pack(self) -> Buffers {
+        let (mut offsets, packed) = pack(&self.plain());
         let Outline { placement, shadow, mut live_ranges, mut gradient_buckets, mut intervals, .. } = self;
-        let plain: Vec<Interval> = intervals.iter().map(|(interval, _)| *interval).collect();
-        let (mut offsets, packed) = pack(&plain);
         offsets.iter_mut().for_each(|offset| *offset += self.loaded);
         intervals.push((Interval { bytes: self.loaded, first: 0, last: self.end }, Purpose::Loaded));
         let staged_offsets = offsets.split_off(offsets.len() - gradient_buckets.all.len());

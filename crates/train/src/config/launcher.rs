@@ -71,14 +71,19 @@ pub(super) fn check_max_nodes(config: &Config, reader: &mut Reader) {
 }
 
 #[cfg(test)]
+impl Config {
+    /// The options of a run on CPUs with a value of `distributed`, for tests.
+    pub(crate) fn of_test_nodes(distributed: &str) -> Config {
+        let text = format!("model: m\ndevice: cpu\ndistributed: {distributed}\n");
+        let found = Config::load(&text, "run.yaml", super::Task::Sft, &[]);
+        found.unwrap_or_else(|problems| panic!("{}", options::render_problems(&problems)))
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::Task;
-
-    fn config(distributed: &str) -> Config {
-        let text = format!("model: m\ndevice: cpu\ndistributed: {distributed}\n");
-        Config::load(&text, "run.yaml", Task::Sft, &[]).unwrap_or_else(|p| panic!("{}", options::render_problems(&p)))
-    }
 
     #[test]
     fn ray_starts_what_nothing_else_does() {
@@ -95,7 +100,7 @@ mod tests {
             ("{num_nodes: 2, rendezvous: 'h:1'}", none, false),
         ] {
             let environment = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|of| of.1.to_owned());
-            assert_eq!(is_for_ray(&config(options), &environment), expected, "{options} {variables:?}");
+            assert_eq!(is_for_ray(&Config::of_test_nodes(options), &environment), expected, "{options} {variables:?}");
         }
     }
 

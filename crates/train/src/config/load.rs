@@ -22,7 +22,7 @@ impl Config {
     /// Loads as [`Config::load`], and reports problems of the local files that the options name.
     ///
     /// # Errors
-    /// Those of [`Config::load`], and what is not there.
+    /// Every problem of [`Config::load`], and each file that is not there.
     pub fn load_looking(
         text: &str,
         source_name: &str,
@@ -36,7 +36,7 @@ impl Config {
     /// Loads as [`Config::load_looking`], one run of a text that lists several.
     ///
     /// # Errors
-    /// Those of [`Config::load_looking`], and a name that no run has.
+    /// Every problem of [`Config::load_looking`], and a name that no run has.
     pub fn load_run(
         text: &str,
         source_name: &str,
@@ -55,7 +55,7 @@ impl Config {
     /// The names of the runs that a text lists; none where it is one run.
     ///
     /// # Errors
-    /// What is wrong with the text as YAML, and with the list.
+    /// Every problem of the text as YAML, and of the list.
     pub fn run_names(text: &str, source_name: &str) -> Result<Vec<String>, Vec<Problem>> {
         let mut reader = Reader::new(&[]);
         let names =
@@ -75,7 +75,7 @@ impl Config {
     /// Loads as [`Config::load_json`], and reports problems of the local files that the options name.
     ///
     /// # Errors
-    /// Those of [`Config::load_json`], and what is not there.
+    /// Every problem of [`Config::load_json`], and each file that is not there.
     pub fn load_json_looking(
         text: &str,
         task: Task,

@@ -41,24 +41,18 @@ fn temporary_folder(config: &Config, place: &Path) -> std::result::Result<PathBu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Task;
-
-    fn config() -> Config {
-        let text = "model: m\ndevice: cpu\n";
-        Config::load(text, "run.yaml", Task::Sft, &[]).unwrap_or_else(|p| panic!("{}", options::render_problems(&p)))
-    }
 
     #[test]
     fn a_folder_in_a_place_of_all_users_is_of_this_user_alone() {
         let place = tempfile::tempdir().unwrap();
-        let folder = temporary_folder(&config(), place.path()).unwrap();
+        let folder = temporary_folder(&Config::of_test_nodes("{}"), place.path()).unwrap();
         assert_eq!(folder, place.path().join("surogate-m"));
         let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&folder).unwrap());
         assert_eq!(mode & 0o777, 0o700, "{mode:o}");
-        assert_eq!(temporary_folder(&config(), place.path()), Ok(folder.clone()));
+        assert_eq!(temporary_folder(&Config::of_test_nodes("{}"), place.path()), Ok(folder.clone()));
         std::fs::remove_dir(&folder).unwrap();
         std::os::unix::fs::symlink(place.path(), &folder).unwrap();
-        let why = temporary_folder(&config(), place.path()).unwrap_err();
+        let why = temporary_folder(&Config::of_test_nodes("{}"), place.path()).unwrap_err();
         assert!(why.ends_with("surogate-m is a link"), "{why}");
     }
 }

@@ -95,17 +95,11 @@ fn first_host(hosts: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Task;
-
-    fn config(distributed: &str) -> Config {
-        let text = format!("model: m\ndevice: cpu\ndistributed: {distributed}\n");
-        Config::load(&text, "run.yaml", Task::Sft, &[]).unwrap_or_else(|p| panic!("{}", options::render_problems(&p)))
-    }
 
     /// The result of options and variables: node, nodes, rendezvous; or the problem.
     fn found(distributed: &str, variables: &[(&str, &str)]) -> std::result::Result<(usize, usize, String), String> {
         let environment = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, v)| (*v).to_owned());
-        match place(&config(distributed), &environment) {
+        match place(&Config::of_test_nodes(distributed), &environment) {
             Ok(Some(place)) => Ok((place.node, place.nodes, place.rendezvous)),
             Ok(None) => Err("alone".into()),
             Err(problem) => Err(options::render_problems(&[*problem])),
@@ -133,7 +127,7 @@ mod tests {
     fn processes_of_torchrun_on_a_host_read_the_same_rows() {
         let found = |distributed: &str, variables: &[(&str, &str)]| {
             let get = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, v)| (*v).to_owned());
-            together(&config(distributed), &get)
+            together(&Config::of_test_nodes(distributed), &get)
         };
         let torchrun = [("RANK", "1"), ("LOCAL_WORLD_SIZE", "2")];
         assert_eq!(found("{num_nodes: 4}", &torchrun), 2);

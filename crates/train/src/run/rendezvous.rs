@@ -142,17 +142,11 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::config::Task;
-
-    fn config(distributed: &str) -> Config {
-        let text = format!("model: m\ndevice: cpu\ndistributed: {distributed}\n");
-        Config::load(&text, "run.yaml", Task::Sft, &[]).unwrap_or_else(|p| panic!("{}", options::render_problems(&p)))
-    }
 
     /// The multi-node guide's example, with `device: cpu` taken back: several nodes of GPUs are not available yet.
     #[test]
     fn the_head_of_the_log_is_that_of_the_guide() {
-        let mut of = config("{num_nodes: 2, gpus_per_node: 8}");
+        let mut of = Config::of_test_nodes("{num_nodes: 2, gpus_per_node: 8}");
         of.hardware.device = Setting::Auto;
         (of.training.per_device_train_batch_size, of.training.gradient_accumulation_steps) = (4, 4);
         let expected = [
@@ -164,8 +158,11 @@ mod tests {
             "Max steps: 1000",
         ];
         assert_eq!(headline(&of, 2048, 1000), expected);
-        assert!(headline(&config("{}"), 2048, 1000).is_empty());
-        assert_eq!(headline(&config("{num_nodes: 2}"), 32, 5)[2..4], ["Ranks per node: 1", "Total ranks: 2"]);
+        assert!(headline(&Config::of_test_nodes("{}"), 2048, 1000).is_empty());
+        assert_eq!(
+            headline(&Config::of_test_nodes("{num_nodes: 2}"), 32, 5)[2..4],
+            ["Ranks per node: 1", "Total ranks: 2"]
+        );
     }
 
     #[test]

@@ -240,7 +240,8 @@ impl Trainer {
             return;
         }
         let (source, weights) = (self.source.clone(), self.config.model.init == Init::Pretrained);
-        self.digesting = thread::Builder::new().name("digest".into()).spawn(digest_apart(source, weights)).ok();
+        self.digesting =
+            thread::Builder::new().name("digest".into()).spawn(digest_on_own_threads(source, weights)).ok();
     }
 
     /// True while the model's files are still being read.
@@ -435,7 +436,7 @@ impl Trainer {
 }
 
 /// Digests the files of a model on threads of their own: those of the pool load the weights meanwhile.
-fn digest_apart(source: Arc<ModelSource>, weights: bool) -> impl FnOnce() -> Result<ModelDigest> + Send {
+fn digest_on_own_threads(source: Arc<ModelSource>, weights: bool) -> impl FnOnce() -> Result<ModelDigest> + Send {
     move || {
         let threads = thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2));
         match rayon::ThreadPoolBuilder::new().num_threads(threads).build() {

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,15 +67,27 @@ def port() -> int:
         return int(free.getsockname()[1])
 
 
-def start(path: Path, *flags: str, inside: str = "", **variables: str) -> subprocess.Popen[str]:
+class Process(subprocess.Popen[str]):
+    """A run that prints into a file: a pipe that nobody reads would stop it after 64 KiB."""
+
+    def __init__(self, words: list[str], env: dict[str, str]) -> None:
+        self.printed = tempfile.TemporaryFile("w+")
+        super().__init__(words, stdout=self.printed, stderr=subprocess.STDOUT, text=True, env=env)
+
+    def text(self, seconds: float) -> str:
+        """All that it printed, once it has ended."""
+        self.wait(seconds)
+        self.printed.seek(0)
+        return self.printed.read()
+
+
+def start(path: Path, *flags: str, inside: str = "", **variables: str) -> Process:
     words = [*(["ip", "netns", "exec", inside] if inside else []), sys.executable, "-m", "surogate", "sft", str(path), *flags]
     known = {name: value for name, value in os.environ.items() if not name.startswith("SUROGATE_TOKEN")}
-    return subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**known, **variables}
-    )
+    return Process(words, {**known, **variables})
 
 
-def nodes(path: Path, count: int, timeout: int = 60) -> list[subprocess.Popen[str]]:
+def nodes(path: Path, count: int, timeout: int = 60) -> list[Process]:
     meeting = f"--set=distributed.rendezvous=127.0.0.1:{port()}"
     of = [f"--set=distributed.num_nodes={count}", meeting, f"--set=distributed.timeout={timeout}"]
     return [start(path, *of, f"--set=distributed.node_rank={node}") for node in range(count)]
@@ -86,12 +99,12 @@ def until_steps(output: Path) -> None:
         time.sleep(0.1)
 
 
-def ended(processes: list[subprocess.Popen[str]], seconds: float = 120) -> list[tuple[int, str]]:
+def ended(processes: list[Process], seconds: float = 120) -> list[tuple[int, str]]:
     """Exit codes and texts. A process that remains is a failure."""
     found = []
     try:
         for process in processes:
-            text, _ = process.communicate(timeout=seconds)
+            text = process.text(seconds)
             found.append((process.returncode, text))
     finally:
         for process in processes:

@@ -22,7 +22,7 @@ from surogate.launch import ends as launch_ends
 from surogate.launch.cluster import Machine
 from surogate.launch.ends import End
 from surogate.launch.node import Node, Start
-from test_nodes import ended, start, steps, tensors, until_steps, written
+from test_nodes import Process, ended, start, steps, tensors, until_steps, written
 
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.ray]
 
@@ -50,7 +50,7 @@ def ray() -> Iterator[Any]:
         made.shutdown()
 
 
-def on_ray(cluster: Any, path: Path, *flags: str, count: int = MACHINES) -> subprocess.Popen[str]:
+def on_ray(cluster: Any, path: Path, *flags: str, count: int = MACHINES) -> Process:
     return start(path, f"--set=distributed.num_nodes={count}", *flags, RAY_ADDRESS=cluster.address)
 
 
@@ -184,11 +184,13 @@ def test_without_restarts_a_lost_node_ends_the_run_by_name(tmp_path: Path, ray: 
     assert not processes_of(path)
 
 
-def until_count(output: Path, count: int) -> None:
-    """Waits for a number of steps."""
-    deadline = time.monotonic() + 180
-    while len(steps(output)) < count:
-        assert time.monotonic() < deadline, f"{count} steps are not done"
+def until_count(output: Path, count: int, process: Process) -> None:
+    """Waits for a number of steps, while the run takes some."""
+    done, deadline = -1, 0.0
+    while (now := len(steps(output))) < count:
+        if now > done:
+            done, deadline = now, time.monotonic() + 120
+        assert process.poll() is None and time.monotonic() < deadline, f"{now} of {count} steps are done"
         time.sleep(0.2)
 
 
@@ -207,7 +209,7 @@ def test_a_machine_that_joins_is_used_and_the_losses_stay_in_their_band(tmp_path
     while '"event":"resume"' not in log.read_text():
         assert leader.poll() is None and time.monotonic() < deadline, "the run does not grow"
         time.sleep(0.2)
-    until_count(output, len(steps(output)) + 50)
+    until_count(output, len(steps(output)) + 50, leader)
     leader.send_signal(signal.SIGTERM)
     ((code, text),) = ended([leader], 60)
     assert code == 143 and "Nodes: 3\n" in text and "restart 1" not in text and not processes_of(grown), text
@@ -215,7 +217,7 @@ def test_a_machine_that_joins_is_used_and_the_losses_stay_in_their_band(tmp_path
     found = steps(output)
     undisturbed = start(straight, "--set=gpus=2")
     until_steps(straight.parent / "output")
-    until_count(straight.parent / "output", len(found))
+    until_count(straight.parent / "output", len(found), undisturbed)
     undisturbed.send_signal(signal.SIGTERM)
     ((code, text),) = ended([undisturbed])
     assert code == 143, text

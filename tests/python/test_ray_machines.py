@@ -22,7 +22,7 @@ from pathlib import Path
 import node_faults
 import pytest
 from test_guides import CONFIGURATIONS
-from test_nodes import ROOT, ended, steps, until_steps
+from test_nodes import ROOT, Process, ended, steps, until_steps
 
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.ray]
 
@@ -160,11 +160,11 @@ def guide(folder: Path, restarts: int = 0, address: str = "auto", **more: object
     return path
 
 
-def start(machine: Machine, path: Path) -> subprocess.Popen[str]:
+def start(machine: Machine, path: Path) -> Process:
     """`surogate sft config.yaml` on a machine, in the folder of the file."""
     command = f"cd {path.parent} && exec {sys.executable} -m surogate sft {path.name}"
     words = machine.inside("bash", "-c", command)
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT)
+    return Process(words, ENVIRONMENT)
 
 
 def until_gone(machine: Machine, part: str, seconds: float) -> None:

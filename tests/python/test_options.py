@@ -289,6 +289,7 @@ ELSEWHERE = {
     "top_k": "tests/python/test_sampled_runs.py",
     "min_p": "tests/python/test_sampled_runs.py",
     "num_iterations": "tests/python/test_sampled_runs.py",
+    "exact_sampling": "tests/python/test_exact_sampling.py",
     "environment": "tests/python/test_environments.py",
     "max_turns": "tests/python/test_environments.py",
     "max_turn_length": "tests/python/test_environments.py",

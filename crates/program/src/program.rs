@@ -77,6 +77,9 @@ pub mod generation {
     pub const LARGEST_POSITION: &str = "largest_position";
     /// f32 [B, 1, 5]: how the token that follows each row is drawn, as the operation `sample_token` reads it.
     pub const SAMPLING: &str = "sampling";
+    /// f32 [B, 1]: the factor of the logits of each row before the log-probability of its next token, where that is computed
+    /// as the loss computes it.
+    pub const LOGIT_FACTORS: &str = "logit_factors";
     /// A result, i32 [B, 1]: the token that follows each row.
     pub const NEXT_TOKEN: &str = "next_token";
     /// A result, f32 [B, 1]: the log-probability of that token among all.

@@ -6,6 +6,7 @@ docs/reinforcement.md has the formulas. Values of samples lie in the first entri
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any
 
 from ..dsl import Batch, Module, Results, Tensor, ops, output, task
@@ -65,7 +66,7 @@ class GRPO(Module):
 
     def forward(self, of: Results, batch: Batch) -> None:
         """Outputs the clipped policy loss of the sampled answers, weighted by their advantages, and metrics."""
-        logits = of["logits"] if self.temperature == 1.0 else of["logits"] * (1.0 / self.temperature)
+        logits = at_temperature(of["logits"], self.temperature)
         token_loss, _ = ops.cross_entropy(logits, batch.targets)
         entropy, _, _, _ = ops.token_statistics(logits, batch.targets)
         samples = Samples(batch)
@@ -222,11 +223,17 @@ class TemperedLM(Module):
 
     def forward(self, of: Results, batch: Batch) -> None:
         """Outputs the cross entropy at the sampling temperature, and its weighted sum."""
-        token_loss, _ = ops.cross_entropy(of["logits"] * (1.0 / self.temperature), batch.targets)
+        token_loss, _ = ops.cross_entropy(at_temperature(of["logits"], self.temperature), batch.targets)
         output("token_loss", token_loss)
         loss_sum, weight_sum = ops.weighted_sum(token_loss, batch.weights)
         output("loss_sum", loss_sum)
         output("weight_sum", weight_sum)
+
+
+def at_temperature(logits: Tensor, temperature: float) -> Tensor:
+    """The logits divided by the temperature, which the sampler has in f32."""
+    (rounded,) = struct.unpack("f", struct.pack("f", temperature))
+    return logits if rounded == 1.0 else logits * (1.0 / rounded)
 
 
 class Samples:

@@ -10,6 +10,8 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use graph::{Axis, Dim, Element, Graph, Node, OpId, Origin, Phase, StateId, ValueId, ValueType};
+use ops::elementwise::Expr;
+use ops::rowwise::{Extent, Form};
 use ops::sampling::Draw;
 use ops::{Append, Class, Emit, id};
 use program::{Arch, Machine, Variant, generation};
@@ -30,18 +32,35 @@ pub fn run(graph: &mut Graph, entry: &EntryOptions, variant: Variant, machine: &
         let last = input(graph, generation::LAST_TOKEN, [Dim::Named(Axis::Rows, variant.batch)]);
         pick_last(graph, last)?;
     }
-    add_next_token(graph)
+    add_next_token(graph, machine)
 }
 
-/// Draws the token that follows each row from its logits, which need not cross the link.
-fn add_next_token(graph: &mut Graph) -> Result<(), CompileError> {
+/// Draws the token that follows each row from its logits, which need not cross the link. On a CPU, where sampling is exact,
+/// its log-probability has the bits of the loss.
+fn add_next_token(graph: &mut Graph, machine: &Machine) -> Result<(), CompileError> {
     let logits = graph.output("logits").ok_or_else(|| CompileError::Model(no_logits(&graph.name)))?;
-    let mut shape = graph.value(logits).value_type().shape.to_vec();
-    *shape.last_mut().expect("logits have an axis") = Dim::Fixed(Draw::WIDTH);
-    let sampling = graph.add_typed(generation::SAMPLING, &ValueType::new(Element::F32, shape), Origin::Input);
-    graph.inputs.push(sampling);
+    let of_row = graph.value(logits).value_type().shape;
+    let (_, rows) = of_row.split_last().expect("logits have an axis");
+    let sampling = ValueType::new(Element::F32, [rows, &[Dim::Fixed(Draw::WIDTH)]].concat());
+    let sampling = graph.add_typed(generation::SAMPLING, &sampling, Origin::Input);
+    let factors =
+        graph.add_typed(generation::LOGIT_FACTORS, &ValueType::new(Element::F32, rows.to_vec()), Origin::Input);
+    let exact = machine.arch == Arch::Cpu;
+    graph.inputs.extend([sampling].into_iter().chain(exact.then_some(factors)));
+    let element = graph.value(logits).element;
     let mut append = Append::new(graph, Phase::Forward);
-    let next = append.emit(id::SAMPLE_TOKEN, &[logits, sampling], Attrs::new());
+    let mut next = append.emit(id::SAMPLE_TOKEN, &[logits, sampling], Attrs::new());
+    if exact {
+        let form = Form {
+            operands: vec![Extent::Element, Extent::Row],
+            results: vec![(Extent::Element, Expr::Input(0) * Expr::Input(1))],
+        };
+        let attrs =
+            form.attrs().with("of", vec![id::SCALE.name().to_owned()]).with("dtypes", vec![element.to_string()]);
+        let scaled = append.emit(id::ROWWISE, &[logits, factors], attrs)[0];
+        let loss = append.emit(id::CROSS_ENTROPY, &[scaled, next[0]], Attrs::new())[0];
+        next[1] = append.emit(id::SCALE, &[loss], Attrs::new().with("factor", -1.0))[0];
+    }
     let made = append.nodes;
     graph.nodes.extend(made);
     let names = [generation::NEXT_TOKEN, generation::NEXT_LOGP].map(str::to_owned);

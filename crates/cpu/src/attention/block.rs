@@ -6,10 +6,25 @@ use std::ops::Range;
 use ops::attention::{MAX_HEAD_DIM, Mask};
 
 use super::column_panels;
-use crate::simd::{HEIGHT, Matrix, MatrixMut, Tile, Tiles, WIDTH, pack};
+use crate::simd::{CHAIN, HEIGHT, Matrix, MatrixMut, Tile, Tiles, WIDTH, pack};
 
 /// Number of queries of one block.
 pub const QUERIES: usize = 64;
+
+/// c += a·b, where a is a panel of [`HEIGHT`] lines and b one of `width`: a sum of its own from each of these units to the
+/// next. Units before the first are zero in a.
+pub fn add_chains(tiles: Tiles<f32>, beginnings: &[usize], (a, b, width): (&[u32], &[u32], usize), c: &mut Tile) {
+    let ends = beginnings[1..].iter().copied().chain([b.len() / width]);
+    for (begin, end) in beginnings.iter().zip(ends) {
+        tiles.chain(&a[begin * HEIGHT..end * HEIGHT], &b[begin * width..end * width], width, 1.0, c);
+    }
+}
+
+/// Queries whose sums over keys begin at the same columns.
+struct Chains {
+    queries: Range<usize>,
+    beginnings: Vec<usize>,
+}
 
 /// One block of queries with its keys.
 pub struct Block<'a> {
@@ -39,6 +54,42 @@ impl<'a> Block<'a> {
     /// Sets the scores of keys of other branches than that of query `i` to −∞; `scores` are those that it sees.
     pub fn hide(&self, i: usize, scores: &mut [f32]) {
         self.mask.hide(i, scores);
+    }
+
+    /// Returns the keys that query `i` sees, counted from the first, as ranges; `None` where they are one.
+    pub fn parts(&self, i: usize) -> Option<Vec<Range<usize>>> {
+        let first = self.mask.visible(i).start;
+        let local = |part: Range<usize>| part.start - first..part.end - first;
+        self.mask.has_branches().then(|| self.mask.parts(i).into_iter().map(local).collect())
+    }
+
+    /// Returns the chains of a group of queries over columns of a row of scores, up to `end`: a sum begins every [`CHAIN`]
+    /// keys of a query's document, counted from its first and past branches that the query does not see. So the sums of a
+    /// document have the same bits wherever it stands in a row.
+    fn chains(&self, queries: Range<usize>, end: usize) -> Vec<Chains> {
+        let mut all: Vec<Chains> = Vec::new();
+        for i in queries {
+            let (mut beginnings, mut counted) = (Vec::new(), 0);
+            for part in self.mask.parts(i) {
+                let keys = part.clone().skip((CHAIN - counted % CHAIN) % CHAIN).step_by(CHAIN);
+                beginnings.extend(keys.map(|key| key.saturating_sub(self.keys.start)).filter(|column| *column < end));
+                counted += part.len();
+            }
+            match all.last_mut() {
+                // Where one document ends and the next begins, the weights of either are zero: sums of both begin there.
+                Some(last) if !self.mask.has_branches() || beginnings.starts_with(&last.beginnings) => {
+                    last.queries.end = i + 1;
+                    last.beginnings.extend(beginnings);
+                    last.beginnings.sort_unstable();
+                    last.beginnings.dedup();
+                }
+                _ => {
+                    beginnings.dedup();
+                    all.push(Chains { queries: i..i + 1, beginnings });
+                }
+            }
+        }
+        all
     }
 
     /// The columns up to the last that any of the block's first queries sees, up to `end`.
@@ -81,21 +132,25 @@ impl<'a> Block<'a> {
         let tokens = keys.len() / column_panels(head_dim).map(|(_, width)| width).sum::<usize>();
         left.resize(HEIGHT * self.width, 0);
         for (group, weights) in weights.chunks(HEIGHT * self.width).enumerate() {
-            let first = group * HEIGHT;
-            let rows = weights.len() / self.width;
-            let units = self.columns_before(self.queries.start + first + rows);
+            let (first, rows) = (self.queries.start + group * HEIGHT, weights.len() / self.width);
+            let queries = first..first + rows;
+            let units = self.columns_before(queries.end);
             let left = &mut left[..HEIGHT * units];
             pack(Matrix::new(weights, rows, units, self.width), left);
+            let chains = self.chains(queries.clone(), units);
             let mut panels = keys;
             for (column, width) in column_panels(head_dim) {
                 let (panel, rest) = panels.split_at(tokens * width);
                 panels = rest;
-                let mut tile = Tile::default();
                 let part = &panel[self.keys.start * width..][..units * width];
-                tiles.multiply(left, part, width, 1.0, &mut tile);
                 let columns = column..(column + width).min(head_dim);
-                for (i, tile) in tile.0.chunks(WIDTH).take(rows).enumerate() {
-                    out.row(first + i)[columns.clone()].copy_from_slice(&tile[..columns.len()]);
+                for Chains { queries: same, beginnings } in &chains {
+                    let mut tile = Tile::default();
+                    add_chains(tiles, beginnings, (left, part, width), &mut tile);
+                    for i in same.clone() {
+                        let sums = &tile.0[(i - queries.start) * WIDTH..][..columns.len()];
+                        out.row(i - self.queries.start)[columns.clone()].copy_from_slice(sums);
+                    }
                 }
             }
         }

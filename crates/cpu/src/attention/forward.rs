@@ -17,6 +17,8 @@ struct Work {
     scores: Vec<f32>,
     slopes: Vec<f32>,
     left: Vec<u32>,
+    /// The weights of a query that sees parts of the keys.
+    seen_alone: Vec<f32>,
 }
 
 thread_local! {
@@ -77,7 +79,7 @@ fn attend(
 ) {
     let scoring = operands.scoring(h);
     let tiles = Tiles::<f32>::here().expect("looked for when the program is loaded");
-    WORK.with_borrow_mut(|Work { scores, slopes, left }| {
+    WORK.with_borrow_mut(|Work { scores, slopes, left, seen_alone }| {
         scores.resize(block.queries.len() * block.width, 0.0);
         slopes.resize(block.width, 0.0);
         block.scores(tiles, q, keys, scoring.scale, scores);
@@ -91,8 +93,23 @@ fn attend(
                 if let Some(cap) = scoring.soft_cap {
                     vectorised(Capped, (&mut *row, cap, &mut slopes[..]));
                 }
-                block.hide(i, row);
-                let (sum, top) = vectorised(WeightsOf, (row, scoring.sink));
+                let (sum, top) = match block.parts(i) {
+                    None => vectorised(WeightsOf, (row, scoring.sink)),
+                    Some(parts) => {
+                        // As if nothing stood between the parts, so that the sum has the same order.
+                        seen_alone.clear();
+                        parts.iter().for_each(|part| seen_alone.extend_from_slice(&row[part.clone()]));
+                        let found = vectorised(WeightsOf, (&mut *seen_alone, scoring.sink));
+                        row.fill(0.0);
+                        let mut weights = &seen_alone[..];
+                        for part in parts {
+                            let (these, rest) = weights.split_at(part.len());
+                            row[part].copy_from_slice(these);
+                            weights = rest;
+                        }
+                        found
+                    }
+                };
                 *lse = top + sum.ln();
                 sum
             })
@@ -106,7 +123,7 @@ fn attend(
 
 /// The step from scores to exponentials of their distance to the largest, including the sink; gives their sum and the
 /// largest.
-struct WeightsOf;
+pub struct WeightsOf;
 
 impl<'a> Loop<(&'a mut [f32], Option<f32>)> for WeightsOf {
     type Output = (f32, f32);

@@ -4,6 +4,7 @@
 
 mod backward;
 mod block;
+mod cached;
 mod forward;
 
 use ops::{Call, Input, Loop, OpId, Real, id};
@@ -31,6 +32,7 @@ pub fn find(op: OpId) -> Option<Own> {
     Tiles::<f32>::here()?;
     match () {
         () if op == id::ATTENTION => Some(Own { room: forward::room, run: forward::run }),
+        () if op == id::CACHED_ATTENTION => Some(Own { room: cached::room, run: cached::run }),
         () if op == id::ATTENTION_BACKWARD => Some(Own { room: backward::room, run: backward::run }),
         () => None,
     }

@@ -14,4 +14,4 @@ pub use level::Level;
 pub use matrix::{Matrix, MatrixMut};
 pub use panels::{Unit, pack, units_of};
 pub use product::product;
-pub use tile::{HEIGHT, Tile, Tiles, WIDTH};
+pub use tile::{CHAIN, HEIGHT, Tile, Tiles, WIDTH};

@@ -15,7 +15,7 @@ pub const HEIGHT: usize = 8;
 /// Maximal number of columns of a tile: three vectors.
 pub const WIDTH: usize = 48;
 /// Units of one chain of additions: longer sums are made of several, which keeps the accuracy of short ones.
-const CHAIN: usize = 512;
+pub const CHAIN: usize = 512;
 /// Number of elements of one vector.
 const LANES: usize = 16;
 
@@ -56,7 +56,8 @@ impl<T: Unit> Tiles<T> {
         }
     }
 
-    fn chain(self, a: &[u32], b: &[u32], width: usize, scale: f32, c: &mut Tile) {
+    /// The same with one chain of additions for each element, whatever its length.
+    pub fn chain(self, a: &[u32], b: &[u32], width: usize, scale: f32, c: &mut Tile) {
         let units = a.len() / HEIGHT;
         assert!(a.len() == units * HEIGHT && b.len() == units * width, "a panel holds whole units");
         let vectors = width / LANES;

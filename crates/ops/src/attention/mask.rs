@@ -60,6 +60,11 @@ impl<'a> Mask<'a> {
         self.last_query.is_some_and(|last| (last[j] as usize) < i)
     }
 
+    /// Returns true if rows hold branches, of which queries do not see all.
+    pub fn has_branches(&self) -> bool {
+        self.last_query.is_some()
+    }
+
     /// Sets the scores of keys of other branches to −∞; `scores` are those of the keys that [`Mask::visible`] says.
     pub fn hide<T: Real>(&self, i: usize, scores: &mut [T]) {
         if let Some(last) = self.last_query {
@@ -67,6 +72,27 @@ impl<'a> Mask<'a> {
             let hidden = scores.iter_mut().zip(keys).filter(|(_, last)| (**last as usize) < i);
             hidden.for_each(|(score, _)| *score = T::negative_infinity());
         }
+    }
+
+    /// Returns the keys of its document that query `i` sees but for a window, as ranges in order: one, or the parts of its
+    /// common beginnings and its branch.
+    pub fn parts(&self, i: usize) -> Vec<Range<usize>> {
+        let seen = self.starts[i] as usize..self.visible(i).end;
+        let Some(last) = self.last_query else { return vec![seen] };
+        let (mut parts, mut begin, mut j) = (Vec::new(), seen.start, seen.start);
+        while j < seen.end {
+            if self.hides(i, j) {
+                // Hidden with all that its branch holds.
+                parts.push(begin..j);
+                begin = last[j] as usize + 1;
+                j = begin;
+            } else {
+                j += 1;
+            }
+        }
+        parts.push(begin..seen.end);
+        parts.retain(|part| !part.is_empty());
+        parts
     }
 
     /// The keys that any of consecutive queries sees.

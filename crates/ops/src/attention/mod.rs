@@ -26,7 +26,7 @@ use tensor::Attrs;
 use crate::op::Attribute;
 
 pub use backward::AttentionBackward;
-pub use cached::{CacheWrite, CachedAttention};
+pub use cached::{CacheWrite, CachedAttention, Sequences};
 pub use forward::Attention;
 pub use mask::Mask;
 pub use operands::{Extents, Operands, Reading, Scoring};

@@ -3,6 +3,7 @@
 pub(crate) mod advice;
 pub(crate) mod compiler_options;
 pub(crate) mod decisions;
+pub(crate) mod exact_sampling;
 pub(crate) mod flops;
 pub(crate) mod formats;
 pub(crate) mod memory;

@@ -26,6 +26,7 @@ use crate::model::source::ModelDigest;
 use crate::model::source::{ModelSource, SCORE};
 use crate::model::weight_set::WeightSet;
 use crate::plan::advice::with_advice;
+use crate::plan::exact_sampling;
 use crate::plan::formats;
 use crate::plan::formats::LOSS_SCALE;
 use crate::plan::milestones::Milestones;
@@ -127,6 +128,7 @@ impl Trainer {
         let mut plan = encoded.iter().fold(plan, Plan::with_data);
         plan.notes.extend(plan.note_on_teacher(&config));
         plan.notes.extend(formats::notes_on_recipe(&config, &device.machine));
+        plan.notes.extend(exact_sampling::note(&config, &device.machine)?);
         let source = match config.model.init_projections_to_zero {
             true => Arc::new(source.with_projections_at_zero()?),
             false => source,

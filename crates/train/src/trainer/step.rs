@@ -235,6 +235,8 @@ impl Trainer {
         self.in_flight.read = Some(now);
         self.in_flight.last = Some(fed);
         let loss = f64::from(sum) / f64::from(weight);
+        let of_task = self.task_metrics(&of_task);
+        self.check_exactness(step, &of_task)?;
         let metrics_of_samples = self.metrics_of_samples();
         self.progress.loss = loss.is_finite().then_some(loss);
         let data_wait = self.feed.as_mut().map(|feed| feed.take_waited());
@@ -255,7 +257,7 @@ impl Trainer {
             fp8_clipped: quantised.then_some(f64::from(clipped)),
             fp8_flushed: None,
             routers: RouterMetrics::of(routers),
-            task: self.task_metrics(&of_task).into_iter().chain(metrics_of_samples).collect(),
+            task: of_task.into_iter().chain(metrics_of_samples).collect(),
         }))
     }
 

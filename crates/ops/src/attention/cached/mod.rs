@@ -15,6 +15,7 @@ use tensor::Attrs;
 
 use crate::op::Attribute;
 
+pub use cpu::Sequences;
 pub use read::CachedAttention;
 pub use write::CacheWrite;
 

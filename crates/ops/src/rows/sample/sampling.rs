@@ -28,6 +28,11 @@ impl Draw {
     fn scale<T: Real>(&self) -> T {
         T::from_f64(if self.temperature > 0.0 { 1.0 / f64::from(self.temperature) } else { 1.0 })
     }
+
+    /// Returns the factor of the logits: 1 ÷ temperature, 1 for a temperature of 0.
+    pub fn logit_factor(&self) -> f32 {
+        self.scale()
+    }
 }
 
 /// Weights that are summed by themselves before the sums are.

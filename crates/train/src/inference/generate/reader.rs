@@ -153,6 +153,7 @@ struct Inputs {
     largest: Vec<i32>,
     /// Bits of f32.
     sampling: Vec<i32>,
+    factors: Vec<i32>,
 }
 
 impl Inputs {
@@ -160,7 +161,7 @@ impl Inputs {
     fn new(rows: &[Row<'_>], shape: Variant, width: usize, whole: usize) -> Inputs {
         let (tokens, size) = (shape.seq_len, shape.batch * shape.seq_len);
         let likeliest = Draw { temperature: 0.0, ..Draw::ALL };
-        let draws = (0..shape.batch).flat_map(|row| rows.get(row).map_or(likeliest, |row| row.draw).to_row());
+        let draws = (0..shape.batch).map(|row| rows.get(row).map_or(likeliest, |row| row.draw));
         let mut of = Inputs {
             ids: vec![0; size],
             positions: vec![0; size],
@@ -171,7 +172,8 @@ impl Inputs {
             slots: vec![0; shape.batch],
             last: vec![0; shape.batch],
             largest: Vec::new(),
-            sampling: draws.map(|number| number.to_bits() as i32).collect(),
+            sampling: draws.clone().flat_map(|draw| draw.to_row()).map(|number| number.to_bits() as i32).collect(),
+            factors: draws.map(|draw| draw.logit_factor().to_bits() as i32).collect(),
         };
         let mut largest = whole.saturating_sub(1);
         for (index, row) in rows.iter().enumerate() {
@@ -206,6 +208,7 @@ impl Inputs {
             generation::LAST_TOKEN => &self.last,
             generation::LARGEST_POSITION => &self.largest,
             generation::SAMPLING => &self.sampling,
+            generation::LOGIT_FACTORS => &self.factors,
             _ => return None,
         })
     }

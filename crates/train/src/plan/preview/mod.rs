@@ -22,9 +22,9 @@ use crate::engine::programs;
 use crate::error::{Result, TrainError};
 use crate::input::encoded::Encoded;
 use crate::model::source::ModelSource;
-use crate::plan::formats;
 use crate::plan::reference;
 use crate::plan::{self, Plan};
+use crate::plan::{exact_sampling, formats};
 pub use across::Across;
 pub(crate) use expected::Expected;
 pub use expected::{Estimate, HostEstimate};
@@ -106,6 +106,7 @@ impl Preview {
                 .cloned()
                 .chain(plan.note_on_teacher(config))
                 .chain(formats::notes_on_recipe(config, machine))
+                .chain(exact_sampling::note(config, machine)?)
                 .chain(of_data)
                 .collect(),
             recommended: config.recommended.clone(),

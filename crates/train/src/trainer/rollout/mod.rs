@@ -4,6 +4,7 @@
 mod advantages;
 mod batches;
 mod evaluation;
+mod exactness;
 mod judge;
 mod on_policy;
 mod own_answers;

@@ -1,0 +1,94 @@
+"""The sampler gives each token the log-probability that training gives it, bit for bit: on CPUs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import surogate
+from conftest import tiny_gemma2, tiny_gemma3, tiny_gpt2, tiny_llama
+from surogate.errors import ConfigError, RunError
+from test_hybrids import tiny_falcon_h1, tiny_lfm2, tiny_qwen3_5_moe
+from test_mixtures import tiny_deepseek_v3, tiny_gpt_oss, tiny_qwen3_moe
+from test_sampled_runs import STORIES, options
+
+HAS_BF16 = "avx512_bf16" in Path("/proc/cpuinfo").read_text()
+DISTANCE = "sampling/sampling_logp_difference/max"
+
+
+def exact(folder: Path, **more: object) -> dict[str, object]:
+    return options(folder, device="cpu", exact_sampling=True, **more)
+
+
+def distances(run: dict[str, object]) -> list[float]:
+    """Of each step; the tokens must have probabilities at all."""
+    found = []
+    for metrics in surogate.Trainer(run):
+        assert metrics["entropy"] > 0 and metrics["completions/mean_length"] > 0
+        found.append(metrics[DISTANCE])
+    return found
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"temperature": 0.7},
+        {"temperature": 1.3, "lora": False, "learning_rate": 1e-3},
+        {"share_prompts": False},
+        {"num_iterations": 2},
+        {"gpus": 2},
+        {"top_k": 20, "top_p": 0.9, "min_p": 0.01},
+        # One answer after another and sixty-four at once.
+        {"num_generations": 2, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": 2},
+        {"num_generations": 32, "per_device_train_batch_size": 32, "gradient_accumulation_steps": 2, "max_steps": 2},
+    ],
+)
+def test_sampler_and_training_have_the_same_bits(tmp_path: Path, more: dict[str, object]) -> None:
+    assert set(distances(exact(tmp_path, **more))) == {0.0}
+
+
+def drawn(folder: Path, fields: dict[str, object]) -> dict[str, object]:
+    """The options of a run that draws a model with the tokenizer of the stories."""
+    model = folder / "model"
+    model.mkdir()
+    vocabulary = json.loads((STORIES / "model" / "config.json").read_text())["vocab_size"]
+    (model / "config.json").write_text(json.dumps({**fields, "vocab_size": vocabulary, "initializer_range": 0.3}))
+    for file in (STORIES / "model").glob("*token*"):
+        shutil.copy(file, model)
+    return {"model": str(model), "init": "random", "lora": False, "learning_rate": 1e-3}
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_answers_of_many_blocks_of_keys_have_the_same_bits(tmp_path: Path, share: bool) -> None:
+    """Longer than the stretches of 512 keys that sums are made of, after prompts of several lengths."""
+    more = {"max_completion_length": 560, "sequence_len": 640, "num_generations": 2, "max_steps": 1, "share_prompts": share}
+    model = drawn(tmp_path, tiny_llama(max_position_embeddings=1024))
+    assert distances(exact(tmp_path, per_device_train_batch_size=2, top_k=50, **more, **model)) == [0.0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        tiny_llama, tiny_gemma2, tiny_gemma3, tiny_gpt2, tiny_qwen3_moe, tiny_gpt_oss, tiny_deepseek_v3, tiny_qwen3_5_moe,
+        tiny_falcon_h1, tiny_lfm2,
+    ],
+)  # fmt: skip
+def test_all_kinds_of_layers_sample_as_they_train(tmp_path: Path, fields: Callable[[], dict[str, object]], dtype: str) -> None:
+    """Windows, soft caps, sinks, latent attention, experts, delta nets, state-space models, convolutions."""
+    more = {"max_completion_length": 30, "max_steps": 2, **drawn(tmp_path, fields())}
+    run = exact(tmp_path, torch_dtype=dtype, **more)
+    if dtype == "bfloat16" and not HAS_BF16:
+        with pytest.raises(RunError, match="(?s)differ by up to .*AVX-512 BF16"):
+            distances(run)
+        return
+    assert distances(run) == [0.0, 0.0]
+
+
+def test_a_run_that_cannot_sample_exactly_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="`exact_sampling: true` is not available here: `lora_dropout: 0.1`"):
+        surogate.Trainer(exact(tmp_path, lora_dropout=0.1))

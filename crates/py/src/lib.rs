@@ -52,7 +52,7 @@ mod _native {
     use crate::images::{ImageProcessor, image_uris};
     #[pymodule_export]
     use crate::merge::{
-        adapter_base, default_encoding, end_tokens, extend, has_own_head, leads_out, merge, published,
+        adapter_base, carried_tensors, default_encoding, end_tokens, extend, has_own_head, leads_out, merge, published,
         tokens_of_adapter, write_gguf,
     };
     #[pymodule_export]

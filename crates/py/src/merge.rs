@@ -52,6 +52,12 @@ pub fn default_encoding(py: Python<'_>, model: PathBuf) -> PyResult<&'static str
     train::default_encoding(&model).map_err(|error| train_error(py, error))
 }
 
+/// The number of tensors in a model's folder that belong to parts which a graph, as JSON, does not compute.
+#[pyfunction]
+pub fn carried_tensors(py: Python<'_>, model: PathBuf, ir: &str) -> PyResult<usize> {
+    train::carried_tensors(&model, ir).map_err(|error| train_error(py, error))
+}
+
 /// Writes a model folder to one GGUF file: (tensors, bytes, matrices that have another encoding, which, a sentence on what
 /// was rounded).
 #[pyfunction]

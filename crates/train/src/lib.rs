@@ -26,7 +26,7 @@ pub use artifacts::compress::{
     compress, planned,
 };
 pub use artifacts::extend::{Extend, Extended, extend, tokens_of_adapter};
-pub use artifacts::gguf::{GgufDone, default_encoding, write_gguf};
+pub use artifacts::gguf::{GgufDone, carried_tensors, default_encoding, write_gguf};
 pub use artifacts::merge::{Merged, ModelNames, merge};
 pub use artifacts::prune::{Latency, Over, PruneRequest, Pruned, Sizes, Summing, prune};
 pub use config::starts_on_ray;

@@ -100,6 +100,11 @@ impl Encoding {
         elements / self.block() * self.block_bytes()
     }
 
+    /// True for codes with scales, false for floating-point numbers.
+    pub const fn is_quantised(self) -> bool {
+        self.dtype().is_none()
+    }
+
     const fn dtype(self) -> Option<DType> {
         match self {
             Encoding::F32 => Some(DType::F32),

@@ -60,23 +60,36 @@ impl Mix {
 
     /// True if matrices are quantized, false for floating-point encodings.
     pub const fn is_quantised(self) -> bool {
-        !matches!(self, Mix::All(Encoding::F32 | Encoding::F16 | Encoding::BF16))
+        match self {
+            Mix::All(encoding) => encoding.is_quantised(),
+            _ => true,
+        }
     }
 
-    /// The encoding of a matrix. `layers`: how many the model has; `has_head`: the output head is a matrix of its own, not
-    /// the embedding's.
-    pub fn wanted(self, name: &str, layers: usize, has_head: bool) -> Encoding {
+    /// The encoding of a tensor of two or more axes.
+    pub fn wanted(self, name: &str, rules: &Rules) -> Encoding {
+        if is_exact(name) {
+            return Encoding::F32;
+        }
         let base = match self {
+            Mix::All(encoding) if !encoding.is_quantised() => return encoding,
+            // As llama.cpp keeps it: it is small, and every layer's embedding comes through it.
+            _ if name == "per_layer_model_proj.weight" => return Encoding::BF16,
             Mix::All(encoding) => return encoding,
             Mix::Q6 => return Encoding::Q6_K,
             Mix::Q4M => Encoding::Q4_K,
             Mix::Q5M => Encoding::Q5_K,
         };
-        let head = if has_head { "output.weight" } else { "token_embd.weight" };
+        let head = if rules.has_head { "output.weight" } else { "token_embd.weight" };
+        // Of the few experts of a model of eight, these matrices are small, and all tokens go through them.
+        let eight = rules.experts == 8;
         let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
-        match layer.and_then(|(layer, part)| Some((layer.parse().ok()?, part))) {
+        match layer.and_then(|(layer, part)| Some((layer.parse::<usize>().ok()?, part))) {
             None if name == head => Encoding::Q6_K,
-            Some((layer, "attn_v.weight" | "ffn_down.weight")) if is_sensitive(layer, layers) => Encoding::Q6_K,
+            Some((_, "attn_v.weight" | "attn_k.weight")) if eight => Encoding::Q8_0,
+            Some((layer, "attn_v.weight")) if rules.is_sensitive_value(layer) => Encoding::Q6_K,
+            Some((layer, part)) if part.starts_with("ffn_down") && is_sensitive(layer, rules.layers) => Encoding::Q6_K,
+            Some((_, "attn_output.weight")) if eight && self == Mix::Q4M => Encoding::Q5_K,
             Some((_, "attn_qkv.weight")) if self == Mix::Q4M => Encoding::Q5_K,
             Some((_, "attn_qkv.weight")) => Encoding::Q6_K,
             _ => base,
@@ -96,6 +109,52 @@ impl Mix {
     }
 }
 
+/// The facts about all tensors of a file that the encoding of one depends on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rules {
+    layers: usize,
+    /// The output head is a matrix of its own, not the embedding's.
+    has_head: bool,
+    /// Experts of a layer that has some; zero without.
+    experts: usize,
+    /// Layers with a matrix of values, in order.
+    values: Vec<usize>,
+}
+
+impl Rules {
+    /// The facts about tensors with these names and shapes.
+    pub fn of<'a>(tensors: impl Iterator<Item = (&'a str, &'a [usize])>) -> Rules {
+        let mut rules = Rules::default();
+        for (name, shape) in tensors {
+            rules.has_head |= name == "output.weight";
+            let Some((layer, part)) = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else { continue };
+            let Ok(layer) = layer.parse::<usize>() else { continue };
+            rules.layers = rules.layers.max(layer + 1);
+            match part {
+                "ffn_down_exps.weight" => rules.experts = shape[0],
+                "attn_v.weight" => rules.values.push(layer),
+                _ => {}
+            }
+        }
+        rules.values.sort_unstable();
+        rules
+    }
+
+    fn is_sensitive_value(&self, layer: usize) -> bool {
+        let place = self.values.iter().position(|other| *other == layer);
+        place.is_some_and(|place| is_sensitive(place, self.values.len()))
+    }
+}
+
+/// True for tensors that readers take as f32 alone, or that are too small and too sensitive for less: norms, biases, routers,
+/// convolutions, what decays states, tables of positions.
+fn is_exact(name: &str) -> bool {
+    let part = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')).map_or(name, |(_, part)| part);
+    let Some(stem) = part.strip_suffix(".weight") else { return true };
+    stem.ends_with("_norm")
+        || ["ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_conv1d", "shortconv.conv", "position_embd"].contains(&stem)
+}
+
 /// The first and the last eighth of the layers, and every third between them.
 fn is_sensitive(layer: usize, layers: usize) -> bool {
     let eighth = layers / 8;
@@ -106,9 +165,20 @@ fn is_sensitive(layer: usize, layers: usize) -> bool {
 mod tests {
     use super::*;
 
+    /// The rules of a file of 32 layers with these tensors of each.
+    fn rules(head: bool, parts: &[(&str, usize)]) -> Rules {
+        let mut tensors: Vec<(String, [usize; 1])> = Vec::new();
+        for layer in 0..32 {
+            tensors.extend(parts.iter().map(|(part, extent)| (format!("blk.{layer}.{part}.weight"), [*extent])));
+        }
+        tensors.extend(head.then(|| ("output.weight".to_owned(), [1])));
+        Rules::of(tensors.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())))
+    }
+
     #[test]
     fn mixtures_give_more_bits_where_errors_cost_most() {
-        let of = |mix: Mix, name: &str| mix.wanted(name, 32, true);
+        let dense = rules(true, &[("attn_v", 1), ("ffn_down", 1)]);
+        let of = |mix: Mix, name: &str| mix.wanted(name, &dense);
         let downs: Vec<usize> =
             (0..32).filter(|i| of(Mix::Q4M, &format!("blk.{i}.ffn_down.weight")) == Encoding::Q6_K).collect();
         assert_eq!(downs, [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31]);
@@ -119,10 +189,56 @@ mod tests {
             (of(Mix::Q4M, "output.weight"), of(Mix::Q4M, "token_embd.weight")),
             (Encoding::Q6_K, Encoding::Q4_K)
         );
-        assert_eq!(Mix::Q4M.wanted("token_embd.weight", 32, false), Encoding::Q6_K);
+        let tied = rules(false, &[("attn_v", 1)]);
+        assert_eq!(Mix::Q4M.wanted("token_embd.weight", &tied), Encoding::Q6_K);
         assert_eq!(of(Mix::Q4M, "blk.5.attn_qkv.weight"), Encoding::Q5_K);
         assert_eq!(of(Mix::Q5M, "blk.5.attn_qkv.weight"), Encoding::Q6_K);
         assert_eq!(of(Mix::Q6, "blk.7.attn_q.weight"), Encoding::Q6_K);
+    }
+
+    #[test]
+    fn stacks_of_experts_are_encoded_as_the_layers_that_they_stand_for() {
+        let many = rules(true, &[("attn_v", 1), ("ffn_down_exps", 64)]);
+        let of = |name: &str| Mix::Q4M.wanted(name, &many);
+        assert_eq!(
+            (of("blk.6.ffn_down_exps.weight"), of("blk.7.ffn_down_exps.weight")),
+            (Encoding::Q6_K, Encoding::Q4_K)
+        );
+        assert_eq!(of("blk.6.ffn_down_shexp.weight"), Encoding::Q6_K);
+        assert_eq!(of("blk.7.attn_k.weight"), Encoding::Q4_K);
+        let eight = rules(true, &[("attn_v", 1), ("ffn_down_exps", 8)]);
+        let of = |mix: Mix, name: &str| mix.wanted(name, &eight);
+        assert_eq!(of(Mix::Q4M, "blk.7.attn_k.weight"), Encoding::Q8_0);
+        assert_eq!(of(Mix::Q5M, "blk.7.attn_v.weight"), Encoding::Q8_0);
+        assert_eq!(of(Mix::Q4M, "blk.7.attn_output.weight"), Encoding::Q5_K);
+        assert_eq!(of(Mix::Q5M, "blk.7.attn_output.weight"), Encoding::Q5_K);
+    }
+
+    #[test]
+    fn values_of_models_without_attention_in_every_layer_are_counted_by_themselves() {
+        let tensors = [3, 7, 11, 15, 19, 23, 27, 31].map(|layer| format!("blk.{layer}.attn_v.weight"));
+        let hybrid = Rules::of(tensors.iter().map(|name| (name.as_str(), [1usize].as_slice())));
+        let more = tensors.iter().map(|name| Mix::Q4M.wanted(name, &hybrid) == Encoding::Q6_K).collect::<Vec<_>>();
+        assert_eq!(more, [true, false, false, true, false, false, true, true]);
+    }
+
+    #[test]
+    fn small_sensitive_tensors_are_kept_exact() {
+        let rules = rules(true, &[]);
+        for name in [
+            "position_embd.weight",
+            "blk.0.ffn_gate_inp.weight",
+            "blk.0.ssm_conv1d.weight",
+            "blk.0.ssm_norm.weight",
+            "blk.0.ssm_a",
+            "blk.0.ffn_down_exps.bias",
+        ] {
+            assert_eq!(Mix::All(Encoding::BF16).wanted(name, &rules), Encoding::F32, "{name}");
+            assert_eq!(Mix::Q4M.wanted(name, &rules), Encoding::F32, "{name}");
+        }
+        let of = |mix: Mix| mix.wanted("per_layer_model_proj.weight", &rules);
+        assert_eq!((of(Mix::Q4M), of(Mix::All(Encoding::F16))), (Encoding::BF16, Encoding::F16));
+        assert_eq!(Mix::All(Encoding::F16).wanted("blk.0.ffn_gate_exps.weight", &rules), Encoding::F16);
     }
 
     #[test]

@@ -11,7 +11,7 @@ mod super_blocks;
 mod write;
 
 pub use encoding::Encoding;
-pub use mix::Mix;
+pub use mix::{Mix, Rules};
 pub use read::GgufFile;
 pub use write::{GgufTensor, GgufValue, GgufWriter};
 

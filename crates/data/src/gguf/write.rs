@@ -19,6 +19,7 @@ pub enum GgufValue {
     Bool(bool),
     Text(String),
     Texts(Vec<String>),
+    Bools(Vec<bool>),
     I32s(Vec<i32>),
     F32s(Vec<f32>),
 }
@@ -49,6 +50,10 @@ impl GgufValue {
             GgufValue::Texts(texts) => {
                 list(out, kind::TEXT, texts.len());
                 texts.iter().for_each(|text| write_text(text, out));
+            }
+            GgufValue::Bools(values) => {
+                list(out, kind::BOOL, values.len());
+                out.extend(values.iter().map(|x| u8::from(*x)));
             }
             GgufValue::I32s(values) => {
                 list(out, kind::I32, values.len());

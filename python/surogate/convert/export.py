@@ -125,5 +125,5 @@ def _gguf(model: Path, encoding: str, output: Path, name: str) -> None:
         show(f"Note: rows that are not whole blocks of this encoding are stored in {kind}: {_listed(names)}")
     if rounded:
         show(f"Note: {rounded}")
-    if words[0][2] == "no_vocab":
-        show("Note: the model has no tokenizer.json, so the file has no vocabulary")
+    for note in vocabulary.notes(model):
+        show(f"Note: {note}")

@@ -22,14 +22,42 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+#: Words that begin where small letters end, with or without an English ending.
+CASES = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+ENDING"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*ENDING"
+    r"|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+#: Han and kana, and words with marks: DeepSeek-V3.
+HAN = "[一-龥぀-ゟ゠-ヿ]+"
+MARKED = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"""
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+#: Of letters with their marks: Qwen3.5.
+LETTERS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 #: Ways of cutting text, by what tokenizer.json says of them: patterns, "digits" one by one, "words" as GPT-2 has them.
 CUTS = {
     (WORDS.replace("DIGITS", r"\p{N}"),): "qwen2",
     (WORDS.replace("DIGITS", r"\p{N}{1,3}"),): "llama-bpe",
+    (CASES.replace("DIGITS", r"\p{N}").replace("ENDING", ""),): "tekken",
+    (CASES.replace("DIGITS", r"\p{N}{1,3}").replace("ENDING", ENDING),): "gpt-4o",
+    (r"\p{N}{1,3}", HAN, MARKED): "deepseek-v3",
+    (LETTERS,): "qwen35",
     ("digits", "words"): "smollm",
     ("words",): "gpt-2",
 }
+#: Names for vocabularies whose words are not tokens as they are, but merged, where the usual name means the other.
+MERGED = {"llama-bpe": "dbrx"}
+#: Names whose readers take a word that is a token as that token, and those whose vocabulary gives the same either way.
+WHOLE, EITHER = ("llama-bpe", "tekken"), ("gpt-4o",)
+#: Names whose readers cut words before combining marks, where the model does not.
+WITHOUT_MARKS = ("tekken", "gpt-4o")
 
 
 def read(folder: Path, size: int) -> Metadata:
@@ -43,6 +71,34 @@ def read(folder: Path, size: int) -> Metadata:
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         # Every access relies on the form that the tokenizers library writes.
         raise ConfigError(f"{path}: this is not a tokenizer: {type(error).__name__}: {error}") from None
+
+
+def notes(folder: Path) -> list[str]:
+    """Sentences on texts that readers encode otherwise than the model's tokenizer. After :func:`read`."""
+    path, found = folder / "tokenizer.json", []
+    if not path.is_file():
+        return ["the model has no tokenizer.json, so the file has no vocabulary: llama.cpp needs one to run a model"]
+    tokenizer = json_file.read(path)
+    if "NFC" in [step["type"] for step in _steps(tokenizer.get("normalizer"), "normalizers")]:
+        found.append("the tokenizer composes characters (NFC) before it encodes a text; llama.cpp does not")
+    if not tokenizer["model"].get("byte_fallback") and _cut(path, tokenizer) in WITHOUT_MARKS:
+        found.append("llama.cpp cuts words before combining marks, as in Hindi, where the tokenizer does not")
+    return found
+
+
+def _steps(step: Any, name: str) -> list[Any]:
+    """The steps of a part of a tokenizer, which may be one, none, or a sequence under `name`."""
+    if not isinstance(step, dict):
+        return []
+    return step.get(name, []) if step.get("type") == "Sequence" else [step]
+
+
+def _check_normalizer(path: Path, tokenizer: dict[str, Any], by_characters: bool) -> None:
+    spaces = [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
+    known = [{"type": "NFC"}, *(spaces if by_characters else [])]
+    for step in _steps(tokenizer.get("normalizer"), "normalizers"):
+        if step not in known:
+            raise ConfigError(f"{path}: this change of a text before it is encoded has no GGUF form here: {step}")
 
 
 def _read(folder: Path, path: Path, size: int, tokenizer: dict[str, Any]) -> Metadata:
@@ -63,6 +119,7 @@ def _read(folder: Path, path: Path, size: int, tokenizer: dict[str, Any]) -> Met
             raise ConfigError(f"{path}: the added token {token['content']!r} has the id {number}, of {size}")
         tokens[number], types[number] = token["content"], CONTROL if token.get("special") else USER_DEFINED
     pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    _check_normalizer(path, tokenizer, bool(model.get("byte_fallback")))
     if model.get("byte_fallback"):
         own = _by_characters(tokens, types, pairs, model, tokenizer)
     else:
@@ -101,10 +158,8 @@ def _prepends(step: Any) -> bool:
 
 def _cut(path: Path, tokenizer: dict[str, Any]) -> str:
     """The name of the way in which text is cut before it is encoded."""
-    step = tokenizer.get("pre_tokenizer") or {}
-    steps = step.get("pretokenizers", []) if step.get("type") == "Sequence" else [step]
     cuts: list[str] = []
-    for step in steps:
+    for step in _steps(tokenizer.get("pre_tokenizer"), "pretokenizers") or [{}]:
         if step.get("type") == "Split":
             cuts.append(step["pattern"].get("Regex", ""))
         elif step.get("type") == "Digits" and step.get("individual_digits"):
@@ -116,6 +171,13 @@ def _cut(path: Path, tokenizer: dict[str, Any]) -> str:
     found = CUTS.get(tuple(cuts))
     if found is None:
         raise ConfigError(f"{path}: this way of cutting text has no name in GGUF that is known here: {cuts}")
+    whole = bool(tokenizer["model"].get("ignore_merges"))
+    if not whole and found in MERGED:
+        return MERGED[found]
+    if whole != (found in WHOLE) and found not in EITHER:
+        said = "take" if found in WHOLE else "do not take"
+        where = f"{path}: `ignore_merges` is {whole}"
+        raise ConfigError(f"{where}, but readers of {found!r} {said} words that are tokens as they are")
     return found
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from .. import _native
 from ..cli.arguments import UsageError
 from ..errors import ConfigError
-from ..models import gguf
+from ..models import build, gguf
 from ..report.words import bytes_text
 from ..rewards.scores import is_reward_model
 from ..storage import files, hub
@@ -125,5 +125,7 @@ def _gguf(model: Path, encoding: str, output: Path, name: str) -> None:
         show(f"Note: rows that are not whole blocks of this encoding are stored in {kind}: {_listed(names)}")
     if rounded:
         show(f"Note: {rounded}")
-    for note in vocabulary.notes(model):
+    for note in [*gguf.notes(fields), *vocabulary.notes(model)]:
         show(f"Note: {note}")
+    if left := _native.carried_tensors(model, build(fields)):
+        show(f"Note: {left} tensors of parts that are not the text's (images, further predictions) are not in the file")

@@ -97,7 +97,7 @@ transformers 4 and 5.
 
 Every architecture trains with LoRA, QLoRA and in full, with every recipe, and with packed rows. Adapters are in PEFT format;
 merged models and exports have the names and shapes of the published files. The column GGUF says which architectures can be
-exported to GGUF. Vision-language models (`…ForConditionalGeneration`) marked ⊙ compute images where the data have them
+exported to GGUF; llama.cpp itself has computed each of them as the engine does ([results](results.md#gguf)). Vision-language models (`…ForConditionalGeneration`) marked ⊙ compute images where the data have them
 ([images](images.md)); else, and for the others, the text model is trained and the other tensors are copied unchanged.
 
 **Mixtures of experts** (*) train in full and with adapters, on experts and routers, too

@@ -129,3 +129,14 @@ def test_texts_that_are_changed_before_are_told_or_refused(tmp_path: Path, capsy
     )
     with pytest.raises(ConfigError, match="`ignore_merges` is True, but readers of 'qwen2' do not take"):
         vocabulary.read(model, 0)
+
+
+def test_pairs_that_are_no_merges_are_told(tmp_path: Path) -> None:
+    vocab = {token: number for number, token in enumerate(["<unk>", "a", "b", "c", "ab", "bc", "abc", "<0x41>"])}
+    model = {"type": "BPE", "vocab": vocab, "merges": ["a b", "ab c", "b c"], "byte_fallback": True}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model}))
+    (note,) = vocabulary.notes(tmp_path)
+    assert "1 pairs of tokens, such as 'a' and 'bc'" in note
+    model["merges"].append("a bc")
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model}))
+    assert vocabulary.notes(tmp_path) == []

@@ -81,9 +81,19 @@ def notes(folder: Path) -> list[str]:
     tokenizer = json_file.read(path)
     if "NFC" in [step["type"] for step in _steps(tokenizer.get("normalizer"), "normalizers")]:
         found.append("the tokenizer composes characters (NFC) before it encodes a text; llama.cpp does not")
+    if tokenizer["model"].get("byte_fallback") and (others := _other_pairs(tokenizer["model"])):
+        some = f"{len(others)} pairs of tokens, such as {others[0][0]!r} and {others[0][1]!r}"
+        found.append(f"llama.cpp joins {some}, whose text is a token; the tokenizer does not have these merges")
     if not tokenizer["model"].get("byte_fallback") and _cut(path, tokenizer) in WITHOUT_MARKS:
         found.append("llama.cpp cuts words before combining marks, as in Hindi, where the tokenizer does not")
     return found
+
+
+def _other_pairs(model: dict[str, Any]) -> list[tuple[str, str]]:
+    """Pairs of tokens whose text is a token, and which are no merge."""
+    vocab, merges = model["vocab"], {pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]}
+    splits = ((token[:i], token[i:]) for token in vocab for i in range(1, len(token)))
+    return [(a, b) for a, b in splits if a in vocab and b in vocab and f"{a} {b}" not in merges]
 
 
 def _steps(step: Any, name: str) -> list[Any]:

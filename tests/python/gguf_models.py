@@ -19,7 +19,7 @@ PROMPTS = [
     [(11 * t * t + 5) % 90 + 3 for t in range(40)],
 ]
 
-#: Names of numbers that are no weights to draw anew.
+#: Endings of numbers that keep the values which the engine gives them.
 KEPT = ("act_fn.eps", "act_fn.beta")
 
 

@@ -59,6 +59,7 @@ from test_hybrids import (
     tiny_qwen3_next,
 )
 from test_mixtures import (
+    in_mxfp4,
     tiny_deepseek_v2,
     tiny_deepseek_v3,
     tiny_ernie4_5_moe,
@@ -353,6 +354,39 @@ def test_stacks_of_experts_in_codes(encoding: str, tmp_path: Path, capsys) -> No
     if encoding.endswith("_m"):
         assert [kinds[f"blk.{i}.ffn_down_exps.weight"] for i in range(3)] == [usual, usual, "Q6_K"]
         assert kinds["blk.0.attn_k.weight"] == kinds["blk.0.attn_v.weight"] == "Q8_0"
+
+
+def test_experts_in_mxfp4_stay_as_they_are(tmp_path: Path, capsys) -> None:
+    """Codes of a published GPT-OSS become codes of the same numbers; the other matrices are rounded to eight bits."""
+    from gguf import GGUFReader, dequantize
+
+    fields = tiny_gpt_oss(swiglu_limit=7.0, intermediate_size=32, **EVERY)
+    model = model_folder(tmp_path, fields, spread=0.1)
+    of, numbers = tensors(model), np.random.default_rng(5)
+    coded, plain = dict(of), dict(of)
+    for layer in range(2):
+        for name, columns in (("gate_up_proj", 64), ("down_proj", 32)):
+            stem = f"model.layers.{layer}.mlp.experts.{name}"
+            coded[f"{stem}_blocks"], coded[f"{stem}_scales"], plain[stem] = in_mxfp4(numbers, 4, 32, columns)
+            del coded[stem]
+    save_file(plain, model / "model.safetensors", {"format": "pt"})
+    expected = log_probabilities(model)
+    save_file(coded, model / "model.safetensors", {"format": "pt"})
+    skipped = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    config = json.loads((model / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": skipped}
+    (model / "config.json").write_text(json.dumps(config))
+    file = export(model, "mxfp4")
+    found = {tensor.name: tensor for tensor in GGUFReader(file).tensors}
+    kinds = {name: tensor.tensor_type.name for name, tensor in found.items()}
+    assert {kinds[f"blk.0.ffn_{part}_exps.weight"] for part in ("gate", "up", "down")} == {"MXFP4"}
+    assert kinds["blk.0.attn_q.weight"] == "Q8_0" and kinds["blk.0.ffn_up_exps.bias"] == "F32"
+    for part, columns in (("gate", slice(0, None, 2)), ("up", slice(1, None, 2))):
+        tensor = found[f"blk.1.ffn_{part}_exps.weight"]
+        values = plain["model.layers.1.mlp.experts.gate_up_proj"][:, :, columns].swapaxes(1, 2)
+        assert np.array_equal(dequantize(tensor.data, tensor.tensor_type).reshape(values.shape), values)
+    difference = ask(file, prompts=PROMPTS, size=expected.shape[1])["logprobs"] - expected
+    assert 0 < np.sqrt((difference**2).mean()) < ROUNDED
 
 
 @pytest.mark.parametrize(

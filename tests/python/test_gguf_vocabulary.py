@@ -85,8 +85,8 @@ def test_llama_cpp_cuts_texts_where_the_tokenizer_does(cut, name: str, whole: bo
     own, found = surogate.Tokenizer(model), ask(export(model, "f16"), texts=TEXTS + MARKS)["tokens"]
     expected = [own.encode(text) for text in TEXTS + MARKS]
     assert found[: len(TEXTS)] == expected[: len(TEXTS)]
-    told = "Note: llama.cpp cuts words before combining marks" in capsys.readouterr().out
-    assert told == (found != expected) == (name in vocabulary.WITHOUT_MARKS)
+    reported = "Note: llama.cpp cuts words before combining marks" in capsys.readouterr().out
+    assert reported == (found != expected) == (name in vocabulary.WITHOUT_MARKS)
 
 
 @pytest.mark.parametrize(

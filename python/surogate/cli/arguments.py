@@ -301,7 +301,7 @@ def parser() -> argparse.ArgumentParser:
     export = _command(commands, "export", "write the result of a run in another format", reads_run=False)
     export.add_argument("run", metavar="RUN", type=_path, help="output_dir of a run, a checkpoint, a model or an adapter")
     export.add_argument("--format", choices=["hf", "peft", "gguf"], required=True, help="format of the result")
-    encodings = ["bf16", "f16", "f32", "q8_0", "q6_k", "q5_k_m", "q4_k_m"]
+    encodings = ["bf16", "f16", "f32", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "mxfp4"]
     export.add_argument("--encoding", choices=encodings, help="type of matrices in GGUF (default: f16 for a model in f16, else bf16)")
     export.add_argument("--model", type=_path, help="model of an adapter (default: the one that the adapter names)")
     export.add_argument("--output", type=_path, help="folder or file to write (default: inside RUN, named after the format)")

@@ -2,7 +2,7 @@
 
 use tensor::{DType, convert};
 
-use super::{blocks, super_blocks};
+use super::{blocks, mxfp4, super_blocks};
 
 /// An encoding of elements, by the format's names.
 #[allow(non_camel_case_types)]
@@ -17,6 +17,8 @@ pub enum Encoding {
     Q5_0,
     /// Blocks of 32: a scale and the least number, codes of five bits.
     Q5_1,
+    /// Blocks of 32: a power of two, codes of four bits that are floating-point numbers.
+    MXFP4,
     /// Super-blocks of 256: scales and offsets of 32 elements each, codes of four bits.
     Q4_K,
     /// The same with codes of five bits.
@@ -26,13 +28,14 @@ pub enum Encoding {
 }
 
 impl Encoding {
-    pub const ALL: [Encoding; 9] = [
+    pub const ALL: [Encoding; 10] = [
         Encoding::F32,
         Encoding::F16,
         Encoding::BF16,
         Encoding::Q8_0,
         Encoding::Q5_0,
         Encoding::Q5_1,
+        Encoding::MXFP4,
         Encoding::Q4_K,
         Encoding::Q5_K,
         Encoding::Q6_K,
@@ -47,6 +50,7 @@ impl Encoding {
             Encoding::Q8_0 => "q8_0",
             Encoding::Q5_0 => "q5_0",
             Encoding::Q5_1 => "q5_1",
+            Encoding::MXFP4 => "mxfp4",
             Encoding::Q4_K => "q4_k",
             Encoding::Q5_K => "q5_k",
             Encoding::Q6_K => "q6_k",
@@ -65,6 +69,7 @@ impl Encoding {
             Encoding::Q5_K => 13,
             Encoding::Q6_K => 14,
             Encoding::BF16 => 30,
+            Encoding::MXFP4 => 39,
         }
     }
 
@@ -76,7 +81,7 @@ impl Encoding {
     pub const fn block(self) -> usize {
         match self {
             Encoding::F32 | Encoding::F16 | Encoding::BF16 => 1,
-            Encoding::Q8_0 | Encoding::Q5_0 | Encoding::Q5_1 => blocks::ELEMENTS,
+            Encoding::Q8_0 | Encoding::Q5_0 | Encoding::Q5_1 | Encoding::MXFP4 => blocks::ELEMENTS,
             Encoding::Q4_K | Encoding::Q5_K | Encoding::Q6_K => super_blocks::ELEMENTS,
         }
     }
@@ -89,6 +94,7 @@ impl Encoding {
             Encoding::Q8_0 => blocks::Q8_0_BYTES,
             Encoding::Q5_0 => blocks::Q5_0_BYTES,
             Encoding::Q5_1 => blocks::Q5_1_BYTES,
+            Encoding::MXFP4 => mxfp4::BYTES,
             Encoding::Q4_K => super_blocks::Q4_BYTES,
             Encoding::Q5_K => super_blocks::Q5_BYTES,
             Encoding::Q6_K => super_blocks::Q6_BYTES,
@@ -127,6 +133,7 @@ impl Encoding {
                 Encoding::Q8_0 => blocks::encode_q8_0(x, out),
                 Encoding::Q5_0 => blocks::encode_q5_0(x, out),
                 Encoding::Q5_1 => blocks::encode_q5_1(x, out),
+                Encoding::MXFP4 => mxfp4::encode(x, out),
                 Encoding::Q4_K => super_blocks::encode_offset(x, false, out),
                 Encoding::Q5_K => super_blocks::encode_offset(x, true, out),
                 Encoding::Q6_K => super_blocks::encode_q6(x, out),
@@ -149,6 +156,7 @@ impl Encoding {
                 Encoding::Q8_0 => blocks::decode_q8_0(bytes, out),
                 Encoding::Q5_0 => blocks::decode_q5_0(bytes, out),
                 Encoding::Q5_1 => blocks::decode_q5_1(bytes, out),
+                Encoding::MXFP4 => mxfp4::decode(bytes, out),
                 Encoding::Q4_K => super_blocks::decode_offset(bytes, false, out),
                 Encoding::Q5_K => super_blocks::decode_offset(bytes, true, out),
                 Encoding::Q6_K => super_blocks::decode_q6(bytes, out),
@@ -174,6 +182,8 @@ impl Encoding {
             // The largest number of the other sign is one step away: there is one code less for it.
             Encoding::Q5_0 => largest / 16.0 * 1.01 + largest / 1024.0 + 16.0 * F16_LEAST,
             Encoding::Q5_1 => largest / 31.0 * 1.01 + largest / 512.0 + 32.0 * F16_LEAST,
+            // Half of the largest step, which is a third of the largest number, or what is cut off above that.
+            Encoding::MXFP4 => largest * 0.26 + mxfp4::LEAST,
             Encoding::Q4_K => offset(15.0),
             Encoding::Q5_K => offset(31.0),
             Encoding::Q6_K => largest * (1.0 / 31.0 + 1.0 / 256.0 + 1.0 / 512.0) + 4096.0 * F16_LEAST,

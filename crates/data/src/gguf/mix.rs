@@ -14,10 +14,12 @@ pub enum Mix {
     Q5M,
     /// `Q6_K`.
     Q6,
+    /// `MXFP4` for stacks of experts, `Q8_0` for the other matrices.
+    Mxfp4,
 }
 
 impl Mix {
-    pub const ALL: [Mix; 7] = [
+    pub const ALL: [Mix; 8] = [
         Mix::All(Encoding::F32),
         Mix::All(Encoding::F16),
         Mix::All(Encoding::BF16),
@@ -25,15 +27,17 @@ impl Mix {
         Mix::Q6,
         Mix::Q5M,
         Mix::Q4M,
+        Mix::Mxfp4,
     ];
 
-    /// `f32`, `f16`, `bf16`, `q8_0`, `q6_k`, `q5_k_m`, `q4_k_m`.
+    /// `f32`, `f16`, `bf16`, `q8_0`, `q6_k`, `q5_k_m`, `q4_k_m`, `mxfp4`.
     pub const fn name(self) -> &'static str {
         match self {
             Mix::All(encoding) => encoding.name(),
             Mix::Q4M => "q4_k_m",
             Mix::Q5M => "q5_k_m",
             Mix::Q6 => "q6_k",
+            Mix::Mxfp4 => "mxfp4",
         }
     }
 
@@ -53,6 +57,7 @@ impl Mix {
             Mix::Q4M => 15,
             Mix::Q5M => 17,
             Mix::Q6 => 18,
+            Mix::Mxfp4 => 38,
             Mix::All(Encoding::BF16) => 32,
             Mix::All(_) => panic!("only the kinds of ALL are files"),
         }
@@ -77,6 +82,8 @@ impl Mix {
             _ if name == "per_layer_model_proj.weight" => return Encoding::BF16,
             Mix::All(encoding) => return encoding,
             Mix::Q6 => return Encoding::Q6_K,
+            Mix::Mxfp4 if name.ends_with("_exps.weight") => return Encoding::MXFP4,
+            Mix::Mxfp4 => return Encoding::Q8_0,
             Mix::Q4M => Encoding::Q4_K,
             Mix::Q5M => Encoding::Q5_K,
         };
@@ -215,6 +222,14 @@ mod tests {
     }
 
     #[test]
+    fn experts_alone_are_in_floating_point_codes() {
+        let rules = rules(true, &[("ffn_down_exps", 8)]);
+        let of = |name: &str| Mix::Mxfp4.wanted(name, &rules);
+        assert_eq!((of("blk.0.ffn_up_exps.weight"), of("blk.0.attn_q.weight")), (Encoding::MXFP4, Encoding::Q8_0));
+        assert_eq!((of("output.weight"), of("blk.0.ffn_gate_inp.weight")), (Encoding::Q8_0, Encoding::F32));
+    }
+
+    #[test]
     fn values_of_models_without_attention_in_every_layer_are_counted_by_themselves() {
         let tensors = [3, 7, 11, 15, 19, 23, 27, 31].map(|layer| format!("blk.{layer}.attn_v.weight"));
         let hybrid = Rules::of(tensors.iter().map(|name| (name.as_str(), [1usize].as_slice())));
@@ -257,7 +272,7 @@ mod tests {
             assert_eq!(Mix::named(mix.name()), Some(mix));
         }
         let numbers = Mix::ALL.map(Mix::file_type);
-        assert_eq!(numbers, [0, 1, 32, 7, 18, 17, 15]);
+        assert_eq!(numbers, [0, 1, 32, 7, 18, 17, 15, 38]);
         assert_eq!(Mix::named("q4_k"), None);
     }
 }

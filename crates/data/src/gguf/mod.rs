@@ -6,6 +6,7 @@
 mod blocks;
 mod encoding;
 mod mix;
+mod mxfp4;
 mod read;
 mod super_blocks;
 mod write;

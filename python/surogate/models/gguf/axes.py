@@ -28,7 +28,7 @@ def epsilon_notes(_: Any) -> list[str]:
 
 
 def alternating(config: Any, default: tuple[int, int, int]) -> Metadata:
-    """The same of pairs that alternate between the axes. Readers turn pair i with axis i mod 3 if that has pair i, and
+    """The same of pairs that alternate between the axes. Readers turn pair i with axis i mod 3 if that axis has it, and
     else not at all, where the model turns it with the first axis: so that every pair turns, an axis has at least its
     share."""
     found, pairs = config.rope.sections or default, rotated(config) // 2

@@ -91,6 +91,22 @@ impl ImageProcessor {
         self.0.clone().bounded(limits).map(ImageProcessor).map_err(PyValueError::new_err)
     }
 
+    /// The mean and the deviation of each channel, by which pixels from 0 to 1 are normalized.
+    fn normalization(&self) -> ([f64; 3], [f64; 3]) {
+        let [mean, deviation] = self.0.normalization();
+        (mean, deviation)
+    }
+
+    /// The longest edge that an image gets before it is cut in tiles, and the edge of a tile; none where images are not cut.
+    fn tiles(&self) -> Option<(usize, usize)> {
+        self.0.tiles()
+    }
+
+    /// Whether long images are also seen in crops.
+    fn has_crops(&self) -> bool {
+        self.0.has_crops()
+    }
+
     /// Heights and widths of the views of an image, and its rows and columns of tiles.
     fn layout(&self, height: usize, width: usize) -> PyResult<(Vec<(usize, usize)>, (usize, usize))> {
         let (views, [rows, columns]) = self.0.layout([height, width]).map_err(DataError::new_err)?;

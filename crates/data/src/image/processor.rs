@@ -272,6 +272,25 @@ impl Processor {
         Ok(Processor { kind, patch, filter, resizes: of.flag("do_resize", true)?, area, mean, deviation, per_view })
     }
 
+    /// Returns the mean and the deviation of each channel, by which pixels from 0 to 1 are normalized.
+    pub fn normalization(&self) -> [[f64; 3]; 2] {
+        [self.mean, self.deviation]
+    }
+
+    /// Returns the longest edge that an image gets before it is cut in tiles, and the edge of a tile; none where images are
+    /// not cut.
+    pub fn tiles(&self) -> Option<(usize, usize)> {
+        match self.kind {
+            Kind::Tiles { longest, tile, splits: true } => Some((longest, tile)),
+            _ => None,
+        }
+    }
+
+    /// Returns true if long images are also seen in crops.
+    pub fn has_crops(&self) -> bool {
+        matches!(self.kind, Kind::Gemma3 { crops: Some(_), .. })
+    }
+
     /// Returns how often a patch has each channel.
     pub fn frames(&self) -> usize {
         if let Kind::Qwen { frames, .. } = self.kind { frames } else { 1 }

@@ -124,7 +124,11 @@ fn weights(model: &Path, of: &Description) -> Result<Weights> {
         }
     }
     for name in files.names() {
-        if !used.contains(name) && !of.repeated.iter().any(|known| known == name) && !is_computed(name) {
+        if of.expects(name)
+            && !used.contains(name)
+            && !of.repeated.iter().any(|known| known == name)
+            && !is_computed(name)
+        {
             problems.push(format!("`{name}` has no place in the file"));
         }
     }

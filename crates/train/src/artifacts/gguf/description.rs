@@ -29,6 +29,9 @@ pub struct Description {
     /// and stack them, and parts that are not computed are left out. Without it they have the names of the files.
     #[serde(default)]
     pub model: Option<String>,
+    /// Beginnings of names of the tensors that belong into the file; without them all do.
+    #[serde(default)]
+    pub parts: Vec<String>,
 }
 
 /// A tensor of the file and what it is made of.
@@ -96,6 +99,11 @@ pub struct Frequencies {
 }
 
 impl Description {
+    /// True if a tensor of the model belongs into the file.
+    pub fn expects(&self, name: &str) -> bool {
+        self.parts.is_empty() || self.parts.iter().any(|beginning| name.starts_with(beginning.as_str()))
+    }
+
     /// Names of the tensors of the model that the file is made of, each as often as it is used.
     pub fn used(&self) -> Vec<&str> {
         let of_metadata = self.metadata.iter().filter(|(_, kind, _)| kind == "f32s_of");

@@ -102,7 +102,7 @@ impl ImageProcessor {
         self.0.tiles()
     }
 
-    /// Whether long images are also seen in crops.
+    /// True if long images are also seen in crops.
     fn has_crops(&self) -> bool {
         self.0.has_crops()
     }

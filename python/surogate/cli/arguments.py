@@ -88,7 +88,7 @@ COMMAND_FLAGS = {
         "--address": 1, "--adapters": 1, "--token-file": 1, "--max-sequences": 1, "--max-waiting": 1, "--max-tokens": 1,
         "--max-body": 1, "--timeout": 1, "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1,
     },
-    "export": {"--format": 1, "--encoding": 1, "--model": 1, "--output": 1},
+    "export": {"--format": 1, "--encoding": 1, "--text-only": 0, "--model": 1, "--output": 1},
 }
 
 
@@ -303,6 +303,7 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("--format", choices=["hf", "peft", "gguf"], required=True, help="format of the result")
     encodings = ["bf16", "f16", "f32", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "mxfp4"]
     export.add_argument("--encoding", choices=encodings, help="type of matrices in GGUF (default: f16 for a model in f16, else bf16)")
+    export.add_argument("--text-only", action="store_true", help="with --format gguf, without the tower of a vision-language model")
     export.add_argument("--model", type=_path, help="model of an adapter (default: the one that the adapter names)")
     export.add_argument("--output", type=_path, help="folder or file to write (default: inside RUN, named after the format)")
     quantize = _command(commands, "quantize", "write a model with quantized weights, for engines that serve it", reads_run=False)

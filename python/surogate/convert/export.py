@@ -10,11 +10,13 @@ import re
 import shutil
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 from .. import _native
 from ..cli.arguments import UsageError
-from ..errors import ConfigError
+from ..errors import ConfigError, ModelConfigError
 from ..models import build, gguf
+from ..models.gguf import vision
 from ..report.words import bytes_text
 from ..rewards.scores import is_reward_model
 from ..storage import files, hub
@@ -32,6 +34,8 @@ def run(options: Namespace) -> int:
     is_adapter = (source / "adapter_config.json").is_file()
     if options.encoding and options.format != "gguf":
         raise UsageError("--encoding needs --format gguf")
+    if options.text_only and options.format != "gguf":
+        raise UsageError("--text-only needs --format gguf")
     if options.format == "peft":
         if not is_adapter:
             raise ConfigError(f"{source} is a model; only an adapter can be exported as `peft`")
@@ -54,11 +58,11 @@ def run(options: Namespace) -> int:
         with files.folder_beside(output) as folder:
             merged = folder / "merged"
             _merge(base, source, merged)
-            _gguf(merged, encoding, output, place.resolve().name)
+            _gguf(merged, encoding, output, _tower_file(options, place, encoding), place.resolve().name)
     else:
         encoding = options.encoding or _native.default_encoding(source)
         output = Path(options.output or place / f"{place.resolve().name}-{encoding}.gguf")
-        _gguf(source, encoding, output, place.resolve().name)
+        _gguf(source, encoding, output, _tower_file(options, place, encoding), place.resolve().name)
     return 0
 
 
@@ -111,21 +115,81 @@ def _listed(names: list[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _gguf(model: Path, encoding: str, output: Path, name: str) -> None:
+def _tower_encoding(encoding: str) -> str:
+    """The type of the tower's matrices: llama.cpp computes it in f16."""
+    return encoding if encoding == "f32" else "f16"
+
+
+def _tower_file(options: Namespace, place: Path, encoding: str) -> Path | None:
+    """The file of the tower of a vision-language model, named as llama.cpp's users know it; none without a tower."""
+    if options.text_only:
+        return None
+    if options.output:
+        return Path(options.output).with_name(f"mmproj-{Path(options.output).name}")
+    return place / f"mmproj-{place.resolve().name}-{_tower_encoding(encoding)}.gguf"
+
+
+def _gguf(model: Path, encoding: str, output: Path, tower: Path | None, name: str) -> None:
+    """Writes the file of the text, and that of the tower where the model has one: both are described first."""
     fields = hub.model_config(model)
     if is_reward_model(fields):
         raise ConfigError("this is a reward model, for whose head GGUF has no form: serve the folder itself")
     words = vocabulary.read(model, gguf.vocabulary_size(fields))
     description = gguf.describe(fields, words, name)
+    left = _native.carried_tensors(model, build(fields))
+    has_tower = left > 0 and _has_tower(fields, model, left)
+    of_tower, notes = _describe_tower(fields, model, name) if tower and has_tower else ("", [])
+    if of_tower and tower and os.path.lexists(tower):
+        raise ConfigError(f"{tower} already exists: nothing is overwritten")
+    said = _write(model, description, encoding, output)
+    state(output=str(output))
+    if of_tower and tower:
+        try:
+            what, where = "the tower, for `--mmproj`: ", "in the tower, "
+            said += _write(model, of_tower, _tower_encoding(encoding), tower, what, where)
+        except BaseException:
+            output.unlink(missing_ok=True)
+            raise
+        state(mmproj=str(tower))
+        if left := _native.carried_tensors(model, build(fields, images=True)):
+            said.append(f"Note: {left} tensors of other parts, as of audio or of further predictions, are in no file")
+    elif has_tower:
+        said.append(f"Note: this is the text alone: {left} tensors of other parts are in no file (--text-only)")
+    elif left:
+        which = "parts that are not the text's (images, further predictions)"
+        said.append(f"Note: {left} tensors of {which} are not in the file")
+    said += [f"Note: {note}" for note in (*gguf.notes(fields), *notes, *vocabulary.notes(model))]
+    if words[0][2] == "no_vocab":
+        said.append("Note: the model has no tokenizer.json, so the file has no vocabulary")
+    for line in said:
+        show(line)
+
+
+def _has_tower(fields: dict[str, Any], model: Path, left: int) -> bool:
+    """True if weights of a tower are among the `left` tensors that are not those of the text."""
+    if not vision.has_tower(fields):
+        return False
+    try:
+        return left > _native.carried_tensors(model, build(fields, images=True))
+    except ModelConfigError:
+        return True  # with settings that the description of the tower names
+
+
+def _describe_tower(fields: dict[str, Any], model: Path, name: str) -> tuple[str, list[str]]:
+    try:
+        return vision.describe(fields, model, name)
+    except ModelConfigError as error:
+        raise ConfigError(f"{error}\n  hint: --text-only writes the text without the tower for images") from None
+
+
+def _write(model: Path, description: str, encoding: str, output: Path, what: str = "", where: str = "") -> list[str]:
+    """Writes a file, and gives the lines on it."""
     tensors, size, otherwise, rounded = _native.write_gguf(model, description, encoding, output)
-    state(output=str(output), tensors=tensors, bytes=size)
-    show(f"{output}: {tensors} tensors, {bytes_text(size)} (read back and compared with the weights)")
+    if not what:
+        state(tensors=tensors, bytes=size)
+    said = [f"{output}: {what}{tensors} tensors, {bytes_text(size)} (read back and compared with the weights)"]
     for kind in sorted({kind for _, kind in otherwise}):
         names = [name for name, of in otherwise if of == kind]
-        show(f"Note: rows that are not whole blocks of this encoding are stored in {kind}: {_listed(names)}")
-    if rounded:
-        show(f"Note: {rounded}")
-    for note in [*gguf.notes(fields), *vocabulary.notes(model)]:
-        show(f"Note: {note}")
-    if left := _native.carried_tensors(model, build(fields)):
-        show(f"Note: {left} tensors of parts that are not the text's (images, further predictions) are not in the file")
+        which = f"{where}rows that are not whole blocks of this encoding"
+        said.append(f"Note: {which} are stored in {kind}: {_listed(names)}")
+    return [*said, f"Note: {where}{rounded}"] if rounded else said

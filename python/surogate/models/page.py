@@ -12,6 +12,7 @@ from ..dsl.generated import main
 from ..dsl.model import ARCHITECTURES, Architecture
 from . import build  # importing the package registers every architecture
 from .gguf import FORMS
+from .gguf.towers import TOWERS
 from .published import PUBLISHED
 
 #: From the root of a checkout.
@@ -97,7 +98,8 @@ transformers 4 and 5.
 
 Every architecture trains with LoRA, QLoRA and in full, with every recipe, and with packed rows. Adapters are in PEFT format;
 merged models and exports have the names and shapes of the published files. The column GGUF says which architectures can be
-exported to GGUF; llama.cpp itself has computed each of them as the engine does ([results](results.md#gguf)). Vision-language models (`…ForConditionalGeneration`) marked ⊙ compute images where the data have them
+exported to GGUF, and which with `images` also their tower; llama.cpp itself has computed each of them as the engine does
+([results](results.md#gguf), [images](images.md#llamacpp)). Vision-language models (`…ForConditionalGeneration`) marked ⊙ compute images where the data have them
 ([images](images.md)); else, and for the others, the text model is trained and the other tensors are copied unchanged.
 
 **Mixtures of experts** (*) train in full and with adapters, on experts and routers, too
@@ -139,7 +141,7 @@ def row(of: Architecture) -> str:
     text = sys.modules[of.module.__module__].__doc__ or ""
     said = " ".join(text.split())
     examples = ", ".join(f"`{name}`" for name in of.examples)
-    gguf = "yes" if of.name in FORMS else "–"
+    gguf = "images" if of.name in TOWERS else "yes" if of.name in FORMS else "–"
     recorded = "yes" if of.name in RECORDED.values() else "images" if of.name in RECORDED_IMAGES.values() else "–"
     star = (" *" if of.name in MIXTURES else "") + (" ⊙" if of.images else "")
     return f"| `{of.name}`{star} | {examples} | {said} | {gguf} | {recorded} |\n"

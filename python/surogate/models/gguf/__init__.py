@@ -49,7 +49,7 @@ def describe(fields: dict[str, Any], vocabulary: Metadata, name: str) -> str:
     metadata: Metadata = [("general.architecture", "text", kind), ("general.type", "text", "model")]
     metadata.append(("general.name", "text", name))
     metadata += [(f"{kind}.{key}", of, value) for key, of, value in form.sizes(config)]
-    metadata += form.more(config)
+    metadata += form.more(config) + _deepstack(kind, fields)
     metadata += scaling + vocabulary
     ir = build(fields)
     tensors = sources(parameters(ir), form, config)
@@ -73,6 +73,13 @@ def notes(fields: dict[str, Any]) -> list[str]:
     architecture = find(fields)
     config = architecture.config.from_dict(architecture.name, fields)
     return rotation_notes(config) + FORMS[architecture.name].notes(config)
+
+
+def _deepstack(kind: str, fields: dict[str, Any]) -> Metadata:
+    """The number of the tower's blocks whose results are added after the first layers of the text, too."""
+    tower = fields.get("vision_config")
+    blocks = tower.get("deepstack_visual_indexes") if isinstance(tower, dict) else None
+    return [(f"{kind}.n_deepstack_layers", "u32", len(blocks))] if isinstance(blocks, list) and blocks else []
 
 
 def parameters(ir: str) -> list[str]:

@@ -116,7 +116,8 @@ Gemma 4 is a mixture where the configuration has `enable_moe_block: true`. Its r
 only. [Generating](generating.md#how-it-computes) has run on CPUs only, its operations on an H200 too (`surogate doctor --operations`).
 On an H200, twenty training steps of a small Qwen3.5 in float32 have the losses of the CPU to 1.3e-7, with LoRA and in full, on packed rows. In bfloat16, heads of 64 and 128 columns use tensor cores on GPUs with 160 KiB of shared
 memory a block (A100, H100, H200, B200): LoRA of a Qwen3.5 of 4 billion parameters, 4 × 2048 tokens on an H200, went from 15,600 to
-24,000 tokens/s. Other heads, types and GPUs use kernels that go token by token. The comparisons below ran on the CPU,
+24,000 tokens/s. State-space models have the same kernels
+without the correction: LoRA of the shape of Nemotron-H-8B went from 9,800 to 14,900 tokens/s. Other heads, types and GPUs use kernels that go token by token. The comparisons below ran on the CPU,
 those of Gemma 4, GPT-OSS, Mixtral, Qwen3-MoE and Qwen3.5 with recorded values on an H200 too (2026-11-23).
 
 | Architecture | Examples | Description | GGUF | Recorded values |

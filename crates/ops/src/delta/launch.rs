@@ -55,7 +55,7 @@ pub fn scratch(call: &LowerCall<'_>) -> usize {
     let (e, backward) = (extents(call), call.outputs.len() > 1);
     match call.machine.arch {
         Arch::Cpu => 0,
-        _ if tensor_cores::suits(call) => tensor_cores::scratch(&e, backward),
+        _ if tensor_cores::suits(call) => tensor_cores::scratch(call, backward),
         _ if backward => handed(&e),
         _ => 0,
     }

@@ -4,6 +4,7 @@
 //   dq = scale (w1 k + diag(G(t)) do S'), dk = (w2 k + diag(G(t)) n S') + (scale w1' q + w2' k + diag(G(end, t)) u dS')
 //   dg_t = sum over s >= t of its document in the chunk of (q_s.dq_s + the first part of dk_s . k_s - the second . k_s), and dS.S_end
 //     where the document goes on.
+// With ADDITIVE nothing is corrected: dv = beta d_miss, dbeta_t = miss_t.d_miss_t, and the terms of n are absent.
 // A block of 8 warps has a chunk (blockIdx.x) of a key head (.y) of a row (.z) and goes through the heads that share it, in order; a
 // warp has 16 tokens and half of the columns. Fixed order: the same bits on every run. 8192 tokens of 32 heads of 128, 16 key heads, on an
 // H200: 0.81 ms.
@@ -35,7 +36,10 @@ template <int COUNT> __device__ __forceinline__ void add(float (&sum)[COUNT][4],
 extern "C" __global__ void __launch_bounds__(256)
 gated_delta_gradients(const Q_T* __restrict__ q, const K_T* __restrict__ k, const G_T* __restrict__ g,
                       const BETA_T* __restrict__ beta, const int* __restrict__ starts, const DO_T* __restrict__ d_o,
-                      const bf16* __restrict__ weights, const bf16* __restrict__ states, const bf16* __restrict__ miss,
+#if !ADDITIVE
+                      const bf16* __restrict__ weights,
+#endif
+                      const bf16* __restrict__ states, const bf16* __restrict__ miss,
                       const bf16* __restrict__ d_states, const bf16* __restrict__ d_miss, DQ_T* __restrict__ dq,
                       DK_OUT_T* __restrict__ dk, DV_OUT_T* __restrict__ dv, DG_T* __restrict__ dg, DBETA_T* __restrict__ dbeta) {
   extern __shared__ __align__(16) unsigned char memory[];
@@ -57,9 +61,24 @@ gated_delta_gradients(const Q_T* __restrict__ q, const K_T* __restrict__ k, cons
     fetch<DV>(os, CHUNK, count, [&](int t) { return d_o + DO_AT(b, begin + t, h); });
     fetch<DV>(ms, CHUNK, CHUNK, [&](int t) { return miss + AT_TOKEN(DV) + t * DV; });
     fetch<DV>(ns, CHUNK, CHUNK, [&](int t) { return d_miss + AT_TOKEN(DV) + t * DV; });
+#if !ADDITIVE
     fetch<CHUNK>(w1, CHUNK, CHUNK, [&](int t) { return weights + AT_TOKEN(CHUNK) + t * CHUNK; });
+#endif
     fetch<DV>(ss, DK, DK, [&](int d) { return states + AT_STATE + (size_t)d * DV; });
     read_gates(gates, g, beta, starts, b, h, chunk);
+#if ADDITIVE
+    fetched();
+    {  // dv, dbeta
+      float own[HALF_V / 8][4];
+      each(own, m0, v0, [&](int t, int d, float& first, float& second) {
+        const float2 x = get(ns + t * VP + d);
+        first = x.x;
+        second = x.y;
+        if (t < count) put(dv + DV_OUT_AT(b, begin + t, h) + d, gates.rate[t] * x.x, gates.rate[t] * x.y);
+      });
+      along_rows(rows[0], own, ms, VP, m0, v0);
+    }
+#else
     {  // L
       float acc[CHUNK / 16][4];
       clear(acc);
@@ -95,6 +114,7 @@ gated_delta_gradients(const Q_T* __restrict__ q, const K_T* __restrict__ k, cons
       product<CHUNK, true, true>(own, w2, WP, m0, ns, VP, v0);
       along_rows(rows[0], own, ms, VP, m0, v0);
     }
+#endif
     {
       float acc[CHUNK / 16][4];
       clear(acc);
@@ -102,6 +122,7 @@ gated_delta_gradients(const Q_T* __restrict__ q, const K_T* __restrict__ k, cons
       each(acc, m0, s0, [&](int t, int s, float& first, float& second) {
         put(w1 + t * WP + s, first * decay(gates, t, s) * gates.rate[s], second * decay(gates, t, s + 1) * gates.rate[s + 1]);
       });
+#if !ADDITIVE
       __syncthreads();  // L was read
       clear(acc);
       product<DV, false, false>(acc, ns, VP, m0, ms, VP, s0);
@@ -109,6 +130,7 @@ gated_delta_gradients(const Q_T* __restrict__ q, const K_T* __restrict__ k, cons
         put(w2 + t * WP + s, s < t ? first * decay(gates, t, s) * gates.rate[s] : 0.0f,
             s + 1 < t ? second * decay(gates, t, s + 1) * gates.rate[s + 1] : 0.0f);
       });
+#endif
     }
     __syncthreads();
     float part[HALF_K / 8][4];
@@ -123,12 +145,14 @@ gated_delta_gradients(const Q_T* __restrict__ q, const K_T* __restrict__ k, cons
     along_rows(rows[1], part, qs, KP, m0, k0);
     add(sum_q, part);
 
+#if !ADDITIVE
     clear(part);
     product<DV, false, false>(part, ns, VP, m0, ss, VP, k0);
     each(part, m0, k0, by_start);
     product<CHUNK, false, true>(part, w2, WP, m0, ks, KP, k0);
     along_rows(rows[2], part, ks, KP, m0, k0);
     add(sum_k, part);
+#endif
 
     __syncthreads();
     fetch<DV>(ss, DK, DK, [&](int d) { return d_states + AT_STATE + (size_t)d * DV; });
@@ -151,12 +175,17 @@ gated_delta_gradients(const Q_T* __restrict__ q, const K_T* __restrict__ k, cons
     });
     product<CHUNK, true, true>(part, w1, WP, m0, qs, KP, k0);
     EACH(j, HALF_K / 8) EACH(i, 4) part[j][i] *= SCALE;
+#if !ADDITIVE
     product<CHUNK, true, true>(part, w2, WP, m0, ks, KP, k0);
+#endif
     along_rows(rows[3], part, ks, KP, m0, k0);
     add(sum_k, part);
     __syncthreads();
     if (id < CHUNK) {
-      d_gate[id] = SCALE * (rows[1][0][id] + rows[1][1][id]) + (rows[2][0][id] + rows[2][1][id]) - (rows[3][0][id] + rows[3][1][id]);
+      d_gate[id] = SCALE * (rows[1][0][id] + rows[1][1][id]) - (rows[3][0][id] + rows[3][1][id]);
+#if !ADDITIVE
+      d_gate[id] += rows[2][0][id] + rows[2][1][id];
+#endif
       if (id < count) store(dbeta + DBETA_AT(b, begin + id, h), rows[0][0][id] + rows[0][1][id]);
     }
     __syncthreads();

@@ -49,7 +49,6 @@ pub fn suits(call: &LowerCall<'_>) -> bool {
         && of_heads.into_iter().all(|tensor| aligned(&tensor))
         // Gradients are divided by it in between.
         && factor.is_normal()
-        && !additive(call.attrs)
 }
 
 /// The offsets in bytes of what the kernels hand one another: for each head of each chunk a row of numbers for each of
@@ -67,7 +66,7 @@ struct Handed {
 }
 
 impl Handed {
-    fn of(e: &Extents, backward: bool) -> Handed {
+    fn of(e: &Extents, backward: bool, additive: bool) -> Handed {
         let chunks = e.batch * e.heads * e.chunks();
         let mut end = 0;
         let mut next = |numbers: usize, wanted: bool| {
@@ -76,17 +75,17 @@ impl Handed {
             at
         };
         let (of_values, of_keys, of_state) = (CHUNK * e.value_dim, CHUNK * e.key_dim, e.key_dim * e.value_dim);
-        let [values, reads, miss, states] =
-            [of_values, of_keys, of_values, of_state].map(|numbers| next(numbers, true));
-        let [weights, d_miss0, d_miss, d_states] =
-            [CHUNK * CHUNK, of_values, of_values, of_state].map(|numbers| next(numbers, backward));
+        let [values, reads] = [of_values, of_keys].map(|numbers| next(numbers, !additive));
+        let [miss, states] = [of_values, of_state].map(|numbers| next(numbers, true));
+        let weights = next(CHUNK * CHUNK, backward && !additive);
+        let [d_miss0, d_miss, d_states] = [of_values, of_values, of_state].map(|numbers| next(numbers, backward));
         Handed { values, reads, miss, states, weights, d_miss0, d_miss, d_states, end }
     }
 }
 
 /// Returns the bytes of scratch memory.
-pub fn scratch(e: &Extents, backward: bool) -> usize {
-    Handed::of(e, backward).end
+pub fn scratch(call: &LowerCall<'_>, backward: bool) -> usize {
+    Handed::of(&extents(call), backward, additive(call.attrs)).end
 }
 
 /// A kernel that has a block for each chunk of each head.
@@ -122,31 +121,35 @@ fn scan(
     KernelSpec { grid: [(e.value_dim / COLUMNS) as u32, e.heads as u32, e.batch as u32], ..spec }
 }
 
-fn shared_to_prepare(e: &Extents) -> usize {
+fn shared_to_prepare(e: &Extents, additive: bool) -> usize {
     let squares = 2 * CHUNK * (CHUNK + 1) * 4;
-    tile(CHUNK, e.key_dim) + tile(CHUNK, e.value_dim) + 2 * tile(CHUNK, CHUNK) + squares
+    let rest = if additive { tile(CHUNK, e.key_dim) } else { tile(CHUNK, CHUNK) + squares };
+    tile(CHUNK, e.key_dim) + tile(CHUNK, e.value_dim) + tile(CHUNK, CHUNK) + rest
 }
 
 /// Returns the kernel that computes the states before the chunks, and what each token's value misses.
 fn states(call: &LowerCall<'_>, tensors: &[(&str, &TensorRef)], at: &Handed) -> KernelSpec {
-    let handed = [at.values, at.reads, at.states, at.miss].map(Arg::Scratch);
-    let args = [1, 3, 4, 5].map(Arg::Input).into_iter().chain(handed).collect();
-    scan(("gated_delta_scan", "FORWARD"), call, tensors, [4, 3], args)
+    let additive = additive(call.attrs);
+    let values = if additive { vec![Arg::Input(2)] } else { vec![Arg::Scratch(at.values), Arg::Scratch(at.reads)] };
+    let made = [at.states, at.miss].map(Arg::Scratch);
+    let args = [1, 3, 4, 5].map(Arg::Input).into_iter().chain(values).chain(made).collect();
+    scan(("gated_delta_scan", "FORWARD"), call, tensors, [if additive { 2 } else { 4 }, 3], args)
 }
 
 pub fn forward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
     let (e, mut tensors) = (extents(call), operands(call));
     tensors.push(("O", &call.outputs[0]));
-    let at = Handed::of(&e, false);
+    let additive = additive(call.attrs);
+    let at = Handed::of(&e, false, additive);
     let made = [at.values, at.reads].map(Arg::Scratch);
     let args = (1..6).map(Arg::Input).chain(made).collect();
     let kind = ("gated_delta_prepare", "ONLY_FORWARD", PREPARE);
-    let prepare = by_chunk(kind, call, &tensors, shared_to_prepare(&e), args);
+    let prepare = (!additive).then(|| by_chunk(kind, call, &tensors, shared_to_prepare(&e, additive), args));
     let read = [Arg::Scratch(at.states), Arg::Scratch(at.miss), Arg::Output(0)];
     let args = [0, 1, 3, 4, 5].map(Arg::Input).into_iter().chain(read).collect();
     let shared = 2 * tile(CHUNK, e.key_dim) + tile(CHUNK + e.key_dim, e.value_dim) + tile(CHUNK, CHUNK);
     let output = by_chunk(("gated_delta_output", "OUTPUT", OUTPUT), call, &tensors, shared, args);
-    vec![prepare, states(call, &tensors, &at), output]
+    prepare.into_iter().chain([states(call, &tensors, &at), output]).collect()
 }
 
 pub fn backward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
@@ -154,16 +157,26 @@ pub fn backward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
     let names = ["DQ", "DK_OUT", "DV_OUT", "DG", "DBETA"];
     tensors.push(("DO", &call.inputs[6]));
     tensors.extend(names.into_iter().zip(call.outputs));
-    let at = Handed::of(&e, true);
+    let additive = additive(call.attrs);
+    let at = Handed::of(&e, true, additive);
     let inputs = |numbers: &[usize]| numbers.iter().copied().map(Arg::Input).collect::<Vec<_>>();
     let handed = |offsets: &[usize]| offsets.iter().copied().map(Arg::Scratch).collect::<Vec<_>>();
-    let args =
-        [inputs(&[1, 2, 3, 4, 5]), handed(&[at.values, at.reads]), inputs(&[0, 6]), handed(&[at.weights, at.d_miss0])];
+    // Offsets that only corrections have.
+    let corrected = |offsets: &[usize]| if additive { Vec::new() } else { handed(offsets) };
+    let args = match additive {
+        true => [inputs(&[1, 3, 4, 5, 0, 6]), handed(&[at.d_miss0])].concat(),
+        false => {
+            let made = [handed(&[at.values, at.reads]), inputs(&[0, 6]), handed(&[at.weights, at.d_miss0])].concat();
+            [inputs(&[1, 2, 3, 4, 5]), made].concat()
+        }
+    };
     let kind = ("gated_delta_prepare", "BACK", PREPARE);
-    let prepare = by_chunk(kind, call, &tensors, shared_to_prepare(&e), args.concat());
-    let args = [inputs(&[0, 1, 3, 4, 5, 6]), handed(&[at.reads, at.d_miss0, at.d_states, at.d_miss])];
-    let reverse = scan(("gated_delta_scan_back", "REVERSE"), call, &tensors, [6, 5], args.concat());
-    let read = handed(&[at.weights, at.states, at.miss, at.d_states, at.d_miss]);
+    let prepare = by_chunk(kind, call, &tensors, shared_to_prepare(&e, additive), args);
+    let made = handed(&[at.d_miss0, at.d_states, at.d_miss]);
+    let args = [inputs(&[0, 1, 3, 4, 5, 6]), corrected(&[at.reads]), made].concat();
+    let of_keys = if additive { 4 } else { 6 };
+    let reverse = scan(("gated_delta_scan_back", "REVERSE"), call, &tensors, [of_keys, 5], args);
+    let read = [corrected(&[at.weights]), handed(&[at.states, at.miss, at.d_states, at.d_miss])].concat();
     let args = [inputs(&[0, 1, 3, 4, 5, 6]), read, (0..5).map(Arg::Output).collect()].concat();
     let shared = 2 * tile(CHUNK, e.key_dim) + tile(3 * CHUNK + e.key_dim, e.value_dim) + 2 * tile(CHUNK, CHUNK);
     let within = by_chunk(("gated_delta_gradients", "WITHIN", GRADIENTS), call, &tensors, shared, args);

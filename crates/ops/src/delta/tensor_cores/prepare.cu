@@ -2,11 +2,49 @@
 // another. With L[t][s] = G(t, s) k_t.k_s for s < t, G the decay, and T = (I + L diag(beta))^-1:
 //   values = T v, reads = T diag(G(t)) k; then miss = values - reads S for the state S before the chunk.
 //   BACK also: weights = T, and d_miss0 = P' do with P[t][s] = scale G(t, s) q_t.k_s for s <= t, [.., CHUNK, columns] each.
+//   With ADDITIVE nothing is corrected: L = 0 and miss = v, so that only d_miss0 is made, BACK alone.
 // A block of 4 warps has a chunk (blockIdx.x) of a head (.y) of a row (.z). T is made in f32: blocks of 16 by substitution, then
 // X21 = -X22 N21 X11 twice; what products read is bf16. Chunks after the last token are filled up with zeros.
 // 8192 tokens of 32 heads of 128 on an H200: 0.38 ms, BACK 0.52 ms.
 #include "tiles.cuh"
 
+#if defined(BACK)
+// d_miss0 of a chunk from tiles of q, k and do; `own` is room for P.
+__device__ __forceinline__ void gradient_of_miss(const Gates& gates, const bf16* qs, const bf16* ks, const bf16* os, bf16* own, bf16* to) {
+  const int m0 = threadIdx.x / 32 * 16;
+  {
+    float acc[CHUNK / 8][4];
+    clear(acc);
+    product<DK, false, false>(acc, qs, KP, m0, ks, KP, 0);
+    each(acc, m0, 0, [&](int t, int s, float& first, float& second) {
+      put(own + t * WP + s, SCALE * first * decay(gates, t, s), SCALE * second * decay(gates, t, s + 1));
+    });
+  }
+  __syncthreads();
+  float acc[DV / 8][4];
+  clear(acc);
+  product<CHUNK, true, true>(acc, own, WP, m0, os, VP, 0);
+  each(acc, m0, 0, [&](int t, int d, float& first, float& second) { put(to + t * DV + d, first, second); });
+}
+#endif
+
+#if ADDITIVE
+extern "C" __global__ void __launch_bounds__(128)
+gated_delta_prepare(const K_T* __restrict__ k, const G_T* __restrict__ g, const BETA_T* __restrict__ beta,
+                    const int* __restrict__ starts, const Q_T* __restrict__ q, const DO_T* __restrict__ d_o,
+                    bf16* __restrict__ d_miss0) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  __shared__ Gates gates;
+  bf16 *ks = (bf16*)memory, *qs = ks + CHUNK * KP, *os = qs + CHUNK * KP, *own = os + CHUNK * VP;
+  const int chunk = blockIdx.x, h = blockIdx.y, b = blockIdx.z, begin = chunk * CHUNK, count = min(CHUNK, TOKENS - begin);
+  fetch<DK>(ks, CHUNK, count, [&](int t) { return k + K_AT(b, begin + t, h / GROUP); });
+  fetch<DK>(qs, CHUNK, count, [&](int t) { return q + Q_AT(b, begin + t, h / GROUP); });
+  fetch<DV>(os, CHUNK, count, [&](int t) { return d_o + DO_AT(b, begin + t, h); });
+  read_gates(gates, g, beta, starts, b, h, chunk);
+  fetched();
+  gradient_of_miss(gates, qs, ks, os, own, d_miss0 + AT_TOKEN(DV));
+}
+#else
 typedef float Square[CHUNK][CHUNK + 1];
 
 // x(lower left block of `size` at `at`) = -x(lower right) n(lower left) x(upper left); the upper right block holds what is between,
@@ -104,18 +142,7 @@ gated_delta_prepare(const K_T* __restrict__ k, const V_T* __restrict__ v, const 
   fetch<DK>(qs, CHUNK, count, [&](int t) { return q + Q_AT(b, begin + t, h / GROUP); });
   fetch<DV>(vs, CHUNK, count, [&](int t) { return d_o + DO_AT(b, begin + t, h); });
   fetched();
-  {
-    float acc[CHUNK / 8][4];
-    clear(acc);
-    product<DK, false, false>(acc, qs, KP, m0, ks, KP, 0);
-    each(acc, m0, 0, [&](int t, int s, float& first, float& second) {
-      put(own + t * WP + s, SCALE * first * decay(gates, t, s), SCALE * second * decay(gates, t, s + 1));
-    });
-  }
-  __syncthreads();
-  float acc[DV / 8][4];
-  clear(acc);
-  product<CHUNK, true, true>(acc, own, WP, m0, vs, VP, 0);
-  each(acc, m0, 0, [&](int t, int d, float& first, float& second) { put(d_miss0 + AT_TOKEN(DV) + t * DV + d, first, second); });
+  gradient_of_miss(gates, qs, ks, vs, own, d_miss0 + AT_TOKEN(DV));
 #endif
 }
+#endif

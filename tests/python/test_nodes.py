@@ -68,7 +68,7 @@ def port() -> int:
 
 
 class Process(subprocess.Popen[str]):
-    """A run that prints into a file: a pipe that nobody reads would stop it after 64 KiB."""
+    """A run that prints into a file: an unread pipe would stop it after 64 KiB."""
 
     def __init__(self, words: list[str], env: dict[str, str]) -> None:
         self.printed = tempfile.TemporaryFile("w+")

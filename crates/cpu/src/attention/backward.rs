@@ -10,7 +10,8 @@ use program::TensorRef;
 use rayon::prelude::*;
 
 use super::block::{Block, QUERIES};
-use super::{Capped, Room, by_column, by_column_units, by_token, by_token_units, head};
+use super::packed::{Room, by_column, by_column_units, by_token, by_token_units, head};
+use super::softmax::Capped;
 use crate::simd::{MatrixMut, Tiles};
 
 /// The buffers that a task keeps from block to block.

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use ops::attention::{MAX_HEAD_DIM, Mask};
 
-use super::column_panels;
+use super::packed::column_panels;
 use crate::simd::{CHAIN, HEIGHT, Matrix, MatrixMut, Tile, Tiles, WIDTH, pack};
 
 /// Number of queries of one block.

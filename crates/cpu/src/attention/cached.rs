@@ -11,8 +11,8 @@ use program::TensorRef;
 use rayon::prelude::*;
 
 use super::block::{QUERIES, add_chains};
-use super::forward::WeightsOf;
-use super::{Capped, Room, column_panels};
+use super::packed::{Room, column_panels};
+use super::softmax::{Capped, WeightsOf};
 use crate::simd::{CHAIN, HEIGHT, Matrix, MatrixMut, Tile, Tiles, WIDTH, pack};
 
 /// The buffers that a task keeps.
@@ -229,7 +229,8 @@ mod tests {
                 Output::Real { shape: &lse_shape, data: &mut lse, storage: DType::F32 },
             ];
             let units = KV_HEADS
-                * (super::super::by_token_units(tokens, COLUMNS) + super::super::by_column_units(tokens, COLUMNS));
+                * (super::super::packed::by_token_units(tokens, COLUMNS)
+                    + super::super::packed::by_column_units(tokens, COLUMNS));
             let mut packed = vec![0; units];
             forward::run(&mut Call { attrs: &attrs, inputs: &inputs, outputs: &mut outputs }, &mut packed, &mut []);
             o

@@ -3,12 +3,13 @@
 use std::cell::RefCell;
 
 use ops::attention::{Extents, Operands};
-use ops::{Call, Loop, Real, largest, sum_of, vectorised};
+use ops::{Call, vectorised};
 use program::TensorRef;
 use rayon::prelude::*;
 
 use super::block::{Block, QUERIES};
-use super::{Capped, Room, by_column, by_column_units, by_token, by_token_units, head};
+use super::packed::{Room, by_column, by_column_units, by_token, by_token_units, head};
+use super::softmax::{Capped, WeightsOf};
 use crate::simd::{Matrix, MatrixMut, Tiles};
 
 /// The buffers that a task keeps from block to block.
@@ -119,21 +120,4 @@ fn attend(
             o.row(i).iter_mut().for_each(|o| *o /= sum);
         }
     });
-}
-
-/// The step from scores to exponentials of their distance to the largest, including the sink; gives their sum and the
-/// largest.
-pub struct WeightsOf;
-
-impl<'a> Loop<(&'a mut [f32], Option<f32>)> for WeightsOf {
-    type Output = (f32, f32);
-
-    #[inline(always)]
-    fn run((row, sink): (&'a mut [f32], Option<f32>)) -> (f32, f32) {
-        let top = Real::max(largest(row), sink.unwrap_or(f32::NEG_INFINITY));
-        for x in &mut *row {
-            *x = Real::exp(*x - top);
-        }
-        (sum_of(row, |x| x) + sink.map_or(0.0, |sink| Real::exp(sink - top)), top)
-    }
 }

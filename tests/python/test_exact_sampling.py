@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 import surogate
-from conftest import tiny_gemma2, tiny_gemma3, tiny_gpt2, tiny_llama
+import yaml
+from conftest import tiny_gemma2, tiny_gemma3, tiny_gpt2, tiny_llama, tiny_seed_oss
+from surogate.cli.commands import main
 from surogate.errors import ConfigError, RunError
+from surogate.tasks import grpo
 from test_hybrids import tiny_falcon_h1, tiny_lfm2, tiny_qwen3_5_moe
 from test_mixtures import tiny_deepseek_v3, tiny_gpt_oss, tiny_qwen3_moe
 from test_sampled_runs import STORIES, options
@@ -83,12 +86,57 @@ def test_all_kinds_of_layers_sample_as_they_train(tmp_path: Path, fields: Callab
     more = {"max_completion_length": 30, "max_steps": 2, **drawn(tmp_path, fields())}
     run = exact(tmp_path, torch_dtype=dtype, **more)
     if dtype == "bfloat16" and not HAS_BF16:
-        with pytest.raises(RunError, match="(?s)differ by up to .*AVX-512 BF16"):
-            distances(run)
+        with pytest.raises(ConfigError, match="this processor lacks AVX-512 BF16"):
+            surogate.Trainer(run)
         return
     assert distances(run) == [0.0, 0.0]
 
 
-def test_a_run_that_cannot_sample_exactly_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="`exact_sampling: true` is not available here: `lora_dropout: 0.1`"):
-        surogate.Trainer(exact(tmp_path, lora_dropout=0.1))
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"lora_dropout": 0.1}, "`lora_dropout: 0.1` is on in training"),
+        ({"neftune_noise_alpha": 5}, "`neftune_noise_alpha: 5` is on in training"),
+        ({"torch_dtype": "float16"}, "sums of float16 depend on"),
+        ({"recipe": "fp8_hybrid", "torch_dtype": "bfloat16"}, "with `recipe: fp8_hybrid` the scales"),
+    ],
+)
+def test_a_run_that_cannot_sample_exactly_is_refused(tmp_path: Path, more: dict[str, object], why: str) -> None:
+    with pytest.raises(ConfigError, match=f"`exact_sampling: true` is not available here: .*{why}"):
+        surogate.Trainer(exact(tmp_path, **more))
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        (lambda: tiny_seed_oss(residual_dropout=0.1), "the model's configuration has dropout"),
+        (lambda: tiny_llama(attention_dropout=0.1), "the model's configuration has dropout"),
+        (lambda: tiny_llama(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "the model's rotation follows from"),
+    ],
+)
+def test_a_model_that_trains_otherwise_than_it_samples_is_refused(
+    tmp_path: Path, fields: Callable[[], dict[str, object]], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        surogate.Trainer(exact(tmp_path, **drawn(tmp_path, fields())))
+
+
+def test_a_step_that_differs_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss at another temperature than that of the samples."""
+    monkeypatch.setattr(grpo, "at_temperature", lambda logits, _: logits * 0.5)
+    with pytest.raises(RunError, match="step 0: the log-probabilities of sampler and training differ by up to"):
+        distances(exact(tmp_path))
+    assert max(distances(options(tmp_path, device="cpu", max_steps=1))) > 0.0
+
+
+def test_the_plan_says_whether_sampling_is_exact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(options(tmp_path, device="cpu")))
+    assert main(["plan", str(path)]) == 0
+    assert "exact sampling: the log-probabilities of sampler and training have the same bits" in capsys.readouterr().out
+    assert main(["plan", str(path), "exact_sampling=false"]) == 0
+    assert "`exact_sampling: false` has no effect" in capsys.readouterr().out
+    assert main(["plan", str(path), "--machine", "h200", "device=auto"]) == 0
+    assert "sampling is not exact: on GPUs the kernels that sample" in capsys.readouterr().out
+    assert main(["plan", str(path), "--machine", "h200", "device=auto", "exact_sampling=true"]) == 2
+    assert "`exact_sampling: true` is not available here: on GPUs" in capsys.readouterr().err

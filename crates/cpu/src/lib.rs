@@ -26,8 +26,21 @@ mod storage;
 mod together;
 mod wire;
 
+use tensor::DType;
+
 pub use backend::CpuBackend;
 pub use simd::parts as products;
+
+/// Returns true if sums over numbers of a type have an order that follows from the sequence of a token alone, whatever is
+/// computed with it: where this processor multiplies tiles of the type.
+pub fn sums_by_sequence(dtype: DType) -> bool {
+    let attention = simd::Tiles::<f32>::here().is_some();
+    match dtype {
+        DType::F32 => attention,
+        DType::BF16 => attention && simd::Tiles::<u16>::here().is_some(),
+        _ => false,
+    }
+}
 
 /// Returns the name of the processor's instruction set, on which the bits of products depend.
 pub fn instructions() -> &'static str {

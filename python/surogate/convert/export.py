@@ -54,15 +54,14 @@ def run(options: Namespace) -> int:
     elif is_adapter:
         base = _base(source, options.model)
         encoding = options.encoding or _native.default_encoding(base)
-        output = Path(options.output or place / f"{place.resolve().name}-{encoding}.gguf")
+        output, tower = _gguf_files(options, place, encoding)
         with files.folder_beside(output) as folder:
             merged = folder / "merged"
             _merge(base, source, merged)
-            _gguf(merged, encoding, output, _tower_file(options, place, encoding), place.resolve().name)
+            _gguf(merged, encoding, output, tower, place.resolve().name)
     else:
         encoding = options.encoding or _native.default_encoding(source)
-        output = Path(options.output or place / f"{place.resolve().name}-{encoding}.gguf")
-        _gguf(source, encoding, output, _tower_file(options, place, encoding), place.resolve().name)
+        _gguf(source, encoding, *_gguf_files(options, place, encoding), place.resolve().name)
     return 0
 
 
@@ -120,13 +119,21 @@ def _tower_encoding(encoding: str) -> str:
     return encoding if encoding == "f32" else "f16"
 
 
-def _tower_file(options: Namespace, place: Path, encoding: str) -> Path | None:
-    """The file of the tower of a vision-language model, named as llama.cpp's users know it; none without a tower."""
-    if options.text_only:
-        return None
-    if options.output:
-        return Path(options.output).with_name(f"mmproj-{Path(options.output).name}")
-    return place / f"mmproj-{place.resolve().name}-{_tower_encoding(encoding)}.gguf"
+def _gguf_files(options: Namespace, place: Path, encoding: str) -> tuple[Path, Path | None]:
+    """The file of the text, and that of the tower of a vision-language model, named as llama.cpp's users know it; none for
+    the text alone. Raises UsageError for a name that is taken or none."""
+    name = place.resolve().name
+    output = Path(options.output or place / f"{name}-{encoding}.gguf")
+    if not output.name or output.is_dir():
+        raise UsageError(f"--output {options.output}: expected the name of a file, such as {name}-{encoding}.gguf")
+    tower = output.with_name(f"mmproj-{output.name if options.output else f'{name}-{_tower_encoding(encoding)}.gguf'}")
+    for path in [output] if options.text_only else [output, tower]:
+        if os.path.lexists(path):
+            alone = "--text-only writes the text next to it, or " if path == tower else ""
+            raise ConfigError(
+                f"{path} already exists: nothing is overwritten\n  hint: {alone}--output names another file"
+            )
+    return output, None if options.text_only else tower
 
 
 def _gguf(model: Path, encoding: str, output: Path, tower: Path | None, name: str) -> None:
@@ -139,10 +146,7 @@ def _gguf(model: Path, encoding: str, output: Path, tower: Path | None, name: st
     left = _native.carried_tensors(model, build(fields))
     has_tower = left > 0 and _has_tower(fields, model, left)
     of_tower, notes = _describe_tower(fields, model, name) if tower and has_tower else ("", [])
-    if of_tower and tower and os.path.lexists(tower):
-        raise ConfigError(f"{tower} already exists: nothing is overwritten")
     said = _write(model, description, encoding, output)
-    state(output=str(output))
     if of_tower and tower:
         try:
             what, where = "the tower, for `--mmproj`: ", "in the tower, "
@@ -158,9 +162,8 @@ def _gguf(model: Path, encoding: str, output: Path, tower: Path | None, name: st
     elif left:
         which = "parts that are not the text's (images, further predictions)"
         said.append(f"Note: {left} tensors of {which} are not in the file")
+    state(output=str(output))
     said += [f"Note: {note}" for note in (*gguf.notes(fields), *notes, *vocabulary.notes(model))]
-    if words[0][2] == "no_vocab":
-        said.append("Note: the model has no tokenizer.json, so the file has no vocabulary")
     for line in said:
         show(line)
 

@@ -56,6 +56,8 @@ CUTS = {
 MERGED = {"llama-bpe": "dbrx"}
 #: Names whose readers take a word that is a token as that token, and those whose vocabulary gives the same either way.
 WHOLE, EITHER = ("llama-bpe", "tekken"), ("gpt-4o",)
+#: Longest token that is looked for merges, in characters.
+LONGEST = 512
 #: Names whose readers cut words before combining marks, where the model does not.
 WITHOUT_MARKS = ("tekken", "gpt-4o")
 
@@ -81,19 +83,27 @@ def notes(folder: Path) -> list[str]:
     tokenizer = json_file.read(path)
     if "NFC" in [step["type"] for step in _steps(tokenizer.get("normalizer"), "normalizers")]:
         found.append("the tokenizer composes characters (NFC) before it encodes a text; llama.cpp does not")
-    if tokenizer["model"].get("byte_fallback") and (others := _other_pairs(tokenizer["model"])):
-        some = f"{len(others)} pairs of tokens, such as {others[0][0]!r} and {others[0][1]!r}"
-        found.append(f"llama.cpp joins {some}, whose text is a token; the tokenizer does not have these merges")
+    if tokenizer["model"].get("byte_fallback"):
+        count, pair = _other_pairs(tokenizer["model"])
+        if pair:
+            some = f"{count} pairs of tokens, such as {pair[0]!r} and {pair[1]!r}"
+            found.append(f"llama.cpp joins {some}, whose text is a token; the tokenizer does not have these merges")
     if not tokenizer["model"].get("byte_fallback") and _cut(path, tokenizer) in WITHOUT_MARKS:
         found.append("llama.cpp cuts words before combining marks, as in Hindi, where the tokenizer does not")
     return found
 
 
-def _other_pairs(model: dict[str, Any]) -> list[tuple[str, str]]:
-    """Pairs of tokens whose text is a token, and which are no merge."""
+def _other_pairs(model: dict[str, Any]) -> tuple[int, tuple[str, str] | None]:
+    """The number of pairs of tokens whose text is a token and which are no merge, and one of them. Tokens longer than
+    `LONGEST` characters are left out: the time grows with the square of the length."""
     vocab, merges = model["vocab"], {pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]}
-    splits = ((token[:i], token[i:]) for token in vocab for i in range(1, len(token)))
-    return [(a, b) for a, b in splits if a in vocab and b in vocab and f"{a} {b}" not in merges]
+    count, some = 0, None
+    for token in vocab:
+        for i in range(1, len(token) if len(token) <= LONGEST else 0):
+            a, b = token[:i], token[i:]
+            if a in vocab and b in vocab and f"{a} {b}" not in merges:
+                count, some = count + 1, some or (a, b)
+    return count, some
 
 
 def _steps(step: Any, name: str) -> list[Any]:
@@ -203,7 +213,10 @@ def _special(folder: Path, ids: dict[str, int]) -> Metadata:
         number = ids.get(token, config.get(f"{role}_token_id")) if token else config.get(f"{role}_token_id")
         if isinstance(number, list):
             number = number[0] if number else None
-        if number is not None:
+        if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
+            raise ConfigError(f"{folder}: `{role}_token_id` is {number!r}, expected the id of a token")
+        # Configurations say by -1, or by an id after the last, that there is no such token.
+        if number is not None and 0 <= number < len(ids):
             found.append((f"tokenizer.ggml.{key}_token_id", "u32", number))
     if of_turn is not None:
         found.append(("tokenizer.ggml.eot_token_id", "u32", of_turn))

@@ -43,14 +43,16 @@ fn add_next_token(graph: &mut Graph, machine: &Machine) -> Result<(), CompileErr
     let (_, rows) = of_row.split_last().expect("logits have an axis");
     let sampling = ValueType::new(Element::F32, [rows, &[Dim::Fixed(Draw::WIDTH)]].concat());
     let sampling = graph.add_typed(generation::SAMPLING, &sampling, Origin::Input);
-    let factors =
-        graph.add_typed(generation::LOGIT_FACTORS, &ValueType::new(Element::F32, rows.to_vec()), Origin::Input);
-    let exact = machine.arch == Arch::Cpu;
-    graph.inputs.extend([sampling].into_iter().chain(exact.then_some(factors)));
+    graph.inputs.push(sampling);
+    let factors = (machine.arch == Arch::Cpu).then(|| {
+        let of_rows = ValueType::new(Element::F32, rows.to_vec());
+        graph.add_typed(generation::LOGIT_FACTORS, &of_rows, Origin::Input)
+    });
+    graph.inputs.extend(factors);
     let element = graph.value(logits).element;
     let mut append = Append::new(graph, Phase::Forward);
     let mut next = append.emit(id::SAMPLE_TOKEN, &[logits, sampling], Attrs::new());
-    if exact {
+    if let Some(factors) = factors {
         let form = Form {
             operands: vec![Extent::Element, Extent::Row],
             results: vec![(Extent::Element, Expr::Input(0) * Expr::Input(1))],

@@ -2,7 +2,7 @@
 //! complete.
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use super::{ALIGNMENT, Encoding, MAGIC, VERSION, kind};
@@ -143,18 +143,26 @@ impl GgufWriter {
         done.map_err(|e| DataError::io("write", &self.path, e))
     }
 
+    /// Brings all elements to the disk. Returns the file, which has its temporary name, to be checked.
+    ///
+    /// # Panics
+    /// If tensors are missing.
+    pub fn complete(&mut self) -> Result<&Path, DataError> {
+        assert_eq!(self.written, self.tensors.len(), "every tensor is put before a file is complete");
+        let out = self.out.as_mut().expect("a file is finished once");
+        let done = out.flush().and_then(|()| out.get_ref().sync_all());
+        done.map_err(|e| DataError::io("write", &self.path, e))?;
+        Ok(&self.temporary)
+    }
+
     /// Gives the file its name, which must still be free.
     ///
     /// # Panics
     /// If tensors are missing.
     pub fn finish(mut self) -> Result<(), DataError> {
-        assert_eq!(self.written, self.tensors.len(), "every tensor is put before a file is finished");
-        let out = self.out.take().expect("a file is finished once");
-        let complete = || -> io::Result<()> {
-            out.into_inner().map_err(|e| e.into_error())?.sync_all()?;
-            name_new(&self.temporary, &self.path)
-        };
-        complete().map_err(|e| DataError::io("write", &self.path, e))
+        self.complete()?;
+        self.out = None;
+        name_new(&self.temporary, &self.path).map_err(|e| DataError::io("write", &self.path, e))
     }
 }
 

@@ -33,6 +33,8 @@ pub struct GgufDone {
     pub rounded: Option<String>,
 }
 
+const LARGEST_F16: f32 = 65504.0;
+
 /// Elements that one thread encodes at a time: whole blocks of every encoding.
 const PART: usize = 1 << 16;
 
@@ -55,7 +57,7 @@ pub fn write_gguf(model: &Path, description: &str, encoding: &str, output: &Path
     let files = weights(model, &of)?;
     let mut metadata = Vec::new();
     for (key, kind, value) in &of.metadata {
-        metadata.push((key.clone(), of.value(kind, value, &files)?));
+        metadata.push((key.clone(), of.value(key, kind, value, &files)?));
     }
     metadata.push(("general.file_type".to_owned(), GgufValue::U32(mix.file_type())));
     if mix.is_quantised() {
@@ -74,8 +76,8 @@ pub fn write_gguf(model: &Path, description: &str, encoding: &str, output: &Path
         })?;
         writer.put(&bytes).map_err(failed)?;
     }
+    let rounded = verify(&files, &of, &table, writer.complete().map_err(failed)?, output)?.text(encoding);
     writer.finish().map_err(failed)?;
-    let rounded = verify(&files, &of, &table, output)?.text(encoding);
     let bytes = std::fs::metadata(output).map_err(|e| TrainError::io("read", output, e))?.len();
     Ok(GgufDone { tensors: table.len(), bytes, otherwise, rounded })
 }
@@ -191,9 +193,9 @@ fn contents(
 }
 
 /// Reads the file as another program would and holds every element against the model's. Gives what was rounded.
-fn verify(files: &Weights, of: &Description, table: &[GgufTensor], output: &Path) -> Result<Rounding> {
+fn verify(files: &Weights, of: &Description, table: &[GgufTensor], written: &Path, output: &Path) -> Result<Rounding> {
     let wrong = |what: String| TrainError::Failed(format!("{}: written and read back, {what}", output.display()));
-    let file = GgufFile::open(output).map_err(|e| TrainError::Failed(e.to_string()))?;
+    let file = GgufFile::open(written).map_err(|e| TrainError::Failed(e.to_string()))?;
     if !file.tensors().eq(table) {
         return Err(wrong("the table of tensors is another".to_owned()));
     }
@@ -207,6 +209,10 @@ fn verify(files: &Weights, of: &Description, table: &[GgufTensor], output: &Path
             at += length;
             for (found, expected) in found.chunks(block).zip(expected.chunks(block)) {
                 let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+                if tensor.encoding == Encoding::F16 && largest.is_finite() && largest > LARGEST_F16 {
+                    let text = format!("`{}` holds {largest:e}, and f16 ends at {LARGEST_F16}", tensor.name);
+                    return Err(TrainError::Usage(text + "\n  hint: `--encoding f32` keeps all numbers"));
+                }
                 let near = |(f, e): (&f32, &f32)| (f - e).abs() <= tensor.encoding.error(*e, largest);
                 if !found.iter().zip(expected).all(near) {
                     return Err(wrong(format!("`{}` holds other values", tensor.name)));

@@ -63,6 +63,10 @@ pub(super) fn check_reinforcement(config: &Config, reader: &mut Reader) {
             reader.report(path, message, Some(hint.into()));
         }
     };
+    if (of.temperature as f32) < f32::MIN_POSITIVE {
+        let message = format!("`temperature: {:e}` is smaller than f32 holds", of.temperature);
+        report("temperature", message, "0.01 is as good as greedy");
+    }
     let held_out = config.data.validation_datasets.is_some() || config.data.validation_split_ratio > 0.0;
     if of.num_generations_eval.is_some() && !held_out {
         let message = "`num_generations_eval` has no effect without validation data".to_owned();

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cpu::CpuBackend;
-pub(crate) use cpu::products;
+pub(crate) use cpu::{products, sums_by_sequence};
 use gpu::library::Kind;
 use gpu::{GpuBackend, Search, Vendor};
 use net::{Channel, Nodes};

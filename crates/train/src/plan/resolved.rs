@@ -7,7 +7,7 @@ use crate::config::{Config, Offload, Reason, Reasons};
 use crate::engine::instruments::Instruments;
 use crate::input::encoded;
 use crate::model::source::ModelSource;
-use crate::plan::{Plan, exact_sampling};
+use crate::plan::Plan;
 
 /// The values that the choices follow from, before or during the run.
 pub(crate) struct Known<'a> {
@@ -49,8 +49,6 @@ impl Known<'_> {
         for name in ["memcpy_all_gather", "memcpy_send_recv"] {
             choose(name, json!(copies), because);
         }
-        let (exact, because) = exact_sampling::choice(config, self.device == "cpu");
-        choose("exact_sampling", json!(exact), &because);
         for row in Offload::ROWS {
             choose(row.name, json!(false), "it stays on the device");
         }

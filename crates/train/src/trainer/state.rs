@@ -128,7 +128,7 @@ impl Trainer {
         let mut plan = encoded.iter().fold(plan, Plan::with_data);
         plan.notes.extend(plan.note_on_teacher(&config));
         plan.notes.extend(formats::notes_on_recipe(&config, &device.machine));
-        plan.notes.extend(exact_sampling::note(&config, &device.machine)?);
+        plan.notes.extend(exact_sampling::note(&config, &source, plan.compile.compute, &device.machine)?);
         let source = match config.model.init_projections_to_zero {
             true => Arc::new(source.with_projections_at_zero()?),
             false => source,

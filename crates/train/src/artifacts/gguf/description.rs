@@ -112,17 +112,31 @@ impl Description {
     }
 
     /// The value of an entry of the metadata.
-    pub fn value(&self, kind: &str, value: &Value, files: &Weights) -> Result<GgufValue> {
+    ///
+    /// Errors: numbers of a configuration that the type of the entry cannot hold.
+    pub fn value(&self, key: &str, kind: &str, value: &Value, files: &Weights) -> Result<GgufValue> {
+        let too_large = |value: &Value, kind: &str| {
+            TrainError::Usage(format!(
+                "the GGUF entry `{key}` would be {value}, expected a whole number that {kind} holds"
+            ))
+        };
+        let whole = |value: &Value| i32::try_from(value.as_i64()?).ok();
         let number = |value: &Value| value.as_f64().expect("a number of the description");
         let truth = |value: &Value| value.as_bool().expect("a truth value of the description");
         Ok(match kind {
-            "u32" => GgufValue::U32(number(value) as u32),
+            "u32" => {
+                let found = value.as_u64().and_then(|value| u32::try_from(value).ok());
+                GgufValue::U32(found.ok_or_else(|| too_large(value, kind))?)
+            }
             "f32" => GgufValue::F32(number(value) as f32),
             "bool" => GgufValue::Bool(truth(value)),
             "text" => GgufValue::Text(text(value).to_owned()),
             "texts" => GgufValue::Texts(list(value).iter().map(|of| text(of).to_owned()).collect()),
             "bools" => GgufValue::Bools(list(value).iter().map(truth).collect()),
-            "i32s" => GgufValue::I32s(list(value).iter().map(|value| number(value) as i32).collect()),
+            "i32s" => {
+                let values = list(value).iter().map(|value| whole(value).ok_or_else(|| too_large(value, "i32")));
+                GgufValue::I32s(values.collect::<Result<_>>()?)
+            }
             "f32s" => GgufValue::F32s(list(value).iter().map(|value| number(value) as f32).collect()),
             "f32s_of" => {
                 let values = list(value).iter().map(|name| Ok(read(files, text(name))?.values));

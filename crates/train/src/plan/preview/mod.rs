@@ -106,7 +106,7 @@ impl Preview {
                 .cloned()
                 .chain(plan.note_on_teacher(config))
                 .chain(formats::notes_on_recipe(config, machine))
-                .chain(exact_sampling::note(config, machine)?)
+                .chain(exact_sampling::note(config, source, plan.compile.compute, machine)?)
                 .chain(of_data)
                 .collect(),
             recommended: config.recommended.clone(),

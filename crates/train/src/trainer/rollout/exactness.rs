@@ -9,7 +9,8 @@ use crate::trainer::Trainer;
 const DISTANCE: &str = "sampling/sampling_logp_difference/max";
 
 impl Trainer {
-    /// Errors: with `exact_sampling: true` a step whose sampler and training differ, by its metrics.
+    /// Errors: with `exact_sampling: true` a step whose sampler and training differ, by its metrics. A step that trains no token
+    /// has no such metric.
     pub(in crate::trainer) fn check_exactness(&self, step: u64, metrics: &[(String, f64)]) -> Result<()> {
         let distance = metrics.iter().find(|(name, _)| name == DISTANCE).map_or(0.0, |(_, distance)| *distance);
         if distance == 0.0 || self.config.reinforcement.exact_sampling != Setting::Value(true) {
@@ -17,8 +18,7 @@ impl Trainer {
         }
         Err(TrainError::Failed(format!(
             "step {step}: the log-probabilities of sampler and training differ by up to {distance:.1e}, and `exact_sampling: \
-             true` is set\n  hint: this processor lacks the instructions (AVX2; for bfloat16 AVX-512 BF16), or answers came \
-             from elsewhere; `exact_sampling: auto` goes on"
+             true` is set\n  hint: `exact_sampling: auto` goes on; the metric shows the distance of each step"
         )))
     }
 }

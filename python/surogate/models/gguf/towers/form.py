@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..form import Metadata
+from ..form import Metadata, cut
 
 #: A tensor of the file: its name, the parameter that it is made of, and the steps between them.
 Source = dict[str, Any]
@@ -62,11 +62,6 @@ class Tower:
     token: tuple[str, str] | None = None
     #: What readers compute a little otherwise, for the user to know.
     notes: Callable[[Any, Any, Processor], list[str]] = lambda c, v, processor: []
-
-
-def cut(axis: int, start: int, end: int) -> dict[str, Any]:
-    """The step that leaves only the elements from `start` to before `end` of an axis."""
-    return {"slice": {"axis": axis, "from": start, "to": end}}
 
 
 def conv(parameter: str, name: str, v: Any) -> list[Source] | None:

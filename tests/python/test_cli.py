@@ -652,7 +652,7 @@ def test_show_config_says_what_was_given_and_what_is_chosen(capsys, run_file):
     assert code == 0
     assert "learning_rate: 0.02  # given" in out and "lora_rank: 4  # given" in out
     # Decided by the files and the moment of the run.
-    later = {"data_cache", "template", "clock", "recompute_lora"}
+    later = {"data_cache", "template", "clock", "recompute_lora", "exact_sampling"}
     open_ones = {line.split(":")[0] for line in out.splitlines() if re.match(r"\w+: auto(?! *#)", line)}
     assert open_ones <= later, "each other `auto` has a value or a reason"
     assert re.search(r"warmup_steps: \d+  # auto: ", out) and "model_type: llama  # auto: " in out

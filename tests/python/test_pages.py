@@ -31,6 +31,7 @@ ELSEWHERE = {
     r"surogate doctor --calibrate.*|surogate plan .*my-gpu\.json.*": "takes half a minute; test_plan.py has both",
     r"surogate evaluate .*--chat": "needs a model with a chat template",
     r"surogate (generate|chat) .*--image.*": "needs a model that reads images; test_image_answers.py has one",
+    r"surogate export output/photos .*": "needs a run on images; test_export_vision.py has models with towers",
     r"export SUROGATE_TOKEN=.*": "is the user's",
     r"export SUROGATE_SITE_PACKAGES=.*|cargo xtask kernels .*": "compiles kernels, as test.sh does",
     r"python examples/shapes/answers\.py": "takes half a minute; test_example_of_shapes.py has it",

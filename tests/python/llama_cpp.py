@@ -62,7 +62,7 @@ def settings(file: str) -> Any:
 
 
 def call(server: Any, path: str, body: dict[str, Any] | None = None) -> Any:
-    """What the server answers: to a body, or without one."""
+    """Returns the answer of the server to a request, with a body or without one."""
     data = None if body is None else json.dumps(body).encode()
     place = urllib.request.Request(server.listening_address + path, data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(place, timeout=60) as reply:

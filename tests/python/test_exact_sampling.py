@@ -27,7 +27,7 @@ def exact(folder: Path, **more: object) -> dict[str, object]:
 
 
 def distances(run: dict[str, object]) -> list[float]:
-    """Of each step; the tokens must have probabilities at all."""
+    """The largest distance of each step; the tokens must have probabilities at all."""
     found = []
     for metrics in surogate.Trainer(run):
         assert metrics["entropy"] > 0 and metrics["completions/mean_length"] > 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import surogate
 from safetensors.numpy import load_file, save_file
-from surogate.cli.commands import main
+from test_export import run
 from tower_models import AFTER, BEFORE, FAMILIES, SIZE, fields_of, images_of, make, text_of
 
 #: Log-probabilities of files in f32. llama.cpp reads GELU from a table of f16 numbers and computes that of projectors
@@ -19,15 +19,6 @@ CLOSE = 0.02
 CLOSE_F16 = 0.05
 
 
-def run(capsys, *arguments: object) -> tuple[int, str, str]:
-    try:
-        code = main([str(a) for a in arguments])
-    except SystemExit as stop:
-        code = stop.code
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     x = logits.astype(np.float64)
     return x - x.max() - np.log(np.exp(x - x.max()).sum())
@@ -35,7 +26,6 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 def compare(name, folder, text, tower, allowed, *, model=None):
     """Checks what llama.cpp computes after a prompt with each image, and how far that depends on the image."""
-    pytest.importorskip("xllamacpp")
     from llama_cpp_images import PLACE, ask
 
     images = images_of(name)
@@ -153,7 +143,7 @@ def test_attention_between_tokens_of_an_image_that_is_computed_otherwise_is_told
 
 
 def test_tensors_of_a_tower_are_those_of_the_model_in_the_order_of_the_file(capsys, tmp_path):
-    """As the gguf package reads them, for a tower whose tensors are turned; those in f16 are within its rounding."""
+    """Values read by the gguf package equal the weights of a tower with transposed tensors, in f16 within its rounding."""
     gguf = pytest.importorskip("gguf")
     folder = make("gemma4", tmp_path / "gemma4")
     tensors = load_file(folder / "model.safetensors")

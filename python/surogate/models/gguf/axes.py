@@ -16,7 +16,7 @@ def sections(config: Any, default: tuple[int, int, int]) -> Metadata:
 
 
 def alternating_notes(config: Any, default: tuple[int, int, int]) -> list[str]:
-    """What becomes of pairs beyond the shares of the axes."""
+    """Returns a note on pairs beyond the shares of the axes, which readers turn with row and column, the model with time."""
     found, pairs = config.rope.sections or default, rotated(config) // 2
     beyond = [i for i in range(pairs) if i % 3 and i // 3 >= found[i % 3] and sum(found) <= 2 * pairs]
     said = f"readers turn the pairs {beyond} of images with row and column, the model with time; texts are the same"

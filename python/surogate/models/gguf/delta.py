@@ -134,7 +134,7 @@ def qwen3_next_problems(config: Any) -> list[str]:
     return problems
 
 
-#: Of the norms of queries and keys of delta nets, whatever the config says of the others.
+#: The epsilon that readers use in norms of queries and keys of delta nets, whatever the config says of the others.
 UNIT_EPS = 1e-6
 
 

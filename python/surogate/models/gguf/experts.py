@@ -40,7 +40,7 @@ QWEN_MOE: Names = INSIDE | ROUTER | experts("mlp")
 
 
 def normalised(config: Any, always: bool) -> list[str]:
-    """What is wrong with weights of experts in a form whose readers divide them by their sum, or never do."""
+    """Returns the problems of experts' weights in a form whose readers divide them by their sum, or never do."""
     said = "divide by" if always else "do not divide by"
     wrong = bool(config.norm_topk_prob) != always
     return (

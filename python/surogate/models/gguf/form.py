@@ -76,7 +76,7 @@ class Form:
     more: Callable[[Any], Metadata] = lambda _: []
     #: Settings that readers of the form compute otherwise or not at all, each with its reason.
     problems: Callable[[Any], list[str]] = lambda _: []
-    #: What readers compute a little otherwise, for the user to know.
+    #: Sentences for the user on small differences in the arithmetic of readers.
     notes: Callable[[Any], list[str]] = lambda _: []
     #: Vectors of the file that are no parameters, by name.
     constants: Callable[[Any], dict[str, list[float]]] = lambda _: {}

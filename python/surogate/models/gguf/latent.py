@@ -11,7 +11,7 @@ from .sizes import NO_BIASES, SOFTMAX, f32s, leading_dense, llama, refused, repl
 
 
 def keys_and_values(c: Any) -> list[Target]:
-    """Of each head the matrix that makes its own columns of the key, transposed, since readers apply it to queries, and
+    """The matrix of each head that makes its own columns of the key, transposed, since readers apply it to queries, and
     that of its values."""
     by_head = {"reshape": [c.num_attention_heads, c.qk_nope_head_dim + c.v_head_dim, c.kv_lora_rank]}
     own = c.qk_nope_head_dim

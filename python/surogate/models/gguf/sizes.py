@@ -74,7 +74,7 @@ def routed(config: Any, inner: int, *, used: int | None = None, **more: int | No
 
 
 def pattern(kinds: list[str]) -> Metadata:
-    """Which layers have a window."""
+    """Returns for each layer whether it has a window."""
     return [("attention.sliding_window_pattern", "bools", [kind == SLIDING for kind in kinds])]
 
 
@@ -90,7 +90,7 @@ def ssm(kernel: int, state: int, groups: int, rank: int, inner: int) -> Metadata
 
 
 def windows_problems(config: Any) -> list[str]:
-    """What is wrong with windows in a form that has none."""
+    """Returns the problems of windows in a form that has none."""
     found = [*(getattr(config, "windows", None) or []), getattr(config, "window", None)]
     shorter = any(window is not None and window < config.max_position_embeddings for window in found)
     said = "`sliding_window`: readers of this form attend to everything; set it to null to say so"
@@ -103,7 +103,7 @@ def refused(config: Any, reason: str, *names: str) -> list[str]:
 
 
 def dense_problems(config: Any, leading: int = 0) -> list[str]:
-    """What is wrong with layers without experts in a form in which only the first `leading` have none."""
+    """Returns the problems of layers without experts in a form in which only the first `leading` have none."""
     kinds = ["dense" if i < leading else "sparse" for i in range(config.num_hidden_layers)]
     said = "every layer has experts" if not leading else "only the first layers have no experts"
     return [] if config.kinds == kinds else [f"`mlp_only_layers`: in this form {said}"]
@@ -120,6 +120,6 @@ def fields(config: Any, *pairs: tuple[str, str]) -> Metadata:
 
 
 def tanh_problems(config: Any, name: str, function: str) -> list[str]:
-    """What is wrong with activations in forms whose readers compute GELU by tanh."""
+    """Returns the problems of activations in forms whose readers compute GELU by tanh."""
     known = ("gelu_pytorch_tanh", "gelu_new")
     return [] if function in known else [f"`{name}`: readers of this form compute gelu_tanh, not {function}"]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..form import Metadata, cut
+from ..form import Metadata
 
 #: A tensor of the file: its name, the parameter that it is made of, and the steps between them.
 Source = dict[str, Any]
@@ -26,7 +26,7 @@ IN_CONFIG = {"theta": "rope_theta", "rotation": "rope_theta"}
 
 @dataclass(frozen=True)
 class Processor:
-    """What the file says of the preparation of images."""
+    """The preparation of images, as the file describes it."""
 
     mean: list[float]
     deviation: list[float]
@@ -60,7 +60,7 @@ class Tower:
     offset: tuple[str, ...] = ()
     #: A token whose embedding belongs to the file, and its name there.
     token: tuple[str, str] | None = None
-    #: What readers compute a little otherwise, for the user to know.
+    #: Sentences for the user on small differences in the arithmetic of readers.
     notes: Callable[[Any, Any, Processor], list[str]] = lambda c, v, processor: []
 
 

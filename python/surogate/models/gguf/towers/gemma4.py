@@ -96,7 +96,7 @@ def _unified_sizes(c: Any, v: Any, processor: Processor) -> Metadata:
 
 
 def _notes(c: Any, v: Any, processor: Processor) -> list[str]:
-    """What readers compute by the kind of the tower, whatever the config says."""
+    """Returns a note where the tokens of an image see each other in other layers than readers let them."""
     kinds = c.both_ways if c.use_bidirectional_attention == "vision" else ()
     if kinds == (SLIDING,):
         return []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ..form import Metadata
-from .form import SILU, TANH, Processor, Source, Tower, cut, distinct, encoder, fixed
+from ..form import Metadata, cut
+from .form import SILU, TANH, Processor, Source, Tower, distinct, encoder, fixed
 
 QWEN_OUTSIDE = {"model.visual.patch_embed.proj": "v.patch_embd", "model.visual.pos_embed": "v.position_embd"}
 QWEN_INSIDE = {

@@ -192,6 +192,14 @@ def tiny_phi4_multimodal(**changes: object) -> dict[str, object]:
     return tiny_llama(**{**own, **changes})
 
 
+def tiny_phi4mm(**changes: object) -> dict[str, object]:
+    """The same as the model's own code writes it."""
+    own = {"architectures": ["Phi4MMForCausalLM"], "model_type": "phi4mm", "vision_config": None, "audio_config": None}
+    own |= {"embd_layer": {"embedding_cls": "image_audio"}, "img_processor": None, "audio_processor": {"name": "cascades"}}
+    own |= {"vision_lora": {"r": 4, "lora_alpha": 8}, "speech_lora": {"r": 4, "lora_alpha": 8}, "full_attn_mod": 1}
+    return tiny_phi4_multimodal(**{**own, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False, **changes})
+
+
 def tiny_muse_glimmer(**changes: object) -> dict[str, object]:
     """The config.json of a four-layer Muse Glimmer with a small tower."""
     text = {"model_type": "muse_glimmer_text", "num_hidden_layers": 4, "head_dim": 8, "sliding_window": 5, "post_norm_eps": 1e-4}

@@ -27,6 +27,7 @@ from conftest import (
     tiny_olmo_hybrid,
     tiny_phi3,
     tiny_phi4_multimodal,
+    tiny_phi4mm,
     tiny_seed_oss,
 )
 from surogate import models
@@ -34,7 +35,7 @@ from surogate.cli.commands import main
 from surogate.errors import ModelConfigError
 
 NEW = [tiny_gemma2, tiny_gemma3, tiny_gemma4, tiny_gemma4_mixture, tiny_phi3, tiny_granite, tiny_olmo2, tiny_olmo3, tiny_glm4]
-NEW += [tiny_seed_oss, tiny_exaone4, tiny_ernie4_5, tiny_apertus, tiny_olmo_hybrid, tiny_phi4_multimodal, tiny_muse_glimmer]
+NEW += [tiny_seed_oss, tiny_exaone4, tiny_ernie4_5, tiny_apertus, tiny_olmo_hybrid, tiny_phi4_multimodal, tiny_phi4mm, tiny_muse_glimmer]
 
 
 def build(fields: dict) -> dict:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import surogate
-from conftest import tiny_gemma3, tiny_mistral
+from conftest import tiny_gemma3, tiny_mistral, tiny_phi4_multimodal, tiny_phi4mm
 from safetensors.numpy import load_file, save_file
 from surogate.cli.commands import main
 from surogate.errors import ModelConfigError
@@ -121,6 +121,44 @@ def test_what_gemma4_does_not_compute_is_taken_over(shared, tmp_path):
         assert not np.array_equal(surogate.load(result).forward(IDS), plain)
         scalars = [name for name in theirs if name.endswith("layer_scalar")]
         assert len(scalars) == 4 and all(np.array_equal(ours[name], theirs[name]) for name in scalars), "no gradient"
+
+
+def test_adapters_in_the_files_of_phi4_multimodal_are_taken_over(make_model, tmp_path):
+    """Its own code has adapters for images and sound next to each matrix, and computes text without them."""
+    text = make_model(tiny_phi4_multimodal(tie_word_embeddings=True))
+    plain = surogate.load(text).forward(IDS)
+    folder = tmp_path / "whole"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(tiny_phi4mm(tie_word_embeddings=True, torch_dtype="float32")))
+    tensors, others = {}, {"model.embed_tokens_extend.image_embed.glb_GN": np.ones((1, 3), np.float16)}
+    for name, value in load_file(text / "model.safetensors").items():
+        module = name.removesuffix(".weight")
+        if not module.endswith("_proj"):
+            tensors[name] = value
+            continue
+        tensors[f"{module}.base_layer.weight"] = value
+        for kind in ("vision", "speech"):
+            others[f"{module}.lora_A.{kind}.weight"] = np.full((4, value.shape[1]), 0.5, np.float16)
+            others[f"{module}.lora_B.{kind}.weight"] = np.ones((value.shape[0], 4), np.float16)
+    save_file(tensors | others, folder / "model.safetensors")
+    np.testing.assert_array_equal(surogate.load(folder).forward(IDS), plain)
+
+    options = {"model": str(folder), "torch_dtype": "float32", "device": "cpu", "output_dir": str(tmp_path / "run")}
+    adapted = surogate.Trainer(options | {"lora_rank": 4, "lora_dropout": 0.0})
+    full = surogate.Trainer(options | {"lora": False})
+    for trainer, export in ((adapted, adapted.export_merged), (full, full.export)):
+        trainer.step({"input_ids": IDS[None], "labels": IDS[None]}, learning_rate=1e-2)
+        result = tmp_path / f"result {trainer is full}"
+        export(result)
+        ours = load_file(result / "model.safetensors")
+        assert set(ours) == set(tensors | others)
+        assert all(ours[name].dtype == value.dtype and np.array_equal(ours[name], value) for name, value in others.items())
+        assert not np.array_equal(surogate.load(result).forward(IDS), plain)
+    adapted.export(tmp_path / "adapter")
+    names = set(load_file(tmp_path / "adapter" / "adapter_model.safetensors"))
+    assert "base_model.model.model.layers.0.self_attn.qkv_proj.base_layer.lora_A.weight" in names
+    with_adapter = surogate.load(folder, adapter=tmp_path / "adapter").forward(IDS)
+    np.testing.assert_allclose(with_adapter, surogate.load(tmp_path / "result False").forward(IDS), atol=2e-5)
 
 
 def test_sparse_configs_of_published_models():

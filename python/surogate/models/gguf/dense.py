@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ...layers.window import FULL, SLIDING
@@ -305,6 +306,7 @@ PHI3 = Form(
     problems=windows_problems,
     constants=phi3_factors,
 )
+PHI4MM = replace(PHI3, inside={f"{name}.base_layer" if name.endswith("_proj") else name: to for name, to in PHI3.inside.items()})
 LLAMA = Form("llama", interleaved=True, sizes=llama, problems=windows_problems)
 
 FORMS = {
@@ -317,6 +319,7 @@ FORMS = {
     "SmolLM3ForCausalLM": Form("smollm3", interleaved=True, sizes=llama, problems=smollm3_problems),
     "Phi3ForCausalLM": PHI3,
     "Phi4MultimodalForCausalLM": PHI3,
+    "Phi4MMForCausalLM": PHI4MM,
     "GraniteForCausalLM": Form("granite", interleaved=True, sizes=granite_sizes, problems=windows_problems),
     "GraniteSWAForCausalLM": Form(
         "granite_swa",

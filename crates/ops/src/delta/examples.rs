@@ -75,5 +75,6 @@ pub fn calls() -> Vec<Given> {
             ..Given::new([1, 1, 4, 128, 64], &[37, 60, 40])
         },
         Given { attrs: Attrs::new().with("additive", true), ..Given::new([1, 3, 3, 66, 33], &[130]) },
+        Given { attrs: Attrs::new().with("additive", true), ..Given::new([2, 2, 4, 64, 128], &[64, 64, 5]) },
     ]
 }

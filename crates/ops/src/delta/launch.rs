@@ -47,7 +47,7 @@ pub fn handed(e: &Extents) -> usize {
 
 /// Returns the arithmetic in which the kernels of a pass multiply.
 pub fn arithmetic(call: &LowerCall<'_>) -> Arithmetic {
-    if tensor_cores::suits(call) { Arithmetic::OfOperands } else { Arithmetic::Single }
+    if tensor_cores::suits(call, call.outputs) { Arithmetic::OfOperands } else { Arithmetic::Single }
 }
 
 /// Bytes of scratch memory of a pass, whichever kernels it has.
@@ -55,7 +55,7 @@ pub fn scratch(call: &LowerCall<'_>) -> usize {
     let (e, backward) = (extents(call), call.outputs.len() > 1);
     match call.machine.arch {
         Arch::Cpu => 0,
-        _ if tensor_cores::suits(call) => tensor_cores::scratch(call, backward),
+        _ if tensor_cores::suits(call, call.outputs) => tensor_cores::scratch(call, backward),
         _ if backward => handed(&e),
         _ => 0,
     }
@@ -121,7 +121,7 @@ pub fn operands<'a>(call: &'a LowerCall<'_>) -> Vec<(&'static str, &'a TensorRef
 }
 
 pub fn forward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
-    if tensor_cores::suits(call) {
+    if tensor_cores::suits(call, call.outputs) {
         return tensor_cores::forward(call);
     }
     let mut tensors = operands(call);
@@ -130,8 +130,13 @@ pub fn forward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
     vec![KernelSpec { args, ..kernel("gated_delta_forward", "FORWARD", RECURRENCE, call, &tensors) }]
 }
 
+/// True if a call that goes on from kept states is computed in chunks on tensor cores: from one whole chunk on.
+pub fn cached_in_chunks(call: &LowerCall<'_>) -> bool {
+    call.machine.arch != Arch::Cpu && extents(call).tokens >= CHUNK && tensor_cores::suits(call, &call.outputs[..1])
+}
+
 pub fn backward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
-    if tensor_cores::suits(call) {
+    if tensor_cores::suits(call, call.outputs) {
         return tensor_cores::backward(call);
     }
     let (e, d_o) = (extents(call), &call.inputs[6]);

@@ -1,7 +1,7 @@
 //! The gated delta rule, whose states continue those of earlier batches.
 
 use graph::{Dim, Element, OpId, ValueType};
-use program::{Arch, Arg, Cost, TensorRef};
+use program::{Arch, Arg, Arithmetic, Cost, TensorRef};
 use rayon::prelude::*;
 use tensor::Attrs;
 
@@ -9,7 +9,7 @@ use super::{SLOTS, check_places, checked_slots, places, slot_of};
 use crate::call::Call;
 use crate::delta::cpu::{Head, write};
 use crate::delta::examples::Given;
-use crate::delta::{ATTRIBUTES, Extents, additive, check_rows, launch, scale};
+use crate::delta::{ATTRIBUTES, Extents, additive, check_rows, launch, scale, tensor_cores};
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
@@ -64,9 +64,24 @@ impl Op for CachedDelta {
         Cost { flops: e.flops(7.0), bytes: (operands + 2 * states) as f64 }
     }
 
+    fn scratch(&self, call: &LowerCall<'_>) -> usize {
+        if launch::cached_in_chunks(call) { tensor_cores::scratch(call, false) } else { 0 }
+    }
+
+    fn rounds_between(&self) -> bool {
+        true
+    }
+
+    fn arithmetic(&self, call: &LowerCall<'_>) -> Arithmetic {
+        if launch::cached_in_chunks(call) { Arithmetic::OfOperands } else { Arithmetic::Single }
+    }
+
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         for tensor in [&call.inputs[6], &call.outputs[1]] {
             assert!(tensor.is_dense(), "slots and states lie densely: {tensor}");
+        }
+        if launch::cached_in_chunks(call) {
+            return Lowered::Kernels(tensor_cores::cached(call));
         }
         let mut tensors = launch::operands(call);
         tensors.push(("O", &call.outputs[0]));
@@ -98,6 +113,15 @@ impl Op for CachedDelta {
             example([1, 3, 66, 33], 40, &[(1, 17)], Attrs::new()),
             example([2, 4, 16, 40], 70, &[(0, 70), (5, 33), (2, 0)], Attrs::new().with("additive", true)),
             example([1, 8, 128, 64], 1, &[(70, 1), (0, 1)], Attrs::new().with("additive", true).with("scale", 1.0)),
+            // In chunks: rows that begin and that go on, which end within a chunk, at its end, and before it.
+            example([1, 2, 128, 64], 150, &[(0, 150), (9, 64), (3, 70), (5, 1), (2, 0)], Attrs::new()),
+            example([2, 4, 64, 128], 64, &[(1000, 64), (0, 63)], Attrs::new().with("scale", 0.3)),
+            example(
+                [1, 4, 128, 64],
+                130,
+                &[(0, 128), (7, 129)],
+                Attrs::new().with("additive", true).with("scale", 1.0),
+            ),
         ]
     }
 }

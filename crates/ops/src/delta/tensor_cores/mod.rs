@@ -19,6 +19,8 @@ const HEADERS: &[(&str, &str)] = &[
     ("types.cuh", include_str!("../../cuda/types.cuh")),
 ];
 
+const SCAN_FORWARD: &str = "gated_delta_scan";
+
 /// Columns of a state in one block of a scan: as the scalar kernels have.
 const COLUMNS: usize = super::launch::COLUMNS;
 const THREADS: u32 = 128;
@@ -33,8 +35,8 @@ const fn tile(rows: usize, columns: usize) -> usize {
     rows * (columns + 8) * 2
 }
 
-/// True if these kernels take a call, forward or backward.
-pub fn suits(call: &LowerCall<'_>) -> bool {
+/// True if these kernels take a call, forward or backward. `results` are its outputs but for states that are kept.
+pub fn suits(call: &LowerCall<'_>, results: &[TensorRef]) -> bool {
     let e = extents(call);
     let aligned = |tensor: &&TensorRef| {
         let columns_are_dense = tensor.strides[3] == 1;
@@ -42,7 +44,7 @@ pub fn suits(call: &LowerCall<'_>) -> bool {
         let mut rows = rows.map(|(stride, extent)| *extent == 1 || (stride * 2).is_multiple_of(PIECE));
         tensor.dtype == DType::BF16 && columns_are_dense && tensor.offset.is_multiple_of(PIECE) && rows.all(|even| even)
     };
-    let of_heads = call.inputs.iter().chain(call.outputs).filter(|tensor| tensor.shape.len() == 4);
+    let of_heads = call.inputs.iter().chain(results).filter(|tensor| tensor.shape.len() == 4);
     let factor = scale(call.attrs, e.key_dim).expect("checked by the shape rule") as f32;
     [e.key_dim, e.value_dim].iter().all(|columns| [64, 128].contains(columns))
         && call.machine.arch.shared_per_block() >= LEAST_SHARED
@@ -133,7 +135,7 @@ fn states(call: &LowerCall<'_>, tensors: &[(&str, &TensorRef)], at: &Handed) -> 
     let values = if additive { vec![Arg::Input(2)] } else { vec![Arg::Scratch(at.values), Arg::Scratch(at.reads)] };
     let made = [at.states, at.miss].map(Arg::Scratch);
     let args = [1, 3, 4, 5].map(Arg::Input).into_iter().chain(values).chain(made).collect();
-    scan(("gated_delta_scan", "FORWARD"), call, tensors, [if additive { 2 } else { 4 }, 3], args)
+    scan((SCAN_FORWARD, "FORWARD"), call, tensors, [if additive { 2 } else { 4 }, 3], args)
 }
 
 pub fn forward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
@@ -150,6 +152,18 @@ pub fn forward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
     let shared = 2 * tile(CHUNK, e.key_dim) + tile(CHUNK + e.key_dim, e.value_dim) + tile(CHUNK, CHUNK);
     let output = by_chunk(("gated_delta_output", "OUTPUT", OUTPUT), call, &tensors, shared, args);
     prepare.into_iter().chain([states(call, &tensors, &at), output]).collect()
+}
+
+/// Returns the kernels of a call that goes on from kept states: those of `forward`, whose scan begins and ends there.
+pub fn cached(call: &LowerCall<'_>) -> Vec<KernelSpec> {
+    let mut kernels = forward(call);
+    for kernel in &mut kernels {
+        kernel.defines.push(("CACHED".to_owned(), "1".to_owned()));
+        if kernel.entry == SCAN_FORWARD {
+            kernel.args.extend([Arg::Input(6), Arg::Output(1)]);
+        }
+    }
+    kernels
 }
 
 pub fn backward(call: &LowerCall<'_>) -> Vec<KernelSpec> {

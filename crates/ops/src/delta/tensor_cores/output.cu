@@ -9,7 +9,7 @@ gated_delta_output(const Q_T* __restrict__ q, const K_T* __restrict__ k, const G
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ Gates gates;
   bf16 *qs = (bf16*)memory, *ks = qs + CHUNK * KP, *us = ks + CHUNK * KP, *ss = us + CHUNK * VP, *ws = ss + DK * VP;
-  const int chunk = blockIdx.x, h = blockIdx.y, b = blockIdx.z, begin = chunk * CHUNK, count = min(CHUNK, TOKENS - begin);
+  const int chunk = blockIdx.x, h = blockIdx.y, b = blockIdx.z, begin = chunk * CHUNK, count = tokens_of(starts, b, chunk);
   const int m0 = threadIdx.x / 32 * 16;
   fetch<DK>(qs, CHUNK, count, [&](int t) { return q + Q_AT(b, begin + t, h / GROUP); });
   fetch<DK>(ks, CHUNK, count, [&](int t) { return k + K_AT(b, begin + t, h / GROUP); });
@@ -37,5 +37,8 @@ gated_delta_output(const Q_T* __restrict__ q, const K_T* __restrict__ k, const G
   product<CHUNK, false, true>(acc, ws, WP, m0, us, VP, 0);
   each(acc, m0, 0, [&](int t, int d, float& first, float& second) {
     if (t < count) put(o + O_AT(b, begin + t, h) + d, first, second);
+#if defined(CACHED)
+    else if (begin + t < TOKENS) put(o + O_AT(b, begin + t, h) + d, 0.0f, 0.0f);
+#endif
   });
 }

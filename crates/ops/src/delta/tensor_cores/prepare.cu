@@ -97,7 +97,7 @@ gated_delta_prepare(const K_T* __restrict__ k, const V_T* __restrict__ v, const 
   bf16 *ks = (bf16*)memory, *vs = ks + CHUNK * KP, *own = vs + CHUNK * VP, *decayed = own + CHUNK * WP;
   Square& n = *(Square*)(decayed + CHUNK * WP);
   Square& x = *(&n + 1);
-  const int chunk = blockIdx.x, h = blockIdx.y, b = blockIdx.z, begin = chunk * CHUNK, count = min(CHUNK, TOKENS - begin);
+  const int chunk = blockIdx.x, h = blockIdx.y, b = blockIdx.z, begin = chunk * CHUNK, count = tokens_of(starts, b, chunk);
   const int m0 = threadIdx.x / 32 * 16;
   fetch<DK>(ks, CHUNK, count, [&](int t) { return k + K_AT(b, begin + t, h / GROUP); });
   fetch<DV>(vs, CHUNK, count, [&](int t) { return v + V_AT(b, begin + t, h); });

@@ -1,5 +1,6 @@
 // The chunked form of the gated delta rule, second step: states from chunk to chunk, names as in prepare.cu.
 //   gated_delta_scan: states, before each chunk, and miss = values - reads S; S <- G(end) S + k' diag(G(end, t) beta) miss.
+//     With CACHED, S begins as the state of the row's slot in kept [slots, HEADS, DK, DV], f32, and is left there after the last token.
 //   gated_delta_scan_back, from the last chunk: with dS the gradient of the state after a chunk, d_states, and d_miss =
 //     d_miss0 + diag(G(end, t)) k dS (the gradient of beta miss); dS <- G(end) dS + q' diag(scale G(t)) do - reads' diag(beta) d_miss.
 // With ADDITIVE nothing is corrected: miss = v, and the terms of `reads` are absent.
@@ -26,6 +27,19 @@ struct State {
     EACH(i, TILES) product<CHUNK, true, true>(at[i], x, KP, row(i), y, SP, 0);
   }
 
+  // Of columns of a state in global memory, and to them.
+  __device__ __forceinline__ void read(const float* from) {
+    EACH(i, TILES) each(at[i], row(i), 0, [&](int d, int c, float& first, float& second) {
+      const float2 both = *(const float2*)(from + (size_t)d * DV + c);
+      first = both.x, second = both.y;
+    });
+  }
+  __device__ __forceinline__ void keep(float* to) {
+    EACH(i, TILES) each(at[i], row(i), 0, [&](int d, int c, float& first, float& second) {
+      *(float2*)(to + (size_t)d * DV + c) = make_float2(first, second);
+    });
+  }
+
   // To a tile [DK][COLUMNS] and to columns of a state in global memory.
   __device__ __forceinline__ void write(bf16* tile, bf16* to) {
     EACH(i, TILES) each(at[i], row(i), 0, [&](int d, int c, float& first, float& second) {
@@ -44,14 +58,18 @@ gated_delta_scan(const K_T* __restrict__ k, const G_T* __restrict__ g, const BET
 #else
                  const bf16* __restrict__ values, const bf16* __restrict__ reads,
 #endif
-                 bf16* __restrict__ states, bf16* __restrict__ miss) {
+                 bf16* __restrict__ states, bf16* __restrict__ miss
+#if defined(CACHED)
+                 , const int* __restrict__ slots, float* __restrict__ kept
+#endif
+) {
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ Gates gates;
   const int h = blockIdx.y, b = blockIdx.z, c0 = blockIdx.x * COLUMNS, m0 = threadIdx.x / 32 * 16;
   bf16 *ks = (bf16*)memory, *rs = ks + 2 * CHUNK * KP, *vs = rs + READS * CHUNK * KP, *state_tile = vs + 2 * CHUNK * SP;
   bf16* us = state_tile + DK * SP;
   const auto fetch_chunk = [&](int chunk) {
-    const int begin = chunk * CHUNK, count = min(CHUNK, TOKENS - begin), half = chunk % 2;
+    const int begin = chunk * CHUNK, count = tokens_of(starts, b, chunk), half = chunk % 2;
     fetch<DK>(ks + half * CHUNK * KP, CHUNK, count, [&](int t) { return k + K_AT(b, begin + t, h / GROUP); });
 #if ADDITIVE
     fetch<COLUMNS>(vs + half * CHUNK * SP, CHUNK, count, [&](int t) { return v + V_AT(b, begin + t, h) + c0; });
@@ -63,6 +81,11 @@ gated_delta_scan(const K_T* __restrict__ k, const G_T* __restrict__ g, const BET
   };
   State s;
   EACH(i, TILES) clear(s.at[i]);
+#if defined(CACHED)
+  const int position = starts[(size_t)b * TOKENS];
+  float* own = kept + ((size_t)slots[b] * HEADS + h) * DK * DV + c0;
+  if (position > 0) s.read(own);
+#endif
   fetch_chunk(0);
   for (int chunk = 0; chunk < CHUNKS; chunk++) {
     const int half = chunk % 2;
@@ -86,6 +109,9 @@ gated_delta_scan(const K_T* __restrict__ k, const G_T* __restrict__ g, const BET
     s.scale(gates.from_start[CHUNK - 1]);
     s.add(ks + half * CHUNK * KP, us);
   }
+#if defined(CACHED)
+  if (position >= 0) s.keep(own);
+#endif
 }
 #else
 extern "C" __global__ void __launch_bounds__(128)

@@ -59,6 +59,18 @@ __device__ __forceinline__ void fetched() {
   __syncthreads();
 }
 
+// The tokens of a chunk of a row. With CACHED, `starts` are positions in the row's sequence, below 0 for padding, which is after all
+// tokens: every thread of a block takes part.
+__device__ __forceinline__ int tokens_of(const int* starts, int b, int chunk) {
+  const int begin = chunk * CHUNK, count = min(CHUNK, TOKENS - begin);
+#if defined(CACHED)
+  const int t = threadIdx.x;
+  return __syncthreads_count(t < count && starts[(size_t)b * TOKENS + begin + t] >= 0);
+#else
+  return count;
+#endif
+}
+
 // Of the tokens of a chunk of a head: sums of the logarithms of decays since the chunk or the token's document began, the first
 // token of its document in the chunk, what is left of the state before the chunk, what of the token's own part is left after
 // the chunk, and the share of corrections. Decays below e^-100 are as good as none, and differences of sums stay exact.
@@ -70,12 +82,16 @@ struct Gates {
 #define LEAST_LOGARITHM -100.0f
 
 __device__ __forceinline__ void read_gates(Gates& gates, const G_T* g, const BETA_T* beta, const int* starts, int b, int h, int chunk) {
-  const int begin = chunk * CHUNK, count = min(CHUNK, TOKENS - begin), t = threadIdx.x;
+  const int begin = chunk * CHUNK, count = tokens_of(starts, b, chunk), t = threadIdx.x;
   bool goes_on = false;
   float x = 0.0f;
   __syncthreads();
   if (t < CHUNK) {
+#if defined(CACHED)  // padding goes on with what is left of the state
+    const int start = -starts[(size_t)b * TOKENS] - begin;
+#else
     const int start = t < count ? starts[(size_t)b * TOKENS + begin + t] - begin : t;
+#endif
     goes_on = start < 0;
     gates.first[t] = max(start, 0);
     gates.rate[t] = t < count ? load(beta + BETA_AT(b, begin + t, h)) : 0.0f;

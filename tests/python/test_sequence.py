@@ -10,7 +10,7 @@ import pytest
 import surogate
 from conftest import tiny_gemma4, tiny_llama, tiny_phi3
 from surogate.errors import SurogateError
-from test_hybrids import tiny_lfm2, tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next
+from test_hybrids import tiny_falcon_h1, tiny_granitemoehybrid, tiny_lfm2, tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next
 from test_mixtures import tiny_gpt_oss, tiny_mixtral, tiny_qwen3_moe
 
 DEVICE = os.environ.get("SUROGATE_TEST_DEVICE", "cpu")
@@ -159,10 +159,25 @@ def test_layers_that_read_keys_and_values_of_others(lora, make_model):
     agree(folder, (2, 4), lora=lora, positions=packed(), **{**CALM, "rate": 2e-5})
 
 
-def test_rows_that_cannot_be_shared_are_refused_by_name(make_model):
-    folder = make_model(tiny_gpt_oss())
-    with pytest.raises(SurogateError, match="`sequence_parallel_size: 4`: 2 key and value heads"):
-        curve(folder, gpus=4, sequence_parallel_size=4)
-    folder = make_model(tiny_qwen3_5(**HEADS))
-    with pytest.raises(SurogateError, match="`sequence_parallel_size: 4`: 2 heads of gated delta nets"):
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("make", [tiny_llama, tiny_gpt_oss, tiny_qwen3_5, tiny_falcon_h1, tiny_granitemoehybrid])
+def test_keys_and_values_of_fewer_heads_than_ranks(make, lora, make_model):
+    """One head of keys for all queries, one group for all heads of a state-space model."""
+    sizes = {"linear_num_key_heads": 1, "linear_num_value_heads": 4, "mamba_n_groups": 1}
+    fields = make(num_attention_heads=4, num_key_value_heads=1, initializer_range=0.1)
+    folder = make_model(fields | {name: value for name, value in sizes.items() if name in fields})
+    agree(folder, (2, 4), lora=lora, positions=packed(), **CALM)
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        (tiny_gpt_oss(num_attention_heads=2, num_key_value_heads=2), "2 heads of attention"),
+        (tiny_qwen3_5(**HEADS, linear_num_value_heads=2), "2 heads of gated delta nets"),
+        (tiny_falcon_h1(**HEADS, mamba_n_heads=2, mamba_d_head=16), "2 heads of state-space models"),
+    ],
+)
+def test_rows_that_cannot_be_shared_are_refused_by_name(fields, what, make_model):
+    folder = make_model(fields)
+    with pytest.raises(SurogateError, match=f"`sequence_parallel_size: 4`: {what} cannot be shared evenly"):
         curve(folder, gpus=4, sequence_parallel_size=4)

@@ -1,6 +1,7 @@
 //! Makes a model of whole rows one of their parts: each rank computes its tokens of the batch, but attention some heads
 //! of all tokens (Ulysses: arXiv 2309.14509). Heads are partitioned and exchanged before attention and collected after
-//! it, in the graph, so that gradients exchange by construction. The heads of the gated delta rule are partitioned
+//! it, in the graph, so that gradients exchange by construction. Keys and values of fewer heads than ranks are repeated
+//! first. The heads of the gated delta rule are partitioned
 //! likewise, as are the channels of the convolution over tokens before it. What a token draws follows from its place in
 //! the whole batch.
 //!
@@ -186,16 +187,15 @@ fn by_heads(graph: &mut Graph, node: Node, sharding: &Sharding, variant: Variant
         let why = "attention over spans that see each other is not available yet";
         return Err(refused(sharding, why, "choose `sequence_parallel_size: 1`"));
     }
-    let heads = [0, 1].map(|input| graph.value(node.inputs[input]).shape[2]);
-    if let Some(heads) = heads.into_iter().find(|heads| !heads.is_multiple_of(among)) {
-        let what = if heads == node_heads(graph, &node) { "heads" } else { "key and value heads" };
-        let why = format!("{heads} {what} of attention cannot be shared evenly");
-        return Err(refused(sharding, &why, "choose a divisor of the numbers of heads"));
+    let heads = graph.value(node.inputs[0]).shape[2];
+    if !heads.is_multiple_of(among) {
+        let why = format!("{heads} heads of attention cannot be shared evenly");
+        return Err(refused(sharding, &why, "choose a divisor of the number of heads"));
     }
     let mut between = Between::at(graph, &node, sharding, variant);
     let [q, k, v] = [0, 1, 2].map(|input| between.all_tokens(node.inputs[input]));
     let append = &mut between.append;
-    let sinks = sinks.iter().map(|sink| append.emit(id::OWN_PART, &[*sink], own_part(sharding, heads[0]))[0]);
+    let sinks = sinks.iter().map(|sink| append.emit(id::OWN_PART, &[*sink], own_part(sharding, heads))[0]);
     let operands: Vec<ValueId> = [q, k, v, node.inputs[3]].into_iter().chain(sinks.collect::<Vec<_>>()).collect();
     let attended = append.emit(id::ATTENTION, &operands, node.attrs.clone());
     between.own_tokens(attended[0]);
@@ -209,10 +209,11 @@ fn states_by_heads(
     sharding: &Sharding,
     variant: Variant,
 ) -> Result<Vec<Node>, CompileError> {
-    let heads = [0, 2].map(|input| graph.value(node.inputs[input]).shape[2]);
-    if let Some(heads) = heads.into_iter().find(|heads| !heads.is_multiple_of(sharding.sequence)) {
-        let why = format!("{heads} heads of gated delta nets cannot be shared evenly");
-        return Err(refused(sharding, &why, "choose a divisor of the numbers of heads"));
+    let heads = graph.value(node.inputs[2]).shape[2];
+    if !heads.is_multiple_of(sharding.sequence) {
+        let what = if node.attrs.flag("additive") == Ok(true) { "state-space models" } else { "gated delta nets" };
+        let why = format!("{heads} heads of {what} cannot be shared evenly");
+        return Err(refused(sharding, &why, "choose a divisor of the number of heads"));
     }
     let mut between = Between::at(graph, &node, sharding, variant);
     let [q, k, v] = [0, 1, 2].map(|input| between.all_tokens(node.inputs[input]));
@@ -277,8 +278,27 @@ impl<'a> Between<'a> {
 
     /// Returns all tokens with the own heads, from the own tokens with all heads.
     fn all_tokens(&mut self, id: ValueId) -> ValueId {
-        let dealt = self.emit(id::DEAL_HEADS, id, Attrs::new().with("parts", self.among));
+        let even = self.repeated(id);
+        let dealt = self.emit(id::DEAL_HEADS, even, Attrs::new().with("parts", self.among));
         self.emit(id::EXCHANGE, dealt, Attrs::new().with("among", self.among).with("rows", self.rows))
+    }
+
+    /// Returns each head as many times as the ranks need to share them evenly: once, but for the keys and values of few
+    /// heads. Those that read a head read its copies.
+    fn repeated(&mut self, id: ValueId) -> ValueId {
+        let [.., heads, columns] = self.append.graph.value(id).shape[..] else { panic!("heads have columns") };
+        let copies = (1..=self.among).find(|copies| (heads * copies).is_multiple_of(self.among));
+        match copies.expect("as many copies as ranks are enough") {
+            1 => id,
+            copies => {
+                let of_columns = || Attrs::new().with("head_dim", columns);
+                let alone = self.emit(id::SPLIT_HEADS, id, of_columns());
+                let copies = self.emit(id::REPEAT_HEADS, alone, Attrs::new().with("heads", copies));
+                let of_head = self.emit(id::MERGE_HEADS, copies, Attrs::new());
+                let flat = self.emit(id::MERGE_HEADS, of_head, Attrs::new());
+                self.emit(id::SPLIT_HEADS, flat, of_columns())
+            }
+        }
     }
 
     /// Returns the own tokens with all heads, from all tokens with the own heads.
@@ -296,10 +316,6 @@ impl<'a> Between<'a> {
         last.outputs = vec![output];
         nodes
     }
-}
-
-fn node_heads(graph: &Graph, node: &Node) -> usize {
-    graph.value(node.inputs[0]).shape[2]
 }
 
 /// A node whose random numbers are those of its elements in the whole batch.

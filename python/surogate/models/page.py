@@ -103,8 +103,8 @@ exported to GGUF, and which with `images` also their tower; llama.cpp itself has
 ([images](images.md)); else, and for the others, the text model is trained and the other tensors are copied unchanged.
 
 **Mixtures of experts** (*) train in full and with adapters, on experts and routers, too
-([fine-tuning](fine-tuning.md#mixtures-of-experts)). QLoRA also quantizes the expert matrices; routers keep their type. Quantized
-experts have run on CPUs only. The load-balancing loss is added if the configuration has `output_router_logits: true`, or with the
+([fine-tuning](fine-tuning.md#mixtures-of-experts)). QLoRA also quantizes the expert matrices; routers keep their type.
+The load-balancing loss is added if the configuration has `output_router_logits: true`, or with the
 option `router_aux_loss_coef`, for architectures for which transformers has it, but not for ERNIE 4.5, where it counts choices that are
 not made; DeepSeek-V3, GLM-4.5, GLM-4.7-Flash, ERNIE 4.5 and LFM2 have `router_bias_update_rate` instead. GPT-OSS files with experts in MXFP4 are read, too.
 On Hopper the products of experts have kernels of their own, other GPUs use portable kernels. Router scores of DeepSeek,
@@ -112,13 +112,15 @@ GLM and ERNIE 4.5 are f32 whatever the type of the run is, those of the others h
 Adapters leave `out_proj` of Falcon-H1 and Nemotron-H out, since PEFT refuses to load them there.
 Gemma 4 is a mixture where the configuration has `enable_moe_block: true`. Its router has a matrix that `all-linear` adapts.
 
-**Models with gated delta nets** (Qwen3.5, Qwen3-Next) can share a row among ranks (`sequence_parallel_size`); this has run on CPUs
-only. [Generating](generating.md#how-it-computes) has run on CPUs only, its operations on an H200 too (`surogate doctor --operations`).
-On an H200, twenty training steps of a small Qwen3.5 in float32 have the losses of the CPU to 1.3e-7, with LoRA and in full, on packed rows. In bfloat16, heads of 64 and 128 columns use tensor cores on GPUs with 160 KiB of shared
-memory a block (A100, H100, H200, B200): LoRA of a Qwen3.5 of 4 billion parameters, 4 × 2048 tokens on an H200, went from 15,600 to
-24,000 tokens/s. State-space models have the same kernels
-without the correction: LoRA of the shape of Nemotron-H-8B went from 9,800 to 14,900 tokens/s. Other heads, types and GPUs use kernels that go token by token. The comparisons below ran on the CPU,
-those of Gemma 4, GPT-OSS, Mixtral, Qwen3-MoE and Qwen3.5 with recorded values on an H200 too (2026-11-23).
+**Hybrids**, with gated delta nets (Qwen3.5, Qwen3-Next, OLMo Hybrid) or state-space models (Nemotron-H, Falcon-H1, Granite 4), can share a
+row among ranks (`sequence_parallel_size`): on two H200, losses in float32 are those of the CPU to 3e-5. In bfloat16, heads of 64 and 128 columns use tensor cores on GPUs with 160 KiB of shared
+memory a block (A100, H100, H200, B200), in training and for prompts: LoRA of a Qwen3.5 of 4 billion parameters, 4 × 2048 tokens on an
+H200, went from 15,600 to 24,000 tokens/s, of the shape of Nemotron-H-8B from 9,800 to 14,900. Other heads, types and GPUs use kernels
+that go token by token.
+
+**On GPUs**, every architecture of `tests/oracle/draw_configs.py` trains and generates in float32 as on the CPU, in full, with LoRA and with
+QLoRA (`bench/device/families.py`, H200, 2026-11-30). The comparisons below ran on the CPU, those of Gemma 4, GPT-OSS, Mixtral,
+Qwen3-MoE and Qwen3.5 with recorded values on an H200 too (2026-11-23).
 
 | Architecture | Examples | Description | GGUF | Recorded values |
 |---|---|---|---|---|

@@ -247,6 +247,52 @@ def test_a_run_learns_from_its_teacher_and_resumes_with_the_same_bits(options, t
         assert all(found[key] == step[key] for key in ("loss", "grad_norm", "entropy"))
 
 
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_kept_tokens_of_a_teacher_teach_as_the_teacher_does(gpus, text_run, tmp_path, capfd):
+    """Over two epochs of shuffled rows, in evaluations, after a resume, and in a later run, which needs no teacher any more."""
+    run = {**text_run, "beta": 0.0, "loss_top_k": 32, "gpus": gpus, "gradient_accumulation_steps": 2 // gpus, "max_steps": 8}
+    run["data_cache"] = str(tmp_path / "cache")
+    usual = surogate.Trainer(run)
+    expected = [step["loss"] for step in usual]
+    kept = surogate.Trainer({**run, "precompute_teacher": True})
+    said = capfd.readouterr().err
+    assert "32 tokens have " in said and "% of the teacher's probability, on average" in said
+    for _ in range(3):
+        kept.step()
+    kept.save(tmp_path / "kept")
+    [file] = (tmp_path / "cache").glob("*.values")
+    assert file.stat().st_size > 24 * 32 * 8
+    written = file.stat().st_ino
+    resumed = surogate.Trainer({**run, "precompute_teacher": True, "resume_from_checkpoint": str(tmp_path / "kept")})
+    assert [step["loss"] for step in resumed] == pytest.approx(expected[3:], rel=1e-6)
+    assert resumed.evaluate()["loss"] == pytest.approx(usual.evaluate()["loss"], rel=1e-6)
+    assert [of.stat().st_ino for of in (tmp_path / "cache").glob("*.values")] == [written], "kept once"
+    other = surogate.Trainer({**run, "precompute_teacher": True, "loss_top_k": 8})
+    assert other.step()["loss"] != pytest.approx(expected[0], rel=1e-4)
+    assert len(list((tmp_path / "cache").glob("*.values"))) == 2
+
+
+def test_kept_tokens_that_were_changed_end_the_run(text_run, tmp_path):
+    run = {**text_run, "beta": 0.0, "loss_top_k": 32, "precompute_teacher": True, "data_cache": str(tmp_path / "cache")}
+    surogate.Trainer(run).step()
+    [file] = (tmp_path / "cache").glob("*.values")
+    content = bytearray(file.read_bytes())
+    content[: 24 * 32 * 8] = bytes(24 * 32 * 8)
+    file.write_bytes(content)
+    with pytest.raises(SurogateError, match="the kept tokens of the teacher cannot be read: the content is not what was written"):
+        list(surogate.Trainer(run))
+
+
+def test_tokens_of_a_teacher_are_kept_for_the_rows_of_the_run_alone(text_run, tmp_path):
+    run = {**text_run, "beta": 0.0, "loss_top_k": 32, "precompute_teacher": True}
+    with pytest.raises(SurogateError, match="`precompute_teacher: true` keeps the teacher's tokens in the cache .*: set `data_cache`"):
+        surogate.Trainer({**run, "data_cache": "off"})
+    trainer = surogate.Trainer({**run, "data_cache": str(tmp_path / "cache")})
+    rows = np.arange(64).reshape(2, 1, 32) + 5
+    with pytest.raises(SurogateError, match="`precompute_teacher` knows the documents of the run's data, and the batch has others"):
+        trainer.step({"input_ids": rows, "labels": rows})
+
+
 def test_several_ranks_learn_as_one(text_run):
     run = {**text_run, "max_steps": 3, "shuffle": False, "per_device_train_batch_size": 1}
     one = list(surogate.Trainer(run))

@@ -258,6 +258,7 @@ ELSEWHERE = {
     "temperature": "tests/python/test_distillation.py",
     "loss_top_k": "tests/python/test_distillation.py",
     "loss_add_tail": "tests/python/test_distillation.py",
+    "precompute_teacher": "tests/python/test_distillation.py",
     "cross_entropy_weight": "tests/python/test_distillation.py",
     "epsilon": "tests/python/test_sampled_losses.py",
     "epsilon_high": "tests/python/test_sampled_losses.py",

@@ -63,7 +63,7 @@ mod word_file;
 
 pub use agent::AgentForm;
 pub use batch::{Batch, Patches, Placed, Taught};
-pub use cache::RowCache;
+pub use cache::{RecordWriter, Records, RowCache};
 pub use corpus::{Corpus, DocumentSet};
 pub use dataset::{
     AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, InstructionColumns, RowShard, SystemPrompt, Writing,

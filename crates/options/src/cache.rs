@@ -75,16 +75,19 @@ fn is_ours(owner: u32) -> bool {
 /// Returns the bytes of an entry; `None` where there is no such file, or one that can not be trusted. Links are not
 /// followed.
 pub fn read_trusted(path: &Path) -> Option<Vec<u8>> {
-    // Without O_NONBLOCK a pipe of that name would block whoever opens it.
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-    let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
-    let data = file.metadata().ok()?;
-    if !data.is_file() || !is_trusted(&data) {
-        return None;
-    }
-    let mut bytes = Vec::with_capacity(usize::try_from(data.len()).ok()?);
+    let mut file = open_trusted(path)?;
+    let mut bytes = Vec::with_capacity(usize::try_from(file.metadata().ok()?.len()).ok()?);
     file.read_to_end(&mut bytes).ok()?;
     Some(bytes)
+}
+
+/// Opens a file of the cache, if it is one that only this user can have written.
+pub fn open_trusted(path: &Path) -> Option<File> {
+    // Without O_NONBLOCK a pipe of that name would block whoever opens it.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
+    let data = file.metadata().ok()?;
+    (data.is_file() && is_trusted(&data)).then_some(file)
 }
 
 /// Creates a file for this user alone that was not there before: a link in its place is an error.

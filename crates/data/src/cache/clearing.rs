@@ -14,6 +14,9 @@ use super::files::{ENDING, ENTRY, PARTIAL, VERIFIED};
 /// Entries that no run has used for so long are removed.
 const KEPT: Duration = Duration::from_secs(60 * 60 * 24 * 30);
 
+/// Unfinished values that nobody has written to for so long are removed.
+const ABANDONED: Duration = Duration::from_secs(60 * 60 * 24);
+
 /// True for the name of a cache entry: a digest in the cache's spelling.
 pub(super) fn is_entry_name(name: &str) -> bool {
     name.len() == 2 * blake3::OUT_LEN && name.bytes().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f'))
@@ -82,7 +85,9 @@ pub(super) fn clear_unused(folder: &Path) {
                 let _ = fs::remove_file(lock);
             }
         }
-        if entry.file_name().to_str().is_some_and(is_values_name) && is_old(&path) {
+        let name = entry.file_name();
+        let is_left = |name: &str| is_temporary_name(name) && is_older(&path, ABANDONED);
+        if name.to_str().is_some_and(|name| (is_values_name(name) && is_old(&path)) || is_left(name)) {
             let _ = fs::remove_file(&path);
         }
     }
@@ -90,8 +95,20 @@ pub(super) fn clear_unused(folder: &Path) {
 
 /// True for a file of the cache that was last used too long ago.
 fn is_old(file: &Path) -> bool {
-    let used = fs::symlink_metadata(file).ok().filter(|of| of.is_file());
-    used.and_then(|of| of.modified().ok()?.elapsed().ok()).is_some_and(|age| age > KEPT)
+    is_older(file, KEPT)
+}
+
+/// True for a file that was last written before this time.
+fn is_older(file: &Path, time: Duration) -> bool {
+    let written = fs::symlink_metadata(file).ok().filter(|of| of.is_file());
+    written.and_then(|of| of.modified().ok()?.elapsed().ok()).is_some_and(|age| age > time)
+}
+
+/// True for the name of values that are being written, or whose process ended meanwhile: `KEY.PROCESS-NUMBER`.
+fn is_temporary_name(name: &str) -> bool {
+    let number = |text: &str| !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
+    let is_writer = |text: &str| text.split_once('-').is_some_and(|(process, count)| number(process) && number(count));
+    name.rsplit_once('.').is_some_and(|(key, writer)| is_entry_name(key) && is_writer(writer))
 }
 
 /// True for the name of kept values: `KEY.values`.
@@ -126,6 +143,10 @@ mod tests {
             assert!(!is_partial_name(&format!("{key}.{other}"), &key), "{other}");
         }
         assert!(is_values_name(&format!("{key}.values")) && !is_values_name(&key) && !is_values_name("mine.values"));
+        assert!(is_temporary_name(&format!("{key}.17-0")));
+        for other in ["17-0", &format!("{key}.17-"), &format!("{key}.17"), &format!("{key}.values"), "mine.17-0"] {
+            assert!(!is_temporary_name(other), "{other}");
+        }
         assert!(["entry", "verified", "verified.12-3", "0.rows", "17.rows"].into_iter().all(is_own));
         assert!(!["entry.txt", "verified.txt", "a.rows", "0.rows.bak", ".rows", "thesis"].into_iter().any(is_own));
     }

@@ -3,7 +3,7 @@
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(super) const ENTRY: &str = "entry";
@@ -19,11 +19,16 @@ pub(super) fn private() -> DirBuilder {
     builder
 }
 
-/// Writes a file next to its place and renames it, so that readers see the old one or the new one.
-pub(super) fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+/// Returns a place next to a file's own, for its content until it is whole.
+pub(super) fn temporary(path: &Path) -> PathBuf {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let temporary = path.with_extension(format!("{}-{number}", std::process::id()));
+    path.with_extension(format!("{}-{number}", std::process::id()))
+}
+
+/// Writes a file next to its place and renames it, so that readers see the old one or the new one.
+pub(super) fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+    let temporary = temporary(path);
     let written = File::create_new(&temporary).and_then(|mut file| write(&mut file));
     let renamed = written.and_then(|()| fs::rename(&temporary, path));
     if renamed.is_err() {

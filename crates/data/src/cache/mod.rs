@@ -7,7 +7,7 @@
 //! FOLDER/KEY/verified     stamps of the segments when their digests were last compared
 //! FOLDER/KEY.lock         held by the process that writes the entry
 //! FOLDER/KEY.N.partial/   an entry in the making
-//! FOLDER/KEY.values       values that follow from rows and weights
+//! FOLDER/KEY.values       values that follow from rows and weights: all of them, or a record for each document
 //! FOLDER/files/           digests of large data files, under their stamps
 //! ```
 //!
@@ -18,6 +18,7 @@ mod clearing;
 mod entry;
 mod files;
 mod key;
+mod records;
 mod stamp;
 mod values;
 
@@ -31,6 +32,7 @@ use self::clearing::remove_own;
 use self::entry::{Entry, SegmentFile, segment_name};
 use self::files::{ENTRY, PARTIAL, VERIFIED, private, replace};
 pub(crate) use self::key::Key;
+pub use self::records::{RecordWriter, Records};
 pub(crate) use self::stamp::Stamp;
 use self::stamp::{KnownFiles, digest_of_file};
 use crate::corpus::Corpus;

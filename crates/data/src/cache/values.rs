@@ -21,7 +21,7 @@ fn digest(key: &str, content: &[u8]) -> String {
 }
 
 impl RowCache {
-    fn values_path(&self, key: &str) -> PathBuf {
+    pub(super) fn values_path(&self, key: &str) -> PathBuf {
         self.folder.join(format!("{}.{ENDING}", blake3::hash(key.as_bytes()).to_hex()))
     }
 
@@ -51,7 +51,7 @@ impl RowCache {
 }
 
 /// Sets the time of use; without the right to write, none is kept.
-fn mark_as_used(path: &Path) {
+pub(super) fn mark_as_used(path: &Path) {
     let _ = fs::File::options().append(true).open(path).and_then(|file| file.set_modified(SystemTime::now()));
 }
 

@@ -14,6 +14,10 @@ options! {
         loss_top_k: u64 = 0, max = 1024;
         /// With `loss_top_k`, count all other tokens as one more. False: both distributions are renormalized.
         loss_add_tail: bool = true;
+        /// Compute the teacher's likeliest tokens of all documents before training, and keep them on disk next to the encoded rows
+        /// (`data_cache`), 8 bytes × `loss_top_k` for each trained token: the teacher takes no memory during training, and later
+        /// epochs and runs over the same rows take no time for it. Needs `loss_top_k`.
+        precompute_teacher: bool = false;
         /// Share of the steps that train on answers of the student: they are sampled to the prompts of the data, before each
         /// document's last answer, and the teacher's distributions of their tokens are learned (GKD). With
         /// `max_completion_length`, `top_p`, `top_k` and `min_p` as in `task: grpo`.

@@ -44,6 +44,16 @@ pub(super) fn check_distillation(config: &Config, reader: &mut Reader) {
         let message = "`sampling_temperature` has no effect without `lmbda`".to_owned();
         report("sampling_temperature", message, "set `lmbda: 0.5`, or remove it");
     }
+    if of.precompute_teacher && of.loss_top_k == 0 {
+        let message =
+            "`precompute_teacher` keeps the likeliest tokens of the teacher, and `loss_top_k` is 0".to_owned();
+        report("precompute_teacher", message, "set `loss_top_k: 100` with `beta: 0`");
+    }
+    if of.precompute_teacher && of.lmbda > 0.0 {
+        let message =
+            "`precompute_teacher` knows the answers of the data, and with `lmbda` the student's own are trained";
+        report("precompute_teacher", message.to_owned(), "remove one of the two");
+    }
     // Batches of a caller may bring the tokens of a teacher.
     if config.teacher().is_none() && (of.loss_top_k == 0 || config.data.datasets.is_some()) {
         let message = "`task: distil` needs `teacher`".to_owned();
@@ -110,6 +120,14 @@ mod tests {
                 "loss_top_k: `loss_top_k: 8` gives the forward KL divergence",
             ),
             ("task: distil\nteacher: t\nloss_add_tail: false\n", "loss_add_tail: `loss_add_tail` has no effect"),
+            (
+                "task: distil\nteacher: t\nprecompute_teacher: true\n",
+                "precompute_teacher: `precompute_teacher` keeps the likeliest tokens",
+            ),
+            (
+                "task: distil\nteacher: t\nbeta: 0\nloss_top_k: 8\nlmbda: 1\nprecompute_teacher: true\n",
+                "precompute_teacher: `precompute_teacher` knows the answers of the data",
+            ),
             ("task: distil\nteacher: t\nlmbda: 1.5\n", "lmbda: "),
             (
                 "task: distil\nteacher: t\nlmbda: 1\ncross_entropy_weight: 1\n",

@@ -127,7 +127,7 @@ pub(crate) fn reserved(
     source: &ModelSource,
     machine: &Machine,
 ) -> Result<CompileOptions> {
-    if let Some(teacher) = teacher {
+    if let Some(teacher) = teacher.filter(|_| !config.distillation.precompute_teacher) {
         training.plan.reserved = teacher.bytes(&training, machine)?;
     }
     let stays = !config.preferences.precompute_ref_log_probs;

@@ -105,6 +105,12 @@ impl Teacher {
         let bytes = rows * tokens * self.width * size_of::<f32>() * if self.is_top { 2 } else { 1 };
         let bytes = words::size(bytes);
         match self.is_top {
+            true if config.distillation.precompute_teacher => format!(
+                "the teacher, {name}, is computed before training: its {} likeliest tokens are kept on disk, {} for each \
+                 trained token",
+                self.width,
+                words::size(self.width * 2 * size_of::<f32>())
+            ),
             true => {
                 format!(
                     "the teacher, {name}, hands on its {} likeliest tokens: up to {bytes} a micro-batch",

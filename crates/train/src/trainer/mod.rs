@@ -26,6 +26,7 @@ pub(crate) mod startup;
 pub(crate) mod state;
 pub(crate) mod step;
 pub(crate) mod teacher;
+pub(crate) mod teacher_table;
 pub(crate) mod trained;
 
 pub use state::Trainer;

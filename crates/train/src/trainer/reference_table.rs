@@ -3,11 +3,10 @@
 //! finds them. Knows no loss.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use data::{Batch, IGNORE, Placed};
 use serde::{Deserialize, Serialize};
-
-use crate::files::digest;
 
 /// Log-probabilities of the trained tokens of documents, by the digest of a document.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -17,7 +16,7 @@ impl ReferenceTable {
     /// Takes up the documents of a batch, whose targets have these log-probabilities.
     pub(crate) fn add(&mut self, batch: &Batch, logps: &[f32]) {
         for mark in &batch.marks {
-            let targets = places(batch, mark).map(|at| logps[at]).collect();
+            let targets = targets(batch, range(mark)).map(|at| logps[at]).collect();
             self.0.insert(key(batch, mark), targets);
         }
     }
@@ -28,21 +27,29 @@ impl ReferenceTable {
         let mut logps = vec![0.0; batch.targets.len()];
         for mark in &batch.marks {
             let known = self.0.get(&key(batch, mark))?;
-            places(batch, mark).zip(known).for_each(|(at, logp)| logps[at] = *logp);
+            targets(batch, range(mark)).zip(known).for_each(|(at, logp)| logps[at] = *logp);
         }
         Some(logps)
     }
 }
 
-/// The places of a document's targets in the vectors of its batch.
-fn places<'a>(batch: &'a Batch, mark: &Placed) -> impl Iterator<Item = usize> + 'a {
-    (mark.begin..mark.begin + mark.tokens).filter(|at| batch.targets[*at] != IGNORE)
+fn range(mark: &Placed) -> Range<usize> {
+    mark.begin..mark.begin + mark.tokens
 }
 
-/// The identity of a document: its tokens and its targets.
-fn key(batch: &Batch, mark: &Placed) -> String {
-    let range = mark.begin..mark.begin + mark.tokens;
-    let numbers = [&batch.input_ids[range.clone()], &batch.targets[range]].concat();
+/// The places of the targets of a document, which has this range of the vectors of its batch.
+pub(super) fn targets(batch: &Batch, document: Range<usize>) -> impl Iterator<Item = usize> {
+    document.filter(|at| batch.targets[*at] != IGNORE)
+}
+
+/// The identity of a document: the digest of its tokens and its targets.
+pub(super) fn identity(batch: &Batch, document: Range<usize>) -> [u8; 32] {
+    let numbers = [&batch.input_ids[document.clone()], &batch.targets[document]].concat();
     let bytes: Vec<u8> = numbers.into_iter().flat_map(i32::to_le_bytes).collect();
-    digest::of_bytes(&bytes)
+    *blake3::hash(&bytes).as_bytes()
+}
+
+/// The identity in hexadecimal.
+fn key(batch: &Batch, mark: &Placed) -> String {
+    blake3::Hash::from_bytes(identity(batch, range(mark))).to_hex().to_string()
 }

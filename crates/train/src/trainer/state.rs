@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 
 use compiler::CompileOptions;
-use data::{Batch, Position, Purpose, Stop};
+use data::{Batch, Position, Purpose, Records, Stop};
 use program::{Choices, Variant, scalar};
 
 use crate::config::{Config, Init, Task};
@@ -68,6 +68,8 @@ pub struct Trainer {
     pub(crate) reference_table: Option<ReferenceTable>,
     /// The teacher of distillation, once it was needed.
     pub(crate) teacher: Option<Engine>,
+    /// The likeliest tokens of the teacher for the documents of the run, if they are precomputed.
+    pub(crate) taught: Option<Records>,
     /// The metrics of the task in the last evaluation.
     pub(crate) evaluated: Vec<(String, f64)>,
     /// The steps at which the run evaluates, once computed.
@@ -171,6 +173,7 @@ impl Trainer {
             reference: None,
             reference_table: None,
             teacher: None,
+            taught: None,
             evaluated: Vec::new(),
             milestones: None,
             schedule,
@@ -186,6 +189,9 @@ impl Trainer {
             flops: OnceLock::new(),
         };
         if let Some(phase) = trainer.precompute_reference(stop)? {
+            startup.done(phase);
+        }
+        if let Some(phase) = trainer.precompute_teacher(stop)? {
             startup.done(phase);
         }
         trainer.startup = Some(startup);

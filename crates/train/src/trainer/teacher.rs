@@ -30,6 +30,11 @@ impl Trainer {
         if round.iter().all(|batch| !batch.teacher.is_empty()) {
             return Ok(round);
         }
+        if self.config.distillation.precompute_teacher {
+            let known = self.known_distributions(&round)?;
+            round.to_mut().iter_mut().zip(known).for_each(|(batch, of)| batch.teacher = of);
+            return Ok(round);
+        }
         let Some(teacher) = self.plan.teacher.clone() else {
             let text =
                 "`task: distil` without `teacher` trains on batches with `teacher_topk_ids` and `teacher_topk_logps`";
@@ -65,7 +70,7 @@ impl Trainer {
     }
 
     /// The teacher with its weights, read when it is first needed.
-    fn teacher_engine(&mut self, teacher: &Teacher, variant: Variant) -> Result<&mut Engine> {
+    pub(super) fn teacher_engine(&mut self, teacher: &Teacher, variant: Variant) -> Result<&mut Engine> {
         if self.teacher.is_none() {
             let options = CompileOptions { variants: vec![variant], ..teacher.options(&self.plan.compile) };
             let (source, folder) = (teacher.source.clone(), &teacher.source.folder);

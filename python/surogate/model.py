@@ -107,7 +107,7 @@ class Model:
     def unload(self) -> None:
         """Frees the memory of the device; the next call reads the weights again. Nothing for the model of a
         :class:`Trainer`."""
-        for native in {self._native, self._whole} - {None}:
+        for native in {self._native, self._whole or self._native}:
             native.unload()
 
     @property

@@ -71,7 +71,8 @@ def run(options: Namespace, overrides: list[Override]) -> int:
     taken = RunError(f"{path} already exists and is not overwritten: remove it, or choose another with --output")
     if os.path.lexists(path):
         raise taken
-    task, notes = options.task, []
+    task: str = options.task
+    notes: list[str] = []
     if options.source:
         text, task, notes = converted(Path(options.source), options.model, options.dataset, overrides)
     elif options.model is None or options.dataset is None:
@@ -186,7 +187,8 @@ def _plan(
     elif task not in OF_WINDOWS and (devices := _devices(given, machine)):
         of_all = {"batch_size": step * devices}
         cuts = [of_all, {**of_all, "micro_batch_size": 1}]
-    found, refused = [], None
+    found: list[tuple[Any, dict[str, Any]]] = []
+    refused: MemoryPlanError | None = None
     for cut in cuts:
         if found and "micro_batch_size" in cut:
             break

@@ -10,6 +10,7 @@ import platform
 import re
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from .. import _native
 from ..environment.cuda_libraries import site_packages
@@ -38,13 +39,13 @@ def _operations(names: list[str], seconds: int | None) -> dict[str, object]:
     return {"verdict": verdict.splitlines()[0], "differing": differing, "rows": verdict.splitlines()[1:]}
 
 
-def write(path: Path, findings: dict[str, object], names: list[str], seconds: int | None) -> dict[str, object]:
+def write(path: Path, findings: dict[str, Any], names: list[str], seconds: int | None) -> dict[str, Any]:
     """Runs the operations on the default device, writes the report and returns it."""
     kept = {key: of for key, of in findings.items() if key != "cache"}
     for row in kept.get("libraries", []):
         for private in ("looked_for", "mend"):
             row.pop(private, None)
-    report = {
+    report: Any = {
         "report": 1,
         "date": date.today().isoformat(),
         "python": platform.python_version(),

@@ -91,11 +91,12 @@ def described(model: str) -> tuple[str, str, dict[str, Any], str | None]:
         return checked(name), kind, {}, None
     folder = hub.folder(model, weights=False)
     fields = hub.model_config(folder)
-    names, kind = fields.get("architectures"), fields.get("model_type")
-    named = isinstance(names, list) and names and isinstance(names[0], str) and names[0].isidentifier()
-    if not named or not isinstance(kind, str) or not module_name(kind).isidentifier():
+    names, of_type = fields.get("architectures"), fields.get("model_type")
+    first = names[0] if isinstance(names, list) and names else None
+    is_named = isinstance(first, str) and first.isidentifier()
+    if not is_named or not isinstance(of_type, str) or not module_name(of_type).isidentifier():
         raise ConfigError(f"{folder / 'config.json'}: `architectures` and `model_type` must name an architecture")
-    return checked(names[0]), kind, fields, None if Path(model).is_dir() else model
+    return checked(str(first)), of_type, fields, None if Path(model).is_dir() else model
 
 
 def checked(name: str) -> str:

@@ -110,17 +110,15 @@ def _compression(folder: Path, options: Namespace, output: Path) -> _native.Comp
         models.build(hub.model_config(folder), images="towers" in options.include),
         options.scheme,
         output,
-        calibration=calibration(folder, options.calibration),
+        calibration=calibration(folder, options.calibration) if options.calibration else None,
         included=options.include,
         site_packages=site_packages(),
         **{name: getattr(options, name) for name in names},
     )
 
 
-def calibration(folder: Path, run: str | None) -> _native.Config | None:
+def calibration(folder: Path, run: str) -> _native.Config:
     """The run whose rows are read, with the model that is quantized, on whose tokenizer they depend."""
-    if run is None:
-        return None
     return hub.with_data(load_config(Path(run), "sft", [("model", str(folder))]))
 
 

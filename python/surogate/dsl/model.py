@@ -225,9 +225,10 @@ def build(
     architecture = find(fields)
     config = architecture.config.from_dict(architecture.name, fields)
     trace = Trace(architecture.name, config.initializer_range)
-    if images and architecture.images is None:
-        raise ModelConfigError(architecture.name, ["images are not available yet for this architecture"])
+    module: Any
     if images:
+        if architecture.images is None:
+            raise ModelConfigError(architecture.name, ["images are not available yet for this architecture"])
         kind, tower = architecture.images
         module = kind(config, tower.from_dict(architecture.name, fields))  # type: ignore[call-arg]
     else:
@@ -243,7 +244,7 @@ def build(
         head["max_positions"] = limit
     files = dict(architecture.files)
     if images:
-        head["images"] = module.images  # type: ignore[attr-defined]
+        head["images"] = module.images
     carried = [*files.pop("carried", []), *getattr(module, "carried", ())]
     adapters = _of_experts(architecture.adapters, declared)
     if images:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ..errors import ConfigError
@@ -35,12 +36,12 @@ class Environments:
             row = {name: values[index] for name, values in columns.items()}
             self.all.append(self._guarded(index, prompt, self._class))
             reset = getattr(self.all[-1], "reset", None)
-            replies.append(None if reset is None else self._guarded(index, prompt, lambda of=reset, row=row, prompt=prompt: of(prompt, **row)))
+            replies.append(None if reset is None else self._guarded(index, prompt, partial(reset, prompt, **row)))
         return replies
 
     def step(self, turns: Sequence[tuple[int, str]]) -> list[Any]:
         """Gives environments, by the number of the answer, the texts of turns. Returns what follows each."""
-        return [self._guarded(index, text, lambda index=index, text=text: self.all[index].step(text)) for index, text in turns]
+        return [self._guarded(index, text, partial(self.all[index].step, text)) for index, text in turns]
 
     def _guarded(self, index: int, about: Any, call: Callable[[], Any]) -> Any:
         try:

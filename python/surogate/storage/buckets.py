@@ -14,12 +14,15 @@ import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from .. import _native
 from ..errors import DataError, RunError
 from . import files
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
 
 #: Files that are fetched at once.
 AT_ONCE = 8
@@ -78,7 +81,7 @@ def store(scheme: str, bucket: str) -> Any:
     return S3Store(bucket, **_profile(), **options)
 
 
-def _profile() -> dict[str, str]:
+def _profile() -> dict[str, Any]:
     """Keys and region of the AWS profile, where the variables name none. Profiles without keys of their own are left to
     the variables: `aws configure export-credentials --format env` prints them."""
     home = Path.home() / ".aws"
@@ -103,7 +106,7 @@ def _profile() -> dict[str, str]:
 
 def _objects(
     store: Any, key: str, path: str, subset: str | None, split: str, endings: tuple[str, ...]
-) -> list[dict[str, Any]]:
+) -> list[ObjectMeta]:
     """The objects that a path means, in the order in which they are read."""
     import obstore
 
@@ -170,7 +173,7 @@ def receive(store: Any, of: dict[str, Any], file: Any, size: int) -> None:
         if begin == size:
             return
         try:
-            request = options | ({"range": {"offset": begin}} if begin else {})
+            request: Any = options | ({"range": {"offset": begin}} if begin else {})
             for block in _blocks(obstore.get(store, of["path"], options=request)):
                 file.write(block)
         except obstore.exceptions.PreconditionError:

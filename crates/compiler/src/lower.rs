@@ -53,12 +53,6 @@ pub(crate) fn program(
         }
     }
     entries.extend(prepared.into_iter().chain(of_groups));
-    let cluster = parameters.sharding.cluster();
-    for entry in &entries {
-        if let Err(race) = check_entry(entry, cluster) {
-            panic!("lowering orders transfers, collectives and computation by events: {race}");
-        }
-    }
     fits_blocks(&entries, machine)?;
     let mut program = assemble(name, entries, parameters, lowering, plan, options, &homes);
     if options.plan.reserved > 0 {
@@ -176,6 +170,15 @@ fn forms(kind: EntryKind, parameters: &ParameterPlan) -> Vec<Form> {
     match parameters.sharding.exchanges_last() {
         true => [forms(false, ""), forms(true, LAST)].concat(),
         false => forms(parameters.shards > 1, "").to_vec(),
+    }
+}
+
+/// Checks that no entry of a program has a race or a deadlock. Panics if one has.
+pub(crate) fn check(program: &Program) {
+    for entry in &program.entries {
+        if let Err(race) = check_entry(entry, program.cluster) {
+            panic!("lowering orders transfers, collectives and computation by events: {race}");
+        }
     }
 }
 

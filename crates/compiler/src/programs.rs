@@ -49,5 +49,7 @@ pub(crate) fn compile_graphs(
         plan::least_step(options, machine, |arena| parameters.bytes(arena).unwrap_or(0), compiled)
     };
     // Several ranks may each keep only their shards of more than the states.
-    plan::nearest_scope(options, sharded)
+    let program = plan::nearest_scope(options, sharded)?;
+    lower::check(&program);
+    Ok(program)
 }

@@ -2,9 +2,10 @@
 //! one of them writing, need an event between them. Knows reads and writes; not what is computed.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use crate::instruction::{EventId, Instruction, StreamId};
-use crate::memory::TensorRef;
+use crate::memory::ArenaId;
 use crate::program::Entry;
 
 const STREAMS: usize = StreamId::ALL.len();
@@ -12,11 +13,12 @@ const STREAMS: usize = StreamId::ALL.len();
 /// A vector clock: the progress of each stream as one of them knows it.
 type Clock = [usize; STREAMS];
 
-struct Access<'a> {
+struct Access {
     /// The number of the access in its stream, from 1.
     time: usize,
     step: usize,
-    at: &'a TensorRef,
+    /// The bytes of its arena from the first to the last.
+    bytes: Range<usize>,
     writes: bool,
 }
 
@@ -27,7 +29,7 @@ pub fn check_order(entry: &Entry) -> Result<(), String> {
     // True for each stream that has waited for the beginning of the entry.
     let mut joined = [false; STREAMS];
     let mut marks: HashMap<EventId, Clock> = HashMap::new();
-    let mut accesses: [Vec<Access<'_>>; STREAMS] = Default::default();
+    let mut accesses: [HashMap<ArenaId, Vec<Access>>; STREAMS] = Default::default();
     let name = |index: usize| format!("instruction {index} of {} ({})", entry.kind.name(), entry.steps[index]);
     for (index, step) in entry.steps.iter().enumerate() {
         let stream = step.instruction.stream() as usize;
@@ -63,14 +65,17 @@ pub fn check_order(entry: &Entry) -> Result<(), String> {
         let scratch = step.instruction.scratch();
         let writes = step.instruction.writes().into_iter().chain(scratch).map(|at| (at, true));
         let touched = step.instruction.reads().into_iter().map(|at| (at, false)).chain(writes);
-        for (at, writes) in touched {
+        for (at, writes) in touched.filter(|(at, _)| !at.is_empty()) {
+            let bytes = at.offset..at.offset + at.span();
             for other in (0..STREAMS).filter(|other| *other != stream) {
-                let open = accesses[other].iter().rev().take_while(|before| before.time > known[stream][other]);
-                if let Some(race) = open.into_iter().find(|b| (b.writes || writes) && b.at.overlaps(at)) {
+                let before = accesses[other].get(&at.arena).into_iter().flatten().rev();
+                let mut open = before.take_while(|before| before.time > known[stream][other]);
+                let meets = |of: &Range<usize>| of.start < bytes.end && bytes.start < of.end;
+                if let Some(race) = open.find(|before| (before.writes || writes) && meets(&before.bytes)) {
                     return Err(format!("{} and {} touch {at} with no event between", name(race.step), name(index)));
                 }
             }
-            accesses[stream].push(Access { time, step: index, at, writes });
+            accesses[stream].entry(at.arena).or_default().push(Access { time, step: index, bytes, writes });
         }
     }
     let end = known[StreamId::Compute as usize];
@@ -87,7 +92,7 @@ mod tests {
     use super::*;
     use crate::arithmetic::Arithmetic;
     use crate::instruction::{Cost, Launch, Provenance, Step};
-    use crate::memory::ArenaId;
+    use crate::memory::TensorRef;
     use crate::variant::EntryKind;
 
     fn at(arena: u32, offset: usize) -> TensorRef {

@@ -163,6 +163,21 @@ def test_the_command_reads_files_of_prompts(tmp_path, capsys, talkative):
     assert "bad.jsonl:2" in capsys.readouterr().err
 
 
+def test_prompts_in_a_list_of_json_are_items_and_other_data_are_refused(tmp_path, capsys):
+    rows = [{"prompt": "One day"}, "A dog"]
+    options = ["--max-new-tokens", "3", "--device", DEVICE]
+    for name in ("list.json", "list.jsonl"):
+        (tmp_path / name).write_text(json.dumps(rows, indent=1))
+        assert main(["generate", str(STORIES), "--prompts", str(tmp_path / name), *options]) == 0
+        lines = [json.loads(line)["prompt"] for line in capsys.readouterr().out.splitlines()]
+        assert lines == ["One day", "A dog"], name
+    (tmp_path / "bad.json").write_text('[{"prompt": "x"}, 3]')
+    (tmp_path / "rows.csv").write_text("prompt\nOne day\n")
+    for name, words in (("bad.json", "bad.json, item 2: expected a string"), ("rows.csv", "not from .csv")):
+        assert main(["generate", str(STORIES), "--prompts", str(tmp_path / name), *options]) == 2
+        assert words in capsys.readouterr().err
+
+
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 
 WITH_TOOLS = "{% for tool in tools or [] %}{{ 'can ' + tool.function.name + '. ' }}{% endfor %}{{ extra or '' }}" + TEMPLATE

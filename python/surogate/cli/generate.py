@@ -135,27 +135,49 @@ def pieces(generation: _native.Generation) -> Iterator[tuple[int, str, str | Non
         yield from generation.step()
 
 
+#: Files with an object or a text on each line.
+LINES = (".jsonl", ".ndjson")
+
+#: Files of data that no prompts are read from: their lines would be taken for texts.
+OTHERS = (".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst", ".yaml", ".yml")
+
+
 def read_prompts(path: Path) -> Iterator[tuple[str, Any]]:
-    """The prompts of a file with their places: each line of a `.jsonl` an object or a text, each other line that is not empty a
-    text. Fields of objects that nothing reads are named."""
+    """The prompts of a file with their places: each line of a `.jsonl` an object or a text, as each item of a list of JSON, each
+    line of a text that is not empty a text. Fields of objects that nothing reads are named."""
+    if (ending := path.suffix.lower()) in OTHERS:
+        raise ConfigError(f"{path}: prompts are read from .jsonl, .ndjson, .json and lines of text, not from {ending}")
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: the prompts cannot be read: {error}") from None
     found, unused = False, dict[str, str]()
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            found, place = True, f"{path}:{number}"
-            value = _prompt(json_file.parse(line, place), place) if path.suffix == ".jsonl" else line
-            if isinstance(value, dict):
-                read = (next(name for name in PROMPTS if value.get(name) is not None), *OWN)
-                unused = {name: place for name in value if name not in read} | unused
-            yield place, value
+    for place, value in _values(path, text):
+        found = True
+        if isinstance(value, dict):
+            read = (next(name for name in PROMPTS if value.get(name) is not None), *OWN)
+            unused = {name: place for name in value if name not in read} | unused
+        yield place, value
     if not found:
         raise ConfigError(f"{path}: the file holds no prompts, expected one per line")
     if unused:
         named = ", ".join(f"`{name}` ({place})" for name, place in unused.items())
         warn(f"surogate: not used of the lines, each with its first place: {named}")
+
+
+def _values(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    """The prompts of a text by the file's ending, with their places."""
+    ending = path.suffix.lower()
+    if ending == ".json" or ending in LINES and text.lstrip().startswith("["):
+        values = json_file.parse(text, str(path)) if text.strip() else []
+        for number, value in enumerate(values if isinstance(values, list) else [values], 1):
+            place = f"{path}, item {number}"
+            yield place, _prompt(value, place)
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            place = f"{path}:{number}"
+            yield place, _prompt(json_file.parse(line, place), place) if ending in LINES else line
 
 
 def _prompt(value: Any, place: str) -> Any:

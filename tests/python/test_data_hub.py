@@ -72,7 +72,7 @@ class Hub(BaseHTTPRequestHandler):
         if revision not in ("main", "v1", COMMIT):
             return self.refuse(404, "RevisionNotFound")
         if path.startswith("/api"):
-            siblings = [{"rfilename": file} for file in files]
+            siblings = [{"rfilename": file, "size": len(files[file]), "blobId": "0" * 40} for file in files]
             tree = [{"type": "file", "path": file, "size": len(files[file]), "oid": "0" * 40} for file in files]
             info = {"id": name, "sha": COMMIT, "siblings": siblings, "private": False, "tags": [], "downloads": 0}
             return self.answer(

@@ -227,6 +227,8 @@ EFFECTS: dict[str, tuple[Callable[[Options, Path], Any], Any, Any]] = {
         "all_exhausted",
         lambda o: {"datasets": o["datasets"] + parts(o), "interleave_probs": [0.25, 0.75]},
     ),
+    "streaming": (numbers, True, {}),
+    "shuffle_buffer_size": (numbers, 3, {"streaming": True}),
     "datasets.samples": (numbers, tokens(samples=20), {}),
     "datasets.repeats": (numbers, tokens(repeats=2.0), {}),
 }
@@ -234,6 +236,7 @@ EFFECTS: dict[str, tuple[Callable[[Options, Path], Any], Any, Any]] = {
 # Options whose effect another test shows: the file that it stands in, which gives the option a value.
 ELSEWHERE = {
     "task": "tests/python/test_preference.py",
+    "streaming_disk_limit": "tests/python/test_data_streaming.py",
     "loss_type": "tests/python/test_preference.py",
     "loss_weights": "tests/python/test_preference.py",
     "beta": "tests/python/test_preference.py",

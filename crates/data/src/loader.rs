@@ -4,6 +4,7 @@
 //! text.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use rayon::prelude::*;
 
 use crate::batch::Patches;
 use crate::batch::{Batch, Placed};
-use crate::corpus::DocumentSet;
+use crate::corpus::{Corpus, DocumentSet};
 use crate::document::IGNORE;
 use crate::error::{DataError, Stop};
 use crate::image::decode;
@@ -22,16 +23,46 @@ use crate::patches::Picture;
 use crate::pictures::ImageReader;
 use crate::row_order::{Position, Round, RowOrder};
 use crate::segment::DocumentView;
+use crate::stream::{Stream, StreamOrder};
 
 /// Micro-batches of the data in their order.
 struct Cursor {
-    row_order: RowOrder,
+    order: Order,
     spec: LoaderSpec,
     /// Micro-batches of the present round that were not taken yet, and where the round began.
     round: VecDeque<Result<Batch, DataError>>,
     begun: Position,
     /// True if the epoch ends with the present round.
     is_last: bool,
+}
+
+/// The source of rows.
+enum Order {
+    Whole(RowOrder),
+    Stream(StreamOrder),
+}
+
+impl Order {
+    fn position(&self) -> Position {
+        match self {
+            Order::Whole(order) => order.position(),
+            Order::Stream(order) => order.position(),
+        }
+    }
+
+    fn parts(&self) -> usize {
+        match self {
+            Order::Whole(order) => order.documents.corpus.parts(),
+            Order::Stream(_) => 1,
+        }
+    }
+
+    fn round(&mut self, wanted: usize) -> Result<Option<Round>, DataError> {
+        match self {
+            Order::Whole(order) => Ok(order.round(wanted)),
+            Order::Stream(order) => order.round(wanted),
+        }
+    }
 }
 
 /// A micro-batch that is handed out.
@@ -46,12 +77,12 @@ struct Delivered {
 impl Cursor {
     fn next_batch(&mut self) -> Option<Delivered> {
         if self.round.is_empty() {
-            self.begun = self.row_order.position();
+            self.begun = self.order.position();
             self.round = self.next_round()?;
         }
         let batch = self.round.pop_front().expect("a round has a micro-batch for each rank");
         let is_whole = self.round.is_empty();
-        let position = if is_whole { self.row_order.position() } else { self.begun.clone() };
+        let position = if is_whole { self.order.position() } else { self.begun.clone() };
         Some(Delivered { batch, position, ends_epoch: is_whole && self.is_last })
     }
 
@@ -60,10 +91,12 @@ impl Cursor {
     fn next_round(&mut self) -> Option<VecDeque<Result<Batch, DataError>>> {
         let batch_size = self.spec.batch_size;
         let Share { rank, here, ranks } = self.spec.share;
-        let corpus = self.row_order.documents.corpus.clone();
         // Ranks in a row have a part of the data.
-        let in_part = ranks / corpus.parts();
-        let Round { rows: of_all, is_last } = self.row_order.round(batch_size * in_part)?;
+        let in_part = ranks / self.order.parts();
+        let Round { corpus, rows: of_all, is_last } = match self.order.round(batch_size * in_part) {
+            Ok(round) => round?,
+            Err(error) => return Some([Err(error)].into()),
+        };
         self.is_last = is_last;
         let length_of = |row: &Vec<u32>| row.iter().map(|&d| corpus.length(d as usize)).sum::<usize>();
         let fitting = |lengths: &[usize], needed: usize| {
@@ -85,7 +118,7 @@ impl Cursor {
                 Layout::Joined(_) => (1, vec![rows.concat()]),
             };
             match rank / in_part == corpus.part() {
-                true => self.assemble(&rows, number, length),
+                true => self.assemble(&corpus, &rows, number, length),
                 false => Ok(Batch::elsewhere(number, length, rows.iter().map(length_of).sum())),
             }
         };
@@ -96,7 +129,13 @@ impl Cursor {
         }
     }
 
-    fn assemble(&self, rows: &[Vec<u32>], batch_size: usize, seq_len: usize) -> Result<Batch, DataError> {
+    fn assemble(
+        &self,
+        corpus: &Corpus,
+        rows: &[Vec<u32>],
+        batch_size: usize,
+        seq_len: usize,
+    ) -> Result<Batch, DataError> {
         let size = batch_size * seq_len;
         let mut batch = Batch {
             batch: batch_size,
@@ -121,13 +160,13 @@ impl Cursor {
         for number in 0..batch_size {
             let row_begin = number * seq_len;
             let row = rows.get(number).map_or(&[][..], Vec::as_slice);
-            let used: usize = row.iter().map(|&d| self.row_order.documents.corpus.length(d as usize)).sum();
+            let used: usize = row.iter().map(|&d| corpus.length(d as usize)).sum();
             let padding = seq_len - used;
             if self.spec.padding == Padding::Beginning {
                 self.fill(&mut batch, padding, row_begin);
             }
             for &document in row {
-                let view = self.row_order.documents.corpus.read(document as usize, &mut copy)?;
+                let view = corpus.read(document as usize, &mut copy)?;
                 append(&mut batch, view, row_begin);
                 if self.spec.images.is_some() {
                     let changed = || DataError::invalid("the data cache", "the images of a row cannot be read");
@@ -248,17 +287,34 @@ pub struct Loader {
 }
 
 enum Source {
+    /// A stream that has not begun: nothing is fetched before the first batch is requested.
+    Waiting(Option<Box<Cursor>>),
     Inline(Box<Cursor>),
-    Thread { batches: Option<Receiver<Delivered>>, worker: Option<JoinHandle<()>> },
+    Thread {
+        batches: Option<Receiver<Delivered>>,
+        worker: Option<JoinHandle<()>>,
+    },
 }
 
 impl Loader {
     /// Starts at `position` (the default is the beginning). Errors: no documents, or one longer than a row.
     pub fn new(documents: DocumentSet, spec: LoaderSpec, position: Position) -> Result<Self, DataError> {
         let cursor = Cursor::new(documents, spec, position.clone())?;
-        let ahead = cursor.spec.prefetch;
-        let source = if ahead == 0 { Source::Inline(Box::new(cursor)) } else { spawn(cursor, ahead) };
-        Ok(Loader { source, position, ends_epoch: false, waited: Duration::ZERO })
+        Ok(Loader { source: Source::of(cursor), position, ends_epoch: false, waited: Duration::ZERO })
+    }
+
+    /// Goes through sets that are streamed, without an end, from `position` on (the default is the beginning).
+    pub fn streamed(stream: &Arc<Stream>, spec: LoaderSpec, position: Position) -> Loader {
+        let cursor = Cursor::over(Order::Stream(StreamOrder::new(stream.clone(), &spec, &position)), spec);
+        let source = Source::Waiting(Some(Box::new(cursor)));
+        Loader { source, position, ends_epoch: false, waited: Duration::ZERO }
+    }
+
+    /// Goes through the first documents of sets that are streamed, as far as they are known; nothing is fetched.
+    pub fn beginning_of(stream: &Arc<Stream>, spec: LoaderSpec) -> Loader {
+        let cursor = Cursor::over(Order::Stream(StreamOrder::beginning(stream.clone(), &spec)), spec);
+        let source = Source::Inline(Box::new(cursor));
+        Loader { source, position: Position::default(), ends_epoch: false, waited: Duration::ZERO }
     }
 
     /// Returns the time that [`Loader::next`] has taken since the last call: that in which training waited for data.
@@ -283,7 +339,11 @@ impl Iterator for Loader {
     /// The next micro-batch; `None` after the last epoch. Errors: a file of the documents has changed.
     fn next(&mut self) -> Option<Result<Batch, DataError>> {
         let begun = Instant::now();
+        if let Source::Waiting(cursor) = &mut self.source {
+            self.source = Source::of(*cursor.take().expect("a stream begins once"));
+        }
         let delivered = match &mut self.source {
+            Source::Waiting(_) => unreachable!("it has just begun"),
             Source::Inline(cursor) => cursor.next_batch(),
             Source::Thread { batches, worker } => {
                 let received = batches.as_ref()?.recv().ok();
@@ -314,6 +374,15 @@ impl Drop for Loader {
     }
 }
 
+impl Source {
+    fn of(cursor: Cursor) -> Source {
+        match cursor.spec.prefetch {
+            0 => Source::Inline(Box::new(cursor)),
+            ahead => spawn(cursor, ahead),
+        }
+    }
+}
+
 fn spawn(mut cursor: Cursor, ahead: usize) -> Source {
     let (sender, receiver) = sync_channel(ahead);
     let worker = std::thread::Builder::new().name("data-loader".to_owned()).spawn(move || {
@@ -328,17 +397,13 @@ fn spawn(mut cursor: Cursor, ahead: usize) -> Source {
 
 impl Cursor {
     fn new(documents: DocumentSet, spec: LoaderSpec, position: Position) -> Result<Self, DataError> {
+        Ok(Cursor::over(Order::Whole(row_order(documents, &spec, position)?), spec))
+    }
+
+    fn over(order: Order, spec: LoaderSpec) -> Self {
         assert!(spec.batch_size > 0 && spec.seq_len > 0, "a micro-batch has rows and tokens");
         let Share { rank, here, ranks } = spec.share;
         assert!(here > 0 && rank + here <= ranks, "a rank is one of those that there are");
-        if documents.is_empty() {
-            return Err(DataError::invalid("datasets", "there are no documents to train on"));
-        }
-        let lengths = documents.members.iter().map(|&d| documents.corpus.length(d as usize));
-        if let Some(length) = lengths.max().filter(|&length| length > spec.seq_len) {
-            let problem = format!("a document has {length} tokens, a row {}", spec.seq_len);
-            return Err(DataError::invalid("datasets", problem).hint("prepare them with max_length = sequence_len"));
-        }
         let longest = match &spec.layout {
             Layout::Packed => None,
             Layout::Padded(lengths) => Some((lengths, spec.seq_len)),
@@ -347,11 +412,23 @@ impl Cursor {
         if let Some((lengths, longest)) = longest {
             assert!(lengths.is_sorted() && lengths.last() == Some(&longest), "buckets end at the longest row");
         }
-        assert!(ranks.is_multiple_of(documents.corpus.parts()), "every part of the data has as many ranks");
-        let row_order = RowOrder::new(documents, &spec, position);
-        let begun = row_order.position();
-        Ok(Cursor { row_order, spec, round: VecDeque::new(), begun, is_last: false })
+        assert!(ranks.is_multiple_of(order.parts()), "every part of the data has as many ranks");
+        let begun = order.position();
+        Cursor { order, spec, round: VecDeque::new(), begun, is_last: false }
     }
+}
+
+/// The order of documents that are known as a whole. Errors: there are none, or one is longer than a row.
+fn row_order(documents: DocumentSet, spec: &LoaderSpec, position: Position) -> Result<RowOrder, DataError> {
+    if documents.is_empty() {
+        return Err(DataError::invalid("datasets", "there are no documents to train on"));
+    }
+    let lengths = documents.members.iter().map(|&d| documents.corpus.length(d as usize));
+    if let Some(length) = lengths.max().filter(|&length| length > spec.seq_len) {
+        let problem = format!("a document has {length} tokens, a row {}", spec.seq_len);
+        return Err(DataError::invalid("datasets", problem).hint("prepare them with max_length = sequence_len"));
+    }
+    Ok(RowOrder::new(documents, spec, position))
 }
 
 /// The extent of `epochs` passes over the documents.
@@ -403,7 +480,7 @@ impl Extent {
 /// If there is no last epoch.
 pub fn remaining(documents: &DocumentSet, spec: &LoaderSpec, position: Position) -> Result<Vec<u64>, DataError> {
     assert!(spec.epochs.is_some(), "only what ends has a rest");
-    let mut row_order = Cursor::new(documents.clone(), spec.clone(), position)?.row_order;
+    let mut row_order = row_order(documents.clone(), spec, position)?;
     let wanted = spec.batch_size * spec.share.ranks / documents.corpus.parts();
     let (mut by_epoch, mut count) = (Vec::new(), 0);
     while let Some(round) = row_order.round(wanted) {
@@ -423,7 +500,7 @@ pub fn extent(documents: &DocumentSet, spec: &LoaderSpec) -> Result<Extent, Data
 /// Counts rows without making batches: every epoch has its own packing. `spec.epochs: None` counts one epoch. An error if
 /// `stop` says so between two epochs.
 pub fn extent_unless(documents: &DocumentSet, spec: &LoaderSpec, stop: Stop<'_>) -> Result<Extent, DataError> {
-    let mut row_order = Cursor::new(documents.clone(), spec.clone(), Position::default())?.row_order;
+    let mut row_order = row_order(documents.clone(), spec, Position::default())?;
     let parts = documents.corpus.parts();
     let batch = (spec.batch_size * spec.share.ranks / parts) as u64;
     let (mut rows, mut by_epoch, mut ends) = (0u64, Vec::<u64>::new(), Vec::<u64>::new());

@@ -8,6 +8,7 @@ use tensor::philox::{Purpose, word};
 /// Streams of the shuffle generator.
 const EPOCH: u32 = 0;
 const SPLIT: u32 = 1;
+const DRAW: u32 = 2;
 
 /// A permutation of 0..n, a function of (seed, epoch).
 pub fn permutation(n: usize, seed: u64, epoch: u64) -> Vec<u32> {
@@ -25,6 +26,11 @@ fn shuffled(n: usize, seed: u64, stream: u32, step: u32) -> Vec<u32> {
         .collect();
     keys.sort_unstable();
     keys.into_iter().map(|(_, i)| i).collect()
+}
+
+/// A number in 0..1, a function of (seed, number of the draw).
+pub(crate) fn drawn(seed: u64, number: u64) -> f64 {
+    f64::from(word(seed, Purpose::Shuffle, DRAW, 0, number)) / 4_294_967_296.0
 }
 
 /// Splits 0..n into (training, validation), both ascending. `ratio` of them, rounded, are for validation: at least one

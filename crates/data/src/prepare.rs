@@ -12,18 +12,14 @@ use serde_json::{Map, Value};
 use crate::boxes::OBJECTS;
 use crate::cache::{EntryWriter, Lookup, RowCache, Stamp};
 use crate::corpus::Corpus;
-use crate::dataset::{
-    DatasetKind, DatasetSpec, IMAGES, Limits, Noticed, RowDocuments, RowForm, RowShard, SAMPLE, absent, as_list,
-    detect, encoder, filled, is_talk, late, unused,
-};
-use crate::document::{Document, Truncation};
-use crate::error::{DataError, RowError, Stop, shown};
+use crate::dataset::{DatasetKind, DatasetSpec, IMAGES, RowShard, SAMPLE, absent, as_list, detect, filled, unused};
+use crate::error::{DataError, Stop, shown};
 use crate::gather::Gathering;
 use crate::image_texts::is_image;
 use crate::pipeline::in_order;
 use crate::preference::{self, Purpose};
 use crate::prepare_options::PrepareOptions;
-use crate::remarks::Remark;
+use crate::row_encoding::RowEncoding;
 use crate::rows::{self, Row, Rows};
 use crate::spread;
 use crate::summary::{DatasetSummary, Summary};
@@ -249,7 +245,7 @@ impl Set<'_> {
     /// Encodes the rows. With them: the entry that holds them, why it does not, and what was read off the clock.
     fn encode(self, writer: Option<EntryWriter>) -> Result<Written, DataError> {
         let Set { spec, tokenizer, options, mut counted, stop } = self;
-        let is_guess = matches!(&spec.kind, DatasetKind::Auto(hints) if hints.text.is_empty());
+        let is_guess = spec.kind.is_guess();
         let (spec, rows, known) = open(spec, &mut counted, options.preference.purpose)?;
         let mut folders: Vec<PathBuf> =
             counted.files.iter().filter_map(|file| Some(file.parent()?.to_owned())).collect();
@@ -257,14 +253,14 @@ impl Set<'_> {
         if options.dialogue.images.is_some() && matches!(spec.kind, DatasetKind::Conversation(_)) {
             counted.unused.retain(|name| !IMAGES.contains(&name.as_str()) && name != OBJECTS);
         }
-        let encoder = encoder(&spec, tokenizer, &options.dialogue, &options.preference, folders)?;
+        let encoding = RowEncoding::new(&spec, is_guess, tokenizer, options, folders)?;
         let mut gathering = Gathering::new(writer);
-        read_dataset((&spec, is_guess), (rows, known), &*encoder, options, (&mut gathering, &mut counted), stop)?;
+        read_dataset(&spec, (rows, known), &encoding, options.workers, (&mut gathering, &mut counted), stop)?;
         if spec.shard == RowShard::ALL {
             counted.check()?;
         }
         let (rows, writer, failed) = gathering.finish()?;
-        let clock = encoder.clock_readings().into_iter().collect();
+        let clock = encoding.clock_readings();
         Ok((Encoded { rows, counted, from: Origin::Encoded }, writer, failed, clock))
     }
 }
@@ -277,7 +273,7 @@ fn not_kept(name: &str, cache: &RowCache, error: &io::Error) -> String {
 }
 
 /// The files of a set, and those of its folder that belong to no split.
-fn files(spec: &DatasetSpec) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataError> {
+pub(crate) fn files(spec: &DatasetSpec) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataError> {
     let (files, left_out) = match &spec.files {
         Some(files) => (files.clone(), Vec::new()),
         None => rows::files::find(&spec.path, spec.subset.as_deref(), &spec.split)?,
@@ -287,16 +283,11 @@ fn files(spec: &DatasetSpec) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataError> 
 }
 
 /// A set whose type is known, its rows, and the columns that the first of them fill.
-type Opened = (DatasetSpec, Rows, HashSet<String>);
+pub(crate) type Opened = (DatasetSpec, Rows, HashSet<String>);
 
 /// Opens the files of a set; recognises its type where that is left open, and names the columns that are not read.
-fn open(spec: &DatasetSpec, summary: &mut DatasetSummary, purpose: Purpose) -> Result<Opened, DataError> {
-    let text_field = match &spec.kind {
-        DatasetKind::Text { field } => field,
-        DatasetKind::Auto(hints) if !hints.text.is_empty() => &hints.text,
-        _ => "text",
-    };
-    let mut rows = rows::open_within(&summary.files, text_field, spec.row_limit)?;
+pub(crate) fn open(spec: &DatasetSpec, summary: &mut DatasetSummary, purpose: Purpose) -> Result<Opened, DataError> {
+    let mut rows = rows::open_within(&summary.files, spec.kind.text_field(), spec.row_limit)?;
     let first: Vec<Row> = rows.by_ref().take(SAMPLE).collect();
     let readable: Vec<&Map<String, Value>> = first.iter().filter_map(|row| row.fields.as_ref().ok()).collect();
     let kind = match &spec.kind {
@@ -331,69 +322,22 @@ fn open(spec: &DatasetSpec, summary: &mut DatasetSummary, purpose: Purpose) -> R
     Ok((DatasetSpec { kind, ..spec.clone() }, Box::new(first.into_iter().chain(rows)), known))
 }
 
-/// The documents of one row, and what was noticed on the way.
-struct Outcome {
-    documents: Result<Vec<Document>, RowError>,
-    noticed: Noticed,
-}
-
-/// Reads the rows of a set; `is_guess`: its type was left open.
+/// Reads the rows of a set.
 fn read_dataset(
-    (spec, is_guess): (&DatasetSpec, bool),
+    spec: &DatasetSpec,
     (rows, mut known): (Rows, HashSet<String>),
-    encoder: &dyn RowDocuments,
-    options: &PrepareOptions,
+    encoding: &RowEncoding,
+    workers: usize,
     (gathering, summary): (&mut Gathering, &mut DatasetSummary),
     stop: Stop<'_>,
 ) -> Result<(), DataError> {
     let RowShard { number, of } = spec.shard;
     assert!(number < of, "a part is one of those that there are");
     let rows = rows.take(spec.samples.unwrap_or(usize::MAX)).skip(number).step_by(of);
-    let truncation = spec.kind.truncation(options.truncation);
-    let limits = Limits { max_length: options.max_length, truncation };
-    let longest = options.preference.longest(options.max_length, &spec.kind);
-    let expected = encoder.expected();
-    let encode = |row: &Row| -> Outcome {
-        let mut noticed = Noticed::default();
-        let form = if rows::is_columnar(&row.place.file) { RowForm::Columnar } else { RowForm::Text };
-        let fields = row.fields.as_ref().map_err(Clone::clone);
-        if let (true, Ok(fields), DatasetKind::Text { field }) = (is_guess, &fields, &spec.kind) {
-            noticed.remarks.add(Remark::Source, usize::from(fields.get(field).is_some_and(is_talk)));
-        }
-        let documents = fields.and_then(|fields| encoder.documents(fields, form, &limits, &mut noticed));
-        Outcome { documents, noticed }
-    };
     let go_on = || if stop() { Err(DataError::Stopped) } else { Ok(()) };
-    in_order(rows, options.workers, &go_on, &encode, &mut |row, outcome| {
+    in_order(rows, workers, &go_on, &|row| encoding.encode(row), &mut |row, outcome| {
         go_on()?;
-        if let Ok(fields) = &row.fields {
-            late(fields, &spec.kind, &mut known, &mut summary.late);
-        }
-        if truncation != Truncation::Split {
-            outcome.noticed.length.into_iter().for_each(|length| summary.count_length(length, longest));
-        }
-        match outcome.documents {
-            Ok(documents) => {
-                check_vocabulary(&documents, &row, options.vocab_size)?;
-                summary.keep(&documents, longest, &expected);
-                summary.remarks.extend(&outcome.noticed.remarks);
-                summary.preference.add(&outcome.noticed.counts);
-                documents.iter().try_for_each(|document| gathering.push(document))?;
-            }
-            Err(error) => summary.drop_row(&row.place, error),
-        }
-        Ok(())
+        let documents = encoding.keep(&row, outcome, &mut known, summary)?;
+        documents.iter().try_for_each(|document| gathering.push(document))
     })
-}
-
-fn check_vocabulary(documents: &[Document], row: &Row, vocab_size: usize) -> Result<(), DataError> {
-    let outside = |id: &&i32| **id >= 0 && **id as usize >= vocab_size;
-    let ids = documents.iter().flat_map(|document| document.ids.iter().chain(&document.labels));
-    match ids.into_iter().find(outside) {
-        None => Ok(()),
-        Some(id) => {
-            let problem = format!("token id {id} is outside of the model's vocabulary of {vocab_size}");
-            Err(DataError::invalid(&row.place, problem).hint("the tokenizer or the data belong to another model"))
-        }
-    }
 }

@@ -2,12 +2,15 @@
 //! has an order and rows of its own, and an epoch takes as long as the part with the most rows. Knows lengths; neither
 //! tokens nor batches.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
-use crate::corpus::DocumentSet;
+use crate::corpus::{Corpus, DocumentSet};
 use crate::loader_spec::{Layout, LoaderSpec};
 use crate::order::permutation;
 use crate::packing::best_fit;
+use crate::stream::StreamPlace;
 
 /// Documents that are packed together.
 const WINDOW: usize = 8192;
@@ -37,6 +40,9 @@ pub struct Position {
     /// Positions reached earlier in the epoch, when the data were in another number of parts: those of all parts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub before: Vec<Vec<Place>>,
+    /// The place in sets that are streamed at which the window begins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream: Option<StreamPlace>,
 }
 
 impl Position {
@@ -51,10 +57,12 @@ impl Position {
 }
 
 /// Rows as the members of a set that make them up.
-type Rows = Vec<Vec<u32>>;
+pub(crate) type Rows = Vec<Vec<u32>>;
 
 /// Rows that ranks take at once, all of one epoch.
 pub(crate) struct Round {
+    /// The documents that they are of.
+    pub corpus: Arc<Corpus>,
     /// Rows of every part, by part.
     pub rows: Vec<Rows>,
     /// True if the epoch ends with them.
@@ -113,6 +121,7 @@ impl RowOrder {
             first: self.places[0],
             others: self.places[1..].to_vec(),
             before: self.before.clone(),
+            stream: None,
         }
     }
 
@@ -126,7 +135,7 @@ impl RowOrder {
                 self.begin_next_epoch();
             }
             if rows.iter().any(|rows| !rows.is_empty()) {
-                return Some(Round { rows, is_last });
+                return Some(Round { corpus: self.documents.corpus.clone(), rows, is_last });
             }
         }
         None
@@ -229,14 +238,19 @@ impl RowOrder {
     /// Packs members into rows by the layout.
     fn pack(&self, members: &[u32]) -> Rows {
         let DocumentSet { corpus, members: documents } = &self.documents;
-        match self.layout {
-            Layout::Padded(_) | Layout::Joined(_) => members.iter().map(|member| vec![*member]).collect(),
-            Layout::Packed => {
-                let length = |member: &u32| corpus.length(documents[*member as usize] as usize);
-                let lengths: Vec<usize> = members.iter().map(length).collect();
-                let rows = best_fit(&lengths, self.seq_len);
-                rows.into_iter().map(|row| row.into_iter().map(|i| members[i as usize]).collect()).collect()
-            }
+        let length = |member: u32| corpus.length(documents[member as usize] as usize);
+        pack(members, &length, &self.layout, self.seq_len)
+    }
+}
+
+/// Packs members, each of `length` tokens, into rows of `seq_len` tokens by a layout.
+pub(crate) fn pack(members: &[u32], length: &dyn Fn(u32) -> usize, layout: &Layout, seq_len: usize) -> Rows {
+    match layout {
+        Layout::Padded(_) | Layout::Joined(_) => members.iter().map(|member| vec![*member]).collect(),
+        Layout::Packed => {
+            let lengths: Vec<usize> = members.iter().map(|member| length(*member)).collect();
+            let rows = best_fit(&lengths, seq_len);
+            rows.into_iter().map(|row| row.into_iter().map(|i| members[i as usize]).collect()).collect()
         }
     }
 }

@@ -152,6 +152,21 @@ impl Config {
         Config { config: self.config.with_fetched(files) }
     }
 
+    /// True if the training datasets are streamed.
+    #[getter]
+    fn streams(&self) -> bool {
+        self.config.data.streaming
+    }
+
+    /// The same configuration with files elsewhere of streamed datasets, by their places: address, bytes and version of
+    /// each. `python` is the interpreter of the process that fetches them.
+    fn with_remote(&self, python: PathBuf, files: BTreeMap<String, Vec<(String, u64, String)>>) -> Config {
+        let file = |(name, bytes, version)| data::StreamFile { name, bytes, version };
+        let of_set = |(place, files): (String, Vec<_>)| (place, files.into_iter().map(file).collect());
+        let files = files.into_iter().map(of_set).collect();
+        Config { config: self.config.with_remote(config::Remote { python, files }) }
+    }
+
     /// The same configuration of a run that writes to this folder.
     fn with_output_dir(&self, folder: String) -> Config {
         let mut config = self.config.clone();

@@ -8,10 +8,11 @@ by version and never repeated. The engine decides which files belong to a split.
 from __future__ import annotations
 
 import configparser
+import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,22 +45,50 @@ def is_address(path: str) -> bool:
 def data_files(path: str, subset: str | None, split: str, endings: tuple[str, ...]) -> list[Path]:
     """The local files of an object (known by the `endings` of its name), a pattern or a folder of a bucket: only those
     of the subset and split are fetched."""
-    try:
-        import obstore
-    except ImportError as error:
-        raise RunError(f"dataset `{path}`: {INSTALL}") from error
-    scheme, _, rest = path.partition("://")
-    bucket, _, key = rest.partition("/")
-    if not bucket:
-        raise DataError(f"dataset `{path}`: an address has the form `{scheme}://bucket/path`")
-    try:
+    scheme, bucket, key = _parts(path)
+    with _reported(path):
         of = store(scheme, bucket)
         objects = _objects(of, key, path, subset, split, endings)
         place = cache_folder() / origin(scheme) / quote(bucket, safe="")
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return list(pool.map(lambda found: _fetched(of, found, place), objects))
+
+
+def listed(path: str, subset: str | None, split: str, endings: tuple[str, ...]) -> list[tuple[str, int, str]]:
+    """The same objects as (address, bytes, version), without fetching them."""
+    scheme, bucket, key = _parts(path)
+    with _reported(path):
+        objects = _objects(store(scheme, bucket), key, path, subset, split, endings)
+    return [(f"{scheme}://{bucket}/{of['path']}", int(of["size"]), str(of.get("e_tag") or "")) for of in objects]
+
+
+def fetch(address: str, size: int, tag: str, target: Path) -> None:
+    """Writes an object to a file. Raises RunError where it is not the one of the size and entity tag that were listed."""
+    scheme, bucket, key = _parts(address)
+    with _reported(address), target.open("xb") as file:
+        receive(store(scheme, bucket), {"path": key, "e_tag": tag}, file, size)
+
+
+def _parts(path: str) -> tuple[str, str, str]:
+    """Scheme, bucket and key of an address."""
+    scheme, _, rest = path.partition("://")
+    bucket, _, key = rest.partition("/")
+    if not bucket:
+        raise DataError(f"dataset `{path}`: an address has the form `{scheme}://bucket/path`")
+    return scheme, bucket, key
+
+
+@contextlib.contextmanager
+def _reported(path: str) -> Iterator[None]:
+    """Raises RunError, with what helps, for what the library or the system refuses."""
+    try:
+        import obstore
+    except ImportError as error:
+        raise RunError(f"dataset `{path}`: {INSTALL}") from error
+    try:
+        yield
     except (obstore.exceptions.BaseError, OSError) as error:
-        raise RunError(f"dataset `{path}`: {reason(error, scheme)}") from error
+        raise RunError(f"dataset `{path}`: {reason(error, path.partition('://')[0])}") from error
 
 
 def cache_folder() -> Path:

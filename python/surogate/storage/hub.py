@@ -10,7 +10,9 @@ import difflib
 import glob
 import importlib
 import json
+import os
 import re
+import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -68,6 +70,10 @@ def _siblings(missing: Path) -> str | None:
 #: A set on the hub: `owner/name`, or `owner/name@revision`.
 HUB_NAME = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w][\w./-]*))?")
 
+#: The beginning of the address of a file of a set, as fsspec writes it.
+HUB_FILES = "hf://datasets/"
+FILE_ADDRESS = re.compile(rf"{HUB_FILES}(?P<name>[^/@]+/[^/@]+)@(?P<revision>[^/]+)/(?P<file>.+)")
+
 #: Characters of a README that are read.
 MOST_OF_CARD = 1 << 24
 
@@ -77,13 +83,26 @@ FILES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".t
 
 def with_data(config: _native.Config) -> _native.Config:
     """The configuration with the files of its datasets on the hub and in buckets, which are fetched."""
-    files = {}
+    files, streamed = {}, {}
     for place, path, subset, split in config.data_sets:
+        is_streamed = config.streams and place.startswith("datasets[")
         if buckets.is_address(path):
-            files[place] = buckets.data_files(path, subset, split, FILES)
-        elif not Path(path).exists() and not path.endswith(FILES) and HUB_NAME.fullmatch(path):
-            files[place] = data_files(path, subset, split)
-    return config.with_files(files) if files else config
+            if is_streamed:
+                streamed[place] = buckets.listed(path, subset, split, FILES)
+            else:
+                files[place] = buckets.data_files(path, subset, split, FILES)
+        elif is_name(path):
+            if is_streamed:
+                streamed[place] = listed(path, subset, split)
+            else:
+                files[place] = data_files(path, subset, split)
+    config = config.with_files(files) if files else config
+    return config.with_remote(sys.executable, streamed) if streamed else config
+
+
+def is_name(path: str) -> bool:
+    """True if a dataset's path is a name on the Hub."""
+    return not Path(path).exists() and not path.endswith(FILES) and HUB_NAME.fullmatch(path) is not None
 
 
 def with_local_data(config: _native.Config) -> tuple[_native.Config, list[str]]:
@@ -92,7 +111,7 @@ def with_local_data(config: _native.Config) -> tuple[_native.Config, list[str]]:
     for place, path, subset, split in config.data_sets:
         if buckets.is_address(path):
             unavailable.append(f"`{path}` is in object storage")
-        elif not Path(path).exists() and not path.endswith(FILES) and HUB_NAME.fullmatch(path):
+        elif is_name(path):
             found = cached_files(path, subset, split)
             if found is None:
                 unavailable.append(f"`{path}` is not in the hub's cache")
@@ -150,6 +169,40 @@ def data_files(path: str, subset: str | None, split: str) -> list[Path]:
     download = partial(snapshot_download, name, repo_type="dataset", revision=revision, allow_patterns=patterns)
     place = Path(call_hub(what, download))
     return [place / file for file in chosen]
+
+
+def listed(path: str, subset: str | None, split: str) -> list[tuple[str, int, str]]:
+    """The files of a set on the hub as (address, bytes, version), without fetching them but for the README."""
+    from huggingface_hub import HfApi, hf_hub_download
+
+    match = HUB_NAME.fullmatch(path)
+    assert match is not None, "expected a name on the Hub"
+    name, revision = match["name"], match["revision"]
+    what = f"dataset `{path}`"
+    info = call_hub(what, lambda: HfApi().dataset_info(name, revision=revision, files_metadata=True))
+    siblings = {file.rfilename: file for file in info.siblings or []}
+    card = None
+    if "README.md" in siblings:
+        fetch_card = partial(hf_hub_download, name, "README.md", repo_type="dataset", revision=info.sha)
+        card = _card(Path(call_hub(what, fetch_card)))
+    chosen = _native.choose_files(path, list(siblings), card, subset, split)
+    unsized = [file for file in chosen if siblings[file].size is None]
+    if unsized:
+        raise RunError(f"{what}: the Hub does not say how large `{unsized[0]}` is (set `streaming: false`)")
+    address = f"{HUB_FILES}{name}@{info.sha}/"
+    return [(address + file, int(siblings[file].size or 0), siblings[file].blob_id or "") for file in chosen]
+
+
+def fetch(address: str, target: Path) -> None:
+    """Writes a file of a set on the hub, as :func:`listed` names it, to a path; the hub's cache is not used."""
+    from huggingface_hub import hf_hub_download
+
+    match = FILE_ADDRESS.fullmatch(address)
+    assert match is not None, "expected an address of `listed`"
+    name, revision, file = match["name"], match["revision"], match["file"]
+    own = target.parent / ".hub"
+    download = partial(hf_hub_download, name, file, repo_type="dataset", revision=revision, local_dir=own)
+    os.replace(call_hub(f"`{address}`", download), target)
 
 
 def _card(readme: Path) -> str:

@@ -142,6 +142,20 @@ impl DatasetKind {
         }
     }
 
+    /// True if the type is left open, and no option names the column with the text.
+    pub(crate) fn is_guess(&self) -> bool {
+        matches!(self, DatasetKind::Auto(hints) if hints.text.is_empty())
+    }
+
+    /// Returns the column under which the content of a `.txt` file is read.
+    pub(crate) fn text_field(&self) -> &str {
+        match self {
+            DatasetKind::Text { field } => field,
+            DatasetKind::Auto(hints) if !hints.text.is_empty() => &hints.text,
+            _ => "text",
+        }
+    }
+
     /// Returns the truncation of over-long documents of this type: text is split, never deleted.
     pub(crate) fn truncation(&self, chosen: Truncation) -> Truncation {
         if matches!(self, DatasetKind::Text { .. }) { Truncation::Split } else { chosen }

@@ -31,6 +31,7 @@ pub(super) fn check_options(config: &Config, reader: &mut Reader) {
     check_adapter(config, reader);
     super::rates::check_rates(config, reader);
     super::rates::check_shares(config, reader);
+    super::streaming::check_streaming(config, reader);
     check_lengths(config, reader);
     check_device(config, reader);
     check_conversations(config, reader);

@@ -34,6 +34,13 @@ options! {
         preference_split: PreferenceSplit = "spans";
         /// Shuffle the rows in every epoch. `false` keeps the order of the files.
         shuffle: bool = true;
+        /// Read, encode and pack the training datasets while training, for data that do not fit the disk: files of datasets on
+        /// the Hub and in buckets are fetched one after another and removed, and encoded rows are not kept. Needs `max_steps`.
+        streaming: bool = false;
+        /// Rows of a stream that are shuffled and packed together.
+        shuffle_buffer_size: u64 = 8192, min = 1, max = 16_777_216;
+        /// Most bytes that fetched files of a stream take on the disk at once.
+        streaming_disk_limit: ByteSize = "16GiB", resumable;
     }
 }
 

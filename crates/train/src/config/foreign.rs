@@ -5,8 +5,7 @@ use Help::{ByValue, Name, Remove, Say};
 use options::{Node, Reader, Tree};
 
 /// A word on data that are not kept on the disk.
-const STREAMING: &str =
-    "datasets are encoded once to the disk and read from there; `samples` of an item takes a part of it";
+const STREAMING: &str = "`streaming` is an option of the run, for all of `datasets`";
 
 /// Other names, and the option or the sentence that helps.
 const FOREIGN: &[(&[&str], Help)] = &[
@@ -94,7 +93,8 @@ const FOREIGN: &[(&[&str], Help)] = &[
     (&["pretraining_dataset"], Say("`datasets`, with `surogate pt`")),
     (&["dataset_dir"], Say("`datasets` names files and folders by their paths")),
     (&["eval_dataset", "validation_file", "val_data", "test_datasets"], Name("validation_datasets")),
-    (&["streaming"], Say(STREAMING)),
+    (&["dataset_streaming"], Name("streaming")),
+    (&["buffer_size", "shuffle_buffer", "streaming_multipack_buffer_size"], Name("shuffle_buffer_size")),
     (&["max_samples"], Say("`samples` of each item of `datasets`")),
     (&["mix_strategy"], Say("`repeats` of each item of `datasets`")),
     (&["train_on_inputs", "train_on_prompt"], Say("`loss_scale: all` trains prompts, too")),

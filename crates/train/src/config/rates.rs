@@ -38,7 +38,7 @@ pub(super) fn check_rates(config: &Config, reader: &mut Reader) {
 }
 
 /// True if an option is written and has another value than its default, as a resolved file has all options.
-fn is_changed(config: &Config, reader: &Reader, name: &str) -> bool {
+pub(super) fn is_changed(config: &Config, reader: &Reader, name: &str) -> bool {
     let default = super::rows().find(|row| row.name == name).map(|row| row.default_json());
     reader.is_written(name) && default.as_ref() != config.to_json().get(name)
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use ::data::StreamFile;
 use options::{Fields, Problem, Row, Section, Table, Written};
 
 use super::{
@@ -20,6 +21,15 @@ pub struct FetchedModel {
     pub ir: Arc<str>,
 }
 
+/// Files of streamed datasets that are fetched while a run trains.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// The interpreter of the process that fetches them.
+    pub python: PathBuf,
+    /// The files by the place of the set, such as `datasets[0]`.
+    pub files: BTreeMap<String, Vec<StreamFile>>,
+}
+
 /// Declares the configuration as the union of tables: a field for each, and the list of them.
 macro_rules! union_of_tables {
     ($( $(#[doc = $doc:literal])+ $field:ident: $table:ty; )+) => {
@@ -31,6 +41,8 @@ macro_rules! union_of_tables {
             $( $(#[doc = $doc])+ pub $field: $table, )+
             /// Files of datasets whose path is a name, by the place of the set, such as `datasets[0]`.
             pub fetched: BTreeMap<String, Vec<PathBuf>>,
+            /// Files elsewhere of datasets that are streamed.
+            pub remote: Option<Remote>,
             /// The local folder of the teacher with its recorded graph, once it was fetched.
             pub fetched_teacher: Option<FetchedModel>,
             /// Values that `apply_recommended_values` chose for options that were left out, with reasons; None before
@@ -50,7 +62,7 @@ macro_rules! union_of_tables {
             pub(super) fn read(task: Task, fields: &mut Fields) -> Config {
                 $( let $field = <$table as Table>::read_fields(fields); )+
                 Config {
-                    task, $($field,)+ fetched: BTreeMap::new(), fetched_teacher: None, recommended: None, kept_sequence_len: None,
+                    task, $($field,)+ fetched: BTreeMap::new(), remote: None, fetched_teacher: None, recommended: None, kept_sequence_len: None,
                     micro_batch: None,
                     written: Written::default(),
                 }
@@ -166,6 +178,11 @@ impl Config {
     /// The same configuration with the local files of datasets whose path is a name, by their places.
     pub fn with_fetched(&self, files: BTreeMap<String, Vec<PathBuf>>) -> Config {
         Config { fetched: files, ..self.clone() }
+    }
+
+    /// The same configuration with the files elsewhere of datasets that are streamed.
+    pub fn with_remote(&self, remote: Remote) -> Config {
+        Config { remote: Some(remote), ..self.clone() }
     }
 
     /// The model whose distributions are learned: with `quantize_aware` the model itself where none is given.

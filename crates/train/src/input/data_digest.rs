@@ -1,6 +1,6 @@
 //! The identity of a run's documents, by which a resumed run and other nodes recognize them.
 
-use data::DocumentSet;
+use data::{DocumentSet, Stream};
 use serde::{Deserialize, Serialize};
 
 /// The identity of a run's documents.
@@ -32,6 +32,11 @@ impl DataDigest {
             parts: documents.corpus.parts(),
             outline: Some(documents.outline()),
         }
+    }
+
+    /// The identity of sets that are streamed, of which only the first `documents` are known.
+    pub(crate) fn of_stream(stream: &Stream, documents: usize) -> DataDigest {
+        DataDigest { documents, digest: stream.digest().to_owned(), parts: 1, outline: None }
     }
 
     /// True if both are of the same documents, as far as it can be known if they were in another number of parts.

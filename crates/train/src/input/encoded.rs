@@ -10,7 +10,7 @@ use data::image_texts::ImageTexts;
 use data::pictures::ImageReader;
 use data::{
     Cut, DatasetSpec, DatasetSummary, DialogueOptions, DocumentSet, EncodedCorpus, Keeping, PreferenceOptions,
-    PrepareOptions, Purpose, RowCache, Split, Stop, Summary, Tokenizer, Truncation, Writing,
+    PrepareOptions, Purpose, RowCache, Split, Stop, Stream, Summary, Tokenizer, Truncation, Writing,
 };
 use net::Nodes;
 use options::cache::folder_of_user;
@@ -25,6 +25,7 @@ use crate::input::mixture;
 use crate::input::node_folder::{CACHE_VARIABLE, own_folder};
 use crate::input::row_length::{self, RowLength};
 use crate::input::shared_prompts;
+use crate::input::streamed;
 use crate::model::source::ModelSource;
 use crate::nodes::place;
 
@@ -48,6 +49,8 @@ pub struct Encoded {
     pub(crate) template: Option<String>,
     /// Makes patches of images, where the model reads them.
     pub(crate) images: Option<ImageReader>,
+    /// What is streamed; then `train` are its first documents.
+    pub(crate) stream: Option<Arc<Stream>>,
 }
 
 impl Encoded {
@@ -65,6 +68,9 @@ impl Encoded {
         let within =
             |tokens: usize| Encoded::within(config, source, (tokens, share_prompts), data_shard.as_ref(), stop);
         let encoded = within(most)?;
+        if length.is_open && config.data.streaming {
+            return Ok(encoded.with_length(row_length::of_stream(most)));
+        }
         if !length.is_open {
             return Ok(encoded);
         }
@@ -132,21 +138,32 @@ impl Encoded {
             let origin = data::origin(&all, tokenizer.as_ref(), &options, cache.as_ref()).map_err(TrainError::data)?;
             data_shard.compare(origin)?;
         }
+        if config.data.streaming && images.is_some() {
+            let message = "`streaming` does not go with a model that reads images from the rows";
+            let hint = "remove `streaming`: images stay in their files, and only their texts are kept encoded";
+            return Err(TrainError::Config(vec![config.mistake("streaming", message, Some(hint.into()))]));
+        }
         let prepare = |specs: &[DatasetSpec]| -> Result<EncodedCorpus> {
             let keeping = cache.as_ref().map(|cache| Keeping { cache, notify: &notify });
             data::prepare_cached(specs, tokenizer.as_ref(), &options, keeping, stop).map_err(TrainError::data)
         };
-        let encoded = match data_shard {
-            None => prepare(&of_training)?,
+        let (encoded, stream) = match data_shard {
+            _ if config.data.streaming => {
+                let (encoded, stream) = streamed::begin(config, of_training, tokenizer.as_ref(), &options, stop)?;
+                (encoded, Some(stream))
+            }
+            None => (prepare(&of_training)?, None),
             Some(data_shard) => {
                 let own = |spec: &DatasetSpec| DatasetSpec { shard: data_shard.shard(), ..spec.clone() };
-                data_shard.join(prepare(&of_training.iter().map(own).collect::<Vec<_>>())?)?
+                (data_shard.join(prepare(&of_training.iter().map(own).collect::<Vec<_>>())?)?, None)
             }
         };
         let EncodedCorpus { corpus, mut summary, notes: of_rows } = encoded;
         notes.extend(of_rows);
         let counts: Vec<usize> = summary.datasets.iter().map(|of| of.documents).collect();
-        let (train, held_out) = if validation.is_empty() {
+        let (train, held_out) = if stream.is_some() && validation.is_empty() {
+            (DocumentSet::all(corpus.clone()), DocumentSet { corpus, members: Arc::new([]) })
+        } else if validation.is_empty() {
             let (train, held_out) =
                 data::order::split(corpus.len(), config.data.validation_split_ratio, config.data.train_seed);
             let part = |members: Vec<u32>| DocumentSet { corpus: corpus.clone(), members: members.into() };
@@ -164,9 +181,12 @@ impl Encoded {
         notes.extend(summary.datasets.iter().filter_map(DatasetSummary::length_bias));
         notes.extend(shared_prompts::note(&summary));
         summary.datasets.iter().try_for_each(|of| of.check_lengths()).map_err(TrainError::data)?;
-        let train = mixture::mixed(config, train, datasets, &counts, &mut notes);
+        let train = match &stream {
+            Some(_) => train,
+            None => mixture::mixed(config, train, datasets, &counts, &mut notes),
+        };
         let pad_id = tokenizer.map_or(0, |t| t.pad_id() as i32);
-        Ok(Encoded { train, held_out, summary, notes, sequence_len, because: None, pad_id, template, images })
+        Ok(Encoded { train, held_out, summary, notes, sequence_len, because: None, pad_id, template, images, stream })
     }
 }
 

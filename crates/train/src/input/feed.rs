@@ -10,7 +10,7 @@ use data::pictures::ImageReader;
 use data::show::ShownRow;
 use data::{
     Batch, DatasetSummary, DocumentSet, Extent, IGNORE, Layout, Loader, LoaderSpec, Mark, Padding, Placed, Position,
-    Share, Stop, Tokenizer,
+    Share, Stop, Summary, Tokenizer,
 };
 use program::{Documents, Variant};
 
@@ -75,7 +75,12 @@ impl Feed {
     pub fn new(config: &Config, encoded: Encoded, sequence_len: usize, stop: Stop<'_>) -> Result<Feed> {
         let Encoded { train, held_out, pad_id, images, .. } = encoded.clone();
         let workers = workers(config);
-        let layout = layout(config, &[&train, &held_out], sequence_len);
+        let stream = encoded.stream.clone();
+        let longest = match stream {
+            Some(_) => sequence_len,
+            None => train.longest().max(held_out.longest()).max(1),
+        };
+        let layout = layout(config, longest, sequence_len);
         let batch_size = config.micro_rows() as usize;
         let row = row_length(&layout, sequence_len, batch_size);
         let train_spec = LoaderSpec {
@@ -108,7 +113,10 @@ impl Feed {
         let train_spec = LoaderSpec { images: images.clone(), ..train_spec };
         let validation_spec = LoaderSpec { images, ..validation_spec };
         let spec = train_spec.clone();
-        let train = Loader::new(train, train_spec, Position::default()).map_err(TrainError::Data)?;
+        let train = match &stream {
+            Some(stream) => Loader::streamed(stream, train_spec, Position::default()),
+            None => Loader::new(train, train_spec, Position::default()).map_err(TrainError::Data)?,
+        };
         let validation = (!held_out.is_empty()).then_some((held_out, validation_spec));
         let epochs = config.run.num_epochs.0;
         Ok(Feed { train, train_extent, rows_in_epoch, epochs, documents, spec, validation, encoded, one_per_row })
@@ -155,13 +163,28 @@ impl Feed {
     /// True if every document is as long as a row: then packing leaves each alone, and kernels for full rows take them.
     fn documents_fill_rows(&self) -> bool {
         let set = &self.documents;
-        set.members.iter().all(|index| set.corpus.length(*index as usize) == self.spec.seq_len)
+        // Of a stream only the first documents are known.
+        self.encoded.stream.is_none()
+            && set.members.iter().all(|index| set.corpus.length(*index as usize) == self.spec.seq_len)
+    }
+
+    /// The first batches that training takes, without images; of a stream as far as it is known before the first step.
+    fn first_batches(&self) -> Result<Loader> {
+        let spec = LoaderSpec { prefetch: 0, epochs: Some(1), images: None, ..self.spec.clone() };
+        match &self.encoded.stream {
+            Some(stream) => Ok(Loader::beginning_of(stream, spec)),
+            None => Loader::new(self.documents.clone(), spec, Position::default()).map_err(TrainError::Data),
+        }
+    }
+
+    /// What became of the rows; of a stream of those that were read so far.
+    pub(crate) fn summary(&self) -> Summary {
+        self.encoded.stream.as_ref().map_or_else(|| self.encoded.summary.clone(), |stream| stream.counted())
     }
 
     /// The lengths of the first batches' rows, and the tokens of documents in one.
     pub(crate) fn first_shapes(&self) -> Result<FirstShapes> {
-        let spec = LoaderSpec { prefetch: 0, epochs: Some(1), images: None, ..self.spec.clone() };
-        let loader = Loader::new(self.documents.clone(), spec, Position::default()).map_err(TrainError::Data)?;
+        let loader = self.first_batches()?;
         let (mut lengths, mut tokens, mut seen, mut looked_at) = (Vec::new(), 0, 0.0, 0u32);
         for batch in loader.take(COUNTED_BATCHES) {
             let batch = batch.map_err(TrainError::Data)?;
@@ -186,8 +209,7 @@ impl Feed {
         let has_tokenizer = source.folder.join("tokenizer.json").is_file();
         let tokenizer = has_tokenizer.then(|| Tokenizer::from_folder(&source.folder)).transpose();
         let tokenizer = tokenizer.map_err(TrainError::Data)?;
-        let spec = LoaderSpec { prefetch: 0, epochs: Some(1), images: None, ..self.spec.clone() };
-        let loader = Loader::new(self.documents.clone(), spec, Position::default()).map_err(TrainError::Data)?;
+        let loader = self.first_batches()?;
         let mut rows = Vec::new();
         for batch in loader {
             let shown = data::show::rows(&batch.map_err(TrainError::Data)?, tokenizer.as_ref(), self.spec.pad_id);
@@ -202,7 +224,10 @@ impl Feed {
 
     /// The next batch begins at a place in the training data.
     pub fn seek(&mut self, position: Position) -> Result<()> {
-        self.train = Loader::new(self.documents.clone(), self.spec.clone(), position).map_err(TrainError::Data)?;
+        self.train = match &self.encoded.stream {
+            Some(stream) => Loader::streamed(stream, self.spec.clone(), position),
+            None => Loader::new(self.documents.clone(), self.spec.clone(), position).map_err(TrainError::Data)?,
+        };
         Ok(())
     }
 
@@ -213,10 +238,12 @@ impl Feed {
         let splits = config.data.validation_datasets.is_none() && !config.is_written("validation_split_ratio");
         let by = if splits && held_out > 0 { " (`validation_split_ratio`)" } else { "" };
         let of_run = match config.training.fixed_steps() {
+            Some(steps) if self.encoded.stream.is_some() => count(steps, "step"),
             Some(steps) => format!("{} in {:.2} epochs", count(steps, "step"), self.epochs(config, steps)),
             None => {
                 let epochs = if self.epochs == 1.0 { "1 epoch".to_owned() } else { format!("{} epochs", self.epochs) };
-                format!("{rows} rows in {micro_batches} micro-batches in {epochs}")
+                let (rows, micro_batches) = (count(*rows, "row"), count(*micro_batches, "micro-batch"));
+                format!("{rows} in {micro_batches} in {epochs}")
             }
         };
         let how = match &self.spec.layout {
@@ -224,14 +251,27 @@ impl Feed {
             Layout::Padded(_) => "padded",
             Layout::Joined(_) => "joined",
         };
+        if let Some(stream) = &self.encoded.stream {
+            return format!(
+                "{}streamed from {}: the table is of the first rows, which become {} in {} of up to {} tokens, {how}, {:.1} % \
+                 full; {} for evaluation; {of_run}\n",
+                self.encoded.summary,
+                count(stream.files() as u64, "file"),
+                count(self.documents.len() as u64, "document"),
+                count(self.rows_in_epoch, "row"),
+                self.spec.seq_len,
+                100.0 * fill,
+                count(held_out as u64, "document"),
+            );
+        }
         let warnings = self.encoded.summary.datasets.iter().filter_map(DatasetSummary::warning);
         let warnings: String = warnings.map(|text| format!("Warning: {text}\n")).collect();
         format!(
-            "{}{} documents to train on, {held_out} for evaluation{by}; {} rows of up to {} tokens in an epoch, {how}, \
-             {:.1} % full; {of_run}\n{warnings}",
+            "{}{} to train on, {held_out} for evaluation{by}; {} of up to {} tokens in an epoch, {how}, {:.1} % full; \
+             {of_run}\n{warnings}",
             self.encoded.summary,
-            self.documents.len(),
-            self.rows_in_epoch,
+            count(self.documents.len() as u64, "document"),
+            count(self.rows_in_epoch, "row"),
             self.spec.seq_len,
             100.0 * fill,
         )
@@ -239,7 +279,10 @@ impl Feed {
 
     /// The identity of the training data.
     pub fn digest(&self) -> DataDigest {
-        DataDigest::of(&self.documents)
+        match &self.encoded.stream {
+            Some(stream) => DataDigest::of_stream(stream, self.documents.len()),
+            None => DataDigest::of(&self.documents),
+        }
     }
 
     /// The identity of the documents that are held out; None without them.
@@ -292,6 +335,11 @@ impl Feed {
 
     /// Passes over the data after `steps` steps: whole ones, and of the one that is begun the share of its steps.
     pub fn epochs(&self, config: &Config, steps: u64) -> f64 {
+        if let Some(stream) = &self.encoded.stream {
+            // How far it is, and not how far so many steps go: that depends on rows that are not read yet.
+            let position = self.train.position();
+            return position.stream.map_or(0.0, |place| stream.passes(&place));
+        }
         let accumulation = config.micro_steps() as usize;
         let of_epochs: Vec<u64> = self.train_extent.steps_by_epoch(accumulation).collect();
         let (mut left, mut passes) = (steps, 0.0);
@@ -354,12 +402,12 @@ fn with_rooms(reader: ImageReader, documents: &DocumentSet, spec: &LoaderSpec) -
     Ok(ImageReader { rooms, ..reader })
 }
 
-fn layout(config: &Config, sets: &[&DocumentSet], sequence_len: usize) -> Layout {
+/// The layout of rows for documents of at most `longest` tokens.
+fn layout(config: &Config, longest: usize, sequence_len: usize) -> Layout {
     if config.data.sample_packing {
         return Layout::Packed;
     }
-    let lengths = sets.iter().flat_map(|set| set.members.iter().map(|i| set.corpus.length(*i as usize)));
-    let longest = lengths.max().unwrap_or(1).next_multiple_of(LENGTH_UNIT).min(sequence_len);
+    let longest = longest.next_multiple_of(LENGTH_UNIT).min(sequence_len);
     let part = |share: f64| ((longest as f64 * share) as usize).next_multiple_of(LENGTH_UNIT).min(longest);
     let mut lengths: Vec<usize> = LENGTH_PARTS.into_iter().map(part).collect();
     lengths.dedup();

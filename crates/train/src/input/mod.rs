@@ -10,5 +10,7 @@ pub(crate) mod few_steps;
 pub(crate) mod images;
 pub(crate) mod mixture;
 pub(crate) mod node_folder;
+pub(crate) mod remote_shards;
 pub(crate) mod row_length;
 pub(crate) mod shared_prompts;
+pub(crate) mod streamed;

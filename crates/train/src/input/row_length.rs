@@ -53,6 +53,13 @@ impl RowLength {
     }
 }
 
+/// The length of rows for a stream, whose longest document is not known: the most that they may come to.
+pub fn of_stream(most: usize) -> OfData {
+    let because = "the longest document of a stream is not known".to_owned();
+    let note = format!("`sequence_len` is not set: rows have {most} tokens, since {because}");
+    OfData { tokens: most, because, note }
+}
+
 /// The length of rows for documents that were encoded with `most` tokens at most: a power of two that holds the
 /// longest.
 pub fn of_data(config: &Config, summary: &Summary, most: usize) -> OfData {

@@ -141,8 +141,9 @@ impl Plan {
             self.reasons.insert("sequence_len".into(), reason(encoded.sequence_len, because));
             (self.sequence_len, self.length_is_open) = (encoded.sequence_len, false);
         }
-        // Without anything shared, rows have no branches.
-        self.compile.branches = self.compile.branches.filter(|_| shared_prompts::has_any(&encoded.summary));
+        // Without anything shared, rows have no branches. What a stream brings later is not known.
+        let is_shared = || encoded.stream.is_some() || shared_prompts::has_any(&encoded.summary);
+        self.compile.branches = self.compile.branches.filter(|_| is_shared());
         self
     }
 }

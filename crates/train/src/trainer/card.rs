@@ -188,7 +188,7 @@ fn results(trainer: &Trainer) -> String {
 fn data(trainer: &Trainer) -> String {
     let Some(feed) = &trainer.feed else { return String::new() };
     let mut text = "\n## Data\n\n| dataset | documents | tokens | trained tokens |\n|---|--:|--:|--:|\n".to_owned();
-    for of in &feed.encoded.summary.datasets {
+    for of in &feed.summary().datasets {
         let name = public_name(&of.name).replace('|', "\\|");
         let _ = writeln!(text, "| {name} | {} | {} | {} |", of.documents, of.tokens, of.trained_tokens);
     }

@@ -1,0 +1,279 @@
+//! Sets that are read, encoded and packed while a run trains, window by window, and of which nothing stays on the disk.
+//!
+//! ```text
+//! shards ──▶ rows of all sets, drawn by their shares ──▶ window: encoded, shuffled, packed ──▶ rounds of rows
+//! ```
+//!
+//! A window is the next rows up to the size of the shuffle buffer. It is a function of the place at which it begins, so
+//! a run continues at any row of it. Knows neither batches nor where shards come from.
+
+mod order;
+mod place;
+mod reader;
+mod shards;
+#[cfg(test)]
+mod tests;
+mod windows;
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+pub(crate) use self::order::StreamOrder;
+pub use self::place::{SetPlace, StreamPlace};
+use self::reader::{Reader, Window};
+pub use self::shards::{LocalShards, ShardId, Shards, StreamFile};
+use crate::corpus::DocumentSet;
+use crate::dataset::DatasetSpec;
+use crate::error::{DataError, Stop};
+use crate::prepare;
+use crate::prepare_options::PrepareOptions;
+use crate::row_encoding::RowEncoding;
+use crate::rows::RowLimit;
+use crate::summary::{DatasetSummary, Summary};
+use crate::tokenizer::Tokenizer;
+
+/// A set to be streamed, with its files.
+#[derive(Clone, Debug)]
+pub struct StreamSet {
+    pub spec: DatasetSpec,
+    pub files: Vec<StreamFile>,
+    /// Data files of its folder that belong to no split.
+    pub left_out: Vec<PathBuf>,
+}
+
+impl StreamSet {
+    /// The set with its files on this machine. Errors: there are none, or one is no regular file.
+    pub fn here(spec: DatasetSpec) -> Result<StreamSet, DataError> {
+        let (found, left_out) = prepare::files(&spec)?;
+        let file = |path: &PathBuf| {
+            let bytes = std::fs::metadata(path).map_err(|e| DataError::io("open", path, e))?.len();
+            Ok(StreamFile { name: path.display().to_string(), bytes, version: String::new() })
+        };
+        let files = found.iter().map(file).collect::<Result<_, DataError>>()?;
+        Ok(StreamSet { spec, files, left_out })
+    }
+}
+
+/// The order in which rows of a stream are taken.
+#[derive(Clone, Debug)]
+pub struct StreamOptions {
+    /// Files are taken in another order in each pass, and the documents of a window are shuffled.
+    pub shuffle: bool,
+    pub seed: u64,
+    /// Rows of a window.
+    pub buffer: usize,
+    /// The share of each set in the rows; empty for a single set.
+    pub shares: Vec<f64>,
+}
+
+/// Opens what hands out the files of the sets.
+pub type OpenShards = Arc<dyn Fn() -> Result<Box<dyn Shards>, DataError> + Send + Sync>;
+
+/// Tells the user something.
+pub type Notify = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// The sets of a stream, what their rows depend on, and what has become of the rows so far.
+pub struct Stream {
+    sets: Arc<Sets>,
+    open: OpenShards,
+    /// Shards that no reader uses now.
+    idle: Mutex<Option<Box<dyn Shards>>>,
+    first: Window,
+    digest: String,
+    counted: Mutex<Vec<DatasetSummary>>,
+    notify: Notify,
+}
+
+/// What a reader needs of the sets.
+struct Sets {
+    all: Vec<SetRows>,
+    options: StreamOptions,
+    workers: usize,
+}
+
+/// A set whose type is known.
+struct SetRows {
+    name: String,
+    /// Names of its files in messages.
+    files: Vec<Arc<Path>>,
+    encoding: RowEncoding,
+    text_field: String,
+    row_limit: RowLimit,
+    /// A summary of no rows.
+    empty: DatasetSummary,
+    /// Columns that the first rows fill.
+    known: HashSet<String>,
+}
+
+impl Stream {
+    /// Reads the first window: what it shows of the sets is checked as sets are that are read as a whole. With it the
+    /// documents of the window and what became of its rows.
+    ///
+    /// Errors: a file that cannot be fetched or read, a set that is unfit by its first rows.
+    pub fn begin(
+        sets: &[StreamSet],
+        (tokenizer, options): (Option<&Arc<Tokenizer>>, &PrepareOptions),
+        order: StreamOptions,
+        open: OpenShards,
+        notify: Notify,
+        stop: Stop<'_>,
+    ) -> Result<(Arc<Stream>, DocumentSet, Summary), DataError> {
+        sets.iter().try_for_each(check_names)?;
+        let mut shards = open()?;
+        let of_set =
+            |(number, set): (usize, &StreamSet)| SetRows::new(number, set, tokenizer, options, &mut *shards, stop);
+        let all = sets.iter().enumerate().map(of_set).collect::<Result<Vec<_>, _>>()?;
+        let workers = options.workers;
+        let known = Arc::new(Sets { all, options: order, workers });
+        let mut reader = Reader::new(known.clone(), shards, StreamPlace::begin(sets.len()));
+        let first = reader.window(stop)?;
+        for summary in &first.counted {
+            // A set of a small share may have no row in the first window.
+            if summary.rows_read > 0 || sets.len() == 1 {
+                summary.check()?;
+            }
+        }
+        let corpus = Arc::new(first.corpus.clone());
+        let summary = Summary { datasets: first.counted.clone() };
+        let digest = digest(sets, tokenizer.map(|of| of.digest()), options, &first);
+        let counted = Mutex::new(first.counted.clone());
+        let idle = Mutex::new(Some(reader.into_shards()));
+        let stream = Stream { sets: known, open, idle, first, digest, counted, notify };
+        Ok((Arc::new(stream), DocumentSet::all(corpus), summary))
+    }
+
+    /// Identifies the files, by their names, sizes and versions, and what their rows become.
+    pub fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    /// Counts of the rows that were read so far; of those read again after a resume, too.
+    pub fn counted(&self) -> Summary {
+        Summary { datasets: lock(&self.counted).clone() }
+    }
+
+    /// Passes over the set that was gone through the least, at a place.
+    pub fn passes(&self, place: &StreamPlace) -> f64 {
+        let of = |(set, at): (&SetRows, &SetPlace)| at.epoch as f64 + at.file as f64 / set.files.len().max(1) as f64;
+        self.sets.all.iter().zip(&place.sets).map(of).fold(f64::INFINITY, f64::min)
+    }
+
+    /// Files of all sets.
+    pub fn files(&self) -> usize {
+        self.sets.all.iter().map(|set| set.files.len()).sum()
+    }
+
+    /// A reader that begins at a place, with the shards that are free, or others. Errors: the place is of another number of
+    /// sets, or files cannot be fetched.
+    fn reader(&self, at: StreamPlace) -> Result<Reader, DataError> {
+        let (found, known) = (at.sets.len(), self.sets.all.len());
+        if found != known {
+            return Err(DataError::invalid(
+                "the place in the data",
+                format!("it is of {found} datasets, there are {known}"),
+            ));
+        }
+        let idle = lock(&self.idle).take();
+        let shards = idle.map_or_else(|| (self.open)(), Ok)?;
+        Ok(Reader::new(self.sets.clone(), shards, at))
+    }
+
+    fn give_back(&self, reader: Reader) {
+        *lock(&self.idle) = Some(reader.into_shards());
+    }
+
+    /// Adds what became of a window's rows; tells of the first row that is dropped for each reason. Errors: a set has
+    /// become unfit.
+    fn count(&self, window: &Window) -> Result<(), DataError> {
+        let mut counted = lock(&self.counted);
+        for (all, of) in counted.iter_mut().zip(&window.counted) {
+            let new = of.dropped.iter().filter(|(reason, _)| !all.dropped.contains_key(reason));
+            for (reason, dropped) in new {
+                let first = of.example(dropped);
+                (self.notify)(&format!("Note: dropped a row of {}: {} ({first})", all.name, reason.name()));
+            }
+            all.add(of);
+            if all.rows_read > 0 {
+                all.check()?;
+                all.check_lengths()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl SetRows {
+    /// Recognises the type of a set by the first of its files, in the order of their names, that has rows.
+    fn new(
+        number: usize,
+        set: &StreamSet,
+        tokenizer: Option<&Arc<Tokenizer>>,
+        options: &PrepareOptions,
+        shards: &mut dyn Shards,
+        stop: Stop<'_>,
+    ) -> Result<SetRows, DataError> {
+        let name = set.spec.path.display().to_string();
+        let files: Vec<PathBuf> = set.files.iter().map(|file| PathBuf::from(&file.name)).collect();
+        for file in 0..set.files.len() {
+            let id = ShardId { set: number, file };
+            let path = shards.get(id, &[], stop)?;
+            let mut counted = DatasetSummary { name: name.clone(), files: vec![path], ..DatasetSummary::default() };
+            let opened = prepare::open(&set.spec, &mut counted, options.preference.purpose);
+            let (spec, mut rows, known) = opened?;
+            let has_rows = rows.next().is_some();
+            drop(rows);
+            shards.release(id);
+            if has_rows {
+                let encoding = RowEncoding::new(&spec, set.spec.kind.is_guess(), tokenizer, options, Vec::new())?;
+                return Ok(SetRows {
+                    name,
+                    files: files.iter().map(|file| Arc::from(file.as_path())).collect(),
+                    encoding,
+                    text_field: spec.kind.text_field().to_owned(),
+                    row_limit: spec.row_limit,
+                    empty: DatasetSummary { files, left_out: set.left_out.clone(), ..counted },
+                    known,
+                });
+            }
+        }
+        Err(DataError::invalid(&name, "the dataset has no rows"))
+    }
+}
+
+/// Errors: a file of a set has no format that is known.
+fn check_names(set: &StreamSet) -> Result<(), DataError> {
+    let unknown = set.files.iter().find(|file| crate::rows::format_of(Path::new(&file.name)).is_none());
+    match unknown {
+        None => Ok(()),
+        Some(file) => Err(DataError::invalid(&file.name, "this file format is not supported")),
+    }
+}
+
+/// Identifies files and encoding. Where files are on this machine is left out.
+fn digest(sets: &[StreamSet], tokenizer: Option<&str>, options: &PrepareOptions, first: &Window) -> String {
+    // Threads do not change rows.
+    let PrepareOptions { max_length, truncation, vocab_size, workers: _, dialogue, preference } = options;
+    let mut text = format!(
+        "tokenizer {tokenizer:?} length {max_length} {truncation:?} {vocab_size} {dialogue:?} {preference:?}\n"
+    );
+    for set in sets {
+        text += &format!("set {:?} {:?}\n", set.spec.kind, set.spec.row_limit);
+        for file in &set.files {
+            let name = Path::new(&file.name).file_name().unwrap_or_default().to_string_lossy();
+            text += &format!("file {name} {} {}\n", file.bytes, file.version);
+        }
+    }
+    text += &first.corpus.digest();
+    blake3::hash(text.as_bytes()).to_hex().to_string()
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().expect("no thread panics with a lock of a stream held")
+}
+
+/// Asks whether a reader's work is over.
+fn is_over(over: &AtomicBool) -> bool {
+    over.load(std::sync::atomic::Ordering::Relaxed)
+}

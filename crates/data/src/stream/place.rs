@@ -1,0 +1,31 @@
+//! Places in a stream, as checkpoints keep them.
+
+use serde::{Deserialize, Serialize};
+
+/// The row of a set that is taken next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct SetPlace {
+    /// Passes over the set that are done.
+    pub epoch: u64,
+    /// Number of the file in the order of the pass.
+    pub file: u64,
+    /// Rows of the file that are taken.
+    pub row: u64,
+}
+
+/// The beginning of a window.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct StreamPlace {
+    /// Windows before it.
+    pub window: u64,
+    /// Rows of all sets before it.
+    pub drawn: u64,
+    pub sets: Vec<SetPlace>,
+}
+
+impl StreamPlace {
+    /// The beginning of a stream of some sets.
+    pub(crate) fn begin(sets: usize) -> StreamPlace {
+        StreamPlace { window: 0, drawn: 0, sets: vec![SetPlace::default(); sets] }
+    }
+}

@@ -1,0 +1,208 @@
+//! Streams over files of token ids: passes, places, shares, counts.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::*;
+use crate::batch::Batch;
+use crate::dataset::DatasetKind;
+use crate::dialogue::DialogueOptions;
+use crate::document::{IGNORE, Truncation};
+use crate::loader::Loader;
+use crate::loader_spec::{Layout, LoaderSpec, Padding, Share};
+use crate::preference::PreferenceOptions;
+use crate::row_order::Position;
+
+/// Files of rows of token ids, of which each row has its own.
+struct Files {
+    folder: tempfile::TempDir,
+    sets: Vec<StreamSet>,
+}
+
+impl Files {
+    /// A set for each list of numbers of rows.
+    fn new(sets: &[&[usize]]) -> Files {
+        let folder = tempfile::tempdir().unwrap();
+        let mut id = 1;
+        let mut set = |(number, files): (usize, &&[usize])| {
+            let place = folder.path().join(format!("set{number}"));
+            std::fs::create_dir(&place).unwrap();
+            for (file, rows) in files.iter().enumerate() {
+                let row = |_| {
+                    id += 1;
+                    format!("{{\"input_ids\": {:?}}}\n", vec![id; 2 + id % 5])
+                };
+                std::fs::write(place.join(format!("{file}.jsonl")), (0..*rows).map(row).collect::<String>()).unwrap();
+            }
+            StreamSet::here(DatasetSpec::new(place, DatasetKind::Tokens)).unwrap()
+        };
+        let sets = sets.iter().enumerate().map(&mut set).collect();
+        Files { folder, sets }
+    }
+
+    fn begin(&self, buffer: usize, shares: &[f64], shuffle: bool) -> Arc<Stream> {
+        let files = self.sets.iter().map(|set| set.files.iter().map(|file| file.name.clone().into()).collect());
+        let shards = LocalShards { files: files.collect() };
+        let options = PrepareOptions {
+            max_length: 8,
+            truncation: Truncation::Delete,
+            vocab_size: 10_000,
+            workers: 2,
+            dialogue: DialogueOptions::default(),
+            preference: PreferenceOptions::default(),
+        };
+        let order = StreamOptions { shuffle, seed: 7, buffer, shares: shares.to_vec() };
+        let open: OpenShards = Arc::new(move || Ok(Box::new(shards.clone())));
+        Stream::begin(&self.sets, (None, &options), order, open, Arc::new(|_| {}), &|| false).unwrap().0
+    }
+}
+
+fn spec(share: Share, shuffle: bool) -> LoaderSpec {
+    LoaderSpec {
+        batch_size: 2,
+        share,
+        seq_len: 8,
+        layout: Layout::Packed,
+        padding: Padding::End,
+        shuffle,
+        seed: 7,
+        epochs: None,
+        pad_id: 0,
+        longest_padding: 8,
+        prefetch: 2,
+        images: None,
+    }
+}
+
+/// The ids of the documents of a batch, in their order.
+fn ids(batch: &Batch) -> Vec<i32> {
+    let documents = batch.input_ids.chunk_by(|a, b| a == b).map(|of| of[0]);
+    documents.filter(|id| *id != 0).collect()
+}
+
+#[test]
+fn each_pass_takes_every_document_once_in_another_order() {
+    let files = Files::new(&[&[30, 0, 50, 20]]);
+    for share in [Share::WHOLE, Share::among(2)] {
+        let stream = files.begin(40, &[], true);
+        let mut loader = Loader::streamed(&stream, spec(share, true), Position::default());
+        let mut pass = || {
+            let mut seen = Vec::new();
+            loop {
+                seen.extend(ids(&loader.next().unwrap().unwrap()));
+                if loader.ends_epoch() {
+                    return seen;
+                }
+            }
+        };
+        let (first, second) = (pass(), pass());
+        assert_ne!(first, second);
+        for mut seen in [first, second] {
+            assert!(!seen.is_sorted());
+            seen.sort_unstable();
+            assert_eq!(seen, (2..102).collect::<Vec<i32>>());
+        }
+    }
+}
+
+#[test]
+fn without_shuffling_windows_are_in_the_order_of_the_files() {
+    let files = Files::new(&[&[10, 10]]);
+    let stream = files.begin(1, &[], false);
+    let loader = Loader::streamed(&stream, spec(Share::WHOLE, false), Position::default());
+    let seen: Vec<i32> = loader.take(10).flat_map(|batch| ids(&batch.unwrap())).collect();
+    assert_eq!(seen, (2..22).collect::<Vec<i32>>());
+}
+
+#[test]
+fn a_stream_goes_on_at_every_position_with_the_same_batches() {
+    let files = Files::new(&[&[30, 5, 50], &[7, 9]]);
+    let stream = files.begin(16, &[0.7, 0.3], true);
+    let share = Share::among(2);
+    let mut loader = Loader::streamed(&stream, spec(share, true), Position::default());
+    let mut positions = vec![loader.position()];
+    let mut batches = Vec::new();
+    for _ in 0..40 {
+        batches.push(loader.by_ref().take(2).map(|batch| batch.unwrap().input_ids).collect::<Vec<_>>());
+        positions.push(loader.position());
+    }
+    assert!(batches.iter().flatten().flatten().any(|id| *id != 0));
+    drop(loader);
+    for from in [0, 1, 7, 20, 39] {
+        // As a new process reads it from a checkpoint.
+        let text = serde_json::to_string(&positions[from]).unwrap();
+        let again = files.begin(16, &[0.7, 0.3], true);
+        assert_eq!(again.digest(), stream.digest());
+        let mut loader = Loader::streamed(&again, spec(share, true), serde_json::from_str(&text).unwrap());
+        for expected in &batches[from..] {
+            let found: Vec<_> = loader.by_ref().take(2).map(|batch| batch.unwrap().input_ids).collect();
+            assert_eq!(&found, expected, "from {from}");
+        }
+    }
+}
+
+#[test]
+fn sets_have_their_shares_and_begin_again() {
+    let files = Files::new(&[&[400], &[10]]);
+    let stream = files.begin(64, &[0.75, 0.25], true);
+    let mut loader = Loader::streamed(&stream, spec(Share::WHOLE, true), Position::default());
+    let mut counts = BTreeMap::new();
+    while counts.values().sum::<usize>() < 4000 {
+        let batch = loader.next().unwrap().unwrap();
+        ids(&batch).into_iter().for_each(|id| *counts.entry(id).or_insert(0) += 1);
+    }
+    let small: usize = counts.range(402..).map(|(_, count)| count).sum();
+    let share = small as f64 / counts.values().sum::<usize>() as f64;
+    assert!((0.22..0.28).contains(&share), "{share}");
+    let large: Vec<usize> = counts.range(..402).map(|(_, count)| *count).collect();
+    assert_eq!(large.len(), 400);
+    assert!(large.iter().max().unwrap() - large.iter().min().unwrap() <= 2, "{large:?}");
+}
+
+#[test]
+fn targets_stay_inside_of_documents() {
+    let files = Files::new(&[&[40]]);
+    let stream = files.begin(16, &[], true);
+    let loader = Loader::streamed(&stream, spec(Share::WHOLE, true), Position::default());
+    for batch in loader.take(10) {
+        let batch = batch.unwrap();
+        let trained = batch.targets.iter().zip(&batch.input_ids).filter(|(target, _)| **target != IGNORE);
+        assert!(trained.clone().count() > 0);
+        trained.for_each(|(target, id)| assert_eq!(target, id));
+    }
+}
+
+#[test]
+fn what_became_of_rows_is_counted_beyond_the_first_window() {
+    let files = Files::new(&[&[8, 8, 8]]);
+    let bad = files.folder.path().join("set0/1.jsonl");
+    let text = std::fs::read_to_string(&bad).unwrap();
+    std::fs::write(&bad, text.lines().take(7).map(|line| format!("{line}\n")).collect::<String>() + "nonsense\n")
+        .unwrap();
+    let stream = files.begin(8, &[], false);
+    let mut loader = Loader::streamed(&stream, spec(Share::WHOLE, false), Position::default());
+    while !loader.ends_epoch() {
+        loader.next().unwrap().unwrap();
+    }
+    let counted = &stream.counted().datasets[0];
+    // Windows are read ahead.
+    assert!(counted.rows_read >= 24 && counted.dropped.values().map(|of| of.rows).sum::<usize>() >= 1, "{counted:?}");
+}
+
+#[test]
+fn sets_without_rows_are_refused() {
+    let files = Files::new(&[&[0, 0]]);
+    let shards = LocalShards { files: vec![files.sets[0].files.iter().map(|file| file.name.clone().into()).collect()] };
+    let options = PrepareOptions {
+        max_length: 8,
+        truncation: Truncation::Delete,
+        vocab_size: 10,
+        workers: 1,
+        dialogue: DialogueOptions::default(),
+        preference: PreferenceOptions::default(),
+    };
+    let order = StreamOptions { shuffle: true, seed: 1, buffer: 4, shares: Vec::new() };
+    let open: OpenShards = Arc::new(move || Ok(Box::new(shards.clone())));
+    let begun = Stream::begin(&files.sets, (None, &options), order, open, Arc::new(|_| {}), &|| false);
+    assert!(begun.err().unwrap().to_string().contains("the dataset has no rows"));
+}

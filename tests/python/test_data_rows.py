@@ -70,6 +70,46 @@ def test_rows_are_shown_as_they_are_trained(tmp_path, capsys):
     ]
 
 
+def checked(tmp_path, capsys, name: str, content: str) -> str:
+    """What the data check of a file says, be it an error."""
+    (tmp_path / name).write_text(content)
+    said = {"datasets": [{"path": str(tmp_path / name), "type": "auto"}], "validation_split_ratio": 0}
+    model = tmp_path / "model"
+    if not model.exists():
+        shown(tmp_path, capsys)
+    path = tmp_path / "check.yaml"
+    path.write_text(json.dumps({"model": str(model), "sequence_len": 256, "device": "cpu"} | said))
+    main(["tokenize", str(path)])
+    captured = capsys.readouterr()
+    return captured.out + captured.err
+
+
+def test_roles_that_are_not_known_are_named(tmp_path, capsys):
+    def rows(*roles: str) -> str:
+        return (json.dumps({"messages": [{"role": role, "content": f"word {role}"} for role in roles]}) + "\n") * 3
+
+    said = checked(tmp_path, capsys, "late.jsonl", rows("user", "assistant", "user", "agent"))
+    assert "3 messages are of role `agent`, which is none of `system`, `developer`, `user`, `assistant`, `tool`" in said, said
+    said = checked(tmp_path, capsys, "all.jsonl", rows("customer", "agent"))
+    assert "its messages are of the roles `agent`, `customer`" in said, said
+    said = checked(tmp_path, capsys, "spaced.jsonl", rows("user ", " Assistant\n"))
+    assert "of role" not in said and "conversation (OpenAI form)" in said, said
+    said = checked(tmp_path, capsys, "one.jsonl", rows("user", "assistant").splitlines()[0])
+    assert "1 document to train on" in said and "1 row of up to" in said, said
+
+
+def test_separators_that_are_not_known_are_refused_and_spaces_after_them_are_taken_out(tmp_path, capsys):
+    for sign in ("^", ":", "\x01", "~"):
+        said = checked(tmp_path, capsys, "rows.csv", f"prompt{sign}completion\nhello{sign}world\na{sign}b\n")
+        assert "as often as the first" in said and "prompt and completion" not in said, said
+    said = checked(tmp_path, capsys, "named.csv", "sep=^\nprompt^completion\nhello^world\na^b\n")
+    assert "`prompt` and `completion`" in said, said
+    said = checked(tmp_path, capsys, "spaces.csv", "prompt, completion\nhello, world\na, b\n")
+    assert "`prompt` and `completion`" in said, said
+    said = checked(tmp_path, capsys, "text.csv", "text\nSo: what?\nNothing\n")
+    assert "recognised as text in `text`" in said, said
+
+
 def test_padded_rows_and_weights_are_shown(tmp_path, capsys):
     weights = {"user": 0.5, "assistant": 1.0}
     text, page = shown(tmp_path, capsys, sample_packing=False, loss_scale=weights)

@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 /// Kinds that are kept apart: names of roles and fields come from the data.
 const MOST: usize = 32;
 
+/// Roles that need no remark, as templates know them.
+pub(crate) const KNOWN_ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+
 /// One kind of thing that a row brings and training does not see.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Remark {
@@ -32,6 +35,8 @@ pub enum Remark {
     Source,
     /// An optional column by its usual name, of which a row holds a value of another kind.
     Column(String),
+    /// A message of a role that is not known and that the template shows.
+    Role(String),
     /// A field of a message that changes nothing.
     Field(String),
 }
@@ -133,6 +138,11 @@ fn line(remark: &Remark, count: usize) -> String {
         Remark::Column(name) => {
             format!("`{name}` of {} is not read: its value is of another kind", several(count, "row"))
         }
+        Remark::Role(role) => format!(
+            "{} {are} of role `{role}`, which is none of {}: what `loss_scale` does not name is not trained",
+            several(count, "message"),
+            KNOWN_ROLES.map(|known| format!("`{known}`")).join(", ")
+        ),
         Remark::Field(name) => format!("`{name}`"),
     }
 }
@@ -155,12 +165,15 @@ mod tests {
         remarks.add(Remark::Field("name".to_owned()), 1);
         remarks.add(Remark::Padding, 0);
         remarks.add(Remark::Images, 1);
+        remarks.add(Remark::Role("agent".to_owned()), 2);
         assert_eq!(
             remarks.lines(),
             [
                 "2 messages of role `critic` are not shown by the template",
                 "the reasoning of 3 messages of role `assistant` is not shown by the template",
                 "the images of 1 row are not read: only text is trained here",
+                "2 messages are of role `agent`, which is none of `system`, `developer`, `user`, `assistant`, `tool`: what \
+                 `loss_scale` does not name is not trained",
                 "fields of messages that change nothing: `id` (of 2 messages), `name` (of 1 message)",
             ]
         );

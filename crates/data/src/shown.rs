@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use crate::remarks::{Part, Remark, Remarks};
+use crate::remarks::{KNOWN_ROLES, Part, Remark, Remarks};
 use crate::spans::REASONING;
 use crate::spans::{Found, Message, Render, THOUGHTS, replaced, replacement, sentinels, shown_fields};
 
@@ -68,6 +68,9 @@ fn of_message(text: &str, message: &Message, hidden: &[String], remarks: &mut Re
     if is_there && !is_shown {
         remarks.add(Remark::Message(role), 1);
         return;
+    }
+    if !KNOWN_ROLES.contains(&message.role()) {
+        remarks.add(Remark::Role(role.clone()), 1);
     }
     for (is_lost, part) in
         [(lost_text, Part::Text), (lost_thoughts || lost_inner, Part::Reasoning), (lost_calls, Part::Calls)]

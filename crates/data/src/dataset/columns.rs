@@ -10,7 +10,10 @@ use crate::json_values::kind;
 /// A column that must be there.
 pub(crate) fn required<'a>(row: &'a Map<String, Value>, name: &str) -> Result<&'a Value, RowError> {
     row.get(name).ok_or_else(|| {
-        let present = row.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+        let present = match row.is_empty() {
+            true => "no columns that can be read".to_owned(),
+            false => row.keys().map(String::as_str).collect::<Vec<_>>().join(", "),
+        };
         RowError::new(RowReason::MissingField, format!("no column `{name}`; the row has {present}"))
     })
 }

@@ -16,7 +16,7 @@ use super::{EncodeRow, RowForm};
 use crate::boxes::{self, OBJECTS};
 use crate::dialogue::DialogueEncoder;
 use crate::document::Document;
-use crate::error::RowError;
+use crate::error::{RowError, RowReason};
 use crate::image_source::ImageSource;
 use crate::json_values::parsed;
 use crate::remarks::{Remark, Remarks};
@@ -186,7 +186,11 @@ impl EncodeRow for ConversationRows {
     fn encode(&self, row: &Map<String, Value>, form: RowForm, remarks: &mut Remarks) -> Result<Document, RowError> {
         let (mut messages, tools) = self.read(row, form, remarks)?;
         let images = self.images(row, &mut messages, remarks)?;
-        self.encoder.encode_all(&messages, images, tools.as_ref(), remarks)
+        let document = self.encoder.encode_all(&messages, images, tools.as_ref(), remarks)?;
+        match document.trained_tokens() {
+            0 => Err(untrained(&messages)),
+            _ => Ok(document),
+        }
     }
 
     fn expected(&self) -> Expected {
@@ -196,6 +200,18 @@ impl EncodeRow for ConversationRows {
     fn clock_readings(&self) -> BTreeMap<String, String> {
         self.encoder.clock_readings()
     }
+}
+
+/// The error of a conversation of which nothing is trained, with its roles.
+fn untrained(messages: &[Message]) -> RowError {
+    let mut roles: Vec<&str> = messages.iter().map(Message::role).collect();
+    roles.sort_unstable();
+    roles.dedup();
+    let roles = roles.iter().map(|role| format!("`{role}`")).collect::<Vec<_>>().join(", ");
+    RowError::new(
+        RowReason::Untrained,
+        format!("no token of the row is trained; its messages are of the roles {roles}"),
+    )
 }
 
 /// Returns true if messages have a word that stands for an object of an image.

@@ -123,7 +123,7 @@ fn message(value: &Value, properties: &BTreeMap<String, String>) -> Result<(Mess
         Some(other) => return Err(wrong("role", "a string", other)),
         None => return Err(RowError::new(RowReason::MissingField, "no `role` (and no `from`)")),
     };
-    let continues = role == "tool_call";
+    let continues = role.trim() == "tool_call";
     read_role(&role, &mut fields)?;
     read_calls(&mut fields)?;
     let images = read_content(&mut fields)?;
@@ -156,6 +156,7 @@ fn take_weight(fields: &mut Map<String, Value>) -> Result<Option<f32>, RowError>
 
 /// Writes the usual name of a role, and the calls of a role that stands for them.
 fn read_role(role: &str, fields: &mut Map<String, Value>) -> Result<(), RowError> {
+    let role = role.trim();
     let lower = role.to_ascii_lowercase();
     let known = ROLES.iter().find(|(_, names)| names.contains(&lower.as_str()));
     if let Some((ours, _)) = known {
@@ -171,6 +172,8 @@ fn read_role(role: &str, fields: &mut Map<String, Value>) -> Result<(), RowError
             fields.insert("content".to_owned(), json!(""));
         }
         fields.insert("role".to_owned(), json!("assistant"));
+    } else {
+        fields.insert("role".to_owned(), json!(role));
     }
     Ok(())
 }
@@ -371,6 +374,7 @@ mod tests {
             ["function", "observation", "function_response", "tool_response", "ipython"].map(|of| (of, "tool")),
         );
         cases.extend([("human", "user"), ("HUMAN", "user"), ("critic", "critic"), ("developer", "developer")]);
+        cases.extend([(" Bot ", "assistant"), ("user\n", "user"), ("critic ", "critic")]);
         for (name, role) in cases {
             assert_eq!(read(json!({"role": name, "content": "x"})).unwrap().role(), role, "{name}");
         }

@@ -31,19 +31,29 @@ pub(super) fn open(path: &Path, usual: u8, limit: RowLimit) -> Result<Rows, Data
         Some((separator, line)) => (separator, line),
         None => (separator(sample, usual), 0),
     };
+    let other_separator = (named == 0).then(|| other_separator(sample)).flatten();
     content.consume(named);
     let bounded = Bounded::new(content, limit);
     let mut reader = ReaderBuilder::new().delimiter(separator).flexible(true).from_reader(bounded);
     let invalid = |problem: String| DataError::invalid(path.display(), problem);
     let header = reader.headers().map_err(|e| invalid(format!("the line of column names cannot be read: {e}")))?;
-    let columns: Vec<String> =
-        header.iter().map(|name| name.strip_prefix(BYTE_ORDER_MARK).unwrap_or(name).to_owned()).collect();
+    let written: Vec<&str> = header.iter().map(|name| name.strip_prefix(BYTE_ORDER_MARK).unwrap_or(name)).collect();
+    // As in `a, b`: the spaces are of the separators.
+    let is_spaced: Vec<bool> = written.iter().map(|name| name.starts_with(' ')).collect();
+    let columns: Vec<String> = written.iter().map(|name| name.trim().to_owned()).collect();
+    if let [only] = &columns[..]
+        && let Some(sign) = other_separator
+    {
+        let hint = format!("separators are `,`, `;`, `|` and tabs; a first line `sep={sign}` names another");
+        let problem = format!("its only column would be `{only}`, but every line has `{sign}` as often as the first");
+        return Err(invalid(problem).hint(hint));
+    }
     let mut seen = HashSet::new();
     if let Some(twice) = columns.iter().find(|name| !seen.insert(*name)) {
         return Err(invalid(format!("two columns are called `{twice}`")));
     }
     drop(seen);
-    Ok(Box::new(Records { reader, columns, limit, file: shared(path), row: 0, ended: false }))
+    Ok(Box::new(Records { reader, columns, is_spaced, limit, file: shared(path), row: 0, ended: false }))
 }
 
 /// The separator that a first line `sep=;` names, and the bytes of that line.
@@ -83,9 +93,28 @@ fn separator(sample: &[u8], usual: u8) -> u8 {
     best.0
 }
 
+/// A sign that may separate columns although it is no known separator: the first lines, two or more, all have it as often.
+fn other_separator(sample: &[u8]) -> Option<char> {
+    let text = String::from_utf8_lossy(sample);
+    let mut lines: Vec<&str> = text.lines().take(COMPARED).filter(|line| !line.trim().is_empty()).collect();
+    // The sample may end inside of its last line.
+    if lines.len() > 2 && !text.ends_with('\n') {
+        lines.pop();
+    }
+    let (first, rest) = lines.split_first().filter(|(_, rest)| !rest.is_empty())?;
+    let separates = |sign: &char| {
+        let of_words = sign.is_alphanumeric() || " _-.'\"()[]\u{feff}".contains(*sign);
+        let count = |line: &str| line.matches(*sign).count();
+        !of_words && rest.iter().all(|line| count(line) == count(first))
+    };
+    first.chars().find(separates)
+}
+
 struct Records {
     reader: csv::Reader<Bounded<Box<dyn BufRead + Send>>>,
     columns: Vec<String>,
+    /// By column, whether a space follows the separator before it.
+    is_spaced: Vec<bool>,
     limit: RowLimit,
     file: Arc<Path>,
     row: usize,
@@ -121,12 +150,13 @@ impl Records {
             let problem = format!("{} fields, the first line names {} columns", record.len(), self.columns.len());
             return Err(RowError::new(RowReason::Unreadable, problem));
         }
-        let field = |(name, bytes): (&String, &[u8])| {
+        let field = |((name, is_spaced), bytes): ((&String, &bool), &[u8])| {
             let text = std::str::from_utf8(bytes)
                 .map_err(|e| RowError::new(RowReason::Unreadable, format!("column `{name}`: {e}")))?;
+            let text = if *is_spaced { text.trim_start_matches(' ') } else { text };
             Ok((name.clone(), Value::String(text.to_owned())))
         };
-        self.columns.iter().zip(record.iter()).map(field).collect()
+        self.columns.iter().zip(&self.is_spaced).zip(record.iter()).map(field).collect()
     }
 }
 
@@ -149,6 +179,18 @@ mod tests {
             ("q;a", b',', b';'),
         ] {
             assert_eq!(separator(text.as_bytes(), usual), found, "{text:?}");
+        }
+        for (text, found) in [
+            ("prompt^completion\nhello^world\nx^y\n", Some('^')),
+            ("a:b\n1:2\n", Some(':')),
+            ("a\u{1}b\n1\u{1}2\n", Some('\u{1}')),
+            ("text\nwhat? this: and that\nno\n", None),
+            ("text: all\nwhat? this: and that\nno\n", None),
+            ("text (raw)\na (b)\n", None),
+            ("a^b\n", None),
+            ("", None),
+        ] {
+            assert_eq!(other_separator(text.as_bytes()), found, "{text:?}");
         }
         assert_eq!(named(b"sep=;\r\nq;a\n"), Some((b';', 7)));
         assert_eq!(named("\u{feff}sep=\t\nq".as_bytes()), Some((b'\t', 9)));

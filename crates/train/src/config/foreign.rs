@@ -47,6 +47,30 @@ const FOREIGN: &[(&[&str], Help)] = &[
     (&["lora_modules_to_save", "additional_target"], Name("modules_to_save")),
     (&["lora_model_dir", "adapter_name_or_path"], Name("adapter")),
     (&["use_dora", "peft_use_dora", "dora"], Name("lora_dora")),
+    (&["use_rslora", "peft_use_rslora", "rslora"], Name("lora_rslora")),
+    (&["loraplus_ratio"], Name("loraplus_lr_ratio")),
+    (&["lora_fan_in_fan_out", "fan_in_fan_out"], Remove("the model's architecture says it")),
+    (
+        &["unfrozen_parameters", "freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"],
+        Say("`frozen_parameters` lists what is not trained, by patterns: everything else is"),
+    ),
+    (&["pref_beta", "dpo_beta", "rl_beta"], Name("beta")),
+    (&["pref_loss"], Name("loss_type")),
+    (&["ref_model", "ref_model_name_or_path"], Name("reference")),
+    (&["excess_length_strategy"], Name("truncation_strategy")),
+    (&["shuffle_merged_datasets"], Name("shuffle")),
+    (&["mask_history", "train_on_last_turn_only"], Say("`loss_scale: last_round`")),
+    (&["default_system"], Say("a system message in the rows, or the column that `system_field` names")),
+    (&["image_max_pixels"], Name("max_pixels")),
+    (&["image_min_pixels"], Name("min_pixels")),
+    (
+        &["freeze_vision_tower", "freeze_multi_modal_projector", "freeze_mm_modules", "upcast_layernorm"],
+        Remove("the plan says what is trained, and in which type: `surogate show config`"),
+    ),
+    (
+        &["disable_gradient_checkpointing"],
+        Say("`recompute_block: false`, where the memory suffices; the plan recomputes only what it must"),
+    ),
     (&["use_lora", "use_peft"], Name("lora")),
     (
         &["finetuning_type"],
@@ -96,7 +120,7 @@ const FOREIGN: &[(&[&str], Help)] = &[
     (&["dataset_streaming"], Name("streaming")),
     (&["buffer_size", "shuffle_buffer", "streaming_multipack_buffer_size"], Name("shuffle_buffer_size")),
     (&["max_samples"], Say("`samples` of each item of `datasets`")),
-    (&["mix_strategy"], Say("`repeats` of each item of `datasets`")),
+    (&["mix_strategy"], Say("`interleave_probs`, or `repeats` of each item of `datasets`")),
     (&["train_on_inputs", "train_on_prompt"], Say("`loss_scale: all` trains prompts, too")),
     (
         &["assistant_only_loss", "completion_only_loss", "roles_to_train"],
@@ -132,7 +156,23 @@ const FOREIGN: &[(&[&str], Help)] = &[
         Remove("the plan chooses the attention kernels"),
     ),
     (
-        &["torch_compile", "use_unsloth", "use_liger", "use_liger_kernel", "enable_liger_kernel", "plugins"],
+        &[
+            "torch_compile",
+            "use_unsloth",
+            "use_liger",
+            "use_liger_kernel",
+            "enable_liger_kernel",
+            "plugins",
+            "cut_cross_entropy",
+            "liger_rope",
+            "liger_rms_norm",
+            "liger_glu_activation",
+            "liger_layer_norm",
+            "liger_fused_linear_cross_entropy",
+            "lora_mlp_kernel",
+            "lora_qkv_kernel",
+            "lora_o_kernel",
+        ],
         Remove("every run is compiled"),
     ),
     (&["hub_model_id", "hub_repo"], Name("push_to_hub")),
@@ -153,6 +193,7 @@ const FOREIGN: &[(&[&str], Help)] = &[
             "pad_to_sequence_len",
             "group_by_length",
             "train_on_eos",
+            "debug",
             "remove_unused_columns",
             "ddp_timeout",
             "local_rank",
@@ -264,6 +305,17 @@ pub(super) fn explain_datasets(root: &Node, reader: &mut Reader) {
             if entry(item, "streaming").is_some() {
                 reader.replace_hint(&format!("{list}[{index}].streaming"), STREAMING);
             }
+            // What is said of the whole run elsewhere may stand in an item.
+            if let Tree::Map(fields) = &item.tree {
+                let own = |name: &str| OF_DATASETS.iter().any(|(names, _)| names.contains(&name));
+                for (key, value) in fields.iter().filter(|(key, _)| !own(&key.name)) {
+                    if let Some(Say(_) | Remove(_)) = help(&key.name)
+                        && let Some(hint) = hint(&key.name, value)
+                    {
+                        reader.replace_hint(&format!("{list}[{index}].{}", key.name), &hint);
+                    }
+                }
+            }
             let Some(Node { tree: Tree::Scalar { text, .. }, .. }) = entry(item, "type") else { continue };
             // Axolotl writes what it does with a format after a point: `chat_template.default`.
             let word = text.split('.').next().unwrap_or_default();
@@ -317,6 +369,8 @@ mod tests {
         assert_eq!(said("finetuning_type", "full"), "`lora: false`");
         assert!(said("stage", "dpo").contains("`surogate dpo run.yaml` says it"));
         assert!(said("stage", "ppo").contains("the task is that of the command"));
+        assert!(said("unfrozen_parameters", "lm_head").starts_with("`frozen_parameters` lists what is not trained"));
+        assert_eq!(said("streaming_multipack_buffer_size", "7"), "it is `shuffle_buffer_size` here");
         assert_eq!(name_for("cutoff_len"), Some("sequence_len"));
         assert_eq!(name_for("stage"), None);
     }
@@ -331,6 +385,9 @@ mod tests {
         assert!(hint("chat_template.default").starts_with("`type: conversation`"));
         assert_eq!(hint("completion"), "`type: text`");
         assert_eq!(hint("conversaton"), "did you mean `conversation`?");
+        assert!(hint("auto, roles_to_train: [assistant]").starts_with("answers alone are trained"));
+        assert_eq!(hint("auto, train_on_eos: turn"), "remove it: nothing here needs it");
+        assert!(hint("auto, streaming: true").starts_with("`streaming` is an option of the run"));
         let is_option = |name: &str| crate::config::Dataset::ROWS.iter().any(|row| row.name == name);
         for (names, option) in OF_DATASETS {
             assert!(is_option(option), "there is no `{option}`");

@@ -228,7 +228,7 @@ def test_the_python_trainer_streams_too(place, bucket):
     assert len(steps) == STEPS and all(step["loss"] > 0 for step in steps)
 
 
-def test_a_row_that_is_dropped_later_is_told_once(place):
+def test_a_row_that_is_dropped_later_is_reported_once(place):
     with (place / "shards" / "train-00003.jsonl").open("a") as file:
         file.write("nonsense\nmore nonsense\n")
     text = whole(place, options(place, str(place / "shards"), max_steps=60, shuffle_buffer_size=20, shuffle=False))

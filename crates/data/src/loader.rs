@@ -36,7 +36,7 @@ struct Cursor {
     is_last: bool,
 }
 
-/// The source of rows.
+/// The order of rows: of documents that are known as a whole, or of a stream.
 enum Order {
     Whole(RowOrder),
     Stream(StreamOrder),

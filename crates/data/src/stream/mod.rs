@@ -10,68 +10,32 @@
 mod order;
 mod place;
 mod reader;
+mod sets;
 mod shards;
 #[cfg(test)]
 mod tests;
 mod windows;
 
-use std::collections::HashSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 pub(crate) use self::order::StreamOrder;
 pub use self::place::{SetPlace, StreamPlace};
 use self::reader::{Reader, Window};
+use self::sets::{SetRows, Sets};
+pub use self::sets::{StreamOptions, StreamSet};
 pub use self::shards::{LocalShards, ShardId, Shards, StreamFile};
 use crate::corpus::DocumentSet;
-use crate::dataset::DatasetSpec;
 use crate::error::{DataError, Stop};
-use crate::prepare;
 use crate::prepare_options::PrepareOptions;
-use crate::row_encoding::RowEncoding;
-use crate::rows::RowLimit;
 use crate::summary::{DatasetSummary, Summary};
 use crate::tokenizer::Tokenizer;
-
-/// A set to be streamed, with its files.
-#[derive(Clone, Debug)]
-pub struct StreamSet {
-    pub spec: DatasetSpec,
-    pub files: Vec<StreamFile>,
-    /// Data files of its folder that belong to no split.
-    pub left_out: Vec<PathBuf>,
-}
-
-impl StreamSet {
-    /// The set with its files on this machine. Errors: there are none, or one is no regular file.
-    pub fn here(spec: DatasetSpec) -> Result<StreamSet, DataError> {
-        let (found, left_out) = prepare::files(&spec)?;
-        let file = |path: &PathBuf| {
-            let bytes = std::fs::metadata(path).map_err(|e| DataError::io("open", path, e))?.len();
-            Ok(StreamFile { name: path.display().to_string(), bytes, version: String::new() })
-        };
-        let files = found.iter().map(file).collect::<Result<_, DataError>>()?;
-        Ok(StreamSet { spec, files, left_out })
-    }
-}
-
-/// The order in which rows of a stream are taken.
-#[derive(Clone, Debug)]
-pub struct StreamOptions {
-    /// Files are taken in another order in each pass, and the documents of a window are shuffled.
-    pub shuffle: bool,
-    pub seed: u64,
-    /// Rows of a window.
-    pub buffer: usize,
-    /// The share of each set in the rows; empty for a single set.
-    pub shares: Vec<f64>,
-}
 
 /// Opens what hands out the files of the sets.
 pub type OpenShards = Arc<dyn Fn() -> Result<Box<dyn Shards>, DataError> + Send + Sync>;
 
-/// Tells the user something.
+/// Reports a sentence to the user.
 pub type Notify = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// The sets of a stream, what their rows depend on, and what has become of the rows so far.
@@ -84,27 +48,6 @@ pub struct Stream {
     digest: String,
     counted: Mutex<Vec<DatasetSummary>>,
     notify: Notify,
-}
-
-/// What a reader needs of the sets.
-struct Sets {
-    all: Vec<SetRows>,
-    options: StreamOptions,
-    workers: usize,
-}
-
-/// A set whose type is known.
-struct SetRows {
-    name: String,
-    /// Names of its files in messages.
-    files: Vec<Arc<Path>>,
-    encoding: RowEncoding,
-    text_field: String,
-    row_limit: RowLimit,
-    /// A summary of no rows.
-    empty: DatasetSummary,
-    /// Columns that the first rows fill.
-    known: HashSet<String>,
 }
 
 impl Stream {
@@ -160,7 +103,7 @@ impl Stream {
         self.sets.all.iter().zip(&place.sets).map(of).fold(f64::INFINITY, f64::min)
     }
 
-    /// Files of all sets.
+    /// Returns the number of files of all sets together.
     pub fn files(&self) -> usize {
         self.sets.all.iter().map(|set| set.files.len()).sum()
     }
@@ -180,11 +123,12 @@ impl Stream {
         Ok(Reader::new(self.sets.clone(), shards, at))
     }
 
+    /// Keeps the shards of a reader for the next one.
     fn give_back(&self, reader: Reader) {
         *lock(&self.idle) = Some(reader.into_shards());
     }
 
-    /// Adds what became of a window's rows; tells of the first row that is dropped for each reason. Errors: a set has
+    /// Adds what became of a window's rows; reports the first row that is dropped for each reason. Errors: a set has
     /// become unfit.
     fn count(&self, window: &Window) -> Result<(), DataError> {
         let mut counted = lock(&self.counted);
@@ -201,44 +145,6 @@ impl Stream {
             }
         }
         Ok(())
-    }
-}
-
-impl SetRows {
-    /// Recognises the type of a set by the first of its files, in the order of their names, that has rows.
-    fn new(
-        number: usize,
-        set: &StreamSet,
-        tokenizer: Option<&Arc<Tokenizer>>,
-        options: &PrepareOptions,
-        shards: &mut dyn Shards,
-        stop: Stop<'_>,
-    ) -> Result<SetRows, DataError> {
-        let name = set.spec.path.display().to_string();
-        let files: Vec<PathBuf> = set.files.iter().map(|file| PathBuf::from(&file.name)).collect();
-        for file in 0..set.files.len() {
-            let id = ShardId { set: number, file };
-            let path = shards.get(id, &[], stop)?;
-            let mut counted = DatasetSummary { name: name.clone(), files: vec![path], ..DatasetSummary::default() };
-            let opened = prepare::open(&set.spec, &mut counted, options.preference.purpose);
-            let (spec, mut rows, known) = opened?;
-            let has_rows = rows.next().is_some();
-            drop(rows);
-            shards.release(id);
-            if has_rows {
-                let encoding = RowEncoding::new(&spec, set.spec.kind.is_guess(), tokenizer, options, Vec::new())?;
-                return Ok(SetRows {
-                    name,
-                    files: files.iter().map(|file| Arc::from(file.as_path())).collect(),
-                    encoding,
-                    text_field: spec.kind.text_field().to_owned(),
-                    row_limit: spec.row_limit,
-                    empty: DatasetSummary { files, left_out: set.left_out.clone(), ..counted },
-                    known,
-                });
-            }
-        }
-        Err(DataError::invalid(&name, "the dataset has no rows"))
     }
 }
 

@@ -13,10 +13,10 @@ pub struct SetPlace {
     pub row: u64,
 }
 
-/// The beginning of a window.
+/// The place in all sets at which a window begins.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StreamPlace {
-    /// Windows before it.
+    /// Number of the windows before this place.
     pub window: u64,
     /// Rows of all sets before it.
     pub drawn: u64,

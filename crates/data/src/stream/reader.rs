@@ -7,8 +7,8 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::place::{SetPlace, StreamPlace};
+use super::sets::{SetRows, Sets};
 use super::shards::{ShardId, Shards};
-use super::{SetRows, Sets};
 use crate::corpus::Corpus;
 use crate::error::{DataError, RowError, RowReason, Stop};
 use crate::gather::Gathering;
@@ -26,7 +26,7 @@ const MOST_TEXT: usize = 256 << 20;
 /// Between the seeds of the orders of sets.
 const APART: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Documents of successive rows.
+/// The documents of successive rows, with the places at which these begin and end.
 #[derive(Clone, Debug)]
 pub(super) struct Window {
     pub corpus: Corpus,
@@ -65,7 +65,7 @@ impl Reader {
         Reader { sets, shards, at, files, orders, known }
     }
 
-    /// Closes its files.
+    /// Closes its files and gives back what hands them out.
     pub fn into_shards(mut self) -> Box<dyn Shards> {
         for file in self.files.iter_mut().filter_map(Option::take) {
             drop(file.rows);

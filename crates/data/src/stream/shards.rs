@@ -15,24 +15,24 @@ pub struct StreamFile {
     pub version: String,
 }
 
-/// The file of a set: both are counted from 0.
+/// Numbers of a set and of one of its files, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ShardId {
     pub set: usize,
     pub file: usize,
 }
 
-/// Hands out files.
+/// Hands out the files of sets, one by one, and takes them back.
 pub trait Shards: Send {
     /// Returns the path of a file, once it is there. `next` are the files that are requested after it, in their order: they may
     /// be fetched meanwhile. Errors: the file cannot be had, or `stop` says so.
     fn get(&mut self, file: ShardId, next: &[ShardId], stop: Stop<'_>) -> Result<PathBuf, DataError>;
 
-    /// Takes back a file that is read to its end.
+    /// Takes back a file that is read to its end, or given up.
     fn release(&mut self, file: ShardId);
 }
 
-/// Files on this machine.
+/// Files on this machine, which stay where they are.
 #[derive(Clone, Debug)]
 pub struct LocalShards {
     /// The files of each set.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::batch::Batch;
-use crate::dataset::DatasetKind;
+use crate::dataset::{DatasetKind, DatasetSpec};
 use crate::dialogue::DialogueOptions;
 use crate::document::{IGNORE, Truncation};
 use crate::loader::Loader;

@@ -49,7 +49,7 @@ pub struct Encoded {
     pub(crate) template: Option<String>,
     /// Makes patches of images, where the model reads them.
     pub(crate) images: Option<ImageReader>,
-    /// What is streamed; then `train` are its first documents.
+    /// The sets as a stream, if they are one; `train` are then its first documents.
     pub(crate) stream: Option<Arc<Stream>>,
 }
 

@@ -177,7 +177,7 @@ impl Feed {
         }
     }
 
-    /// What became of the rows; of a stream of those that were read so far.
+    /// Counts of the rows; of a stream those of the rows that were read so far.
     pub(crate) fn summary(&self) -> Summary {
         self.encoded.stream.as_ref().map_or_else(|| self.encoded.summary.clone(), |stream| stream.counted())
     }
@@ -336,7 +336,7 @@ impl Feed {
     /// Passes over the data after `steps` steps: whole ones, and of the one that is begun the share of its steps.
     pub fn epochs(&self, config: &Config, steps: u64) -> f64 {
         if let Some(stream) = &self.encoded.stream {
-            // How far it is, and not how far so many steps go: that depends on rows that are not read yet.
+            // By the place in the files: what a number of steps comes to depends on rows that are not read yet.
             let position = self.train.position();
             return position.stream.map_or(0.0, |place| stream.passes(&place));
         }

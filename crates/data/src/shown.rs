@@ -69,7 +69,7 @@ fn of_message(text: &str, message: &Message, hidden: &[String], remarks: &mut Re
         remarks.add(Remark::Message(role), 1);
         return;
     }
-    if !KNOWN_ROLES.contains(&message.role()) {
+    if is_there && !KNOWN_ROLES.contains(&message.role()) {
         remarks.add(Remark::Role(role.clone()), 1);
     }
     for (is_lost, part) in

@@ -169,6 +169,42 @@ def test_answers_of_json_are_answers(answer, model, tmp_path, capsys):
     assert code == 0 and re.search("^ *3 +3 +0 ", said, re.M), said
 
 
+PARTS = '[{"type": "text", "text": "Tom"}]'
+KEPT = "3 contents that are lists of parts as JSON are kept as text: other messages of the row are plain texts"
+READ = "6 contents that are lists of parts as JSON are read as parts"
+
+
+@pytest.mark.parametrize(
+    ("row", "seen", "said"),
+    [
+        ({"messages": [{"role": "user", "content": "Write"}, {"role": "assistant", "content": PARTS}]}, PARTS, KEPT),
+        ({"conversations": [{"from": "human", "value": "Write"}, {"from": "gpt", "value": PARTS}]}, PARTS, KEPT),
+        ({"prompt": [{"role": "user", "content": "Write"}], "completion": [{"role": "assistant", "content": PARTS}]}, PARTS, KEPT),
+        ({"prompt": [{"role": "user", "content": "Write"}], "completion": PARTS}, PARTS, KEPT),
+        ({"prompt": [{"role": "user", "content": "Write"}], "completion": '{"name": "Tom"}'}, '{"name": "Tom"}', None),
+        ({"prompt": [{"role": "user", "content": "Write"}], "completion": "[]"}, "[]", None),
+        ({"instruction": "Write", "output": PARTS}, PARTS, None),
+        ({"messages": [{"role": "user", "content": PARTS}, {"role": "assistant", "content": PARTS}]}, "assistant: Tom", READ),
+    ],
+)
+def test_an_answer_that_is_json_is_trained_as_it_is(row, seen, said, model, tmp_path, capsys):
+    code, told, text = read([row] * 3, model, tmp_path, capsys)
+    assert code == 0 and re.search("^ *3 +3 +0 ", told, re.M), told
+    assert seen in text.replace("·", " "), text
+    assert (said in told) if said else ("lists of parts" not in told), told
+
+
+@pytest.mark.parametrize("answers", [[PARTS, "no"], ["yes", PARTS]])
+def test_answers_of_a_pair_that_are_json_are_kept_among_texts(answers, model, tmp_path, capsys):
+    def said(role: str, content: str) -> list[dict[str, str]]:
+        return [{"role": role, "content": content}]
+
+    pair = {"prompt": said("user", "Write"), "chosen": said("assistant", answers[0]), "rejected": said("assistant", answers[1])}
+    code, told, text = read([pair] * 3, model, tmp_path, capsys, task="dpo")
+    assert code == 0 and PARTS in text.replace("·", " "), told
+    assert KEPT in told
+
+
 @pytest.mark.parametrize("target", ["/dev/zero", "pipe"])
 def test_data_that_are_no_regular_file_are_refused(target, model, tmp_path, capsys):
     path = tmp_path / "endless.jsonl"

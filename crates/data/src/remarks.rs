@@ -33,6 +33,10 @@ pub enum Remark {
     System,
     /// Messages as a text of JSON among texts.
     Source,
+    /// A content that is parts as a text of JSON, and was read as parts.
+    PartsRead,
+    /// The same among plain texts, kept as a text.
+    PartsKept,
     /// An optional column by its usual name, of which a row holds a value of another kind.
     Column(String),
     /// A message of a role that is not known and that the template shows.
@@ -135,6 +139,13 @@ fn line(remark: &Remark, count: usize) -> String {
         Remark::Source => {
             format!("{} {are} messages as JSON, whose source is trained as text", several(count, "text"))
         }
+        Remark::PartsRead => {
+            format!("{} that {are} lists of parts as JSON {are} read as parts", several(count, "content"))
+        }
+        Remark::PartsKept => format!(
+            "{} that {are} lists of parts as JSON {are} kept as text: other messages of the row are plain texts",
+            several(count, "content")
+        ),
         Remark::Column(name) => {
             format!("`{name}` of {} is not read: its value is of another kind", several(count, "row"))
         }

@@ -140,6 +140,9 @@ def _message(message: Any, place: str) -> dict[str, Any]:
     calls = message.get("tool_calls") or message.get("function_call")
     if not isinstance(content, str) and (content is not None or not calls):
         raise BadRequest(f"`{place}.content` is no text", place)
+    if isinstance(content, str) and content.lstrip("\ufeff \t\r\n").startswith(("[", '"')):
+        # In rows of data a text of JSON may stand for parts; here a text is a text.
+        content = [{"type": "text", "text": content}]
     role = "system" if message["role"] == "developer" else message["role"]
     return {**message, "role": role, "content": content}
 

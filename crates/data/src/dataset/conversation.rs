@@ -9,9 +9,10 @@ use serde_json::{Map, Value};
 use super::calls::tools;
 use super::columns::{Open, optional, required, unread, wrong};
 use super::detect::{SYSTEM, TOOLS};
-use super::json_text::{as_list, list, opened};
-use super::message::messages;
+use super::json_text::{as_list, is_broken, list, opened};
+use super::message::{is_pair, messages, messages_with};
 use super::padding;
+use super::part_texts::PartTexts;
 use super::{EncodeRow, RowForm};
 use crate::boxes::{self, OBJECTS};
 use crate::dialogue::DialogueEncoder;
@@ -91,8 +92,9 @@ impl ConversationRows {
     /// The values of a column that holds messages. A plain text is the message of a role, if one is given.
     fn listed<'a>(&self, name: &str, value: &'a Value, role: Option<&str>) -> Result<Listed<'a>, RowError> {
         let in_text = value.is_string();
-        let plain = value.as_str().filter(|text| parsed(text).is_none()).zip(role);
-        let list = match plain {
+        // An answer may be JSON.
+        let plain = value.as_str().filter(|_| !is_broken(value) && !holds_messages(value, &self.columns.properties));
+        let list = match plain.zip(role) {
             Some((text, role)) => Cow::Owned(vec![Value::Object(Message::new(role, text).fields)]),
             None => list(name, "a list of messages", value)?,
         };
@@ -126,13 +128,16 @@ impl ConversationRows {
             }
             other => other,
         };
+        let mut texts = PartTexts::default();
+        [Some(&prompt), completion.as_ref()].into_iter().flatten().for_each(|of| texts.add(&of.list, properties));
+        texts.note(remarks);
         let mut read = |of: &Listed<'_>| -> Result<Vec<Message>, RowError> {
             if !(shows || (is_padded && !of.in_text)) {
-                return messages(&of.list, properties);
+                return messages_with(&of.list, properties, texts.are_read());
             }
             remarks.add(Remark::Padding, of.list.iter().map(padding::null_arguments).sum());
             let stripped: Vec<Value> = of.list.iter().map(padding::stripped).collect();
-            messages(&stripped, properties)
+            messages_with(&stripped, properties, texts.are_read())
         };
         let mut all = read(&prompt)?;
         if let Some(completion) = &completion {
@@ -218,6 +223,16 @@ fn untrained(messages: &[Message]) -> RowError {
 fn has_words(messages: &[Message]) -> bool {
     let content = |message: &Message| message.fields.get("content").and_then(Value::as_str).map(boxes::has_words);
     messages.iter().filter_map(content).any(|found| found)
+}
+
+/// True for messages, or one, also as a text of JSON.
+fn holds_messages(value: &Value, properties: &BTreeMap<String, String>) -> bool {
+    let role = properties.get("role").map_or("role", String::as_str);
+    let is_message = |value: &Value| {
+        let value = opened(value);
+        [role, "role", "from"].iter().any(|key| value.get(*key).is_some_and(Value::is_string)) || is_pair(&value)
+    };
+    as_list(value).is_some_and(|list| !list.is_empty() && list.iter().all(is_message))
 }
 
 /// The message that a text holds as JSON.

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::columns::{Open, optional, optional_text, required, text, unread, wrong};
 use super::detect::{HISTORY, INPUTS, SYSTEM};
 use super::json_text::list;
-use super::message::messages;
+use super::message::messages_with;
 use super::{EncodeRow, RowForm};
 use crate::dialogue::{DialogueEncoder, label};
 use crate::document::Document;
@@ -124,7 +124,8 @@ pub(crate) fn history(name: &str, row: &Map<String, Value>) -> Result<Vec<Messag
     let mut turns = Vec::new();
     for item in value.iter() {
         let Value::Array(pair) = item else {
-            turns.extend(messages(std::slice::from_ref(item), &BTreeMap::new())?);
+            // The task and its answer are plain texts.
+            turns.extend(messages_with(std::slice::from_ref(item), &BTreeMap::new(), false)?);
             continue;
         };
         if pair.len() > 2 {

@@ -9,11 +9,11 @@ use serde_json::{Map, Value, json};
 use super::calls::calls;
 use super::columns::wrong;
 use super::json_text::{as_list, opened};
+use super::part_texts::{PartTexts, parts_to_read};
 use super::results;
 use crate::error::{RowError, RowReason};
 use crate::image_texts::{image_of, is_image};
 use crate::json_values::kind;
-use crate::json_values::parsed;
 use crate::spans::Message;
 use crate::spans::REASONING;
 use crate::template::parts::MARK;
@@ -44,6 +44,17 @@ const CALLERS: [&str; 3] = ["function_call", "tool_call", "tool_calls"];
 /// The messages of a list, in either form and with words on their weights, as a row of the data holds them. Each may be
 /// a text of JSON.
 pub fn messages(list: &[Value], properties: &BTreeMap<String, String>) -> Result<Vec<Message>, RowError> {
+    let mut texts = PartTexts::default();
+    texts.add(list, properties);
+    messages_with(list, properties, texts.are_read())
+}
+
+/// The same of a row that has further texts; `reads_parts`: a content that is parts as a text of JSON is read as parts.
+pub(crate) fn messages_with(
+    list: &[Value],
+    properties: &BTreeMap<String, String>,
+    reads_parts: bool,
+) -> Result<Vec<Message>, RowError> {
     let mut messages: Vec<Message> = Vec::with_capacity(list.len());
     for (i, value) in list.iter().enumerate() {
         let in_message = |e: RowError| RowError { detail: format!("message {}: {}", i + 1, e.detail), ..e };
@@ -53,7 +64,7 @@ pub fn messages(list: &[Value], properties: &BTreeMap<String, String>) -> Result
             continue;
         }
         for value in results::split(&value).unwrap_or_else(|| vec![value.into_owned()]) {
-            let (message, continues) = message(&value, properties).map_err(in_message)?;
+            let (message, continues) = message(&value, properties, reads_parts).map_err(in_message)?;
             match messages.last_mut().filter(|last| continues && last.is_assistant() && last.weight == message.weight) {
                 Some(last) => add_calls(last, message),
                 None => messages.push(message),
@@ -75,6 +86,22 @@ pub fn messages_in(value: &Value) -> Option<Vec<Value>> {
 /// Names of a question and its answer in an object that holds both.
 pub(super) const PAIRS: [(&str, &str); 4] =
     [("human", "assistant"), ("user", "assistant"), ("human", "gpt"), ("user", "gpt")];
+
+/// True for an object that holds a question and its answer.
+pub(super) fn is_pair(value: &Value) -> bool {
+    pair(value).is_some()
+}
+
+/// True for the name of a role whose content is the result of a tool or a call.
+pub(super) fn stands_for_result(role: &str) -> bool {
+    CALLERS.contains(&role) || is_name_of("tool", role)
+}
+
+/// True for a name that other tools have for one of our roles, and for that itself.
+pub(super) fn is_name_of(ours: &str, role: &str) -> bool {
+    let lower = role.to_ascii_lowercase();
+    ROLES.iter().any(|(of, names)| *of == ours && names.contains(&lower.as_str()))
+}
 
 /// A question and its answer in one object, after a system prompt where it has one. What else it holds is left to the
 /// question, so that it is named if nothing reads it.
@@ -100,7 +127,11 @@ fn add_calls(last: &mut Message, message: Message) {
 
 /// A message in the form that templates read, and whether it continues the turn of an assistant before it. Properties
 /// that are null are left out: columnar files write them, and `content` of a message that calls tools may be null.
-fn message(value: &Value, properties: &BTreeMap<String, String>) -> Result<(Message, bool), RowError> {
+fn message(
+    value: &Value,
+    properties: &BTreeMap<String, String>,
+    reads_parts: bool,
+) -> Result<(Message, bool), RowError> {
     let object = value
         .as_object()
         .ok_or_else(|| RowError::new(RowReason::WrongType, format!("expected an object, found {}", kind(value))))?;
@@ -126,7 +157,7 @@ fn message(value: &Value, properties: &BTreeMap<String, String>) -> Result<(Mess
     let continues = role.trim() == "tool_call";
     read_role(&role, &mut fields)?;
     read_calls(&mut fields)?;
-    let images = read_content(&mut fields)?;
+    let images = read_content(&mut fields, reads_parts)?;
     Ok((Message { fields, weight, images }, continues))
 }
 
@@ -199,19 +230,18 @@ fn read_calls(fields: &mut Map<String, Value>) -> Result<(), RowError> {
 
 /// Takes a list of parts apart: text becomes the content, reasoning and calls their fields. Returns its images, which the
 /// content has marks of.
-fn read_content(fields: &mut Map<String, Value>) -> Result<Vec<Value>, RowError> {
+fn read_content(fields: &mut Map<String, Value>, reads_parts: bool) -> Result<Vec<Value>, RowError> {
     let is = |role: &str| fields.get("role").is_some_and(|of| of == role);
     let (is_result, is_assistant) = (is("tool"), is("assistant"));
     let content = match fields.get("content").cloned() {
-        Some(Value::String(text)) if !is_result => parts_of(&text).map_or(Value::String(text), Value::Array).into(),
+        Some(Value::String(text)) if !is_result => {
+            parts_to_read(&text, reads_parts, is_assistant).map_or(Value::String(text), Value::Array).into()
+        }
         other => other,
     };
     let mut images = Vec::new();
     match content {
-        Some(Value::String(text)) if text.contains(MARK) => {
-            return Err(RowError::new(RowReason::WrongType, "`content` holds the noncharacter U+FDD3"));
-        }
-        Some(Value::String(_)) => {}
+        Some(Value::String(text)) => drop(unmarked(text)?),
         Some(Value::Array(parts)) => match joined(&parts, is_assistant) {
             Ok(mut parts) => {
                 images = std::mem::take(&mut parts.images);
@@ -230,14 +260,6 @@ fn read_content(fields: &mut Map<String, Value>) -> Result<Vec<Value>, RowError>
         None => return Err(RowError::new(RowReason::MissingField, "no `content` (and no `value`), or it is null")),
     }
     Ok(images)
-}
-
-/// The parts that a content is as a text of JSON: objects with a type, of which one at least is a text.
-fn parts_of(content: &str) -> Option<Vec<Value>> {
-    let Value::Array(parts) = parsed(content)? else { return None };
-    let is_part = |part: &Value| part.get("type").is_some_and(Value::is_string);
-    let is_text = |part: &Value| part["type"] == "text" && part.get("text").is_some_and(Value::is_string);
-    (parts.iter().all(is_part) && parts.iter().any(is_text)).then_some(parts)
 }
 
 /// The text, reasoning and calls of the parts of a message.
@@ -286,7 +308,7 @@ fn joined(parts: &[Value], is_assistant: bool) -> Result<Parts, RowError> {
             "text" | "input_text" | "output_text" => {
                 let text = part.as_str().map(str::to_owned);
                 let text = text.or_else(|| held(&["text", "value", "content"]).and_then(text_of));
-                text.map(|text| *append(&mut all.text) += &text)
+                text.map(|text| unmarked(text).map(|text| *append(&mut all.text) += &text)).transpose()?
             }
             "reasoning" | "thinking" | "think" if is_assistant => {
                 let names = ["value", "text", "thinking", "reasoning", "content"];
@@ -308,6 +330,14 @@ fn joined(parts: &[Value], is_assistant: bool) -> Result<Parts, RowError> {
         }
     }
     Ok(all)
+}
+
+/// The text, which stands next to marks of images. Errors: it has a mark itself.
+fn unmarked(text: String) -> Result<String, RowError> {
+    match text.contains(MARK) {
+        true => Err(RowError::new(RowReason::WrongType, "`content` holds the noncharacter U+FDD3")),
+        false => Ok(text),
+    }
 }
 
 fn append(text: &mut Option<String>) -> &mut String {
@@ -333,7 +363,7 @@ mod tests {
     use super::*;
 
     fn read(value: Value) -> Result<Message, RowError> {
-        message(&value, &BTreeMap::new()).map(|(message, _)| message)
+        message(&value, &BTreeMap::new(), true).map(|(message, _)| message)
     }
 
     #[test]
@@ -355,6 +385,7 @@ mod tests {
         let mapped = message(
             &json!({"speaker": "user", "says": "hi"}),
             &BTreeMap::from([("role".into(), "speaker".into()), ("content".into(), "says".into())]),
+            true,
         );
         assert_eq!(mapped.unwrap().0, openai);
         let list = [json!(json!({"role": "user", "content": "hi"}).to_string())];

@@ -11,6 +11,7 @@ mod instruction;
 mod json_text;
 mod message;
 pub(crate) mod padding;
+mod part_texts;
 mod results;
 mod text;
 mod tokens;
@@ -43,7 +44,9 @@ pub(crate) use detect::{Columns, MESSAGES, Refused, SAMPLE, SYSTEM, TOOLS, detec
 pub(crate) use instruction::history;
 pub use instruction::{InstructionColumns, SystemPrompt};
 pub(crate) use json_text::{as_list, is_broken, opened};
+pub(crate) use message::messages_with;
 pub use message::{messages, messages_in};
+pub(crate) use part_texts::PartTexts;
 pub(crate) use unused::{absent, filled, late, unused};
 
 /// One dataset: where it is, what its rows mean, how many of them are used.

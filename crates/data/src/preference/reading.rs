@@ -9,7 +9,9 @@ use serde_json::{Map, Value};
 use super::columns::{PreferenceColumns, Question, UnpairedColumns, VARIABLES, messages_in};
 use super::text::{common, prompt_of};
 use super::{PreferenceCounts, Split};
-use crate::dataset::{RowForm, history, is_broken, messages, optional_text, padding, required, tools, unread, wrong};
+use crate::dataset::{
+    PartTexts, RowForm, history, is_broken, messages_with, optional_text, padding, required, tools, unread, wrong,
+};
 use crate::error::{RowError, RowReason};
 use crate::json_values::parsed;
 use crate::remarks::{Remark, Remarks};
@@ -152,6 +154,14 @@ impl RowReader<'_> {
             }
             other => other,
         };
+        let mut texts = PartTexts::default();
+        for (_, raw) in prompt.iter().chain(&sides) {
+            match raw {
+                Raw::List { list, .. } => texts.add(list, &question.properties),
+                Raw::Text(_) => texts.add_text(),
+            }
+        }
+        texts.note(self.remarks);
         let mut read = |(name, raw): &(&str, Raw<'_>)| -> Result<Said, RowError> {
             let (list, in_text) = match raw {
                 Raw::Text(text) => return Ok(Said::Text((*text).to_owned())),
@@ -160,11 +170,12 @@ impl RowReader<'_> {
             let in_column =
                 |error: RowError| RowError { detail: format!("column `{name}`: {}", error.detail), ..error };
             if !(shows || (is_padded && !in_text)) {
-                return messages(list, &question.properties).map(Said::Turns).map_err(in_column);
+                let turns = messages_with(list, &question.properties, texts.are_read());
+                return turns.map(Said::Turns).map_err(in_column);
             }
             self.remarks.add(Remark::Padding, list.iter().map(padding::null_arguments).sum());
             let stripped: Vec<Value> = list.iter().map(padding::stripped).collect();
-            messages(&stripped, &question.properties).map(Said::Turns).map_err(in_column)
+            messages_with(&stripped, &question.properties, texts.are_read()).map(Said::Turns).map_err(in_column)
         };
         let sides: Vec<Said> = sides.iter().map(&mut read).collect::<Result<_, _>>()?;
         let prompt_said = prompt.as_ref().map(&mut read).transpose()?;

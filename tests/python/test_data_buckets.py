@@ -155,6 +155,40 @@ def test_an_object_that_changed_is_fetched_again(s3, tmp_path):
     assert content(old) == [b'{"text": "old"}\n'] and content(new) == [b'{"text": "new"}\n']
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the system's owner gives files to others")
+def test_what_others_wrote_or_can_write_is_not_believed(s3, tmp_path):
+    """Objects of the right size and version, put there by another user of the machine; folders in which one can put them."""
+    path = "s3://acme/sets/words"
+    (file,) = map(Path, fetch(tmp_path, path, **keys(s3)))
+    right, folders = file.read_bytes(), [*file.parents][: len(file.relative_to(tmp_path).parts) - 1]
+    forged = right.replace(b"one", b"bad")
+
+    file.write_bytes(forged)
+    os.chown(file, 12345, 12345)
+    assert content(fetch(tmp_path, path, **keys(s3))) == [right]
+    file.write_bytes(forged)
+    file.chmod(0o666)
+    assert content(fetch(tmp_path, path, **keys(s3))) == [right]
+    file.unlink()
+    (tmp_path / "forged").write_bytes(forged)
+    file.symlink_to(tmp_path / "forged")
+    assert content(fetch(tmp_path, path, **keys(s3))) == [right]
+
+    for folder in folders:
+        folder.chmod(0o777)
+    assert content(fetch(tmp_path, path, **keys(s3))) == [right]
+    assert not [folder for folder in folders if folder.stat().st_mode & 0o022]
+    for folder in folders:
+        os.chown(folder, 12345, 12345)
+        refused = fetch(tmp_path, path, **keys(s3))["RunError"]
+        assert f"{folder} is a link or belongs to another user" in refused, refused
+        os.chown(folder, 0, 0)
+    elsewhere = tmp_path / "elsewhere"
+    folders[0].rename(elsewhere)
+    folders[0].symlink_to(elsewhere)
+    assert "is a link" in fetch(tmp_path, path, **keys(s3))["RunError"]
+
+
 def test_a_transfer_that_breaks_is_taken_up_where_it_ended(proxy, tmp_path):
     files = fetch(tmp_path, "s3://acme/sets/big.jsonl", **keys(proxy))
     assert content(files) == [ROWS] and Cutting.cuts == 0

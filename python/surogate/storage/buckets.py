@@ -175,9 +175,9 @@ def _fetched(store: Any, of: dict[str, Any], place: Path) -> Path:
     version = f"{of.get('version') or ''}|{of.get('e_tag') or of['last_modified']}|{size}"
     *folders, name = (quote(part, safe="=+,@ ").replace("..", "%2E%2E") for part in key.split("/"))
     target = place.joinpath(*folders, hashlib.sha256(version.encode()).hexdigest()[:16], name)
+    files.close_folders(cache_folder(), target.parent)
     if target.is_file() and target.stat().st_size == size and files.is_trusted(target):
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
     # Two processes may fetch the same object: each writes a file of its own, and both are the same.
     handle, unique = tempfile.mkstemp(prefix=f".{name[:64]}.", dir=target.parent)
     part = Path(unique)

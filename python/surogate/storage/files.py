@@ -40,6 +40,23 @@ def is_trusted_folder(path: Path) -> bool:
     return not path.stat().st_mode & 0o077 or all(map(is_trusted, path.rglob("*")))
 
 
+def close_folders(root: Path, folder: Path) -> None:
+    """Makes the folders of a cache from its root to one below it, for this user alone, and takes the right to write to those
+    that are there from others: whoever writes to a folder exchanges what it holds. Raises OSError where one belongs to another
+    user or is a link; the root may be one.
+    """
+    root.parent.mkdir(parents=True, exist_ok=True)
+    below = folder.relative_to(root).parts
+    for place in (root.joinpath(*below[:depth]) for depth in range(len(below) + 1)):
+        with contextlib.suppress(FileExistsError):
+            place.mkdir(mode=0o700)
+        status = place.stat() if place == root else place.lstat()
+        if status.st_uid not in (0, os.geteuid()) or not stat.S_ISDIR(status.st_mode):
+            raise OSError(f"{place} is a link or belongs to another user: what it holds cannot be believed (remove it)")
+        if status.st_mode & 0o022 and status.st_uid == os.geteuid():
+            place.chmod(stat.S_IMODE(status.st_mode) & ~0o022)
+
+
 @contextlib.contextmanager
 def folder_beside(path: Path) -> Iterator[Path]:
     """A hidden folder next to a path, which is removed at the end. What processes that were killed left of such folders is

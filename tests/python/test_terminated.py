@@ -83,6 +83,99 @@ def test_while_a_run_writes_its_result(tmp_path, large):
     assert (output / "merged" / "model.safetensors").exists()
 
 
+#: Seconds within which a signal is answered on a busy machine: what the engine is given is one.
+ANSWERED = 4.0
+
+
+@pytest.mark.parametrize("after", [0.3, 1.0, 2.0, 4.0])
+def test_before_the_first_step_whatever_takes_long(tmp_path, after):
+    """The rank is one that no one means: planning, compiling and drawing the adapter take longer than anyone waits."""
+    data, output = tmp_path / "data.jsonl", tmp_path / "output"
+    data.write_text("".join(json.dumps({"input_ids": list(range(1, 13))}) + "\n" for _ in range(8)))
+    run = tmp_path / "run.yaml"
+    options = {
+        "model": str(REPOSITORY / "examples" / "stories" / "model"),
+        "device": "cpu",
+        "lora_rank": 262_144,
+        "datasets": [{"path": str(data), "type": "tokens"}],
+        "sequence_len": 16,
+        "max_steps": 2,
+        "output_dir": str(output),
+    }
+    run.write_text(json.dumps(options))
+    arguments = [sys.executable, "-m", "surogate", "sft", str(run)]
+    with subprocess.Popen(arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        line = process.stdout.readline()
+        assert "Run" in line or "Note" in line, line
+        time.sleep(after)
+        assert process.poll() is None, process.stdout.read()
+        begin = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        text = process.communicate(timeout=60)[0]
+    assert process.returncode == 143 and "no step was started, nothing was saved" in text, text
+    assert time.monotonic() - begin < ANSWERED, text
+    assert not output.exists() or not os.listdir(output)
+
+
+def test_within_a_long_step_the_run_says_when_it_ends(tmp_path):
+    data, output, run = tmp_path / "texts.txt", tmp_path / "output", tmp_path / "run.yaml"
+    data.write_text("\n\n".join("Once upon a time there was a cat. " * 40 for _ in range(200)))
+    options = {
+        "model": str(REPOSITORY / "examples" / "stories" / "model"), "device": "cpu", "max_steps": 2, "sequence_len": 256,
+        "datasets": [{"path": str(data), "type": "text"}], "per_device_train_batch_size": 4, "report_to": [],
+        "gradient_accumulation_steps": 200, "num_epochs": 100, "output_dir": str(output), "validation_split_ratio": 0,
+    }  # fmt: skip
+    run.write_text(json.dumps(options))
+    arguments = [sys.executable, "-m", "surogate", "sft", str(run)]
+    with subprocess.Popen(arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert any(line.startswith("Starting step 0") for line in process.stdout)
+        process.send_signal(signal.SIGTERM)
+        begin = time.monotonic()
+        assert any("SIGTERM: the run ends after what it is doing, with a checkpoint" in line for line in process.stdout)
+        assert time.monotonic() - begin < ANSWERED
+        process.stdout.read()
+    assert process.returncode == 143 and (output / "checkpoint-1" / "state.json").exists()
+
+
+ENDLESS = "hashlib.pbkdf2_hmac('sha256', b'', b'', {})"
+
+ANSWER = """
+import hashlib, os, signal, sys
+from surogate.cli import watch
+def end(*_):
+    print("answered", flush=True)
+    os._exit(3)
+watch.answer_in_time({signal.SIGINT: end, signal.SIGTERM: signal.default_int_handler})
+if len(sys.argv) > 1:
+    signal.signal(signal.SIGTERM, lambda *_: None)
+print("ready", flush=True)
+WORK
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "number", "others", "code"),
+    [
+        # A function of C that looks for no signal and lets other threads run, as the engine does; and what Python answers by itself.
+        (ENDLESS.format(2 * 10**9), signal.SIGINT, [], 130),
+        (ENDLESS.format(2 * 10**9), signal.SIGTERM, [], 143),
+        ("while True: pass", signal.SIGINT, [], 3),
+        # A handler that others have set meanwhile is theirs to answer.
+        (ENDLESS.format(10**7) + "; os._exit(4)", signal.SIGTERM, ["others"], 4),
+    ],
+)
+def test_a_command_whose_engine_does_not_look_is_ended(work, number, others, code):
+    arguments = [sys.executable, "-c", ANSWER.replace("WORK", work), *others]
+    with subprocess.Popen(arguments, text=True, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.2)
+        process.send_signal(number)
+        begin = time.monotonic()
+        text = process.communicate(timeout=60)[0]
+    assert (process.returncode, "answered" in text) == (code, code == 3)
+    assert time.monotonic() - begin < ANSWERED or code == 4
+
+
 def left(place: Path) -> list[Path]:
     return [path for path in place.iterdir() if path.name.startswith(".")]
 

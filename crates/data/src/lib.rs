@@ -27,6 +27,7 @@ mod guard;
 pub mod image;
 pub mod image_source;
 pub mod image_texts;
+pub mod in_making;
 pub mod inputs;
 mod json_values;
 pub mod loader;

@@ -62,7 +62,9 @@ mod _native {
     #[pymodule_export]
     use crate::prune::prune;
     #[pymodule_export]
-    use crate::run::{cache_folder, machine_names, preview, run, say, signalled, unsaid, visible, visible_text};
+    use crate::run::{
+        abandon, cache_folder, leave, machine_names, preview, run, say, signalled, unsaid, visible, visible_text,
+    };
     #[pymodule_export]
     use crate::score::Scoring;
     #[pymodule_export]

@@ -51,6 +51,14 @@ pub fn run(
             Err(TrainError::Stopped) => return Ok(Some(console.exit_code())),
             nodes => nodes?,
         };
+        if let Some(nodes) = nodes.as_ref().map(Arc::downgrade) {
+            let words = "it was ended by a signal before the first step";
+            console::on_leave(move || {
+                if let Some(nodes) = nodes.upgrade() {
+                    nodes.abort(words, FAILED);
+                }
+            });
+        }
         let device = Arc::new(Device::open(&DeviceRequest { nodes, ..request })?);
         match train::run(Arc::new(config.config.clone()), source, device, &mut console)? {
             Outcome::Finished(_) => Ok(Some(0)),
@@ -59,6 +67,21 @@ pub fn run(
         }
     });
     outcome.map_err(|error| train_error(py, error))
+}
+
+/// The exit code of other nodes after a signal to one that had not begun: they are not to start again.
+const FAILED: u8 = 1;
+
+/// True if a run that received a signal has written nothing yet: the process may end at once, and other nodes know.
+#[pyfunction]
+pub fn leave() -> bool {
+    console::leave()
+}
+
+/// Removes what commands of this process are writing and what has no name yet: the process ends at once.
+#[pyfunction]
+pub fn abandon(py: Python<'_>) {
+    py.detach(train::abandon);
 }
 
 /// Notes that the process received a signal which ends the run in progress; 0 forgets those before.

@@ -30,6 +30,7 @@ pub use artifacts::gguf::{GgufDone, carried_tensors, default_encoding, write_ggu
 pub use artifacts::merge::{Merged, ModelNames, merge};
 pub use artifacts::prune::{Latency, Over, PruneRequest, Pruned, Sizes, Summing, prune};
 pub use config::starts_on_ray;
+pub use data::in_making::remove_all as abandon;
 pub use engine::device::{Device, DeviceRequest};
 pub use engine::{calibrate, conformance, device, machines};
 pub use error::{Result, TrainError};

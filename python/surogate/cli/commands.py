@@ -75,9 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         rest, overrides = split_overrides(sys.argv[1:] if arguments is None else arguments)
         options = parser().parse_args(rest)
-        # The first process of a container gets no signal for which it has no handler.
-        if arguments is None and (options.command in UNDONE or os.getpid() == 1):
-            signal.signal(signal.SIGTERM, _terminate)
+        if arguments is None:
+            # The first process of a container gets no signal for which it has no handler.
+            terminates = options.command in UNDONE or os.getpid() == 1
+            watch.answer_in_time({signal.SIGINT: signal.default_int_handler} | ({signal.SIGTERM: _terminate} if terminates else {}))
         if options.command in SAYING and options.json:
             return _say_json(options, overrides)
         return COMMANDS[options.command](options, overrides)

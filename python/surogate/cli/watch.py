@@ -5,11 +5,12 @@ Knows signals and a pipe; the engine decides what a signal ends.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from .. import _native
@@ -20,6 +21,9 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 #: The signal after which a run ends at its next checkpoint.
 AT_CHECKPOINT = signal.SIGUSR2
+
+#: Seconds in which the engine is to answer a signal by itself.
+PATIENCE = 1.0
 
 
 class Watch:
@@ -59,16 +63,26 @@ class Watch:
         _native.signalled(number)
         if number in ENDING and self.number is None:
             self.number = number
+            _later(PATIENCE, self._answer_for_engine)
             if self._grace is not None:
                 self._until = time.monotonic() + self._grace
-                self._limit = threading.Timer(self._grace, self._give_up)
-                self._limit.daemon = True
-                self._limit.start()
+                self._limit = _later(self._grace, self._give_up)
 
     def answer(self, number: int, _frame: object) -> None:
         """Python's handler. The pipe has the number already."""
         if number == signal.SIGINT and self._is_engine_done:
             raise KeyboardInterrupt
+
+    def _answer_for_engine(self) -> None:
+        """Ends a run that has written nothing yet, whatever its engine is in the middle of; of others says when they end."""
+        if self._is_engine_done:
+            return
+        name = signal.Signals(self.number or 0).name
+        if _native.leave():
+            warn(f"surogate: {name}: no step was started, nothing was saved")
+            _native.abandon()
+            os._exit(128 + (self.number or 0))
+        warn(f"surogate: {name}: the run ends after what it is doing, with a checkpoint")
 
     def _give_up(self) -> None:
         """Ends the process before the system does. What was being written has no name yet, so nothing unfinished is left that
@@ -117,3 +131,38 @@ def _listen(end: int, watch: Watch) -> None:
     while (number := os.read(end, 1)[0]) != 0:
         if number in (*ENDING, AT_CHECKPOINT):
             watch.take(number)
+
+
+def _later(seconds: float, call: Callable[[], None]) -> threading.Timer:
+    timer = threading.Timer(seconds, call)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def answer_in_time(handlers: Mapping[signal.Signals, Callable[[int, object], object]]) -> None:
+    """Sets handlers of the process, for commands that are no runs. Python calls them between two of its instructions; where
+    that takes too long, since the engine is at work and does not look, what it is writing is removed and the process ends."""
+    answered: set[int] = set()
+
+    def answer(number: int, frame: object) -> None:
+        answered.add(number)
+        handlers[signal.Signals(number)](number, frame)
+
+    def end(number: int) -> None:
+        # Others may have set handlers of their own meanwhile.
+        if number not in answered and signal.getsignal(number) is answer:
+            _native.abandon()
+            os._exit(128 + number)
+
+    def listen() -> None:
+        while number := os.read(reading, 1)[0]:
+            if number in handlers:
+                _later(PATIENCE, functools.partial(end, number))
+
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    for number in handlers:
+        signal.signal(number, answer)
+    threading.Thread(target=listen, name="signals", daemon=True).start()

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::{ALIGNMENT, Encoding, MAGIC, VERSION, kind};
 use crate::error::DataError;
+use crate::in_making::InMaking;
 use crate::new_file::{clear_abandoned, create_beside, name_new};
 
 /// A value of the metadata.
@@ -103,6 +104,7 @@ impl GgufTensor {
 pub struct GgufWriter {
     path: PathBuf,
     temporary: PathBuf,
+    _in_making: InMaking,
     out: Option<BufWriter<File>>,
     tensors: Vec<GgufTensor>,
     written: usize,
@@ -123,7 +125,8 @@ impl GgufWriter {
         clear_abandoned(path).map_err(failed)?;
         let (temporary, file) = create_beside(path).map_err(failed)?;
         let out = Some(BufWriter::new(file));
-        let mut writer = GgufWriter { path: path.to_owned(), temporary, out, tensors, written: 0 };
+        let _in_making = InMaking::new(&temporary);
+        let mut writer = GgufWriter { path: path.to_owned(), temporary, _in_making, out, tensors, written: 0 };
         writer.out.as_mut().expect("just made").write_all(&header).map_err(failed)?;
         Ok(writer)
     }

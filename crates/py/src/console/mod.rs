@@ -55,6 +55,28 @@ static AT_CHECKPOINT: AtomicBool = AtomicBool::new(false);
 /// The signal that ends a run at its next checkpoint.
 const SIGUSR2: u8 = 12;
 
+/// True if a run is about to write its first file, or has.
+static BEGUN: AtomicBool = AtomicBool::new(false);
+
+/// The way in which the other nodes of the run learn that it ends before its begin.
+static LEAVE: Mutex<Option<Box<dyn Fn() + Send>>> = Mutex::new(None);
+
+/// Sets what is called by [`leave`].
+pub fn on_leave(call: impl Fn() + Send + 'static) {
+    *LEAVE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(call));
+}
+
+/// True if nothing of a run is written yet: its process may end. Tells the other nodes.
+pub fn leave() -> bool {
+    if BEGUN.load(Ordering::SeqCst) {
+        return false;
+    }
+    if let Some(call) = &*LEAVE.lock().unwrap_or_else(PoisonError::into_inner) {
+        call();
+    }
+    true
+}
+
 /// SIGTERM, which stands for a signal that another node received.
 const SIGTERM: u8 = 15;
 
@@ -64,6 +86,8 @@ pub fn signalled(number: u8) {
         SIGUSR2 => AT_CHECKPOINT.store(true, Ordering::SeqCst),
         0 => {
             AT_CHECKPOINT.store(false, Ordering::SeqCst);
+            BEGUN.store(false, Ordering::SeqCst);
+            *LEAVE.lock().unwrap_or_else(PoisonError::into_inner) = None;
             SIGNAL.store(0, Ordering::SeqCst);
         }
         number => SIGNAL.store(number, Ordering::SeqCst),
@@ -173,6 +197,10 @@ impl Observer for Console {
         if let Some(bar) = &self.bar {
             bar.set_message(self.panel.line(width()));
         }
+    }
+
+    fn begun(&mut self) {
+        BEGUN.store(true, Ordering::SeqCst);
     }
 
     fn progress(&mut self, done: u64, total: u64) {

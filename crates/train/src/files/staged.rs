@@ -9,6 +9,7 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use data::in_making::InMaking;
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use rustix::io::Errno;
 
@@ -21,6 +22,7 @@ use crate::files::written::{Record, Written, names};
 pub struct Staged {
     target: PathBuf,
     temporary: PathBuf,
+    _in_making: InMaking,
     digest: OnceCell<String>,
     committed: bool,
     /// Locked as long as the folder is written: the lock ends with the process, however that ends.
@@ -38,8 +40,15 @@ impl Staged {
         let parent = parent(target);
         fs::create_dir_all(&parent).map_err(|e| TrainError::io("create", &parent, e))?;
         let (temporary, ()) = free_name(&parent, name, &written.owner, |path| fs::create_dir(path))?;
-        let lock = lock(&temporary);
-        Ok(Staged { target: target.to_owned(), temporary, digest: OnceCell::new(), committed: false, _lock: lock })
+        let (lock, in_making) = (lock(&temporary), InMaking::new(&temporary));
+        Ok(Staged {
+            target: target.to_owned(),
+            temporary,
+            _in_making: in_making,
+            digest: OnceCell::new(),
+            committed: false,
+            _lock: lock,
+        })
     }
 
     /// Removes what earlier processes of the same `owner` that were killed left of `target`, and says which folders. One

@@ -79,7 +79,11 @@ impl Follower {
                 trainer.engine()?.session().serve(&order)?;
                 continue;
             };
-            match part? {
+            let part = part?;
+            if matches!(part, Part::Step | Part::Evaluate) {
+                observer.begun();
+            }
+            match part {
                 Part::Begin { .. } => return Err(unexpected("the run has begun before")),
                 Part::Load { shapes, choices, resumed } => {
                     let variants: Vec<Variant> = shapes.iter().map(Variant::from).collect();

@@ -47,6 +47,10 @@ impl Observer for OfAll<'_> {
         self.observer.line(text);
     }
 
+    fn begun(&mut self) {
+        self.observer.begun();
+    }
+
     fn event(&mut self, event: &Value) {
         self.observer.event(event);
     }

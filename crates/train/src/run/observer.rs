@@ -9,6 +9,9 @@ pub trait Observer {
     /// Receives one line for the user.
     fn line(&mut self, text: &str);
 
+    /// Receives the word that the run is about to write its first file: an end before that loses nothing.
+    fn begun(&mut self) {}
+
     /// Receives an event that was just written to the log.
     fn event(&mut self, _event: &Value) {}
 

@@ -85,6 +85,8 @@ impl Run {
         if let Some(note) = trainer.engine()?.rounded() {
             observer.line(&format!("Note: {note}"));
         }
+        // In this order: from here on a signal finds either that the run has begun or that it stops.
+        observer.begun();
         if observer.interrupted() {
             return Err(TrainError::Stopped);
         }

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import fcntl
 import json
 import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -147,3 +152,36 @@ def test_a_link_out_of_a_model_is_refused_before_the_first_step(tmp_path, capfd)
     assert main(options(tmp_path, model=model)) != 0
     assert "outside of the model's folder" in capfd.readouterr().err
     assert not (tmp_path / "output").exists()
+
+
+JOINED = "می\u200cخواهم 👩\u200d🔬"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_samples_of_a_run_keep_what_joins_words(tmp_path, terminal):
+    data, run = tmp_path / "data.txt", tmp_path / "run.json"
+    data.write_text("Tom saw a cat.\n\n" * 30)
+    of_run = {
+        "model": str(REPOSITORY / "examples" / "stories" / "model"), "device": "cpu", "max_steps": 1, "sequence_len": 64,
+        "datasets": [{"path": str(data), "type": "text"}], "output_dir": str(tmp_path / "run"), "report_to": [],
+        "sample_prompts": [f"{JOINED} \u202e"], "sample_tokens": 2, "eval_strategy": "steps", "eval_steps": 1,
+    }  # fmt: skip
+    run.write_text(json.dumps(of_run))
+    command = [sys.executable, "-m", "surogate", "sft", str(run)]
+    if terminal:
+        ours, its = pty.openpty()
+        fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 400, 0, 0))
+        environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
+        with subprocess.Popen(command, stdout=its, stderr=its, stdin=its, env=environment) as process:
+            os.close(its)
+            said = b""
+            with contextlib.suppress(OSError):  # the end of a terminal
+                while piece := os.read(ours, 4096):
+                    said += piece
+        os.close(ours)
+        assert process.returncode == 0
+        text = said.decode()
+    else:
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    sample = next(line for line in text.splitlines() if "Sample after 1 step" in line)
+    assert JOINED in sample and (("\\u202e" in sample), ("\u202e" in sample)) == (terminal, not terminal), ascii(sample)

@@ -144,7 +144,6 @@ impl Console {
     }
 
     fn print(&self, text: &str) {
-        let text: &str = &options::visible(text);
         match &self.bar {
             Some(bar) => wrapped(shortened(text, width()), width()).iter().for_each(|line| bar.println(line)),
             // A reader that has gone away does not end a run.
@@ -163,7 +162,7 @@ impl Console {
     fn pass_on(&self) {
         for text in unsaid() {
             match self.show {
-                Show::Lines => self.print(&format!("Note: {text}")),
+                Show::Lines => self.print(&options::visible(&format!("Note: {text}"))),
                 Show::Events | Show::Nothing => eprintln!("surogate: {}", options::visible(&text)),
             }
         }
@@ -175,7 +174,7 @@ impl Observer for Console {
         self.fit_bar();
         self.pass_on();
         if self.show == Show::Lines {
-            self.print(text);
+            self.print(&options::visible(text));
         }
     }
 
@@ -185,7 +184,7 @@ impl Observer for Console {
             announce(&std::mem::take(&mut self.announce), log, output);
         }
         if self.show == Show::Events {
-            self.print(&event.to_string());
+            self.print(&options::visible(&event.to_string()));
         }
         self.fit_bar();
         if let ("resume", Some(log)) = (event["event"].as_str().unwrap_or_default(), event["manifest"]["log"].as_str())
@@ -196,6 +195,17 @@ impl Observer for Console {
         self.panel.take(event);
         if let Some(bar) = &self.bar {
             bar.set_message(self.panel.line(width()));
+        }
+    }
+
+    /// A file or a pipe gets prose as it is.
+    fn prose(&mut self, text: &str) {
+        self.fit_bar();
+        self.pass_on();
+        match self.show == Show::Lines && !stdout().is_terminal() {
+            true => self.print(text),
+            false if self.show == Show::Lines => self.print(&options::visible_text(text)),
+            false => {}
         }
     }
 

@@ -47,6 +47,10 @@ impl Observer for OfAll<'_> {
         self.observer.line(text);
     }
 
+    fn prose(&mut self, text: &str) {
+        self.observer.prose(text);
+    }
+
     fn begun(&mut self) {
         self.observer.begun();
     }

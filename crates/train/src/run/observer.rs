@@ -9,6 +9,11 @@ pub trait Observer {
     /// Receives one line for the user.
     fn line(&mut self, text: &str);
 
+    /// Receives a line for the user that quotes prose, such as the answer of a model.
+    fn prose(&mut self, text: &str) {
+        self.line(text);
+    }
+
     /// Receives the word that the run is about to write its first file: an end before that loses nothing.
     fn begun(&mut self) {}
 

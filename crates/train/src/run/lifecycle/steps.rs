@@ -308,7 +308,7 @@ impl Run {
         }
         let samples = trainer.samples()?;
         for sample in &samples {
-            observer.line(&format!("Sample after {}: {}", words::count(step, "step"), sample.line()));
+            observer.prose(&format!("Sample after {}: {}", words::count(step, "step"), sample.line()));
         }
         if !samples.is_empty() {
             let samples: Vec<Value> = samples.iter().map(Sample::to_json).collect();

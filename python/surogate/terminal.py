@@ -106,5 +106,5 @@ def waiting(what: str | Callable[[], str]) -> Iterator[None]:
 
 
 def warn(text: str) -> None:
-    """To standard error, apart from output that a program reads."""
-    print(_native.visible(text), file=sys.stderr)
+    """To standard error, apart from output that a program reads. Passwords in addresses are hidden: a log may keep it."""
+    print(_native.visible(_native.without_userinfo(text)), file=sys.stderr)

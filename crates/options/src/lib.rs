@@ -39,7 +39,7 @@ pub use problem::{Availability, Location, OptionPosition, Problem, render_proble
 pub use reader::{Fields, Reader, Written};
 pub use row::Row;
 pub use schema::{help_rows, object_schema};
-pub use secret::{hide_userinfo, without_userinfo};
+pub use secret::{hide_userinfo, hides, without_userinfo};
 pub use serde_json;
 pub use setting::Setting;
 pub use source::{Source, Span};

@@ -23,7 +23,7 @@ pub fn without_userinfo(text: &str) -> Cow<'_, str> {
         let end = authority.find(ends).unwrap_or(authority.len());
         shown.push_str(before);
         rest = authority;
-        if let Some(user) = authority[..end].rfind('@') {
+        if let Some(user) = authority[..end].rfind('@').or_else(|| end_of_password(authority, end)) {
             shown.push_str(HIDDEN);
             rest = &authority[user..];
         }
@@ -39,6 +39,23 @@ pub fn without_userinfo(text: &str) -> Cow<'_, str> {
         return Cow::Owned(shown);
     }
     Cow::Borrowed(text)
+}
+
+/// The place of the `@` after a password that was written with a `/`, `?` or `#`, which should be encoded: what is between the
+/// colon and the first of these, at `end`, is no port.
+fn end_of_password(authority: &str, end: usize) -> Option<usize> {
+    let (_, port) = authority[..end].rsplit_once(':').filter(|(_, port)| !port.starts_with('['))?;
+    if !authority[end..].starts_with(['/', '?', '#']) || port.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let is_end = |c: char| matches!(c, '"' | '\'' | '\\') || c.is_whitespace();
+    let whole = &authority[..authority.find(is_end).unwrap_or(authority.len())];
+    whole[end..].find('@').map(|at| end + at)
+}
+
+/// True for a text in which [`without_userinfo`] has replaced something.
+pub fn hides(text: &str) -> bool {
+    text.contains(&format!("://{HIDDEN}@")) || (text.contains("://") && text.contains(&format!("={HIDDEN}")))
 }
 
 fn is_secret(name: &str) -> bool {
@@ -82,6 +99,9 @@ mod tests {
             ("a://u:p@h, b://v:q@i/w@x", "a://***@h, b://***@i/w@x"),
             ("s://u:p@ss@host/", "s://***@host/"),
             ("s3://bucket/a@b", "s3://bucket/a@b"),
+            ("aim://user:pa/ss?w#d@host:1/x@y", "aim://***@host:1/x@y"),
+            ("aim://host:53800/x@y", "aim://host:53800/x@y"),
+            ("http://[::1]:80/x@y, me@host", "http://[::1]:80/x@y, me@host"),
             ("me@host", "me@host"),
             ("aim://host:9/x?token=abc&run=3", "aim://host:9/x?token=***&run=3"),
             ("https://u:p@h/?X-Amz-Signature=ab b?key=1", "https://***@h/?X-Amz-Signature=*** b?key=1"),

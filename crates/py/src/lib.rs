@@ -64,6 +64,7 @@ mod _native {
     #[pymodule_export]
     use crate::run::{
         abandon, cache_folder, leave, machine_names, preview, run, say, signalled, unsaid, visible, visible_text,
+        without_userinfo,
     };
     #[pymodule_export]
     use crate::score::Scoring;

@@ -108,6 +108,12 @@ pub fn visible_text(text: &str) -> Cow<'_, str> {
     options::visible_text(text)
 }
 
+/// A text without the passwords and keys in its addresses: see [`options::without_userinfo`].
+#[pyfunction]
+pub fn without_userinfo(text: &str) -> Cow<'_, str> {
+    options::without_userinfo(text)
+}
+
 /// A folder among the user's caches, which is made. Errors: it is another user's, or there is no place for it.
 #[pyfunction]
 pub fn cache_folder(py: Python<'_>, name: &str) -> PyResult<PathBuf> {

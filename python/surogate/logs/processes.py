@@ -6,6 +6,7 @@ knows what each of them does.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -43,7 +44,7 @@ class _Process:
         user_site = ["-s"] if sys.flags.no_user_site else []
         self._process = subprocess.Popen(
             # `-P`: what lies in the working directory is data, a `json.py` too.
-            [sys.executable, "-P", *user_site, "-m", "surogate.logs.reader", json.dumps(spec)],
+            [sys.executable, "-P", *user_site, "-m", "surogate.logs.reader"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -53,6 +54,11 @@ class _Process:
             # Only the run handles signals of the terminal.
             start_new_session=True,
         )
+        # Not as an argument: every user of a machine can read those, and an address may hold a password.
+        if self._process.stdin:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(json.dumps(spec) + "\n")
+                self._process.stdin.flush()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 

@@ -1,6 +1,7 @@
-"""A process that reads the log of a run: `python -m surogate.logs.reader '{"reader": …}'`.
+"""A process that reads the log of a run: `python -m surogate.logs.reader`.
 
-It receives the path of the log on standard input, which closes when the run's process exits, for whatever reason. What
+It receives its task, `{"reader": …}`, and later the path of the log on standard input, which closes when the run's process
+exits, for whatever reason. What
 it writes to standard output are messages for the user. Nothing that happens here affects the run.
 """
 
@@ -12,7 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from .stream import ENDS, OPENINGS, Event, Stream
 
@@ -40,11 +41,11 @@ class Reader(Protocol):
 class Run(threading.Thread):
     """Waits for the exit of the run's process through a pipe."""
 
-    def __init__(self, fd: int, timeout: float) -> None:
+    def __init__(self, pipe: BinaryIO, timeout: float) -> None:
         super().__init__(daemon=True)
         self._timeout = timeout
         self.is_over = threading.Event()
-        self._pipe = os.fdopen(fd, "rb")
+        self._pipe = pipe
 
     def log(self) -> Event | None:
         """The path of the log and the folder of the run; none if the run ends before it has a log."""
@@ -103,8 +104,11 @@ def make(spec: dict[str, Any], output: Path) -> Reader:
 
 def main() -> int:
     """Reads until the run has ended. The exit code says whether all events were processed."""
-    spec = json.loads(sys.argv[1])
-    pipe, messages = os.dup(0), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    pipe, messages = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    line = pipe.readline()
+    if not line:
+        return 0
+    spec = json.loads(line)
     silence = os.open(os.devnull, os.O_RDWR)
     # Clients may print anything, and would read what is typed to the run.
     for fd in (0, 1, 2):

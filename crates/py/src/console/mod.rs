@@ -36,8 +36,9 @@ pub enum Show {
 /// Sentences of other threads, which wait for the next thing that a run shows.
 static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// A sentence to be shown in between what a run shows by itself.
+/// A sentence to be shown in between what a run shows by itself, without the passwords in it.
 pub fn say(text: String) {
+    let text = options::without_userinfo(&text).into_owned();
     SAID.lock().unwrap_or_else(PoisonError::into_inner).push(text);
 }
 
@@ -174,8 +175,23 @@ impl Observer for Console {
         self.fit_bar();
         self.pass_on();
         if self.show == Show::Lines {
-            self.print(&options::visible(text));
+            self.print(&options::visible(&options::without_userinfo(text)));
         }
+    }
+
+    /// A file or a pipe gets prose as it is.
+    fn prose(&mut self, text: &str) {
+        self.fit_bar();
+        self.pass_on();
+        match self.show == Show::Lines && !stdout().is_terminal() {
+            true => self.print(text),
+            false if self.show == Show::Lines => self.print(&options::visible_text(text)),
+            false => {}
+        }
+    }
+
+    fn begun(&mut self) {
+        BEGUN.store(true, Ordering::SeqCst);
     }
 
     fn event(&mut self, event: &Value) {
@@ -196,21 +212,6 @@ impl Observer for Console {
         if let Some(bar) = &self.bar {
             bar.set_message(self.panel.line(width()));
         }
-    }
-
-    /// A file or a pipe gets prose as it is.
-    fn prose(&mut self, text: &str) {
-        self.fit_bar();
-        self.pass_on();
-        match self.show == Show::Lines && !stdout().is_terminal() {
-            true => self.print(text),
-            false if self.show == Show::Lines => self.print(&options::visible_text(text)),
-            false => {}
-        }
-    }
-
-    fn begun(&mut self) {
-        BEGUN.store(true, Ordering::SeqCst);
     }
 
     fn progress(&mut self, done: u64, total: u64) {

@@ -45,6 +45,7 @@ pub(super) fn check_options(config: &Config, reader: &mut Reader) {
         reader.report("report_to", "`report_to` has `none` next to trackers", hint);
     }
     check_rows(config, reader);
+    check_hidden(config, reader);
     if !config.logging.has_valid_metrics_address() {
         let hint =
             Some("such as `9400`, `127.0.0.1:9400`, or `0.0.0.0:9400` for every network of the machine".to_owned());
@@ -75,6 +76,18 @@ pub(super) fn check_options(config: &Config, reader: &mut Reader) {
         && total > 0
     {
         reader.report(path, message, Some(hint));
+    }
+}
+
+/// Reports addresses whose passwords were hidden when a run wrote its options down.
+fn check_hidden(config: &Config, reader: &mut Reader) {
+    let values = config.to_json();
+    for (name, value) in values.as_object().into_iter().flatten() {
+        let text = value.to_string();
+        if options::hides(&text) && !reader.is_faulty(name) {
+            let message = format!("`{name}` has `***` for a password, which no file of a run keeps");
+            reader.report(name, message, Some("write the address anew, with its password".to_owned()));
+        }
     }
 }
 

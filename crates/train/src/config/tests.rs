@@ -643,6 +643,11 @@ fn passwords_of_addresses_are_in_no_record() {
         assert!(!record.contains("password") && record.contains("aim://***@host:1/x"), "{record}");
     }
     assert_eq!(config.logging.aim_repo.as_deref(), Some("aim://user:password@host:1/x"), "the tracker needs it");
+    for hidden in ["aim_repo: aim://***@host:1/x", "datasets: [{path: 's3://b/x?token=***', type: text}]"] {
+        let problems = reported_messages(&format!("model: m\n{hidden}\n"));
+        assert!(problems.iter().any(|text| text.contains("`***` for a password")), "{problems:?}");
+    }
+    good("model: m\nsystem: a*** b=*** 1\n");
 }
 
 #[test]

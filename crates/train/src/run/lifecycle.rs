@@ -125,7 +125,10 @@ fn lead(
         Ok(Outcome::Finished(folder)) => json!({"event": "finished", "result": folder}),
         Ok(Outcome::Interrupted(folder)) => json!({"event": "interrupted", "checkpoint": folder}),
         Ok(Outcome::NotBegun | Outcome::Followed) => unreachable!("a run that does steps has begun"),
-        Err(error) => json!({"event": "failed", "error": error.to_string(), "exit_code": error.exit_code()}),
+        Err(error) => {
+            let text = error.to_string();
+            json!({"event": "failed", "error": options::without_userinfo(&text), "exit_code": error.exit_code()})
+        }
     };
     let logged = run.emit(event, observer);
     // What ended the run is reported, not that the log could not be written after it.

@@ -2,10 +2,11 @@
 //! where they listen, and when all are there and have the same facts, each connects to those before it. Knows no more
 //! of a run than that.
 
+use std::collections::BTreeMap;
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::Arc;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -20,7 +21,8 @@ use crate::proof::{self, Token, Unproven};
 /// Maximal length of a node's introduction, bytes.
 const INTRODUCTION: u64 = 1 << 20;
 
-/// Maximal number of introductions at the same time; further connections are closed at once.
+/// Maximal number of introductions at the same time: a further connection takes the place of the oldest. A node introduces
+/// itself at once, so strangers who hold connections do not keep it out.
 const AT_ONCE: usize = 256;
 
 /// Number of strangers that are named one by one; after them every tenth, hundredth and so on is.
@@ -98,26 +100,36 @@ fn resolve(rendezvous: &str) -> Result<Vec<SocketAddr>, JoinError> {
 /// Takes connections and proves them, each in a thread of its own, until the receiver is gone.
 fn listen(listener: TcpListener, token: Token, nodes: usize, found: Sender<Result<(usize, TcpStream), String>>) {
     let take = move || {
-        let open = Arc::new(());
-        for stream in listener.incoming() {
+        let open: Arc<Mutex<BTreeMap<u64, TcpStream>>> = Arc::default();
+        for (number, stream) in (0_u64..).zip(listener.incoming()) {
             let Ok(mut stream) = stream else { continue };
-            let (token, found, open_one) = (token.clone(), found.clone(), open.clone());
+            let (token, found, others) = (token.clone(), found.clone(), open.clone());
             // No thread waits any more.
             if found.send(Err(String::new())).is_err() {
                 return;
             }
-            if Arc::strong_count(&open) > AT_ONCE {
-                continue;
+            let Ok(second) = stream.try_clone() else { continue };
+            {
+                let mut open = open.lock().unwrap_or_else(PoisonError::into_inner);
+                open.insert(number, second);
+                if open.len() > AT_ONCE
+                    && let Some((_, oldest)) = open.pop_first()
+                {
+                    let _ = oldest.shutdown(Shutdown::Both);
+                }
             }
             let prove = move || {
-                let _open = open_one;
                 let from = stream.peer_addr().map_or_else(|_| "an unknown peer".to_owned(), |from| from.to_string());
                 let proved = match proof::accept(&mut stream, &token, nodes) {
                     Ok(node) => Ok((node, stream)),
                     Err(Unproven::Refused(why)) => Err(format!("{from} was refused: {why}")),
                     Err(Unproven::Broken(error)) => Err(format!("{from} came and did not introduce itself: {error}")),
                 };
-                let _ = found.send(proved);
+                // One that was closed for others is not there any more.
+                let is_open = others.lock().unwrap_or_else(PoisonError::into_inner).remove(&number).is_some();
+                if proved.is_err() || is_open {
+                    let _ = found.send(proved);
+                }
             };
             let _ = std::thread::Builder::new().name("introduction".into()).spawn(prove);
         }

@@ -178,6 +178,28 @@ fn strangers_are_refused_and_disturb_nobody() {
 }
 
 #[test]
+fn connections_that_strangers_hold_do_not_keep_a_node_out() {
+    let at = rendezvous();
+    let leader = place(0, 2, &at, 30.0);
+    thread::scope(|scope| {
+        let first = scope.spawn(|| come(&leader, "token", &[]));
+        // More than are introduced at a time, each for longer than a node waits here.
+        let mut held = Vec::new();
+        while held.len() < 400 {
+            match TcpStream::connect(&at) {
+                Ok(stream) => held.push(stream),
+                Err(_) => thread::sleep(Duration::from_millis(20)),
+            }
+        }
+        let begun = Instant::now();
+        let (second, _) = come(&place(1, 2, &at, 5.0), "token", &[]);
+        assert!(second.is_ok() && begun.elapsed() < Duration::from_secs(5), "{:?}", second.err());
+        let (first, notes) = first.join().unwrap();
+        assert!(first.is_ok() && notes.len() < 20, "{notes:?}");
+    });
+}
+
+#[test]
 fn nodes_with_other_facts_are_told_what_differs() {
     let at = rendezvous();
     let facts = [("rate", "1"), ("rate", "2"), ("rate", "1")];

@@ -59,6 +59,8 @@ class Trainer:
                 readers.finish()
             raise
         self._end = weakref.finalize(self, _end, self._native, readers, None)
+        for note in self._native.differences():
+            _warn(note)
 
     def __repr__(self) -> str:
         return f"<surogate.Trainer {self._native.summary()}>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -286,3 +287,21 @@ def test_epochs_end_where_the_data_end(tmp_path, epochs):
     while (metrics := trainer.step()) is not None:
         seen.append(metrics["epoch"])
     assert seen == sorted(seen) and seen[-1] == pytest.approx(epochs)
+
+
+def test_a_resumed_trainer_warns_of_what_differs_from_its_checkpoint(tmp_path):
+    """Among them another set of instructions of the processor, whose sums have other last bits."""
+    run = {
+        "model": str(REPOSITORY / "examples" / "stories" / "model"), "device": "cpu", "max_steps": 4, "sequence_len": 32,
+        "datasets": [{"path": str(REPOSITORY / "examples" / "stories" / "data" / "shakespeare.txt"), "type": "text"}],
+        "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "output_dir": str(tmp_path / "run"),
+    }  # fmt: skip
+    trainer = surogate.Trainer(run)
+    trainer.step()
+    trainer.save(tmp_path / "checkpoint-1")
+    again = {**run, "resume_from_checkpoint": str(tmp_path / "checkpoint-1")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert surogate.Trainer(again).steps_done == 1
+    with pytest.warns(UserWarning, match="learning_rate"):
+        surogate.Trainer({**again, "learning_rate": 0.5})

@@ -168,6 +168,11 @@ impl Trainer {
         })
     }
 
+    /// Returns the differences from the checkpoint that it began at, a sentence each.
+    fn differences(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.with(py, |trainer| Ok(trainer.differences.clone()))
+    }
+
     /// Returns the time of a micro-step by instruction, as a JSON list of rows.
     fn time_breakdown(&self, py: Python<'_>) -> PyResult<String> {
         self.with(py, |trainer| Ok(trainer.time_breakdown()?.to_string()))

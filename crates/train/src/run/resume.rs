@@ -296,7 +296,7 @@ impl Trainer {
         };
         let checkpoint = whole(&folder)?;
         let mut trainer = Trainer::new(as_begun(&config, &checkpoint), source, device)?;
-        trainer.go_on(&checkpoint)?;
+        trainer.differences = trainer.go_on(&checkpoint)?;
         Ok(trainer)
     }
 

@@ -84,6 +84,8 @@ pub struct Trainer {
     pub(crate) startup: Option<Startup>,
     /// True until the note on values that became 0 in 8 bits is shown.
     pub(crate) tells_flushed: bool,
+    /// The differences from the checkpoint that it began at, where it may differ, a sentence each.
+    pub differences: Vec<String>,
     /// The rounding of the last merged result.
     pub(crate) rounding: Rounding,
     model_digest: Option<ModelDigest>,
@@ -181,6 +183,7 @@ impl Trainer {
             written,
             progress: Progress::default(),
             tells_flushed: true,
+            differences: Vec::new(),
             rounding: Rounding::default(),
             model_digest: None,
             digesting: None,

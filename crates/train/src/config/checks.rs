@@ -86,7 +86,7 @@ fn check_hidden(config: &Config, reader: &mut Reader) {
         let text = value.to_string();
         if options::hides(&text) && !reader.is_faulty(name) {
             let message = format!("`{name}` has `***` for a password, which no file of a run keeps");
-            reader.report(name, message, Some("write the address anew, with its password".to_owned()));
+            reader.report(name, message, Some("write the address again, with its password".to_owned()));
         }
     }
 }

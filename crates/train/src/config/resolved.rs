@@ -51,39 +51,69 @@ impl Config {
                     None => String::new(),
                 };
                 let value = reason.map_or(&value, |reason| &reason.value);
-                text.push_str(&format!("{}:", row.name));
-                push_value(&mut text, row, value, &remark);
+                text.push_str(&format!("{}{}:", self.mark(row.name, None), row.name));
+                self.push_value(&mut text, row, value, &remark);
             }
         }
         text
     }
-}
 
-/// A value after its key: groups and lists of groups as blocks, all else on the line of the key.
-fn push_value(text: &mut String, row: &Row, value: &Value, remark: &str) {
-    match value {
-        Value::Object(fields) if !row.kind.rows().is_empty() => {
-            text.push_str(&format!("{remark}\n"));
-            push_fields(text, row.kind.rows(), fields, "  ", "  ");
-        }
-        Value::Array(items) if !items.is_empty() && !row.kind.rows().is_empty() => {
-            text.push_str(&format!("{remark}\n"));
-            for fields in items.iter().filter_map(Value::as_object) {
-                push_fields(text, row.kind.rows(), fields, "  - ", "    ");
-            }
-        }
-        value => text.push_str(&format!(" {}{remark}\n", scalar(value))),
+    /// Returns the sign of a comment for an option whose default means something else where it is written: the file is to be
+    /// the same run. `kind` is the type of the group that it is in.
+    fn mark(&self, path: &str, kind: Option<&str>) -> &'static str {
+        let name = path.rsplit('.').next().unwrap_or(path);
+        let says_more = match name {
+            "ray_address" => true,
+            "per_device_train_batch_size" | "gradient_accumulation_steps" => self.training.batch_size.is_some(),
+            "gpus" => self.multi_node.distributed.gpus_per_node != 0,
+            "text_field" | "messages_field" => kind == Some("auto"),
+            _ => false,
+        };
+        if says_more && !self.is_written(path) { "# " } else { "" }
     }
-}
 
-/// The options of a group, without those that belong to another `type` of group.
-fn push_fields(text: &mut String, rows: &[Row], fields: &Map<String, Value>, first: &str, other: &str) {
-    let kind = fields.get("type").and_then(Value::as_str);
-    let rows =
-        rows.iter().filter(|row| row.owner.is_none() || kind.is_some_and(|kind| row.is_of(kind) || kind == "auto"));
-    for (index, row) in rows.enumerate() {
-        let indent = if index == 0 { first } else { other };
-        text.push_str(&format!("{indent}{}: {}\n", row.name, scalar(&fields[row.name])));
+    /// A value after its key: groups and lists of groups as blocks, all else on the line of the key.
+    fn push_value(&self, text: &mut String, row: &Row, value: &Value, remark: &str) {
+        match value {
+            Value::Object(fields) if !row.kind.rows().is_empty() => {
+                text.push_str(&format!("{remark}\n"));
+                self.push_fields(text, row.kind.rows(), fields, row.name, ["  ", "  "]);
+            }
+            Value::Array(items) if !items.is_empty() && !row.kind.rows().is_empty() => {
+                text.push_str(&format!("{remark}\n"));
+                for (index, fields) in items.iter().filter_map(Value::as_object).enumerate() {
+                    self.push_fields(
+                        text,
+                        row.kind.rows(),
+                        fields,
+                        &format!("{}[{index}]", row.name),
+                        ["  - ", "    "],
+                    );
+                }
+            }
+            value => text.push_str(&format!(" {}{remark}\n", scalar(value))),
+        }
+    }
+
+    /// The options of a group at `place`, without those that belong to another `type` of group; the first and the others after
+    /// these indents.
+    fn push_fields(
+        &self,
+        text: &mut String,
+        rows: &[Row],
+        fields: &Map<String, Value>,
+        place: &str,
+        indents: [&str; 2],
+    ) {
+        let kind = fields.get("type").and_then(Value::as_str);
+        let is_of = |row: &&Row| row.owner.is_none() || kind.is_some_and(|kind| row.is_of(kind) || kind == "auto");
+        let (unsaid, said): (Vec<&Row>, Vec<&Row>) =
+            rows.iter().filter(is_of).partition(|row| !self.mark(&format!("{place}.{}", row.name), kind).is_empty());
+        // A comment is no first line of a group.
+        for (index, row) in said.iter().chain(&unsaid).enumerate() {
+            let (indent, mark) = (indents[usize::from(index > 0)], self.mark(&format!("{place}.{}", row.name), kind));
+            text.push_str(&format!("{indent}{mark}{}: {}\n", row.name, scalar(&fields[row.name])));
+        }
     }
 }
 

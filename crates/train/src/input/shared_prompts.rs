@@ -26,7 +26,8 @@ pub(crate) fn decide(
     let purpose = config.task.purpose();
     let compares = matches!(purpose, Purpose::Pairs | Purpose::Scores | Purpose::Prompts);
     let mut because = |shares: bool, why: &str| {
-        if wanted == Setting::Auto {
+        // Of other tasks the option is none of their own, and stays open.
+        if wanted == Setting::Auto && compares {
             reasons.insert("share_prompts".into(), reason(shares, why));
         }
     };

@@ -70,7 +70,7 @@ impl Plan {
         let mut reasons = BTreeMap::new();
         check_family(config, source, &mut problems);
         let length = RowLength::new(config, source, &mut reasons, &mut problems);
-        explain_open(config, &mut reasons);
+        explain_open(config, source.model.images.is_some(), &mut reasons);
         let adapter =
             config.lora.lora.then(|| adapter(config, source, &mut reasons, &mut notes, &mut problems)).transpose()?;
         if !problems.is_empty() {
@@ -315,7 +315,7 @@ fn sharding(config: &Config) -> Sharding {
 }
 
 /// Explains open options for which nothing is decided: one device, and properties of the model itself.
-fn explain_open(config: &Config, reasons: &mut Reasons) {
+fn explain_open(config: &Config, reads_images: bool, reasons: &mut Reasons) {
     let of = &config.sharding;
     let one = match config.stages() {
         1 => "one device has everything",
@@ -354,8 +354,12 @@ fn explain_open(config: &Config, reasons: &mut Reasons) {
         ("train_projector", config.lora.train_projector.is_auto()),
     ] {
         if open {
-            let because = if config.lora.lora { "adapters train the text" } else { "all weights are trained" };
-            reasons.insert(name.into(), reason(json!(!config.lora.lora), because));
+            let (value, because) = match config.lora.lora {
+                _ if !reads_images => (json!("auto"), "the run reads no images"),
+                true => (json!(false), "adapters train the text"),
+                false => (json!(true), "all weights are trained"),
+            };
+            reasons.insert(name.into(), reason(value, because));
         }
     }
     if config.model.router_aux_loss_coef.is_auto() {

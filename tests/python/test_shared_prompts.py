@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import surogate
-from conftest import tiny_llama
+from conftest import tiny_llama, tiny_mistral
 from recorded_preferences import DEVICE, GOLDEN
 from surogate.errors import ConfigError
 
@@ -177,3 +177,22 @@ def test_noise_by_the_length_of_documents_keeps_prompts_apart(run):
 def test_other_tasks_refuse_the_option(run):
     with pytest.raises(ConfigError, match="`share_prompts` has no effect on `task: kto`"):
         surogate.Trainer({**run, "task": "kto", "share_prompts": True})
+
+
+def test_batches_by_hand_are_not_longer_than_the_windows_allow(pairs, run, make_model):
+    """Rows of data are so short that no window hides anything, and the program has none."""
+    model = make_model(tiny_mistral(sliding_window=24, vocab_size=512))
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (Path(model) / file).write_bytes((STORIES / file).read_bytes())
+    pairs.write_text("".join(json.dumps({"prompt": "a ", "chosen": "b", "rejected": of}) + "\n" for of in "cdefghijkl"))
+    run = {**run, "model": str(model), "sequence_len": 24, "max_length": 12, "validation_split_ratio": 0}
+
+    def batch(length: int) -> dict[str, dict[str, np.ndarray]]:
+        ids = np.arange(3, 3 + 2 * length).reshape(2, 1, length) % 200 + 3
+        return {side: {"input_ids": of, "labels": of} for side, of in zip(("chosen", "rejected"), ids, strict=True)}
+
+    shared, apart = (surogate.Trainer({**run, "share_prompts": shares}) for shares in ("auto", False))
+    assert shared.step(batch(24), 0.0)["loss"] == pytest.approx(apart.step(batch(24), 0.0)["loss"], rel=1e-5)
+    with pytest.raises(surogate.SurogateError, match="a document of a batch has 25 tokens.*at most 24.*window of 24 tokens"):
+        shared.step(batch(25), 0.0)
+    assert apart.step(batch(25), 0.0)["loss"] > 0

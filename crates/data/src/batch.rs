@@ -186,6 +186,13 @@ impl Batch {
         })
     }
 
+    /// Tokens of its longest document; padding is none.
+    pub fn longest_document(&self) -> usize {
+        let length = |(at, start): (usize, &i32)| at % self.seq_len + 1 - *start as usize;
+        let documents = self.document_start.iter().enumerate().filter(|(at, _)| self.present[*at] != 0.0);
+        documents.map(length).max().unwrap_or(0)
+    }
+
     /// The same with padding after the given number of tokens of each row, at least one: a document of its own, of which nothing is
     /// trained and nothing is counted.
     pub fn padded_from(mut self, lengths: &[usize]) -> Batch {

@@ -158,6 +158,7 @@ impl Trainer {
         let replicas = self.config.replicas();
         check_rounds(&batches, replicas)?;
         check_batches(self.config.task, &batches)?;
+        self.check_windows(&batches)?;
         let batches = self.with_reference(batches, one_per_row)?;
         let first_micro_step = self.progress.micro_step;
         let engine = self.engine_for(&batches[..replicas], one_per_row)?;
@@ -174,6 +175,23 @@ impl Trainer {
             engine.run_micro_step(index == 0, index == last, variant, &taught)?;
         }
         Ok(Fed { batches, one_per_row, first_micro_step })
+    }
+
+    /// An error where a document is longer than those for which the program was compiled without windows of attention: answers
+    /// that share a prompt see it whole.
+    fn check_windows(&self, batches: &[Batch]) -> Result<()> {
+        let Some(most) = self.plan.compile.branches else { return Ok(()) };
+        let longer = batches.iter().filter(|batch| batch.seq_len > most);
+        let Some(tokens) = longer.map(Batch::longest_document).max().filter(|tokens| *tokens > most) else {
+            return Ok(());
+        };
+        match compiler::branches_obstacle(&self.source.model, &self.plan.compile, tokens)? {
+            None => Ok(()),
+            Some(why) => Err(TrainError::Usage(format!(
+                "a document of a batch has {tokens} tokens, and answers share their prompts in documents of at most {most}: \
+                 {why}\n  hint: set `share_prompts: false`, or `sequence_len: {tokens}`"
+            ))),
+        }
     }
 
     /// Runs the update and begins to read the step's results. The step before has been read: its update may have

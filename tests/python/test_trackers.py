@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 import surogate
 from conftest import REPOSITORY
+from surogate import _native
 from surogate.cli.commands import main
 from surogate.logs import processes
+from surogate.terminal import warn
 
 #: A client that keeps what it is reported, with the calls of Aim's.
 AIM = """
@@ -352,3 +354,17 @@ def _wait(is_so) -> None:
     while not is_so():
         assert time.monotonic() < until
         time.sleep(0.1)
+
+
+def test_passwords_are_in_no_argument_and_no_message(capsys):
+    """Every user of a machine can read the arguments of its processes, and messages go into logs."""
+    readers = processes.LogReaders([], report=False)
+    readers._start("report", {"reader": "report", "repo": "aim://user:password@host"})
+    (process,) = readers._processes
+    words = Path(f"/proc/{process._process.pid}/cmdline").read_bytes().split(b"\0")
+    readers.finish()
+    assert b"surogate.logs.reader" in words and not [word for word in words if b"password" in word], words
+    _native.say("no server at aim://user:pass/word@host:1/x")
+    assert _native.unsaid() == ["no server at aim://***@host:1/x"]
+    warn("no server at aim://user:password@host")
+    assert "aim://***@host" in capsys.readouterr().err

@@ -67,7 +67,7 @@ pub fn on_leave(call: impl Fn() + Send + 'static) {
     *LEAVE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(call));
 }
 
-/// True if nothing of a run is written yet: its process may end. Tells the other nodes.
+/// True if nothing of a run is written yet: its process may end. The other nodes learn of it.
 pub fn leave() -> bool {
     if BEGUN.load(Ordering::SeqCst) {
         return false;

@@ -4,6 +4,7 @@
 use compiler::CompileOptions;
 use data::{Purpose, Summary};
 use options::Setting;
+use serde_json::Value;
 
 use crate::config::reason;
 use crate::config::{Config, Reasons};
@@ -26,9 +27,10 @@ pub(crate) fn decide(
     let purpose = config.task.purpose();
     let compares = matches!(purpose, Purpose::Pairs | Purpose::Scores | Purpose::Prompts);
     let mut because = |shares: bool, why: &str| {
-        // Of other tasks the option is none of their own, and stays open.
-        if wanted == Setting::Auto && compares {
-            reasons.insert("share_prompts".into(), reason(shares, why));
+        if wanted == Setting::Auto {
+            // Other tasks refuse a value.
+            let value = if compares { Value::Bool(shares) } else { Value::from("auto") };
+            reasons.insert("share_prompts".into(), reason(value, why));
         }
     };
     if !compares || config.data.datasets.is_none() || wanted == Setting::Value(false) {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::columns::{fits, open};
 use super::json_text::{as_list, is_broken, opened};
-use super::message::PAIRS as TURNS;
+use super::roles::PAIRS as TURNS;
 use super::{ConversationColumns, DatasetKind, InstructionColumns, SystemPrompt};
 use crate::json_values::kind;
 use crate::json_values::parsed;

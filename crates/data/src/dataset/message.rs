@@ -11,35 +11,13 @@ use super::columns::wrong;
 use super::json_text::{as_list, opened};
 use super::part_texts::{PartTexts, parts_to_read};
 use super::results;
+use super::roles::{CALLERS, PAIRS, ROLES};
 use crate::error::{RowError, RowReason};
 use crate::image_texts::{image_of, is_image};
 use crate::json_values::kind;
 use crate::spans::Message;
 use crate::spans::REASONING;
 use crate::template::parts::MARK;
-
-/// Roles with the names that other tools have for them; every other name is the template's business.
-const ROLES: [(&str, &[&str]); 4] = [
-    ("system", &["system", "system_prompt"]),
-    ("user", &["user", "human", "prompter"]),
-    ("assistant", &["assistant", "gpt", "chatgpt", "bing", "bard", "model", "bot", "ai"]),
-    (
-        "tool",
-        &[
-            "tool",
-            "observation",
-            "function",
-            "function_response",
-            "tool_response",
-            "tool_result",
-            "tool_results",
-            "ipython",
-        ],
-    ),
-];
-
-/// Roles of messages whose content is a call.
-const CALLERS: [&str; 3] = ["function_call", "tool_call", "tool_calls"];
 
 /// The messages of a list, in either form and with words on their weights, as a row of the data holds them. Each may be
 /// a text of JSON.
@@ -81,26 +59,6 @@ pub fn messages_in(value: &Value) -> Option<Vec<Value>> {
         Value::Array(list) if !list.is_empty() && list.iter().all(is_message) => Some(list),
         _ => None,
     }
-}
-
-/// Names of a question and its answer in an object that holds both.
-pub(super) const PAIRS: [(&str, &str); 4] =
-    [("human", "assistant"), ("user", "assistant"), ("human", "gpt"), ("user", "gpt")];
-
-/// True for an object that holds a question and its answer.
-pub(super) fn is_pair(value: &Value) -> bool {
-    pair(value).is_some()
-}
-
-/// True for the name of a role whose content is the result of a tool or a call.
-pub(super) fn stands_for_result(role: &str) -> bool {
-    CALLERS.contains(&role) || is_name_of("tool", role)
-}
-
-/// True for a name that other tools have for one of our roles, and for that itself.
-pub(super) fn is_name_of(ours: &str, role: &str) -> bool {
-    let lower = role.to_ascii_lowercase();
-    ROLES.iter().any(|(of, names)| *of == ours && names.contains(&lower.as_str()))
 }
 
 /// A question and its answer in one object, after a system prompt where it has one. What else it holds is left to the

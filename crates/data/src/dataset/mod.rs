@@ -13,6 +13,7 @@ mod message;
 pub(crate) mod padding;
 mod part_texts;
 mod results;
+mod roles;
 mod text;
 mod tokens;
 mod unused;

@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::json_text::opened;
-use super::message::{is_name_of, is_pair, stands_for_result};
+use super::roles::{is_name_of, is_pair, stands_for_result};
 use crate::image_texts::is_image;
 use crate::json_values::parsed;
 use crate::remarks::{Remark, Remarks};
@@ -15,7 +14,7 @@ use crate::remarks::{Remark, Remarks};
 /// The contents of a row's messages that are texts, results of tools left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PartTexts {
-    /// Those that are parts as JSON.
+    /// Number of texts that are parts as JSON.
     parts: usize,
     others: usize,
 }
@@ -24,13 +23,13 @@ impl PartTexts {
     /// Counts the contents of some messages.
     pub fn add(&mut self, messages: &[Value], properties: &BTreeMap<String, String>) {
         for message in messages {
-            let message = opened(message);
+            let opened = message.as_str().and_then(parsed);
+            let message = opened.as_ref().unwrap_or(message);
             let theirs = |ours: &'static str| properties.get(ours).map_or(ours, String::as_str);
-            let first =
-                |names: [&str; 3]| names.into_iter().find_map(|name| message.get(name).filter(|of| !of.is_null()));
-            let role = first([theirs("role"), "role", "from"]).and_then(Value::as_str).unwrap_or_default();
-            match first([theirs("content"), "value", "parts"]) {
-                _ if is_pair(&message) => self.others += 1,
+            let first = |names: &[&str]| names.iter().find_map(|name| message.get(*name).filter(|of| !of.is_null()));
+            let role = first(&[theirs("role"), "role", "from"]).and_then(Value::as_str).unwrap_or_default();
+            match first(&[theirs("content"), "content", "value", "parts"]) {
+                _ if is_pair(message) => self.others += 1,
                 Some(Value::String(text)) if !text.trim().is_empty() && !stands_for_result(role) => {
                     match parts_of(text) {
                         Some(parts) if !is_name_of("assistant", role) && parts.iter().any(is_image) => {}

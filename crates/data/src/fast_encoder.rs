@@ -116,6 +116,9 @@ fn around(reference: Reference<'_>) -> Option<[Encoded; 2]> {
     let mut found = None;
     for text in ["a", "b c"] {
         let (plain, with) = (reference(text, false)?, reference(text, true)?);
+        if plain.ids.is_empty() {
+            return None;
+        }
         let begin = with.ids.windows(plain.ids.len()).position(|window| window == plain.ids)?;
         let end = begin + plain.ids.len();
         let part = |range: Range<usize>| Encoded {

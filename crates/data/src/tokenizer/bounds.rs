@@ -5,6 +5,7 @@
 
 use serde_json::Value;
 use tokenizers::PostProcessor;
+use tokenizers::models::ModelWrapper;
 
 use crate::error::{RowError, RowReason};
 
@@ -27,6 +28,14 @@ const MOST_DECODED: f64 = 256.0 * 1024.0 * 1024.0;
 
 /// Tokens that a tokenizer may add to each text.
 const MOST_ADDED: usize = 4096;
+
+/// Steps of normalizers, pre-tokenizers and decoders, all together: published tokenizers have less than a dozen, and each goes
+/// over the whole text or all pieces of it.
+const MOST_STEPS: usize = 64;
+
+/// Bytes of a piece of a model that tries all pieces at each place, and characters of a word that is tried in all its parts:
+/// published ones have less than 64, and words of up to 200.
+const LONGEST_PIECE: usize = 256;
 
 /// Bytes for which a table of characters may write one, without counting as growth: that of NFKC has one of 33.
 const LONGEST_NORMALIZED: usize = 64;
@@ -74,12 +83,24 @@ impl Bounds {
             return Err(format!("it adds {added} tokens to each text, more than the {MOST_ADDED} that there may be"));
         }
         let json = |part: serde_json::Result<Value>| part.map_err(|e| e.to_string());
+        check_model(tokenizer)?;
+        let copies = copies(&json(serde_json::to_value(tokenizer.get_post_processor()))?);
+        if copies > 1 {
+            return Err(format!("its post-processor writes each text {copies} times, where it may write it once"));
+        }
         let steps = [
             json(serde_json::to_value(tokenizer.get_normalizer()))?,
             json(serde_json::to_value(tokenizer.get_pre_tokenizer()))?,
         ];
+        let decoder = json(serde_json::to_value(tokenizer.get_decoder()))?;
+        let number: usize = steps.iter().chain([&decoder]).map(count).sum();
+        if number > MOST_STEPS {
+            return Err(format!(
+                "it has {number} steps around the encoding, more than the {MOST_STEPS} that there may be"
+            ));
+        }
         let encoding = steps.iter().map(growth).fold(Growth::NONE, Growth::then);
-        let decoding = growth(&json(serde_json::to_value(tokenizer.get_decoder()))?);
+        let decoding = growth(&decoder);
         for (what, growth) in [("normalizers", encoding), ("decoders", decoding)] {
             if growth.of(1) > MOST_GROWTH {
                 return Err(format!("its {what} may make a text {:.0} times as long", growth.of(1)));
@@ -113,6 +134,51 @@ impl Bounds {
         }
         let problem = format!("{} tokens may become {most:.0} bytes, more than {MOST_DECODED}", ids.len());
         Err(RowError::new(RowReason::TooLarge, problem))
+    }
+}
+
+/// Errors: a model whose tokens are random, or whose time grows faster than the text.
+fn check_model(tokenizer: &tokenizers::Tokenizer) -> Result<(), String> {
+    match tokenizer.get_model() {
+        ModelWrapper::BPE(model) => match model.dropout.filter(|share| *share > 0.0) {
+            Some(dropout) => {
+                let text = "leaves out merges at random, so the same text would have other tokens each time";
+                Err(format!("its model {text} (`dropout: {dropout}`; set it to null)"))
+            }
+            None => Ok(()),
+        },
+        ModelWrapper::WordPiece(model) if model.max_input_chars_per_word > LONGEST_PIECE => Err(format!(
+            "its model takes words of {} characters (`max_input_chars_per_word`), more than the {LONGEST_PIECE} that there may be",
+            model.max_input_chars_per_word
+        )),
+        ModelWrapper::Unigram(_) => {
+            let longest = tokenizer.get_vocab(false).keys().map(String::len).max().unwrap_or(0);
+            match longest > LONGEST_PIECE {
+                true => Err(format!(
+                    "its model has a piece of {longest} bytes, more than the {LONGEST_PIECE} that there may be"
+                )),
+                false => Ok(()),
+            }
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The number of times that a post-processor writes a text.
+fn copies(of: &Value) -> usize {
+    if let Some(list) = of.get("processors").and_then(Value::as_array) {
+        return list.iter().map(copies).fold(1, usize::saturating_mul);
+    }
+    let single = of.get("single").and_then(Value::as_array);
+    single.map_or(1, |pieces| pieces.iter().filter(|piece| piece.get("Sequence").is_some()).count())
+}
+
+/// The number of steps in a step, those of sequences each.
+fn count(of: &Value) -> usize {
+    let lists = ["normalizers", "pretokenizers", "decoders"].map(|name| of.get(name).and_then(Value::as_array));
+    match lists.into_iter().flatten().next() {
+        Some(list) => list.iter().map(count).sum::<usize>() + 1,
+        None => usize::from(of.is_object()),
     }
 }
 
@@ -186,6 +252,62 @@ mod tests {
         assert_eq!(of(vec![prepend, replace(json!({"String": "a"}), "xx")]), Growth { factor: 2.0, more: 6.0 });
         let decoders = json!({"type": "Sequence", "decoders": [replace(json!({"String": "a"}), &"x".repeat(50))]});
         assert_eq!(growth(&decoders).of(1), 50.0);
+    }
+
+    #[test]
+    fn a_tokenizer_of_more_steps_than_any_needs_is_out_of_bounds() {
+        let split = json!({"type": "Split", "pattern": {"Regex": "a"}, "behavior": "Isolated", "invert": false});
+        let of = |steps: usize| {
+            let inner = json!({"type": "Sequence", "pretokenizers": vec![split.clone(); steps]});
+            let model = json!({"type": "BPE", "vocab": {"a": 0}, "merges": []});
+            let pre = json!({"type": "Sequence", "pretokenizers": [inner, split]});
+            let whole = json!({"version": "1.0", "added_tokens": [], "model": model, "pre_tokenizer": pre});
+            Bounds::of(&whole.to_string().parse().unwrap())
+        };
+        of(MOST_STEPS - 3).unwrap();
+        assert!(of(1000).unwrap_err().starts_with("it has 1003 steps around the encoding"));
+    }
+
+    #[test]
+    fn a_tokenizer_whose_tokens_are_random_is_refused() {
+        let of = |dropout: Value| {
+            let model = json!({"type": "BPE", "vocab": {"a": 0}, "merges": [], "dropout": dropout});
+            let whole = json!({"version": "1.0", "added_tokens": [], "model": model});
+            Bounds::of(&whole.to_string().parse().unwrap())
+        };
+        of(json!(null)).unwrap();
+        of(json!(0.0)).unwrap();
+        assert!(of(json!(0.5)).unwrap_err().contains("`dropout: 0.5`; set it to null"));
+    }
+
+    #[test]
+    fn models_whose_time_grows_faster_than_a_text_are_refused() {
+        let of = |model: Value| {
+            let whole = json!({"version": "1.0", "added_tokens": [], "model": model});
+            Bounds::of(&whole.to_string().parse().unwrap()).map(|_| ())
+        };
+        let words = |most: usize| {
+            json!({"type": "WordPiece", "vocab": {"z": 0, "##z": 1}, "unk_token": "z", "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": most})
+        };
+        let pieces = |longest: usize| json!({"type": "Unigram", "unk_id": 0, "vocab": [["?", 0.0], ["a".repeat(longest), -1.0]]});
+        assert_eq!([of(words(200)), of(pieces(64))], [Ok(()), Ok(())]);
+        assert!(of(words(1_000_000)).unwrap_err().contains("takes words of 1000000 characters"));
+        assert!(of(pieces(3000)).unwrap_err().contains("a piece of 3000 bytes"));
+    }
+
+    #[test]
+    fn a_tokenizer_that_writes_a_text_again_and_again_is_out_of_bounds() {
+        let of = |times: usize, nested: usize| {
+            let single = vec![json!({"Sequence": {"id": "A", "type_id": 0}}); times];
+            let one = json!({"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {}});
+            let post = json!({"type": "Sequence", "processors": vec![one; nested]});
+            let model = json!({"type": "BPE", "vocab": {"a": 0}, "merges": []});
+            let whole = json!({"version": "1.0", "added_tokens": [], "model": model, "post_processor": post});
+            Bounds::of(&whole.to_string().parse().unwrap())
+        };
+        of(1, 2).unwrap();
+        assert!(of(2, 10).unwrap_err().contains("writes each text 1024 times"));
     }
 
     #[test]

@@ -18,6 +18,9 @@ pub struct Limits {
     pub bytes: usize,
 }
 
+/// Bytes of what stands before the pixels, when it is unpacked: a color profile has less than a few million.
+const MOST_OF_HEAD: u64 = 16 << 20;
+
 impl Default for Limits {
     fn default() -> Limits {
         Limits { pixels: 100_000_000, side: 32_768, bytes: 256 << 20 }
@@ -98,7 +101,10 @@ fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(impl ImageDecoder + 'a,
     if format == ImageFormat::Jpeg && !is_whole_jpeg(bytes) {
         return Err("is cut off: the JPEG has no end".to_owned());
     }
-    let reader = ImageReader::with_format(Cursor::new(bytes), format);
+    let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
+    let mut of_head = ::image::Limits::no_limits();
+    of_head.max_alloc = Some(MOST_OF_HEAD);
+    reader.limits(of_head);
     let mut decoder = reader.into_decoder().map_err(|error| format!("cannot be decoded: {error}"))?;
     let (width, height) = decoder.dimensions();
     if width == 0 || height == 0 {
@@ -202,6 +208,27 @@ mod tests {
         assert!(decode(b"", &few).unwrap_err().contains("is empty"));
         assert!(decode(b"GIF8 but not really", &few).unwrap_err().contains("expected JPEG"));
         assert!(decode(&image[..image.len() / 2], &Limits::default()).unwrap_err().contains("cannot be decoded"));
+    }
+
+    #[test]
+    fn a_color_profile_that_unpacks_to_a_flood_is_left_out() {
+        let with_profile = |bytes: usize| {
+            let mut packed = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::best());
+            std::io::Write::write_all(&mut packed, &vec![0; bytes]).unwrap();
+            let content = [&b"x\0\0"[..], &packed.finish().unwrap()].concat();
+            let mut sum = flate2::Crc::new();
+            sum.update(&[b"iCCP", &content[..]].concat());
+            let length = (content.len() as u32).to_be_bytes();
+            let chunk = [&length[..], b"iCCP", &content, &sum.sum().to_be_bytes()].concat();
+            let image = file(&::image::RgbImage::new(4, 3).into());
+            // After the signature and the header.
+            [&image[..33], &chunk, &image[33..]].concat()
+        };
+        let profile = |bytes: &[u8]| open(bytes, &Limits::default()).unwrap().0.icc_profile().unwrap();
+        assert_eq!(profile(&with_profile(4 << 20)).map(|of| of.len()), Some(4 << 20));
+        let flood = with_profile(64 << 20);
+        assert_eq!((flood.len() < 100_000, profile(&flood)), (true, None));
+        assert_eq!(decode(&flood, &Limits::default()).unwrap().rgb.len(), 36);
     }
 
     #[test]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import queue
 import re
 import shutil
 import signal
@@ -20,6 +21,9 @@ from pathlib import Path
 import pytest
 import surogate
 from conftest import REPOSITORY
+from surogate.serve.engine import Done, Job
+from surogate.serve.protocol import BadRequest, Request
+from surogate.serve.server import LOOK, Limits, Server
 from test_generate import TEMPLATE
 
 openai = pytest.importorskip("openai")
@@ -190,6 +194,60 @@ def test_what_cannot_be_answered_is_an_error_that_names_it(client, change, statu
     with pytest.raises(openai.APIStatusError) as raised:
         client.chat.completions.create(**{"model": "talkative", "messages": HELLO, "max_tokens": 5, **change})
     assert raised.value.status_code == status and words in raised.value.message, raised.value.message
+
+
+class Script:
+    """An engine whose answers are put into queues, one for each request."""
+
+    started = 0
+
+    def __init__(self) -> None:
+        self.models = ["one", "two"]
+        self.jobs: queue.Queue[Job] = queue.Queue()
+        self.refusal: str | None = None
+
+    def names(self) -> list[str]:
+        return self.models
+
+    def submit(self, request: Request) -> Job:
+        if self.refusal is not None:
+            raise BadRequest(self.refusal)
+        job = Job(request)
+        self.jobs.put(job)
+        return job
+
+    def next(self) -> Job:
+        """The request that the page has sent."""
+        return self.jobs.get(timeout=20)
+
+    def answer(self, *pieces: str) -> Job:
+        """Answers the next request whole."""
+        job = self.next()
+        for piece in pieces:
+            job.events.put((0, piece, None))
+        job.events.put((0, "", "stop"))
+        job.events.put(Done(1, len(pieces)))
+        return job
+
+
+def test_an_answer_that_takes_its_time_comes_as_soon_as_it_is_there():
+    engine = Script()
+    server = Server(("127.0.0.1", 0), engine, Limits(1 << 20, 60, 100, 4), None)
+    threading.Thread(target=server.serve_forever, args=(0.05,)).start()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(ask, f"http://127.0.0.1:{server.server_address[1]}/v1")
+            job = engine.next()
+            # Longer than the time between two looks at the client.
+            time.sleep(3 * LOOK)
+            begun = time.monotonic()
+            for event in ((0, "late", None), (0, "", "stop"), Done(1, 1)):
+                job.events.put(event)
+            status, body = asked.result(20)
+        assert status == 200 and json.loads(body)["choices"][0]["text"] == "late" and time.monotonic() - begun < 2
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def connection(address: str) -> http.client.HTTPConnection:

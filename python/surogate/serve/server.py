@@ -11,6 +11,7 @@ import hmac
 import json
 import queue
 import re
+import select
 import socket
 import threading
 import time
@@ -187,10 +188,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def _has_gone(self) -> bool:
         """True if the client has closed the connection."""
+        # A socket with a timeout would wait for bytes, whatever its flags say.
+        looks = select.poll()
+        looks.register(self.connection, select.POLLIN)
         try:
-            return self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-        except BlockingIOError:
-            return False
+            return bool(looks.poll(0)) and self.connection.recv(1, socket.MSG_PEEK) == b""
         except OSError:
             return True
 

@@ -189,6 +189,21 @@ def test_a_signal_leaves_a_checkpoint_in_the_bucket(s3, bucket, tmp_path):
     assert code == 0 and f"fetching {name}" in text and f"Step {step + 1}/{step + 2}" in text, text
 
 
+def test_a_signal_before_the_first_step_leaves_nothing_to_upload(s3, bucket, tmp_path):
+    address = f"s3://runs/{unused()}"
+    program = "import os, signal, sys; from surogate import _native; from surogate.cli import commands; run = _native.run\n"
+    program += "_native.run = lambda *of: (os.kill(os.getpid(), signal.SIGTERM), run(*of))[1]\nsys.exit(commands.main())"
+    remote = bucket(address)
+    # Of a process that was killed while it tried to write.
+    remote.put_text("trial", "trial")
+    words = [sys.executable, "-c", program, *options(tmp_path, **{"output-dir": address})]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(tmp_path / "one", **keys(s3)), timeout=120)
+    assert done.returncode == 143 and "not everything was uploaded" not in done.stderr, done.stderr
+    assert "nothing was saved" in done.stdout + done.stderr and list(remote.names()) == []
+    code, text = ended(start(tmp_path, address, tmp_path / "one", keys(s3), **{"resume-from-checkpoint": "true"}))
+    assert code == 0 and f"Uploaded: {address}" in text, text
+
+
 def test_an_upload_that_outlasts_the_grace_period_is_named_and_made_by_the_next_start(proxy, bucket, tmp_path):
     address = f"s3://runs/{tmp_path.name}"
     Faulty.fault = "slow"

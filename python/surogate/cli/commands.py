@@ -193,6 +193,9 @@ def _train_one(config: _native.Config, options: Namespace) -> int:
             if watched.is_late():
                 late(watched.reason())
                 return code or 128 + (watched.number or 0)
+            if code and not readers.has_failed("upload"):
+                # The run ended before it wrote anything.
+                return code
             raise errors.RunError(f"`output_dir: {address}`: {why}")
         if shown == "lines":
             show(f"Uploaded: {address}")

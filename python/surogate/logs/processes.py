@@ -68,6 +68,11 @@ class _Process:
         assert self._process.stdin
         return Path(f"/dev/fd/{self._process.stdin.fileno()}")
 
+    @property
+    def exit_code(self) -> int | None:
+        """The code with which it exited: 0 where it has processed the log, or there was none."""
+        return self._process.poll()
+
     def let_go(self) -> None:
         """Signals that the run is over."""
         try:
@@ -140,6 +145,10 @@ class LogReaders:
     def pipes(self) -> list[Path]:
         """The files to which the path of the log is written."""
         return [process.pipe for process in self._processes]
+
+    def has_failed(self, name: str) -> bool:
+        """True if a reader could not be started, or did not get through the log."""
+        return all(process.exit_code != 0 for process in self._processes if process.name == name)
 
     def abandon(self) -> None:
         """Ends all readers at once."""

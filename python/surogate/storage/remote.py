@@ -63,10 +63,14 @@ class Remote:
         """Writes an object and removes it again. Raises RunError with the reason where that is refused."""
         import obstore
 
-        name = f"{self._prefix}trial-{os.getpid()}"
+        # One name for all: what a killed process leaves, the next one removes.
+        name = f"{self._prefix}trial"
         try:
             obstore.put(self._store, name, b"trial")
-            obstore.delete(self._store, name)
+            try:
+                obstore.delete(self._store, name)
+            except FileNotFoundError:
+                pass  # Another node has removed it.
         except (obstore.exceptions.BaseError, OSError) as error:
             why = "there is no such bucket" if isinstance(error, FileNotFoundError) else self.why(error)
             raise RunError(f"`output_dir: {self.address}`: nothing can be written there: {why}") from error

@@ -273,6 +273,7 @@ class Model:
         *,
         folder: str | os.PathLike[str] | None = None,
         room: int | None = None,
+        adapter: int = 0,
         **options: Any,
     ) -> _native.Generation:
         """Starts to answer prompts; the options are those of :meth:`generate`, as values or as YAML text.
@@ -281,12 +282,12 @@ class Model:
         `images`, `max_new_tokens`, `temperature` or `seed` of its own. With `goes_on`, one that cannot be answered ends at once, with
         `error` or `context`, and its `refusal` says why. Relative paths of images begin in `folder`, the working directory by
         default. With `room`, tokens of a sequence, there is room for `batch_size` such sequences, and :meth:`add` adds prompts
-        while others are answered.
+        while others are answered. `adapter` is the slot of the adapter that answers, after :meth:`share`; 0 is the model alone.
         """
         self._check("generate")
         native, prompts = self._answering(list(prompts)), as_json(prompts)
         place = None if folder is None else Path(folder)
-        generation = native.start(json.dumps(prompts), _settings(options), goes_on, place, room)
+        generation = native.start(json.dumps(prompts), _settings(options), goes_on, place, room, adapter)
         if not self._told:
             self._told = True
             if unused := native.unused_defaults():
@@ -303,6 +304,7 @@ class Model:
         goes_on: bool = False,
         *,
         folder: str | os.PathLike[str] = ".",
+        adapter: int = 0,
         **options: Any,
     ) -> int | None:
         """Adds prompts to a generation of this model that goes on, with options of their own but `batch_size`.
@@ -311,7 +313,26 @@ class Model:
         generation of its own, when this one is done.
         """
         self._check("generate")
-        return generation.add(json.dumps(as_json(list(prompts))), _settings(options), goes_on, Path(folder))
+        return generation.add(json.dumps(as_json(list(prompts))), _settings(options), goes_on, Path(folder), adapter)
+
+    def share(self, adapters: Sequence[Path], slots: int) -> None:
+        """Makes slots, numbered from 1, for adapters that are on the device together; each has room for the largest of
+        `adapters`. What was being generated is over. Errors: a model that was loaded with an adapter, and an adapter with an
+        :meth:`obstacle`."""
+        self._native.share([*adapters], slots)
+
+    def place(self, slot: int, adapter: Path) -> str | None:
+        """Puts an adapter into a slot, of which no answer that runs may be. Returns None, or the reason why the adapter does
+        not fit there. Errors: an adapter that does not fit the model at all."""
+        return self._new_tokens(adapter) or self._native.place(slot, adapter)
+
+    def obstacle(self, adapter: Path) -> str | None:
+        """The reason why an adapter cannot be on the device together with others, or None. Errors as for :meth:`place`."""
+        return self._new_tokens(adapter) or self._native.obstacle(adapter)
+
+    def _new_tokens(self, adapter: Path) -> str | None:
+        is_longer = _native.tokens_of_adapter(self._folder, adapter) is not None
+        return "it has tokens that the model does not have" if is_longer else None
 
     @overload
     def generate(self, prompt: str | Conversation | Request, **options: Unpack[GenerationOptions]) -> str: ...

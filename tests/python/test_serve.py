@@ -18,9 +18,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy
 import pytest
 import surogate
 from conftest import REPOSITORY
+from safetensors.numpy import load_file, save_file
 from surogate.serve.engine import Done, Job
 from surogate.serve.protocol import BadRequest, Request
 from surogate.serve.server import LOOK, Limits, Server
@@ -47,6 +49,23 @@ def start(*words: object, **variables: str) -> tuple[subprocess.Popen[str], str]
     found = re.search(r"http://\S+/v1", line)
     assert found, line + process.stderr.read()
     return process, found[0]
+
+
+def make_adapter(place: Path, like: Path, seed: int, rank: int = 4, modules: str = "", **config: object) -> Path:
+    """An adapter with drawn matrices on those modules of another one whose names have a text in them."""
+    files, drawn = load_file(like / "adapter_model.safetensors"), numpy.random.default_rng(seed)
+    found = {}
+    for name, of in files.items():
+        if modules in name:
+            shape = (rank, of.shape[1]) if ".lora_A." in name else (of.shape[0], rank)
+            found[name] = drawn.normal(0, 0.15, shape).astype(numpy.float32)
+    place.mkdir()
+    save_file(found, place / "adapter_model.safetensors")
+    targets = sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in found})
+    fields = json.loads((like / "adapter_config.json").read_text())
+    fields |= {"r": rank, "lora_alpha": 3 * rank, "target_modules": targets, **config}
+    (place / "adapter_config.json").write_text(json.dumps(fields))
+    return place
 
 
 def end(process: subprocess.Popen[str]) -> int:
@@ -157,6 +176,158 @@ def test_adapters_are_models_by_name(client, folder, model):
     ask = {"prompt": "The king", "max_tokens": 12}
     answers = [client.completions.create(model=name, **ask).choices[0].text for name in ("shakespeare", "talkative")]
     assert answers == [adapted, plain] and adapted != plain
+
+
+@pytest.fixture(scope="module")
+def adapters(folder) -> dict[str, Path]:
+    """Adapters of other ranks, scales and modules; one has a chat template of its own."""
+    like, place = folder / "run/adapter", folder / "adapters"
+    place.mkdir()
+    found = {"all": make_adapter(place / "all", like, 1), "few": make_adapter(place / "few", like, 2, 7, "q_proj")}
+    found["mlp"] = make_adapter(place / "mlp", like, 3, 8, ".mlp.", use_rslora=True)
+    (found["mlp"] / "chat_template.jinja").write_text(TEMPLATE.replace("user", "person") + "{# its own #}")
+    return {**found, "trained": like}
+
+
+PROMPT = "The king went to the park with his dog and they saw a big bird on a tree. The bird"
+
+
+@pytest.fixture(scope="module")
+def alone(folder, adapters):
+    """The answers of each adapter, and of the model alone (``""``), when nothing else is on the device."""
+    places: dict[str, Path | None] = {**adapters, "": None}
+    models = {name: surogate.load(folder / "talkative", place) for name, place in places.items()}
+    found = {name: model.generate([PROMPT, "Lily"], max_new_tokens=20) for name, model in models.items()}
+    assert len({first for first, _ in found.values()}) == len(found), "they answer differently"
+    return found
+
+
+def test_adapters_answer_in_one_batch_what_each_answers_alone(folder, adapters, alone):
+    model = surogate.load(folder / "talkative")
+    assert [model.obstacle(place) for place in adapters.values()] == [None] * 4
+    model.share([*adapters.values()], 4)
+    slots = {"": 0, **{name: slot for slot, name in enumerate(adapters, 1)}}
+    for name, slot in slots.items():
+        assert not slot or model.place(slot, adapters[name]) is None
+    # The same prompt of all: what they have in common at their beginning is one only for the same adapter.
+    asked = [(name, prompt) for name in ("few", "", "all", "mlp", "trained", "few") for prompt in (PROMPT, "Lily")]
+    first, *others = asked
+    generation = model.start([first[1]], room=200, batch_size=len(asked), max_new_tokens=20, adapter=slots[first[0]])
+    for name, prompt in others:
+        assert model.add(generation, [prompt], max_new_tokens=20, adapter=slots[name]) is not None
+    texts, most = [""] * len(asked), 0
+    while not generation.done:
+        pieces = generation.step()
+        most = max(most, len(pieces))
+        for number, text, _ in pieces:
+            texts[number] += text
+    assert texts == [alone[name][prompt == "Lily"] for name, prompt in asked]
+    assert most == len(asked), "one step adds a token to all of them"
+    # Another adapter takes a slot; what the adapter before had and it has not is gone.
+    assert model.place(slots["all"], adapters["few"]) is None
+    generation = model.start([PROMPT], max_new_tokens=20, adapter=slots["all"])
+    text = ""
+    while not generation.done:
+        text += "".join(text for _, text, _ in generation.step())
+    assert text == alone["few"][0]
+    with pytest.raises(surogate.SurogateError, match="no adapter in the slot 5"):
+        model.start([PROMPT], adapter=5)
+
+
+def test_a_model_that_has_an_adapter_or_is_in_training_takes_no_others(folder, adapters, tmp_path):
+    with pytest.raises(surogate.SurogateError, match="loaded without one"):
+        surogate.load(folder / "talkative", adapters["all"]).share([adapters["few"]], 1)
+    options = {"model": str(folder / "talkative"), "lora": False, "device": "cpu", "output_dir": str(tmp_path / "unused")}
+    with pytest.raises(surogate.SurogateError, match="in training"):
+        surogate.Trainer(options).model.share([adapters["few"]], 1)
+
+
+@pytest.mark.parametrize("slots", [None, 1, 2, 0])
+def test_requests_for_several_adapters_are_all_answered_however_many_are_on_the_device(folder, adapters, alone, slots):
+    words = [word for name, place in adapters.items() for word in ("--adapters", f"{name}={place}")]
+    most = [] if slots is None else ["--max-adapters", slots]
+    process, address = start(folder / "talkative", *words, *most, "--max-sequences", 6)
+    try:
+        client = openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=120)
+        asked = [(name, place) for name in (*adapters, "") for place in (0, 1)] * 2
+
+        def ask(of: tuple[str, int]) -> str:
+            answer = client.completions.create(model=of[0] or "talkative", prompt=(PROMPT, "Lily")[of[1]], max_tokens=20)
+            return answer.choices[0].text
+
+        with ThreadPoolExecutor(len(asked)) as pool:
+            assert list(pool.map(ask, asked)) == [alone[name][place] for name, place in asked]
+        # The template of an adapter is its own.
+        said = client.chat.completions.create(model="mlp", messages=HELLO, max_tokens=8).choices[0].message.content
+        assert said == surogate.load(folder / "talkative", adapters["mlp"]).generate(HELLO, max_new_tokens=8)
+    finally:
+        assert end(process) == 0
+
+
+def test_what_cannot_be_together_is_named_and_answered_and_what_is_broken_fails_alone(folder, adapters, alone, tmp_path):
+    like = folder / "run/adapter"
+    make_adapter(tmp_path / "broken", like, 5)
+    (tmp_path / "broken/adapter_model.safetensors").write_bytes(b"no weights")
+    make_adapter(tmp_path / "narrow", like, 6)
+    cut = {name: of[:, :-1] for name, of in load_file(tmp_path / "narrow/adapter_model.safetensors").items()}
+    save_file(cut, tmp_path / "narrow/adapter_model.safetensors")
+    endless = load_file(make_adapter(tmp_path / "endless", like, 7) / "adapter_model.safetensors")
+    endless[min(endless)][0, 0] = numpy.inf
+    save_file(endless, tmp_path / "endless/adapter_model.safetensors")
+    dora = make_adapter(tmp_path / "dora", like, 8, modules="q_proj", use_dora=True)
+    matrices = load_file(dora / "adapter_model.safetensors")
+    lengths = {name.replace("lora_B.weight", "lora_magnitude_vector"): of for name, of in matrices.items() if ".lora_B." in name}
+    matrices |= {name: numpy.full(of.shape[0], 1.5, numpy.float32) for name, of in lengths.items()}
+    save_file(matrices, dora / "adapter_model.safetensors")
+    named = ("broken", "narrow", "endless", "dora")
+    words = [word for name in named for word in ("--adapters", f"{name}={tmp_path / name}")]
+    process, address = start(folder / "talkative", *words, "--adapters", f"all={adapters['all']}")
+    try:
+        client = openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=60)
+        ask = lambda name: client.completions.create(model=name, prompt=PROMPT, max_tokens=20).choices[0].text  # noqa: E731
+        assert ask("all") == alone["all"][0]
+        for name, reason in (("broken", "safetensors"), ("narrow", "has shape")):
+            with pytest.raises(openai.BadRequestError, match=reason):
+                ask(name)
+            assert ask("all") == alone["all"][0]
+        assert ask("dora") == surogate.load(folder / "talkative", dora).generate(PROMPT, max_new_tokens=20)
+        with ThreadPoolExecutor(6) as pool:
+            mixed = list(pool.map(ask, ("all", "dora", "talkative") * 2))
+        assert mixed[:3] == mixed[3:] == [alone["all"][0], mixed[1], alone[""][0]]
+    finally:
+        assert end(process) == 0
+    told = process.stderr.read() if process.stderr else ""
+    for name, reason in (("broken", "safetensors"), ("narrow", "has shape"), ("endless", "has inf"), ("dora", "DoRA")):
+        assert re.search(f"`{name}`.*{reason}", told), told
+
+
+def test_an_adapter_that_changes_and_a_checkpoint_that_appears_are_answered(folder, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(folder / "run", run)
+    process, address = start(run)
+    try:
+        client = openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=60)
+        ask = lambda name: client.completions.create(model=name, prompt=PROMPT, max_tokens=20).choices[0].text  # noqa: E731
+        names = ["run", "checkpoint-2"]
+        before = [ask(name) for name in names]
+        like = run / "adapter"
+        for number, rank in ((6, 4), (8, 16), (10, 64)):
+            # The place of a checkpoint appears whole.
+            made = make_adapter(tmp_path / f"made-{number}", like, number, rank)
+            made.rename(run / f"checkpoint-{number}")
+            expected = surogate.load(folder / "talkative", run / f"checkpoint-{number}").generate(PROMPT, max_new_tokens=20)
+            assert ask(f"checkpoint-{number}") == expected
+            assert [ask(name) for name in names] == before
+        (run / "checkpoint-6/adapter_model.safetensors").unlink()
+        shutil.copy(run / "checkpoint-8/adapter_model.safetensors", run / "checkpoint-6/adapter_model.safetensors")
+        shutil.copy(run / "checkpoint-8/adapter_config.json", run / "checkpoint-6/adapter_config.json")
+        assert ask("checkpoint-6") == ask("checkpoint-8")
+        (run / "checkpoint-8/adapter_model.safetensors").write_bytes(b"")
+        with pytest.raises(openai.BadRequestError):
+            ask("checkpoint-8")
+        assert [ask(name) for name in names] == before
+    finally:
+        assert end(process) == 0
 
 
 def test_checkpoints_of_a_run_are_models_too(folder):

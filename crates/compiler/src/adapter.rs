@@ -34,9 +34,18 @@ pub struct AdapterOptions {
     /// Ends of the names of modules that are trained in full (PEFT's `modules_to_save`).
     pub saved: Vec<String>,
     pub exceptions: AdapterExceptions,
+    /// Adapters that are side by side in the matrices, each with an equal share of the ranks: every token names its own in
+    /// the input [`SLOT_OF_TOKEN`]. None: one adapter, for all tokens.
+    pub slots: Option<usize>,
     /// The model's description of its weights for adapters.
     pub form: AdapterForm,
 }
+
+/// The input that has the slot of each token's adapter, i32 [B, T]: from 1 on, 0 for none.
+pub const SLOT_OF_TOKEN: &str = "adapter_slots";
+
+/// The parameter that has the ranks of each slot, [slots + 1, ranks]: 1 in its own, 0 elsewhere; all 0 in the first row.
+pub const RANKS_OF_SLOTS: &str = "adapter_slots.ranks";
 
 impl AdapterOptions {
     /// Returns the index in [`AdapterOptions::saved`] of the entry that a parameter belongs to: one whose text its
@@ -432,6 +441,7 @@ mod tests {
             parameters: Vec::new(),
             saved: Vec::new(),
             exceptions: AdapterExceptions::default(),
+            slots: None,
             form: AdapterForm::default(),
         }
     }

@@ -37,7 +37,9 @@ use entry::first_entry;
 use graph::{Model, Parameter};
 use program::{Machine, Program};
 
-pub use adapter::{AdapterExceptions, AdapterOf, AdapterOptions, AdapterRules, Stacked, converted};
+pub use adapter::{
+    AdapterExceptions, AdapterOf, AdapterOptions, AdapterRules, RANKS_OF_SLOTS, SLOT_OF_TOKEN, Stacked, converted,
+};
 pub use autodiff::differentiate;
 pub use call::compile_call;
 pub use entry::entry_graph;

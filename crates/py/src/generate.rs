@@ -24,20 +24,20 @@ pub struct Generation {
 impl Generation {
     /// Begins with prompts as JSON: a list of texts, lists of messages, lists of ids, or objects that have one of these and
     /// options of their own. `goes_on`: one that cannot be answered does not end the others. `folder`: where relative paths of
-    /// images begin.
+    /// images begin. `of`: tokens of a sequence that there is room for, and the slot of the prompts' adapter.
     pub fn start(
         py: Python<'_>,
         model: &Bound<'_, Model>,
         prompts: &str,
         options: &[(String, String)],
-        (goes_on, folder): (bool, &Path),
-        room: Option<usize>,
+        place: (bool, &Path),
+        of: (Option<usize>, u32),
     ) -> PyResult<Self> {
         let prompts = listed(py, prompts)?;
         let started = model.get().with_generator(py, |generator| {
             let options = GenerationOptions::read(options)?;
             let requests = prompts.iter().map(Request::from_json).collect();
-            train::Generation::begin_with_room(generator, requests, &options, (goes_on, folder), room)
+            train::Generation::begin_with_room(generator, requests, &options, place, of)
         })?;
         Ok(Generation { model: model.clone().unbind(), generation: Mutex::new(started) })
     }
@@ -56,7 +56,9 @@ impl Generation {
         Ok(pieces.into_iter().map(|piece| (piece.prompt, piece.text, piece.finish.map(train::Finish::name))).collect())
     }
 
-    /// Adds prompts, as those that it began with. Returns the number of the first; none where the caches have no room.
+    /// Adds prompts, as those that it began with, for the adapter in a slot; 0 for none. Returns the number of the first; none
+    /// where the caches have no room.
+    #[pyo3(signature = (prompts, options, goes_on, folder, adapter = 0))]
     fn add(
         &self,
         py: Python<'_>,
@@ -64,12 +66,13 @@ impl Generation {
         options: Vec<(String, String)>,
         goes_on: bool,
         folder: PathBuf,
+        adapter: u32,
     ) -> PyResult<Option<usize>> {
         let prompts = listed(py, prompts)?;
         self.model.get().with_generator(py, |generator| {
             let options = GenerationOptions::read(&options)?;
             let requests = prompts.iter().map(Request::from_json).collect();
-            self.with(|generation| generation.add(generator, requests, &options, (goes_on, &folder)))
+            self.with(|generation| generation.add(generator, requests, &options, (goes_on, &folder), adapter))
         })
     }
 

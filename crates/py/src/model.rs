@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use tensor::DType;
 use train::config::Device as DeviceKind;
-use train::{Device, DeviceRequest, ModelSource};
+use train::{Device, DeviceRequest, ModelSource, TrainError};
 
 use crate::arrays::{self, Floats, Integers};
 use crate::errors::train_error;
@@ -120,8 +120,9 @@ impl Model {
 impl Model {
     /// Begins to answer prompts, a list as JSON, with options as in YAML. `goes_on`: one that cannot be answered does not end
     /// the others. `folder`: where relative paths of images begin. `room`: tokens of a sequence for which there is room when
-    /// prompts are added later.
-    #[pyo3(signature = (prompts, options, goes_on = false, folder = None, room = None))]
+    /// prompts are added later. `adapter`: the slot of the adapter that answers, where several are on the device; 0 for none.
+    #[pyo3(signature = (prompts, options, goes_on = false, folder = None, room = None, adapter = 0))]
+    #[allow(clippy::too_many_arguments)] // those of the Python method
     fn start(
         slf: &Bound<'_, Self>,
         py: Python<'_>,
@@ -130,23 +131,45 @@ impl Model {
         goes_on: bool,
         folder: Option<PathBuf>,
         room: Option<usize>,
+        adapter: u32,
     ) -> PyResult<Generation> {
         let folder = folder.unwrap_or_else(|| PathBuf::from("."));
-        Generation::start(py, slf, prompts, &options, (goes_on, &folder), room)
+        Generation::start(py, slf, prompts, &options, (goes_on, &folder), (room, adapter))
+    }
+
+    /// The reason why an adapter cannot be on the device with others; None where it can.
+    fn obstacle(&self, py: Python<'_>, folder: PathBuf) -> PyResult<Option<String>> {
+        self.with_generator(py, |generator| generator.obstacle(&folder))
+    }
+
+    /// Makes slots for adapters that are on the device together, each with room for the largest of these.
+    fn share(&self, py: Python<'_>, folders: Vec<PathBuf>, slots: usize) -> PyResult<()> {
+        if let Of::Trained(_) = &self.0 {
+            let text = "a model in training has no room for adapters: save it, and call `surogate.load` on the result";
+            return Err(train_error(py, TrainError::Usage(text.into())));
+        }
+        self.with_generator(py, |generator| generator.share(&folders, slots))
+    }
+
+    /// Puts an adapter into a slot, from 1 on. Returns the reason why it does not fit there; None where it does.
+    fn place(&self, py: Python<'_>, slot: u32, folder: PathBuf) -> PyResult<Option<String>> {
+        self.with_generator(py, |generator| generator.place(slot, &folder))
     }
 
     /// Frees the memory of the device; the next call reads the weights again. Nothing where a trainer has them.
     fn unload(&self, py: Python<'_>) {
         let Of::Loaded(loaded) = &self.0 else { return };
         py.detach(|| {
-            *loaded.generator.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            if let Some(generator) = &mut *loaded.generator.lock().unwrap_or_else(PoisonError::into_inner) {
+                generator.unload();
+            }
             loaded.model.lock().unwrap_or_else(PoisonError::into_inner).unload();
         });
     }
 
     /// Returns the fields of the model's `generation_config.json` that would change its texts and are not applied.
     fn unused_defaults(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        self.with_generator(py, |generator| Ok(generator.unused_defaults().to_vec()))
+        self.with_generator(py, |generator| Ok(generator.unused_defaults()))
     }
 
     /// Returns a sentence on how far the weights were moved when they were loaded, if any was. Before that: none.

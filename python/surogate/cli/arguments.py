@@ -86,7 +86,7 @@ COMMAND_FLAGS = {
     },
     "serve": {
         "--address": 1, "--adapters": 1, "--token-file": 1, "--max-sequences": 1, "--max-waiting": 1, "--max-tokens": 1,
-        "--max-body": 1, "--timeout": 1, "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1,
+        "--max-adapters": 1, "--max-body": 1, "--timeout": 1, "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1,
     },
     "export": {"--format": 1, "--encoding": 1, "--text-only": 0, "--model": 1, "--output": 1},
 }
@@ -439,6 +439,8 @@ def _serve_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--address", metavar="HOST:PORT", default="127.0.0.1:8000", help=of_address)
     of_adapters = "further adapter of the same model, which requests name as their model; may be repeated"
     command.add_argument("--adapters", metavar="NAME=DIR", action="append", default=[], help=of_adapters)
+    of_slots = "adapters on the device at a time; 0 loads one model at a time (default: those of the command, and two checkpoints of a run)"
+    command.add_argument("--max-adapters", metavar="N", type=_count(0), help=of_slots)
     of_token = "file (mode 0600) with a token that requests must have (default: the variable SUROGATE_SERVE_TOKEN)"
     command.add_argument("--token-file", metavar="FILE", type=_path, help=of_token)
     for flag, metavar, default, text in (

@@ -1,6 +1,6 @@
 """`surogate serve`: the endpoints of OpenAI's API for chat and completions, for trying and judging models.
 
-`protocol.py` knows requests and answers as JSON, `engine.py` models and batches, `server.py` HTTP.
+`protocol.py` knows requests and answers as JSON, `models.py` what is loaded, `engine.py` batches, `server.py` HTTP.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ..errors import ConfigError, RunError
 from ..logs.prometheus import parse
 from ..terminal import show
 from .engine import Engine
+from .models import Models
 from .server import Limits, Server
 
 #: The variable that holds the token, for containers.
@@ -32,7 +33,8 @@ def run(options: Namespace) -> int:
     if token is None and not _is_loopback(host):
         hint = f"set {TOKEN}, or --token-file FILE, or serve on 127.0.0.1"
         raise UsageError(f"--address {options.address} is reachable from other machines, and there is no token ({hint})")
-    engine = Engine(options, _adapters(options.adapters), options.max_sequences, options.max_waiting, options.max_tokens)
+    models = Models(options, _adapters(options.adapters))
+    engine = Engine(models, options.max_sequences, options.max_waiting, options.max_tokens)
     limits = Limits(options.max_body, options.timeout, options.max_tokens, options.max_sequences)
     try:
         server = Server((host, port), engine, limits, token)

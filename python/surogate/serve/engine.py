@@ -1,30 +1,21 @@
-"""Models and answers of `surogate serve`: one thread that steps through the answers of all requests for a model together. A
-request begins as soon as there is room for its sequences. One model is on the device at a time.
+"""Answers of `surogate serve`: one thread that steps through the answers of all requests together, whichever of the adapters on
+the device they name. A request begins as soon as there is room for its sequences.
 """
 
 from __future__ import annotations
 
 import queue
-import re
 import threading
 import time
-from argparse import Namespace
 from collections import deque
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from .._native import Generation
-from ..cli import generate
-from ..cli.arguments import UsageError
-from ..convert import export
 from ..errors import SurogateError
-from ..model import Model, load
+from ..model import Model
+from .models import Models
 from .protocol import BadRequest, Request
-
-#: Checkpoints of a run, which are models of their own.
-CHECKPOINT = re.compile(r"checkpoint-(\d+)")
-
 
 #: Tokens of a prompt for which there is room next to the answer; longer ones wait for a generation of their own.
 PROMPT = 1024
@@ -52,18 +43,8 @@ class Done:
 class Engine:
     """Answers requests, which begin in the order in which they came."""
 
-    def __init__(self, options: Namespace, adapters: dict[str, str], most: int, waiting: int, tokens: int) -> None:
-        self._options, self._most, self._room, self._tokens = options, most, waiting, tokens
-        self._run = Path(options.model).expanduser()
-        base, adapter = generate.places(options.model, options.adapter, options.base)
-        self._base = base
-        #: Names with the model and the adapter that they mean.
-        self._places: dict[str, tuple[str, Path | None]] = {self._run.name or options.model: (base, adapter)}
-        for name, place in adapters.items():
-            if name in self._places:
-                raise UsageError(f"--adapters {name}: this is the name of the model")
-            self._places[name] = generate.places(base, place, None)
-        self._loaded: tuple[str, Model] | None = None
+    def __init__(self, models: Models, most: int, waiting: int, tokens: int) -> None:
+        self._models, self._most, self._room, self._tokens = models, most, waiting, tokens
         self._waiting: deque[Job] = deque()
         self._changed = threading.Condition()
         self._is_over = False
@@ -71,22 +52,18 @@ class Engine:
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
     def names(self) -> list[str]:
-        """The models that a request may name: that of the command, adapters, and checkpoints that a run has by now."""
-        return [*self._places, *sorted(self._checkpoints(), key=lambda name: int(name.rpartition("-")[2]))]
-
-    def _checkpoints(self) -> dict[str, Path]:
-        folders = self._run.glob("checkpoint-*") if (self._run / "manifest.json").is_file() else []
-        return {path.name: path for path in folders if CHECKPOINT.fullmatch(path.name) and path.is_dir()}
+        """The models that a request may name."""
+        return self._models.names()
 
     def load_first(self) -> None:
         """Loads the model of the command, and begins to answer."""
-        self._model(next(iter(self._places)))
+        self._models.load_first()
         self._thread.start()
 
     def submit(self, request: Request) -> Job:
         """Puts a request into the queue. Raises BadRequest where the model is not known or too many wait."""
-        request.model = request.model or next(iter(self._places))
-        if request.model not in self._places and request.model not in self._checkpoints():
+        request.model = request.model or self._models.first
+        if request.model not in self._models:
             known = ", ".join(self.names())
             raise BadRequest(f"the model `{request.model}` does not exist; there are: {known}", "model", 404, "model_not_found")
         job = Job(request)
@@ -110,73 +87,80 @@ class Engine:
             job.events.put(BadRequest("the server is ending", status=503))
 
     def _work(self) -> None:
-        while job := self._next(wait=True):
+        while job := self._next():
             answers = _Answers(self._most)
             try:
                 self._answer(job, answers)
             except BaseException as error:  # noqa: BLE001
                 # A failure is of those that run: the next one may be answered.
-                is_known = isinstance(error, SurogateError)
-                failure = BadRequest(f"{error}" if is_known else f"{type(error).__name__}: {error}", status=400 if is_known else 500)
                 for failed in answers.jobs() or [job]:
-                    failed.events.put(failure)
+                    failed.events.put(_failure(error))
 
-    def _next(self, wait: bool = False, model: str | None = None, room: int | None = None) -> Job | None:
-        """The request that has waited for longest: for this model, and of a largest number of prompts, where these are given. None
-        if it is another or there is none, and at the end."""
+    def _next(self) -> Job | None:
+        """Waits for a request, and takes the one that has waited for longest. None at the end."""
         with self._changed:
-            if wait:
-                self._changed.wait_for(lambda: self._waiting or self._is_over)
-            if self._is_over or not self._waiting:
-                return None
-            first = self._waiting[0]
-            if model is not None and first.request.model != model or room is not None and len(first.request.prompts) > room:
-                return None
-            return self._waiting.popleft()
+            self._changed.wait_for(lambda: self._waiting or self._is_over)
+            return None if self._is_over else self._waiting.popleft()
 
-    def _model(self, name: str) -> Model:
-        if self._loaded is None or self._loaded[0] != name:
-            if self._loaded is not None:
-                self._loaded[1].unload()
-                self._loaded = None
-            if name in self._places:
-                model, adapter = self._places[name]
-            else:
-                model, adapter = generate.places(str(export.result(self._checkpoints()[name])), None, self._options.base)
-            self._loaded = name, load(model, adapter, device=self._options.device, dtype=self._options.dtype)
-        return self._loaded[1]
+    def _first_that_waits(self) -> Job | None:
+        with self._changed:
+            return self._waiting[0] if self._waiting and not self._is_over else None
 
     def _answer(self, job: Job, answers: _Answers) -> None:
-        """Answers a request, and those for the same model that come meanwhile: each begins as soon as there is room."""
+        """Answers a request, and those that come meanwhile: each begins as soon as there is room for it, and for its adapter."""
         if job.is_cancelled.is_set():
             return
         request = job.request
-        model = self._model(request.model)
-        room = self._tokens + PROMPT
-        generation = model.start(request.prompts, True, batch_size=self._most, room=room, **request.options)
-        answers.begin(job, 0)
-        late: Job | None = None
+        found = self._models.use(request.model, ())
+        assert found is not None, "nothing runs that a model would have to wait for"
+        model, slot = found
+        options: dict[str, Any] = {"batch_size": self._most, "adapter": slot, **request.options}
+        generation = model.start(request.prompts, True, room=self._tokens + PROMPT, **options)
+        answers.begin(job, 0, slot)
+        is_late = False
         while not self._is_over and (answers.running or not generation.done):
-            while late is None and (more := self._next(model=request.model, room=answers.room)):
-                try:
-                    first = model.add(generation, more.request.prompts, True, batch_size=self._most, **more.request.options)
-                except SurogateError as error:
-                    more.events.put(BadRequest(f"{error}"))
-                    continue
-                if first is None:
-                    # It is longer than the caches: it comes when those that run are answered.
-                    late = more
-                else:
-                    answers.begin(more, first)
+            while not is_late and (more := self._first_that_waits()):
+                began = self._begin(more, model, generation, answers)
+                if began is None:
+                    break
+                is_late = not began
+                if began:
+                    with self._changed:
+                        self._waiting.popleft()
             for number, text, end in generation.step():
                 answers.take(generation, number, text, end)
             answers.end_cancelled(generation)
         if self._is_over:
-            for job in [*answers.jobs(), *([late] if late else [])]:
-                job.events.put(BadRequest("the server is ending", status=503))
-        elif late:
-            with self._changed:
-                self._waiting.appendleft(late)
+            for each in answers.jobs():
+                each.events.put(BadRequest("the server is ending", status=503))
+
+    def _begin(self, job: Job, model: Model, generation: Generation, answers: _Answers) -> bool | None:
+        """Begins to answer a request with those that run, or fails it: True. None where it waits for one of them to end, False
+        where it waits for all: it needs another model, or is longer than the caches."""
+        request = job.request
+        if job.is_cancelled.is_set():
+            return True
+        if len(request.prompts) > answers.room:
+            return None
+        try:
+            found = self._models.use(request.model, answers.busy)
+            if found is None:
+                return None
+            options: dict[str, Any] = {"batch_size": self._most, "adapter": found[1], **request.options}
+            first = model.add(generation, request.prompts, True, **options)
+        except (SurogateError, OSError) as error:
+            job.events.put(_failure(error))
+            return True
+        if first is None:
+            return False
+        answers.begin(job, first, found[1])
+        return True
+
+
+def _failure(error: BaseException) -> BadRequest:
+    """The answer to a request that failed."""
+    is_known = isinstance(error, SurogateError)
+    return BadRequest(f"{error}" if is_known else f"{type(error).__name__}: {error}", status=400 if is_known else 500)
 
 
 class _Answers:
@@ -188,6 +172,8 @@ class _Answers:
         self._owners: dict[int, tuple[Job, int]] = {}
         #: By request: the numbers of its prompts, and how many of them are not answered.
         self._left: dict[int, tuple[Job, range, int]] = {}
+        #: By request: the slot of its adapter.
+        self._slots: dict[int, int] = {}
 
     @property
     def running(self) -> int:
@@ -197,10 +183,16 @@ class _Answers:
     def room(self) -> int:
         return self._most - self.running
 
+    @property
+    def busy(self) -> set[int]:
+        """The slots of adapters whose answers run; 0 for none."""
+        return set(self._slots.values())
+
     def jobs(self) -> list[Job]:
         return [job for job, _, _ in self._left.values()]
 
-    def begin(self, job: Job, first: int) -> None:
+    def begin(self, job: Job, first: int, slot: int) -> None:
+        self._slots[id(job)] = slot
         numbers = range(first, first + len(job.request.prompts))
         self._left[id(job)] = job, numbers, len(numbers)
         self._owners |= {number: (job, index) for index, number in enumerate(numbers)}
@@ -233,6 +225,7 @@ class _Answers:
 
     def _drop(self, generation: Generation, job: Job) -> None:
         _, numbers, _ = self._left.pop(id(job))
+        del self._slots[id(job)]
         for number in numbers:
             generation.forget(number)
             self._owners.pop(number, None)

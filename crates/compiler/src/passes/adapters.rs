@@ -8,6 +8,7 @@ use ops::{Append, Emit, id};
 use program::EntryKind;
 use tensor::Attrs;
 
+use super::adapter_slots::Slots;
 use super::embedding_noise::scalar_of_step;
 use super::stacked_adapters::matrix;
 use super::{magnitude, stacked_adapters as stacks};
@@ -26,6 +27,7 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, entry: &EntryOptions) ->
     let mut hits = rules.hits();
     let mut stacks = stacks::Stacks::of(graph);
     let uses = graph.use_counts();
+    let mut slots = adapter.slots.map(|count| Slots::new(graph, count, adapter)).transpose()?;
     let nodes = std::mem::take(&mut graph.nodes);
     let mut result = Vec::with_capacity(nodes.len() * 2);
     for mut node in nodes {
@@ -43,8 +45,11 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, entry: &EntryOptions) ->
             let AdapterOf { module, rank, scale, .. } = of;
             let a = matrix(append.graph, &module, "lora_A", [rank, columns], adapter, options);
             let b = matrix(append.graph, &module, "lora_B", [rows, rank], adapter, options);
-            let t = append.emit(id::LINEAR, &[source, a], Attrs::new())[0];
-            result.append(&mut append.nodes);
+            let mut t = append.emit(id::LINEAR, &[source, a], Attrs::new())[0];
+            match &mut slots {
+                Some(slots) => t = slots.keep_own(append, &node, t, result.len())?,
+                None => result.append(&mut append.nodes),
+            }
             let plain = node.clone();
             node.inputs.extend([t, b]);
             node.attrs = node.attrs.with("scale", scale).with("columns", vec![0, rows]);
@@ -56,7 +61,10 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, entry: &EntryOptions) ->
         }
         result.push(node);
     }
-    graph.nodes = result;
+    graph.nodes = match slots {
+        Some(slots) => slots.placed(result),
+        None => result,
+    };
     match rules.targets().zip(hits).find(|(_, hits)| *hits == 0) {
         Some((target, _)) => Err(CompileError::Options(unmatched(graph, target, &adapter.form))),
         None => Ok(()),

@@ -1,6 +1,7 @@
-//! Rewrites of a graph up to `join_forms`, one file each (`adapters` has three). The order and its reasons are in `entry_graph` in `entry.rs`; what
+//! Rewrites of a graph up to `join_forms`, one file each (`adapters` has four). The order and its reasons are in `entry_graph` in `entry.rs`; what
 //! carries out the memory plan is in `plan/`.
 
+mod adapter_slots;
 pub mod adapters;
 pub mod branches;
 pub mod cache;

@@ -1,7 +1,9 @@
 //! A model that goes on where its sequences were: what the rewrite leaves, what it costs, what it refuses.
 
-use crate::support::options;
-use compiler::{CompileError, CompileOptions, EntryOptions, KeyValueCache, PlanOptions, compile};
+use crate::support::{adapter, options};
+use compiler::{
+    AdapterOptions, CompileError, CompileOptions, EntryOptions, KeyValueCache, PlanOptions, SLOT_OF_TOKEN, compile,
+};
 use graph::Model;
 use program::{ArenaKind, Documents, EntryKind, Instruction, Machine, MemoryClass, Program, Variant};
 use serde_json::{Value, json};
@@ -98,6 +100,45 @@ fn gated_delta_nets_go_on_from_the_slots_of_their_sequences() {
     // Of two layers: 4 tokens of 2·2·8 + 4·12 channels, states [4, 8, 12].
     let slot = 2 * (4 * 80 + 4 * 8 * 12) * 4;
     assert_eq!(bytes(&of(KeyValueCache { sequences: 67, ..CACHE })) - bytes(&program), 64 * slot);
+}
+
+/// The model with adapters of this many ranks, in slots or one for all.
+fn adapted(of: AdapterOptions) -> Result<Program, CompileError> {
+    let options = CompileOptions { adapter: Some(of), ..asked(&[(1, 8), (3, 1)]) };
+    compile(&model(), &options, &Machine::cpu(1 << 30, 2))
+}
+
+#[test]
+fn adapters_in_slots_are_planned_and_products_of_one_value_stay_one() {
+    let of = |slots, rank| adapted(AdapterOptions { slots, rank, ..adapter() }).unwrap();
+    let (one, two, four) = (of(None, 16), of(Some(2), 16), of(Some(4), 32));
+    for entry in [0, 1] {
+        let products = |program: &Program| {
+            let steps = program.entries[entry].steps.iter();
+            steps.filter(|step| matches!(step.instruction, Instruction::Gemm(_))).count()
+        };
+        assert_eq!(products(&one), products(&two));
+        let reads = |program: &Program| program.entries[entry].inputs.iter().any(|(name, _)| name == SLOT_OF_TOKEN);
+        assert!(reads(&two) && !reads(&one));
+    }
+    let bytes = |program: &Program| {
+        let line = program.memory.iter().find(|line| line.class == MemoryClass::Arena(ArenaKind::Adapters));
+        line.expect("there are adapters").bytes
+    };
+    // The table of ranks is all that slots add; it is far smaller than a matrix of each layer.
+    assert!((bytes(&one)..=bytes(&one) + 1024).contains(&bytes(&two)), "{} {}", bytes(&one), bytes(&two));
+    assert!((2 * bytes(&one)..=2 * bytes(&one) + 1024).contains(&bytes(&four)), "{} {}", bytes(&one), bytes(&four));
+}
+
+#[test]
+fn what_slots_do_not_support_is_refused() {
+    let refused = |of: AdapterOptions| adapted(AdapterOptions { slots: Some(2), ..of }).unwrap_err().to_string();
+    let head = refused(AdapterOptions { targets: vec!["lm_head".into()], ..adapter() });
+    assert!(head.contains("`lm_head.weight` is in no layer"), "{head}");
+    for of in [AdapterOptions { rank: 7, ..adapter() }, AdapterOptions { magnitudes: true, ..adapter() }] {
+        let why = refused(of);
+        assert!(why.contains("2 adapters cannot share matrices"), "{why}");
+    }
 }
 
 /// The model whose second layer attends to the keys and values of the first.

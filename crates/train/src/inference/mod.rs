@@ -4,3 +4,4 @@ pub(crate) mod generate;
 pub(crate) mod loading;
 pub(crate) mod model;
 pub(crate) mod score;
+pub(crate) mod shared;

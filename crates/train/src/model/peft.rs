@@ -136,6 +136,7 @@ pub fn read_options(folder: &Path, dtype: DType, form: &AdapterForm) -> Result<A
         parameters,
         saved,
         exceptions,
+        slots: None,
         form: form.clone(),
     })
 }

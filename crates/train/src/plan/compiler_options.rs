@@ -473,6 +473,7 @@ fn adapter(
         parameters: of.lora_target_parameters.clone(),
         saved: saved_modules(config).chain(routers).chain(vision::saved(config, source)).collect(),
         exceptions: Default::default(),
+        slots: None,
         form: form.clone(),
     };
     let Some(folder) = &of.adapter else {

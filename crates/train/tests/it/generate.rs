@@ -136,12 +136,12 @@ fn prompts_are_added_while_others_are_answered() {
     let asked = |ids: &[i32]| vec![Ok(Prompt::Ids(ids.to_vec()).into())];
     let here = (false, Path::new("."));
     let mut of =
-        Generation::begin_with_room(&mut generator, asked(&long), &options(&given("30")), here, Some(64)).unwrap();
+        Generation::begin_with_room(&mut generator, asked(&long), &options(&given("30")), here, (Some(64), 0)).unwrap();
     (0..5).for_each(|_| drop(of.step(&mut generator).unwrap()));
-    assert_eq!(of.add(&mut generator, asked(&short), &options(&few), here).unwrap(), Some(1));
-    assert_eq!(of.add(&mut generator, asked(&other), &options(&given("4")), here).unwrap(), Some(2));
+    assert_eq!(of.add(&mut generator, asked(&short), &options(&few), here, 0).unwrap(), Some(1));
+    assert_eq!(of.add(&mut generator, asked(&other), &options(&given("4")), here, 0).unwrap(), Some(2));
     // More tokens than any sequence has room for.
-    assert_eq!(of.add(&mut generator, asked(&long), &options(&given("60")), here).unwrap(), None);
+    assert_eq!(of.add(&mut generator, asked(&long), &options(&given("60")), here, 0).unwrap(), None);
     let mut ended = Vec::new();
     while !of.is_done() {
         ended.extend(of.step(&mut generator).unwrap().iter().filter(|of| of.finish.is_some()).map(|of| of.prompt));
@@ -149,11 +149,11 @@ fn prompts_are_added_while_others_are_answered() {
     assert_eq!(ended, [1, 2, 0]);
     assert_eq!([0, 1, 2].map(|prompt| of.answer(prompt).to_vec()), alone);
     // What is forgotten ends, and its pages serve the next.
-    assert_eq!(of.add(&mut generator, asked(&long), &options(&given("30")), here).unwrap(), Some(3));
+    assert_eq!(of.add(&mut generator, asked(&long), &options(&given("30")), here, 0).unwrap(), Some(3));
     of.step(&mut generator).unwrap();
     of.forget(3);
     assert!(of.is_done() && of.answer(3).is_empty());
-    assert_eq!(of.add(&mut generator, asked(&other), &options(&given("4")), here).unwrap(), Some(4));
+    assert_eq!(of.add(&mut generator, asked(&other), &options(&given("4")), here, 0).unwrap(), Some(4));
     while !of.is_done() {
         of.step(&mut generator).unwrap();
     }

@@ -76,6 +76,7 @@ pub fn adapter() -> AdapterOptions {
         dtype: DType::F32,
         targets: vec!["all-linear".into()],
         exceptions: Default::default(),
+        slots: None,
         form: Default::default(),
     }
 }

@@ -85,7 +85,10 @@ pub(super) struct Sequence {
     /// Its rank and its slot there while it runs.
     pub rank: usize,
     pub slot: u32,
+    /// The slot of its adapter among those that are on the device together; 0 for none.
+    pub adapter: u32,
     text: Text,
+    tokenizer: Option<Arc<Tokenizer>>,
     settings: Arc<Settings>,
     /// Log-probabilities of the answer's tokens, where they are kept.
     logps: Vec<f32>,
@@ -97,7 +100,6 @@ pub(super) struct Sequence {
 pub(crate) struct Asked {
     sequences: Vec<Sequence>,
     settings: Arc<Settings>,
-    tokenizer: Option<Arc<Tokenizer>>,
     /// The longest sequence whose tokens are rotated as those of short ones.
     turning: Option<usize>,
 }
@@ -138,7 +140,14 @@ impl Asked {
                 return Err(TrainError::Usage(format!("{place}{text}")));
             }
         }
-        Ok(Asked { sequences, settings, tokenizer, turning: source.config.turning() })
+        sequences.iter_mut().for_each(|sequence| sequence.tokenizer.clone_from(&tokenizer));
+        Ok(Asked { sequences, settings, turning: source.config.turning() })
+    }
+
+    /// The same for the adapter in a slot.
+    fn of_adapter(mut self, slot: u32) -> Asked {
+        self.sequences.iter_mut().for_each(|sequence| sequence.adapter = slot);
+        self
     }
 
     /// The tokens that each sequence needs.
@@ -180,7 +189,6 @@ impl Asked {
             sequences: self.sequences,
             places: (0..ranks).map(|_| place()).collect(),
             rows,
-            tokenizer: self.tokenizer,
             number,
             shares: self.turning.is_none() && !reader.has_slots(),
             turning: self.turning,
@@ -206,7 +214,6 @@ pub struct Generation {
     pub(super) places: Vec<Place>,
     /// Sequences of a rank at a time, at most.
     pub(super) rows: usize,
-    tokenizer: Option<Arc<Tokenizer>>,
     number: u64,
     /// Sequences that begin alike may have the same pages.
     pub(super) shares: bool,
@@ -229,20 +236,20 @@ impl Generation {
         options: &GenerationOptions,
         place: (bool, &Path),
     ) -> Result<Generation> {
-        Generation::begin_with_room(generator, requests, options, place, None)
+        Generation::begin_with_room(generator, requests, options, place, (None, 0))
     }
 
     /// The same with room for prompts that are added later: `room` is the tokens of a sequence, the answer included, of which
-    /// `batch_size` run at a time.
+    /// `batch_size` run at a time. `adapter`: the slot of that of the prompts, where several are on the device; 0 for none.
     pub fn begin_with_room(
         generator: &mut Generator,
         requests: Vec<Result<Request>>,
         options: &GenerationOptions,
-        (goes_on, folder): (bool, &Path),
-        room: Option<usize>,
+        place: (bool, &Path),
+        (room, adapter): (Option<usize>, u32),
     ) -> Result<Generation> {
-        let of = (generator.encoder(), generator.defaults());
-        let asked = Asked::new(generator.source(), of, requests, options, (goes_on, folder))?;
+        let of = generator.texts_of(adapter)?;
+        let asked = Asked::new(generator.source(), of, requests, options, place)?.of_adapter(adapter);
         generator.started += 1;
         let mut needs = asked.needs();
         if let Some(room) = room {
@@ -261,17 +268,19 @@ impl Generation {
     }
 
     /// Adds prompts to those that are being answered, with options of their own but `batch_size`. Returns the number of the
-    /// first; none where the caches have no room for one of them, even alone.
+    /// first; none where the caches have no room for one of them, even alone. `adapter` as for
+    /// [`Generation::begin_with_room`].
     pub fn add(
         &mut self,
         generator: &mut Generator,
         requests: Vec<Result<Request>>,
         options: &GenerationOptions,
         place: (bool, &Path),
+        adapter: u32,
     ) -> Result<Option<usize>> {
         self.check_is_current(generator)?;
-        let of = (generator.encoder(), generator.defaults());
-        let asked = Asked::new(generator.source(), of, requests, options, place)?;
+        let of = generator.texts_of(adapter)?;
+        let asked = Asked::new(generator.source(), of, requests, options, place)?.of_adapter(adapter);
         let cache = generator.reader().capacity.cache;
         let most = cache.pages.min(cache.pages_per_sequence);
         let has_images = asked.sequences.iter().any(|sequence| sequence.images.is_some());
@@ -407,8 +416,8 @@ impl Generation {
     fn take(&mut self, tokens: &[(usize, u32)]) -> Result<Vec<Piece>> {
         let mut next = vec![None; self.sequences.len()];
         tokens.iter().for_each(|(index, id)| next[*index] = Some(*id));
-        let (tokenizer, turning) = (self.tokenizer.as_deref(), self.turning);
-        let push = |(sequence, id): (&mut Sequence, Option<u32>)| id.map(|id| sequence.push(id, tokenizer, turning));
+        let turning = self.turning;
+        let push = |(sequence, id): (&mut Sequence, Option<u32>)| id.map(|id| sequence.push(id, turning));
         // Texts of many tokens take as long as a step of a small model.
         let added = self.sequences.par_iter_mut().zip(next).with_min_len(AT_A_TIME).map(push);
         let mut added: Vec<_> = added.collect();
@@ -481,7 +490,9 @@ impl Sequence {
             pages: Vec::new(),
             rank: 0,
             slot: 0,
+            adapter: 0,
             text: Text::new(&settings.stop, &[]),
+            tokenizer: None,
             settings: settings.clone(),
             logps: Vec::new(),
             refused: Some((finish, why)),
@@ -493,12 +504,8 @@ impl Sequence {
     }
 
     /// Takes the next token. Gives the text that is settled by it, and why the answer ends with it if it does.
-    fn push(
-        &mut self,
-        id: u32,
-        tokenizer: Option<&Tokenizer>,
-        turning: Option<usize>,
-    ) -> Result<(String, Option<Finish>)> {
+    fn push(&mut self, id: u32, turning: Option<usize>) -> Result<(String, Option<Finish>)> {
+        let tokenizer = self.tokenizer.as_deref();
         self.ids.push(id as i32);
         if turning == Some(self.ids.len() - 1) {
             // All its tokens are rotated in another way from here on.
@@ -539,6 +546,7 @@ impl Sequence {
         }
         let ids = &self.ids[self.read..end];
         let draw = draw_after(self.ids.len(), &self.settings);
-        Ok(Row { ids, position: self.read, pages: &self.pages, slot: self.slot, axes, images, draw })
+        let (slot, adapter) = (self.slot, self.adapter);
+        Ok(Row { ids, position: self.read, pages: &self.pages, slot, adapter, axes, images, draw })
     }
 }

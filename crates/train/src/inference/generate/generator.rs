@@ -1,7 +1,7 @@
 //! A model on a device that goes on where its sequences were. Compiled when it is first needed, and again when sequences need
 //! more than it holds. Knows pages and rows by number, not whose they are.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use compiler::{AdapterOptions, CompileOptions, PlanOptions, Recipe, Sharding};
@@ -16,6 +16,7 @@ use crate::engine::device::Device;
 use crate::engine::{Compiled, Engine};
 use crate::error::{Result, TrainError};
 use crate::inference::loading::{load_weights, read_adapter};
+use crate::inference::shared::{Matrices, Shared};
 use crate::model::base_format;
 use crate::model::source::ModelSource;
 
@@ -32,10 +33,31 @@ pub struct Generator {
     refused: Option<usize>,
     /// The entries that the engine was compiled for when it was given away.
     kept: Option<(Compiled, Capacity)>,
-    encoder: PromptEncoder,
-    defaults: Defaults,
+    texts: Texts,
+    /// Adapters that are on the device together; none where there is one for all sequences, or none.
+    shared: Option<Shared>,
     /// Counts generations: one at a time owns the cache.
     pub(super) started: u64,
+}
+
+/// The encoder of prompts and the defaults of generation, of a model or of an adapter.
+pub(crate) struct Texts {
+    encoder: PromptEncoder,
+    defaults: Defaults,
+}
+
+impl Texts {
+    fn read(adapter: Option<&Path>, source: &ModelSource) -> Result<Texts> {
+        let folders: Vec<_> = adapter.into_iter().chain([&*source.folder]).collect();
+        let encoder = PromptEncoder::open(&folders)?;
+        // An adapter's own file names the end tokens that it was trained with.
+        let place = adapter.filter(|folder| folder.join(defaults::FILE).is_file()).unwrap_or(&source.folder);
+        Ok(Texts { encoder, defaults: Defaults::read(place, &source.config.0)? })
+    }
+}
+
+fn no_slot(slot: u32) -> TrainError {
+    TrainError::Usage(format!("there is no adapter in the slot {slot}"))
 }
 
 impl Generator {
@@ -64,11 +86,7 @@ impl Generator {
             sharding: Sharding::default(),
             branches: None,
         };
-        let folders: Vec<_> = adapter.iter().chain([&source.folder]).map(PathBuf::as_path).collect();
-        let encoder = PromptEncoder::open(&folders)?;
-        // An adapter's own file names the end tokens that it was trained with.
-        let place = adapter.as_deref().filter(|folder| folder.join(defaults::FILE).is_file()).unwrap_or(&source.folder);
-        let defaults = Defaults::read(place, &source.config.0)?;
+        let Texts { encoder, defaults } = Texts::read(adapter.as_deref(), &source)?;
         Ok(Generator::of(device, source, adapter, options, encoder, defaults))
     }
 
@@ -81,8 +99,62 @@ impl Generator {
         encoder: PromptEncoder,
         defaults: Defaults,
     ) -> Generator {
-        let (engine, capacity, refused, kept) = (None, None, None, None);
-        Generator { device, source, adapter, options, engine, capacity, refused, kept, encoder, defaults, started: 0 }
+        let (engine, capacity, refused, kept, shared) = (None, None, None, None, None);
+        let texts = Texts { encoder, defaults };
+        Generator { device, source, adapter, options, engine, capacity, refused, kept, texts, shared, started: 0 }
+    }
+
+    /// Returns the reason why an adapter cannot be on the device together with others; none where it can. Errors: one that does
+    /// not fit the model at all.
+    pub fn obstacle(&self, folder: &Path) -> Result<Option<String>> {
+        Ok(Matrices::read(folder, &self.source)?.err())
+    }
+
+    /// Makes `slots` places for adapters that are on the device together, for sequences that each name one; all of them are
+    /// empty. Places are as large as the largest of these adapters. What was being generated is over. Errors: one of them that
+    /// cannot be there.
+    pub fn share(&mut self, folders: &[PathBuf], slots: usize) -> Result<()> {
+        if self.adapter.is_some() || slots == 0 {
+            return Err(TrainError::Usage("adapters are together over a model that is loaded without one".into()));
+        }
+        let shared = Shared::of(folders, slots, &self.source)?;
+        self.options.adapter = Some(shared.options(&self.source, self.options.weights));
+        self.shared = Some(shared);
+        self.unload();
+        Ok(())
+    }
+
+    /// Puts an adapter into a slot, from 1 on, which no sequence that runs may name. Returns the reason why it cannot be there,
+    /// after which the slot is as before. Errors: an adapter that does not fit the model at all.
+    pub fn place(&mut self, slot: u32, folder: &Path) -> Result<Option<String>> {
+        let shared = self.shared.as_mut().filter(|of| (1..=of.slots.len()).contains(&(slot as usize)));
+        let Some(shared) = shared else { return Err(no_slot(slot)) };
+        let matrices = match Matrices::read(folder, &self.source)? {
+            Ok(matrices) => matrices,
+            Err(why) => return Ok(Some(why)),
+        };
+        if let Some(why) = shared.refusal(&matrices) {
+            return Ok(Some(why));
+        }
+        let texts = Texts::read(Some(folder), &self.source)?;
+        if let Some(engine) = &mut self.engine {
+            shared.write(engine, slot, &matrices)?;
+        }
+        shared.slots[slot as usize - 1] = Some((folder.to_owned(), texts));
+        Ok(None)
+    }
+
+    /// The encoder and the defaults for prompts to the adapter in a slot; those of the model for 0.
+    pub(super) fn texts_of(&self, adapter: u32) -> Result<(&PromptEncoder, &Defaults)> {
+        let slots = self.shared.as_ref().map_or(&[][..], |of| &of.slots);
+        let texts = match adapter.checked_sub(1) {
+            None => &self.texts,
+            Some(index) => match slots.get(index as usize) {
+                Some(Some((_, texts))) => texts,
+                _ => return Err(no_slot(adapter)),
+            },
+        };
+        Ok((&texts.encoder, &texts.defaults))
     }
 
     /// The compiled engine, once it has the weights.
@@ -91,12 +163,17 @@ impl Generator {
     }
 
     pub fn encoder(&self) -> &PromptEncoder {
-        &self.encoder
+        &self.texts.encoder
     }
 
-    /// Returns the fields of the model's `generation_config.json` that would change its texts and are not applied.
-    pub fn unused_defaults(&self) -> &[String] {
-        &self.defaults.unused
+    /// Returns the fields of the model's `generation_config.json`, and of those of adapters that are on the device together, that
+    /// would change its texts and are not applied.
+    pub fn unused_defaults(&self) -> Vec<String> {
+        let slots = self.shared.iter().flat_map(|of| &of.slots).flatten().map(|(_, texts)| texts);
+        let mut unused: Vec<String> = slots.chain([&self.texts]).flat_map(|of| of.defaults.unused.clone()).collect();
+        unused.sort_unstable();
+        unused.dedup();
+        unused
     }
 
     /// Returns a sentence on how far the model's weights were moved when they were loaded, if any was. Before that: none.
@@ -105,7 +182,7 @@ impl Generator {
     }
 
     pub fn defaults(&self) -> &Defaults {
-        &self.defaults
+        &self.texts.defaults
     }
 
     /// The longest sequence that the model allows.
@@ -149,6 +226,13 @@ impl Generator {
         Some(engine)
     }
 
+    /// Frees the memory of the device; the next generation reads the weights again. Slots of adapters become empty.
+    pub fn unload(&mut self) {
+        (self.engine, self.capacity, self.kept, self.refused) = (None, None, None, None);
+        self.shared.iter_mut().flat_map(|of| &mut of.slots).for_each(|slot| *slot = None);
+        self.started += 1;
+    }
+
     /// Holds what these sequences need, of which up to `rows` run at a time, fewer where memory does not take as many.
     pub(super) fn make_room(&mut self, needs: &[Need], rows: usize) -> Result<Capacity> {
         let longest = self.longest();
@@ -187,6 +271,9 @@ impl Generator {
             None => {
                 let mut engine = Engine::new(self.device.clone(), self.source.clone(), options, &Choices::new())?;
                 load_weights(&mut engine, &self.source, self.adapter.as_deref())?;
+                if let Some(shared) = &self.shared {
+                    shared.write_all(&mut engine, &self.source)?;
+                }
                 self.engine = Some(engine);
             }
         }

@@ -1,6 +1,7 @@
 //! A compiled model that goes on where its sequences were: lays the tokens of a step out, runs it, and reads what follows them.
 //! Several ranks run one step at once, each with rows and pages of its own.
 
+use compiler::SLOT_OF_TOKEN;
 use compiler::sampling::Draw;
 use data::Batch;
 use program::{EntryKind, Variant, generation};
@@ -54,6 +55,8 @@ pub(super) struct Row<'a> {
     pub position: usize,
     pub pages: &'a [u32],
     pub slot: u32,
+    /// The slot of its adapter; 0 for none.
+    pub adapter: u32,
     /// Time, row and column of each token, where these are not its place in the sequence.
     pub axes: Option<Vec<i32>>,
     /// The tokens as one row with the images among them, laid out.
@@ -146,6 +149,7 @@ struct Inputs {
     positions: Vec<i32>,
     in_cache: Vec<i32>,
     last_keys: Vec<i32>,
+    adapters: Vec<i32>,
     axes: Vec<i32>,
     table: Vec<i32>,
     slots: Vec<i32>,
@@ -167,6 +171,7 @@ impl Inputs {
             positions: vec![0; size],
             in_cache: vec![-1; size],
             last_keys: vec![-1; size],
+            adapters: vec![0; size],
             axes: vec![0; 3 * size],
             table: vec![0; shape.batch * width],
             slots: vec![0; shape.batch],
@@ -182,7 +187,7 @@ impl Inputs {
                 (of.ids[at], of.positions[at], of.in_cache[at]) = (*id, position as i32, position as i32);
                 largest = largest.max(position);
                 let last = row.images.as_ref().map_or(t, |batch| batch.patches.last_key[t] as usize);
-                of.last_keys[at] = (row.position + last) as i32;
+                (of.last_keys[at], of.adapters[at]) = ((row.position + last) as i32, row.adapter as i32);
                 let own =
                     row.axes.as_ref().map_or([position as i32; 3], |of| [of[3 * t], of[3 * t + 1], of[3 * t + 2]]);
                 of.axes[3 * at..][..3].copy_from_slice(&own);
@@ -202,6 +207,7 @@ impl Inputs {
             "position_ids" => &self.positions,
             "token_axes" => &self.axes,
             generation::LAST_KEYS => &self.last_keys,
+            SLOT_OF_TOKEN => &self.adapters,
             generation::POSITIONS => &self.in_cache,
             generation::TABLE => &self.table,
             generation::SLOTS => &self.slots,

@@ -1,8 +1,8 @@
 //! Assignment of pages and ranks to the sequences of a generation, and the choice of those that read tokens in the next
-//! step. Sequences whose prompts begin alike share the pages of their beginning.
+//! step. Sequences of one adapter whose prompts begin alike share the pages of their beginning.
 
 use super::capacity::PAGE;
-use super::generation::Generation;
+use super::generation::{Generation, Sequence};
 use super::pages::Place;
 
 /// The sequences of a step, by rank.
@@ -96,7 +96,8 @@ impl Generation {
             let both = sequence.ids[..most].iter().zip(&other.ids[..other.prompt]);
             both.take_while(|(a, b)| a == b).count() / PAGE * PAGE
         };
-        let others = place.running.iter().filter(|other| self.sequences[**other].images.is_none());
+        let is_alike = |other: &Sequence| other.images.is_none() && other.adapter == sequence.adapter;
+        let others = place.running.iter().filter(|other| is_alike(&self.sequences[**other]));
         // The first of several: it is read first.
         let of = others.map(|other| (*other, common(other))).rev().max_by_key(|(_, tokens)| *tokens);
         of.filter(|(_, tokens)| *tokens > 0)

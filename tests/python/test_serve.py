@@ -330,6 +330,30 @@ def test_an_adapter_that_changes_and_a_checkpoint_that_appears_are_answered(fold
         assert end(process) == 0
 
 
+def test_a_signal_gives_every_request_an_end(folder):
+    process, address = start(folder / "talkative", "--max-sequences", 2, "--max-tokens", 400)
+    client = openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=60)
+    begun = threading.Event()
+
+    def ask(streams: bool) -> str:
+        try:
+            answer = client.completions.create(model="talkative", prompt="Lily", max_tokens=400, stream=streams, n=2, temperature=1.0)
+            for _ in answer if streams else ():
+                begun.set()
+            return "whole"
+        except openai.APIConnectionError as error:
+            return f"broken off: {error}"
+        except openai.APIError as error:
+            return error.message.rpartition(" - ")[2]
+
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(ask, number % 2 == 0) for number in range(8)]
+        assert begun.wait(60)
+        assert end(process) == 0
+        found = {of.result() for of in asked}
+    assert "the server is ending" in found and found <= {"the server is ending", "whole"}, found
+
+
 def test_checkpoints_of_a_run_are_models_too(folder):
     process, address = start(folder / "run")
     try:

@@ -22,6 +22,9 @@ from .server import Limits, Server
 #: The variable that holds the token, for containers.
 TOKEN = "SUROGATE_SERVE_TOKEN"
 
+#: Seconds at the end for clients to take what their requests came to.
+GRACE = 5.0
+
 #: Characters of a token, at least: what is shorter can be guessed.
 SHORTEST = 16
 
@@ -51,6 +54,7 @@ def run(options: Namespace) -> int:
         return 130
     finally:
         engine.close()
+        server.finish(GRACE)
         server.server_close()
     return 0
 

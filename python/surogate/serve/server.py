@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -58,6 +59,8 @@ class Server(ThreadingHTTPServer):
         self.engine, self.limits, self.token, self.host = engine, limits, token, address[0]
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._room = threading.BoundedSemaphore(CONNECTIONS)
+        #: Requests that have no whole answer yet.
+        self._open, self._closed = 0, threading.Condition()
         super().__init__(address, Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -76,6 +79,23 @@ class Server(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that has gone is no error of the server."""
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Counts a request until its answer is sent."""
+        with self._closed:
+            self._open += 1
+        try:
+            yield
+        finally:
+            with self._closed:
+                self._open -= 1
+                self._closed.notify_all()
+
+    def finish(self, seconds: float) -> None:
+        """Waits until every request has its answer, for this time at most: threads of connections end with the process."""
+        with self._closed:
+            self._closed.wait_for(lambda: self._open == 0, seconds)
 
     def end(self) -> None:
         """Ends `serve_forever`, from any thread."""
@@ -103,13 +123,14 @@ class Handler(BaseHTTPRequestHandler):
         self._guarded(self._post)
 
     def _guarded(self, call: Any) -> None:
-        try:
-            self._check_host()
-            call()
-        except BadRequest as error:
-            # What is left of the body would be read as the next request.
-            self.close_connection = True
-            self._send(error.status, error.body())
+        with self.server.answering():
+            try:
+                self._check_host()
+                call()
+            except BadRequest as error:
+                # What is left of the body would be read as the next request.
+                self.close_connection = True
+                self._send(error.status, error.body())
 
     def _check_host(self) -> None:
         """A page of another site whose name leads to this machine sends its own name."""

@@ -102,7 +102,7 @@ def test_an_answer_appears_piece_by_piece_and_the_conversation_goes_on(page, eng
     assert [text for _, text in shown(page)] == ["Hello", said, "And?", "Well."] and page.errors == []
     page.click("#reset")
     assert shown(page) == []
-    say(page, "Anew")
+    say(page, "Again")
     assert len(engine.answer("Yes").request.prompts[0]["messages"]) == 1
     is_idle(page)
 
@@ -115,7 +115,7 @@ def test_stop_ends_the_answer_on_the_server_and_keeps_what_came(page, engine):
     page.until("document.querySelector('.assistant')?.textContent === '0 1 2 '")
     page.click("#send")
     is_idle(page)
-    assert job.is_cancelled.wait(10), "the server goes on for nobody"
+    assert job.is_cancelled.wait(10), "the server goes on"
     assert [text for _, text in shown(page)] == ["Count", "0 1 2 "] and page.errors == []
     say(page, "More")
     assert [of["content"] for of in engine.answer("3").request.prompts[0]["messages"]] == ["Count", "0 1 2 ", "More"]
@@ -131,10 +131,10 @@ def test_a_new_conversation_ends_the_answer_that_runs(page, engine):
     assert job.is_cancelled.wait(10)
     is_idle(page)
     assert shown(page) == []
-    say(page, "Anew")
-    assert [of["content"] for of in engine.answer("Yes").request.prompts[0]["messages"]] == ["Anew"]
+    say(page, "Again")
+    assert [of["content"] for of in engine.answer("Yes").request.prompts[0]["messages"]] == ["Again"]
     is_idle(page)
-    assert [text for _, text in shown(page)] == ["Anew", "Yes"]
+    assert [text for _, text in shown(page)] == ["Again", "Yes"]
 
 
 def test_texts_are_shown_as_they_are_and_never_run(page, engine):
@@ -202,28 +202,28 @@ def test_a_token_is_asked_for_where_one_is_needed(page, engine):
     assert shown(page)[-1] == ["message assistant", "Hi"]
 
 
-#: The contrast of an element's text with what is behind it, as WCAG 2 defines it.
+#: The contrast of an element's text with its background, as WCAG 2 defines it.
 CONTRAST = """
 (selector) => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  const over = (colors) => {
+  const over = (layers) => {
     canvas.clearRect(0, 0, 1, 1);
-    for (const color of colors) { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); }
+    for (const color of layers) { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); }
     return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
   };
   const light = (rgb) => {
     const [r, g, b] = rgb.map((x) => x / 255).map((x) => (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
-  const behind = [];
+  const colors = [];
   const of = document.querySelector(selector);
-  for (let at = of; at; at = at.parentElement) behind.unshift(getComputedStyle(at).backgroundColor);
+  for (let at = of; at; at = at.parentElement) colors.unshift(getComputedStyle(at).backgroundColor);
   const probe = document.createElement("div");
   probe.style.background = "Canvas";
   document.body.append(probe);
-  behind.unshift(getComputedStyle(probe).backgroundColor);
+  colors.unshift(getComputedStyle(probe).backgroundColor);
   probe.remove();
-  const [a, b] = [light(over([...behind, getComputedStyle(of).color])), light(over(behind))];
+  const [a, b] = [light(over([...colors, getComputedStyle(of).color])), light(over(colors))];
   return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
 }
 """

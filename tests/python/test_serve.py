@@ -296,9 +296,9 @@ def test_what_cannot_be_together_is_named_and_answered_and_what_is_broken_fails_
         assert mixed[:3] == mixed[3:] == [alone["all"][0], mixed[1], alone[""][0]]
     finally:
         assert end(process) == 0
-    told = process.stderr.read() if process.stderr else ""
+    named_there = process.stderr.read() if process.stderr else ""
     for name, reason in (("broken", "safetensors"), ("narrow", "has shape"), ("endless", "has inf"), ("dora", "DoRA")):
-        assert re.search(f"`{name}`.*{reason}", told), told
+        assert re.search(f"`{name}`.*{reason}", named_there), named_there
 
 
 def test_an_adapter_that_changes_and_a_checkpoint_that_appears_are_answered(folder, tmp_path):

@@ -110,7 +110,7 @@ class Models:
 
     def _tell(self, name: str, adapter: Path, why: str) -> None:
         self._apart.add((name, _version(adapter)))
-        hint = "requests for it wait for the others, and it is loaded anew each time"
+        hint = "requests for it wait for the others, and it is loaded again each time"
         warn(f"surogate: the adapter `{name}` is not on the device together with others, because {why}: {hint}")
 
     def use(self, name: str, busy: Collection[int]) -> tuple[Model, int] | None:

@@ -14,7 +14,6 @@ use tensor::{DType, HostTensor};
 
 use crate::engine::Engine;
 use crate::error::{Result, TrainError};
-use crate::inference::generate::Texts;
 use crate::inference::loading::read_adapter;
 use crate::model::peft::{self, PREFIX};
 use crate::model::source::ModelSource;
@@ -141,8 +140,8 @@ fn obstacle(folder: &Path, options: &AdapterOptions, source: &ModelSource) -> Re
 pub(crate) struct Shared {
     rank: usize,
     modules: BTreeSet<String>,
-    /// The folder of each adapter and the texts for its prompts.
-    pub slots: Vec<Option<(PathBuf, Texts)>>,
+    /// The folder of each adapter.
+    pub slots: Vec<Option<PathBuf>>,
 }
 
 impl Shared {
@@ -202,8 +201,7 @@ impl Shared {
         let at = &program.parameter(RANKS_OF_SLOTS).expect("slots have a table").weight;
         let table = HostTensor::from_f32([self.slots.len() + 1, ranks], &table).cast(at.dtype);
         engine.session().write(at, &table.bytes)?;
-        for (index, (folder, _)) in self.slots.iter().enumerate().filter_map(|(index, of)| Some((index, of.as_ref()?)))
-        {
+        for (index, folder) in self.slots.iter().enumerate().filter_map(|(index, of)| Some((index, of.as_ref()?))) {
             let matrices = Matrices::read(folder, source)?.map_err(|why| apart(folder, &why))?;
             self.write(engine, index as u32 + 1, &matrices)?;
         }

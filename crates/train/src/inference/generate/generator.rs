@@ -36,12 +36,14 @@ pub struct Generator {
     texts: Texts,
     /// Adapters that are on the device together; none where there is one for all sequences, or none.
     shared: Option<Shared>,
+    /// The texts of those adapters, by slot.
+    slot_texts: Vec<Option<Texts>>,
     /// Counts generations: one at a time owns the cache.
     pub(super) started: u64,
 }
 
 /// The encoder of prompts and the defaults of generation, of a model or of an adapter.
-pub(crate) struct Texts {
+struct Texts {
     encoder: PromptEncoder,
     defaults: Defaults,
 }
@@ -100,8 +102,21 @@ impl Generator {
         defaults: Defaults,
     ) -> Generator {
         let (engine, capacity, refused, kept, shared) = (None, None, None, None, None);
-        let texts = Texts { encoder, defaults };
-        Generator { device, source, adapter, options, engine, capacity, refused, kept, texts, shared, started: 0 }
+        let (texts, slot_texts, started) = (Texts { encoder, defaults }, Vec::new(), 0);
+        Generator {
+            device,
+            source,
+            adapter,
+            options,
+            engine,
+            capacity,
+            refused,
+            kept,
+            texts,
+            shared,
+            slot_texts,
+            started,
+        }
     }
 
     /// Returns the reason why an adapter cannot be on the device together with others; none where it can. Errors: one that does
@@ -140,20 +155,18 @@ impl Generator {
         if let Some(engine) = &mut self.engine {
             shared.write(engine, slot, &matrices)?;
         }
-        shared.slots[slot as usize - 1] = Some((folder.to_owned(), texts));
+        shared.slots[slot as usize - 1] = Some(folder.to_owned());
+        self.slot_texts[slot as usize - 1] = Some(texts);
         Ok(None)
     }
 
     /// The encoder and the defaults for prompts to the adapter in a slot; those of the model for 0.
     pub(super) fn texts_of(&self, adapter: u32) -> Result<(&PromptEncoder, &Defaults)> {
-        let slots = self.shared.as_ref().map_or(&[][..], |of| &of.slots);
         let texts = match adapter.checked_sub(1) {
-            None => &self.texts,
-            Some(index) => match slots.get(index as usize) {
-                Some(Some((_, texts))) => texts,
-                _ => return Err(no_slot(adapter)),
-            },
+            None => Some(&self.texts),
+            Some(index) => self.slot_texts.get(index as usize).and_then(Option::as_ref),
         };
+        let texts = texts.ok_or_else(|| no_slot(adapter))?;
         Ok((&texts.encoder, &texts.defaults))
     }
 
@@ -169,7 +182,7 @@ impl Generator {
     /// Returns the fields of the model's `generation_config.json`, and of those of adapters that are on the device together, that
     /// would change its texts and are not applied.
     pub fn unused_defaults(&self) -> Vec<String> {
-        let slots = self.shared.iter().flat_map(|of| &of.slots).flatten().map(|(_, texts)| texts);
+        let slots = self.slot_texts.iter().flatten();
         let mut unused: Vec<String> = slots.chain([&self.texts]).flat_map(|of| of.defaults.unused.clone()).collect();
         unused.sort_unstable();
         unused.dedup();
@@ -229,7 +242,10 @@ impl Generator {
     /// Frees the memory of the device; the next generation reads the weights again. Slots of adapters become empty.
     pub fn unload(&mut self) {
         (self.engine, self.capacity, self.kept, self.refused) = (None, None, None, None);
-        self.shared.iter_mut().flat_map(|of| &mut of.slots).for_each(|slot| *slot = None);
+        if let Some(shared) = &mut self.shared {
+            shared.slots.fill(None);
+            self.slot_texts = shared.slots.iter().map(|_| None).collect();
+        }
         self.started += 1;
     }
 

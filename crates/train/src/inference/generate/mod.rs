@@ -28,7 +28,6 @@ pub use ends::EndTokens;
 pub(crate) use ends::{follow as follow_end_tokens, write as write_end_tokens};
 pub use generation::{Finish, Generation, Piece};
 pub use generator::Generator;
-pub(crate) use generator::Texts;
 pub use prompt::PromptEncoder;
 pub(crate) use reader::LOGITS;
 pub(crate) use request::read as read_messages;

@@ -306,6 +306,11 @@ def test_the_hub_is_streamed(place, monkeypatch):
         ({"datasets": [{"path": "examples", "type": "text", "repeats": 2}]}, "datasets[0].repeats", "does not go with"),
         ({"datasets": [{"path": "examples", "type": "text"}] * 2}, "interleave_probs", "needs `interleave_probs`"),
         ({"distributed": {"num_nodes": 2}}, "distributed.num_nodes", "does not go with `streaming: true`"),
+        (
+            {"task": "distil", "teacher": "t", "beta": 0.0, "loss_top_k": 8, "precompute_teacher": True},
+            "precompute_teacher",
+            "does not go with `streaming: true`",
+        ),
         ({"streaming": False}, "shuffle_buffer_size", "needs `streaming: true`"),
         (
             {"streaming": False, "shuffle_buffer_size": 8192, "streaming_disk_limit": "1GiB"},

@@ -34,7 +34,7 @@ pub(super) fn check_streaming(config: &Config, reader: &mut Reader) {
     }
     let by_epoch = |strategy: Strategy| strategy == Strategy::Epoch;
     let held_out = "name a file of its own with `validation_datasets`, or set it to 0";
-    let refused: [(&str, bool, &str); 7] = [
+    let refused: [(&str, bool, &str); 8] = [
         (
             "validation_split_ratio",
             reader.is_written("validation_split_ratio")
@@ -50,6 +50,7 @@ pub(super) fn check_streaming(config: &Config, reader: &mut Reader) {
         ("eval_strategy", by_epoch(config.training.eval_strategy), "set `eval_strategy: steps`"),
         ("save_strategy", by_epoch(config.run.save_strategy), "set `save_strategy: steps`"),
         ("precompute_ref_log_probs", config.preferences.precompute_ref_log_probs, "remove it"),
+        ("precompute_teacher", config.distillation.precompute_teacher, "remove it"),
         ("distributed.num_nodes", config.multi_node.distributed.most_nodes() > 1, "train on one node"),
         ("task", config.task.purpose() == Purpose::Prompts, "rows with prompts are read as a whole"),
     ];

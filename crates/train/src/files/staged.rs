@@ -8,6 +8,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use data::in_making::InMaking;
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
@@ -52,7 +53,7 @@ impl Staged {
     }
 
     /// Removes what earlier processes of the same `owner` that were killed left of `target`, and says which folders. One
-    /// that another process is writing is locked and stays; so does an empty one, which may be about to be locked.
+    /// that another process is writing is locked and stays; so does a new and empty one, which may be about to be locked.
     pub fn clear_abandoned(owner: &str, target: &Path) -> Result<Vec<PathBuf>> {
         let (parent, Some(name)) = (parent(target), target.file_name()) else { return Ok(Vec::new()) };
         let begin = format!(".{}.{owner}.", name.to_string_lossy());
@@ -67,9 +68,10 @@ impl Staged {
         let found = if parent.is_dir() { names(&parent) } else { return Ok(removed) };
         for entry in found.map_err(|e| TrainError::io("read", &parent, e))? {
             let path = parent.join(&entry);
-            let folder = fs::symlink_metadata(&path).is_ok_and(|data| data.is_dir());
-            if !folder || !of_this_form(&entry.to_string_lossy()) || names(&path).is_ok_and(|inside| inside.is_empty())
-            {
+            let Ok(data) = fs::symlink_metadata(&path) else { continue };
+            let is_empty = || names(&path).is_ok_and(|inside| inside.is_empty());
+            let is_new = || data.modified().ok().and_then(|made| made.elapsed().ok()).is_none_or(|age| age < NEW);
+            if !data.is_dir() || !of_this_form(&entry.to_string_lossy()) || (is_new() && is_empty()) {
                 continue;
             }
             if let Some(_held) = lock(&path) {
@@ -120,6 +122,9 @@ impl Staged {
         Ok(())
     }
 }
+
+/// The time within which a folder that was made is locked.
+const NEW: Duration = Duration::from_secs(60);
 
 /// A folder's lock, if it is free and its file system has locks.
 pub fn lock(folder: &Path) -> Option<File> {
@@ -259,8 +264,13 @@ mod tests {
             folder(".another.merge.17.0.tmp", Some("model.safetensors")),
         ];
         std::os::unix::fs::symlink(&kept[2], place.path().join(".merged.merge.19.0.tmp")).unwrap();
-        assert_eq!(Staged::clear_abandoned("merge", &target).unwrap(), std::slice::from_ref(&dead));
-        assert!(!dead.exists() && alive.path().join("config.json").exists());
+        // Killed before it wrote anything: of the same age as one that has just been made, and older.
+        let empty = folder(".merged.merge.20.0.tmp", None);
+        File::open(&empty).unwrap().set_modified(std::time::SystemTime::now() - 2 * NEW).unwrap();
+        let mut removed = Staged::clear_abandoned("merge", &target).unwrap();
+        removed.sort();
+        assert_eq!(removed, [dead.clone(), empty.clone()]);
+        assert!(!dead.exists() && !empty.exists() && alive.path().join("config.json").exists());
         assert!(kept.iter().all(|path| path.exists()) && kept[2].join("model.safetensors").exists());
         assert!(Staged::clear_abandoned("merge", &place.path().join("absent/merged")).unwrap().is_empty());
     }

@@ -14,7 +14,7 @@ use super::files::{ENDING, ENTRY, PARTIAL, VERIFIED};
 /// Entries that no run has used for so long are removed.
 const KEPT: Duration = Duration::from_secs(60 * 60 * 24 * 30);
 
-/// Unfinished values that nobody has written to for so long are removed.
+/// Unfinished values that were last written before this time are removed.
 const ABANDONED: Duration = Duration::from_secs(60 * 60 * 24);
 
 /// True for the name of a cache entry: a digest in the cache's spelling.

@@ -65,7 +65,7 @@ impl RowCache {
 }
 
 impl RecordWriter {
-    /// Adds a record.
+    /// Adds the values of a document. Errors: the file cannot be written.
     pub fn add(&mut self, name: &Name, content: &[u8]) -> io::Result<()> {
         self.file.write_all(content)?;
         self.list.extend_from_slice(name);

@@ -49,7 +49,7 @@ pub(super) fn identity(batch: &Batch, document: Range<usize>) -> [u8; 32] {
     *blake3::hash(&bytes).as_bytes()
 }
 
-/// The identity in hexadecimal.
+/// The identity of a document with a mark, in hexadecimal.
 fn key(batch: &Batch, mark: &Placed) -> String {
     blake3::Hash::from_bytes(identity(batch, range(mark))).to_hex().to_string()
 }

@@ -112,7 +112,7 @@ def logits_after(model: surogate.Model, prompt: list[int], answer: list[int], by
 
 
 def distance(folder: pathlib.Path, reference: str, dtype: str, by_length: bool) -> float:
-    """How far below the largest logit of the forward pass the tokens are that the GPU generates, at most."""
+    """The largest distance of a generated token's logit from the largest one of the forward pass."""
     lengths = PROMPTS[dtype]
     prompts = [[(7 * t + 11 * t * t + 3 * n) % 90 + 3 for t in range(length)] for n, length in enumerate(lengths)]
     letters = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
@@ -133,7 +133,7 @@ def distance(folder: pathlib.Path, reference: str, dtype: str, by_length: bool) 
 
 
 def family(name: str, a: argparse.Namespace) -> tuple[bool, str]:
-    """Whether a family is within the limits, and its line."""
+    """True if a family is within the limits, and its line."""
     begun, said, right = time.monotonic(), [], True
     fields = draw(name, a.seed, a.gpus)
     text = fields.get("text_config", fields)

@@ -31,10 +31,15 @@ class Browser:
         words = [str(PROGRAM), "--headless=new", "--remote-debugging-port=0", f"--user-data-dir={profile}", "--no-first-run"]
         # Its own sandbox needs namespaces, which containers do not have; the pages are ours.
         words += ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-proxy-server", "about:blank"]
-        self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        assert self._process.stderr
-        lines = iter(self._process.stderr.readline, "")
-        found = next(filter(None, (re.search(r"listening on (ws://\S+)", line) for line in lines)))
+        # A pipe that no one reads to its end would fill up.
+        said = profile.with_suffix(".log")
+        with said.open("w") as log:
+            self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=log)
+        found = None
+        while found is None:
+            found = re.search(r"listening on (ws://\S+)", said.read_text())
+            assert self._process.poll() is None, said.read_text()
+            time.sleep(0.05)
         self._open = ExitStack()
         self._socket = self._open.enter_context(connect(found[1], max_size=None, proxy=None))
         self._numbers = itertools.count(1)

@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(PROGRAM is None, reason="no Chromium is installed (apt-get install chromium)"),
 ]
 
-#: What would be run, or become an element, if it were not taken as text.
+#: Texts that would run, or become elements, if they were not taken as text.
 HOSTILE = (
     "<script>document.title = 'run'</script><img src=x onerror=\"document.title = 'run'\"> **bold** `code` &amp; <b>b</b>\n"
     "# heading\n[link](javascript:alert(1))\n| a | b |"

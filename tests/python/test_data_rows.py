@@ -71,7 +71,7 @@ def test_rows_are_shown_as_they_are_trained(tmp_path, capsys):
 
 
 def checked(tmp_path, capsys, name: str, content: str) -> str:
-    """What the data check of a file says, be it an error."""
+    """The words of the data check of a file, be they an error."""
     (tmp_path / name).write_text(content)
     said = {"datasets": [{"path": str(tmp_path / name), "type": "auto"}], "validation_split_ratio": 0}
     model = tmp_path / "model"

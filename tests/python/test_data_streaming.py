@@ -163,9 +163,9 @@ def test_a_bucket_is_streamed_within_the_limit_of_the_disk(place, bucket):
 
 
 def test_a_killed_run_goes_on_bit_for_bit(place, bucket):
-    straight = options(place, bucket, output_dir=str(place / "straight"))
+    straight = options(place, bucket, output_dir=str(place / "straight"), max_steps=60)
     whole(place, straight)
-    killed = options(place, bucket)
+    killed = options(place, bucket, max_steps=60)
     for after in (5, 13):
         with start(place, killed) as process:
             for line in process.stdout:
@@ -183,6 +183,24 @@ def test_a_killed_run_goes_on_bit_for_bit(place, bucket):
     while bytes_below(place / "streams") and time.monotonic() < left:
         time.sleep(0.1)
     assert bytes_below(place / "streams") == 0, "a killed run leaves nothing"
+
+
+SLOW = "import time, surogate.storage.shards as of; of.fetch = lambda remote, path: time.sleep(60); of.main()"
+
+
+def test_a_run_that_ends_waits_for_no_file(place):
+    """The process that fetches ends with the run, whatever is on its way."""
+    environment = {**os.environ, "SUROGATE_STREAMS": str(place / "streams")}
+    words = [sys.executable, "-c", SLOW]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True) as process:
+        print(json.dumps({"limit": 100, "files": [[["s3://bucket/a.jsonl", 10, ""]]]}), file=process.stdin)
+        print(json.dumps({"request": 1, "get": [0, 0], "next": []}), file=process.stdin, flush=True)
+        left = time.monotonic() + 30
+        while not list((place / "streams").rglob("0-0")) and time.monotonic() < left:
+            time.sleep(0.05)
+        process.stdin.close()
+        assert process.wait(30) == 0
+    assert bytes_below(place / "streams") == 0
 
 
 def test_ranks_take_each_document_once_and_a_split_of_a_step_may_change(place):

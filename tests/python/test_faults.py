@@ -37,7 +37,7 @@ PAIRS = {"datasets": [{"path": str(ROOT / "examples" / "stories" / "data" / "hap
 SAMPLED = {"num_generations": 4, "max_completion_length": 8, "rewards": [{"function": "length", "tokens": 3}]}
 LONGER = {"sequence_len": 256, "max_length": 128}
 
-#: What is changed in the options of a run, by the name of its kind.
+#: Changes of the options of a run, by the name of its kind.
 RUNS: dict[str, dict[str, object]] = {
     "adapter": {"lora_dropout": 0.1},
     "merged": {"lora_dropout": 0.1, "merge_adapter": True},
@@ -297,7 +297,7 @@ def test_commands_that_meet_faults(tmp_path, make_model, name):
     print(f"SUROGATE_FAULT_SEED={seed}, {seconds:.2f} s straight through")
     moments, end, output = random.Random(seed), time.monotonic() + 60 * MINUTES, tmp_path / "faulty"
     met: dict[str, int] = {}
-    kinds = ["killed", "ended", "full", "killed"]
+    kinds = ["killed", "killed", "full", "ended"]
     while kinds or time.monotonic() < end:
         kind = kinds.pop() if kinds else moments.choice(["killed", "ended", "full"])
         limit = moments.randrange(4096, largest)

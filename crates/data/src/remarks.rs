@@ -78,6 +78,12 @@ impl Remarks {
         }
     }
 
+    /// Returns those of kinds that others do not count.
+    pub(crate) fn without(&self, others: &Remarks) -> Remarks {
+        let is_new = |(remark, _): &&(Remark, usize)| others.0.iter().all(|(known, _)| known != remark);
+        Remarks(self.0.iter().filter(is_new).cloned().collect())
+    }
+
     /// A line each; all fields that change nothing share one.
     pub fn lines(&self) -> Vec<String> {
         let (fields, others): (Vec<_>, Vec<_>) =

@@ -55,7 +55,13 @@ fn end_of_password(authority: &str, end: usize) -> Option<usize> {
 
 /// True for a text in which [`without_userinfo`] has replaced something.
 pub fn hides(text: &str) -> bool {
-    text.contains(&format!("://{HIDDEN}@")) || (text.contains("://") && text.contains(&format!("={HIDDEN}")))
+    let is_end = |c: char| matches!(c, '"' | '\'' | '\\') || c.is_whitespace();
+    let hidden = format!("={HIDDEN}");
+    let is_hidden = |address: &str| {
+        let query = address.split(is_end).next().and_then(|address| address.split_once('?'));
+        query.is_some_and(|(_, query)| query.split('&').any(|of| of.ends_with(&hidden)))
+    };
+    text.contains(&format!("://{HIDDEN}@")) || text.split("://").skip(1).any(is_hidden)
 }
 
 fn is_secret(name: &str) -> bool {
@@ -112,6 +118,8 @@ mod tests {
         ] {
             assert_eq!(without_userinfo(text), shown);
         }
+        assert!(hides("aim://***@h") && hides("\"aim://h:9/x?run=3&token=***\""));
+        assert!(!hides("Open https://h/login?user=me and replace token=*** by your own") && !hides("a?token=***"));
         let mut value = json!({"aim_repo": "aim://u:p@h", "list": ["x://u@h", 1, null]});
         hide_userinfo(&mut value);
         assert_eq!(value, json!({"aim_repo": "aim://***@h", "list": ["x://***@h", 1, null]}));

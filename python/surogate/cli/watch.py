@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 
 from .. import _native
 from ..terminal import warn
@@ -140,7 +141,7 @@ def _later(seconds: float, call: Callable[[], None]) -> threading.Timer:
     return timer
 
 
-def answer_in_time(handlers: Mapping[signal.Signals, Callable[[int, object], object]]) -> None:
+def answer_in_time(handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], object]]) -> None:
     """Sets handlers of the process, for commands that are no runs. Python calls them between two of its instructions; where
     that takes too long, since the engine is at work and does not look, what it is writing is removed and the process ends."""
     answered: set[int] = set()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import shutil
 import sys
 import threading
@@ -133,6 +134,14 @@ def root() -> Path:
     return _native.cache_folder("streams")
 
 
+def _read(asked: queue.Queue[dict[str, Any]], folder: Path) -> None:
+    """Reads requests. At the end of the input it ends the process, whatever is still being fetched, and leaves nothing there."""
+    for line in sys.stdin:
+        asked.put(json.loads(line))
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
 def main() -> None:
     """Answers requests until there are no more."""
     # The run's signals are not for this process: it ends when its input does.
@@ -148,10 +157,12 @@ def main() -> None:
     place = root()
     place.mkdir(parents=True, exist_ok=True)
     with files.folder_beside(place / "stream") as folder:
+        asked: queue.Queue[dict[str, Any]] = queue.Queue()
+        threading.Thread(target=_read, args=(asked, folder), daemon=True).start()
         (folder / "README").write_text("Files of a run that streams its data; they are removed at its end.\n", encoding="utf-8")
         shelf = Shelf(sets, int(first["limit"]), folder, fetch)
-        for line in sys.stdin:
-            request: dict[str, Any] = json.loads(line)
+        while True:
+            request = asked.get()
             if "release" in request:
                 shelf.release((request["release"][0], request["release"][1]))
                 continue
@@ -161,12 +172,9 @@ def main() -> None:
                 answer["path"] = str(found)
             except OSError as error:
                 answer["error"] = str(error)
-            try:
+            # A run that reads no answers has closed the input as well.
+            with contextlib.suppress(BrokenPipeError):
                 print(json.dumps(answer), file=answers, flush=True)
-            except BrokenPipeError:
-                break
-    # Threads that still fetch do not hold the process up.
-    os._exit(0)
 
 
 if __name__ == "__main__":

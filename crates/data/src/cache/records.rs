@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 use super::RowCache;
 use super::files::{private, temporary};
+use crate::in_making::InMaking;
 
 /// The name of a record: a digest of what its values are of.
 pub type Name = [u8; 32];
@@ -36,6 +37,7 @@ pub struct RecordWriter {
     list: Vec<u8>,
     end: u64,
     is_kept: bool,
+    _in_making: InMaking,
 }
 
 /// Records that are read one at a time.
@@ -59,8 +61,18 @@ impl RowCache {
         self.clear_unused();
         let path = self.values_path(key);
         let temporary = temporary(&path);
+        let in_making = InMaking::new(&temporary);
         let file = BufWriter::new(options::cache::create_new(&temporary)?);
-        Ok(RecordWriter { file, temporary, path, key: key.to_owned(), list: Vec::new(), end: 0, is_kept: false })
+        Ok(RecordWriter {
+            file,
+            temporary,
+            path,
+            key: key.to_owned(),
+            list: Vec::new(),
+            end: 0,
+            is_kept: false,
+            _in_making: in_making,
+        })
     }
 }
 

@@ -27,7 +27,7 @@ impl PartTexts {
             let message = opened.as_ref().unwrap_or(message);
             let theirs = |ours: &'static str| properties.get(ours).map_or(ours, String::as_str);
             let first = |names: &[&str]| names.iter().find_map(|name| message.get(*name).filter(|of| !of.is_null()));
-            let role = first(&[theirs("role"), "role", "from"]).and_then(Value::as_str).unwrap_or_default();
+            let role = first(&[theirs("role"), "role", "from"]).and_then(Value::as_str).unwrap_or_default().trim();
             match first(&[theirs("content"), "content", "value", "parts"]) {
                 _ if is_pair(message) => self.others += 1,
                 Some(Value::String(text)) if !text.trim().is_empty() && !stands_for_result(role) => {

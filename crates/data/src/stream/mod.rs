@@ -128,8 +128,8 @@ impl Stream {
         *lock(&self.idle) = Some(reader.into_shards());
     }
 
-    /// Adds what became of a window's rows; reports the first row that is dropped for each reason. Errors: a set has
-    /// become unfit.
+    /// Adds what became of a window's rows; reports what rows before did not show: the first that is dropped for each reason,
+    /// columns, and kinds of remarks. Errors: a set has become unfit.
     fn count(&self, window: &Window) -> Result<(), DataError> {
         let mut counted = lock(&self.counted);
         for (all, of) in counted.iter_mut().zip(&window.counted) {
@@ -137,6 +137,18 @@ impl Stream {
             for (reason, dropped) in new {
                 let first = of.example(dropped);
                 (self.notify)(&format!("Note: dropped a row of {}: {} ({first})", all.name, reason.name()));
+            }
+            let late: Vec<String> =
+                of.late.iter().filter(|name| !all.late.contains(name)).map(|name| format!("`{name}`")).collect();
+            if !late.is_empty() {
+                let names = late.join(", ");
+                (self.notify)(&format!(
+                    "Note: {}: columns that only later rows fill, and that are not used: {names}",
+                    all.name
+                ));
+            }
+            for line in of.remarks.without(&all.remarks).lines() {
+                (self.notify)(&format!("Note: {}, from now on: {line}", all.name));
             }
             all.add(of);
             if all.rows_read > 0 {

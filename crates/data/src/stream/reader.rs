@@ -10,11 +10,11 @@ use super::place::{SetPlace, StreamPlace};
 use super::sets::{SetRows, Sets};
 use super::shards::{ShardId, Shards};
 use crate::corpus::Corpus;
-use crate::error::{DataError, RowError, RowReason, Stop};
+use crate::error::{DataError, Stop};
 use crate::gather::Gathering;
 use crate::order::{drawn, permutation};
 use crate::pipeline::in_order;
-use crate::rows::{self, Row, RowLocation, Rows};
+use crate::rows::{self, Row, Rows};
 use crate::summary::DatasetSummary;
 
 /// Files that are named ahead of their use.
@@ -23,7 +23,7 @@ const AHEAD: usize = 4;
 /// Bytes of text after which a window ends before it has all of its rows, so that long rows do not exhaust the memory.
 const MOST_TEXT: usize = 256 << 20;
 
-/// Between the seeds of the orders of sets.
+/// Distance between the seeds of the orders of two sets.
 const APART: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// The documents of successive rows, with the places at which these begin and end.
@@ -185,10 +185,9 @@ impl Reader {
         let next: Vec<ShardId> = order.iter().skip(file as usize + 1).take(AHEAD).map(id).collect();
         let id = id(&order[file as usize]);
         let path = self.shards.get(id, &next, stop)?;
-        let rows = rows::open_within(&[path], text_field, *row_limit).unwrap_or_else(|error| {
-            let place = RowLocation { file: files[id.file].clone(), row: 1 };
-            Box::new(std::iter::once(Row { place, fields: Err(RowError::new(RowReason::Unreadable, error)) }))
-        });
+        // A file that was left out would be missed by no count: what cannot be opened ends the run, which a resume goes on with.
+        let rows = rows::open_within(&[path], text_field, *row_limit)
+            .map_err(|error| DataError::invalid(files[id.file].display(), error))?;
         let rows: Rows = if row > 0 { Box::new(rows.skip(row as usize)) } else { rows };
         Ok(OpenFile { id, rows: rows.peekable() })
     }

@@ -57,6 +57,28 @@ impl Files {
     }
 }
 
+#[test]
+fn a_file_that_cannot_be_opened_ends_the_stream() {
+    let files = Files::new(&[&[3, 3]]);
+    let stream = files.begin(2, &[], false);
+    std::fs::remove_file(&files.sets[0].files[1].name).unwrap();
+    let mut reader = stream.reader(StreamPlace::begin(1)).unwrap();
+    let found = (0..4).map(|_| reader.window(&|| false)).find_map(Result::err).expect("the second file is gone");
+    assert!(found.to_string().contains("1.jsonl"), "{found}");
+}
+
+#[test]
+fn a_later_file_of_the_same_size_with_other_rows_is_another_stream() {
+    let mut files = Files::new(&[&[3, 3]]);
+    let before = files.begin(2, &[], false).digest().to_owned();
+    let path = files.sets[0].files[1].name.clone();
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replacen('5', "9", 1)).unwrap();
+    assert_ne!(std::fs::read_to_string(&path).unwrap(), text);
+    files.sets = vec![StreamSet::here(files.sets[0].spec.clone()).unwrap()];
+    assert_ne!(files.begin(2, &[], false).digest(), before);
+}
+
 fn spec(share: Share, shuffle: bool) -> LoaderSpec {
     LoaderSpec {
         batch_size: 2,

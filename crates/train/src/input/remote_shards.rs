@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 /// The Python module that fetches.
 const MODULE: &str = "surogate.storage.shards";
 
-/// Between two looks at whether the work is over.
+/// Interval at which `stop` is called while an answer is waited for.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The files of a set.

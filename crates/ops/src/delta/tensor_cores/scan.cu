@@ -27,7 +27,7 @@ struct State {
     EACH(i, TILES) product<CHUNK, true, true>(at[i], x, KP, row(i), y, SP, 0);
   }
 
-  // Of columns of a state in global memory, and to them.
+  // Read and write columns of a state in global memory, f32.
   __device__ __forceinline__ void read(const float* from) {
     EACH(i, TILES) each(at[i], row(i), 0, [&](int d, int c, float& first, float& second) {
       const float2 both = *(const float2*)(from + (size_t)d * DV + c);

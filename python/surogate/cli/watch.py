@@ -146,7 +146,7 @@ def answer_in_time(handlers: Mapping[signal.Signals, Callable[[int, FrameType | 
     that takes too long, since the engine is at work and does not look, what it is writing is removed and the process ends."""
     answered: set[int] = set()
 
-    def answer(number: int, frame: object) -> None:
+    def answer(number: int, frame: FrameType | None) -> None:
         answered.add(number)
         handlers[signal.Signals(number)](number, frame)
 

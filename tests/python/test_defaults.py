@@ -32,6 +32,7 @@ from conftest import (
     tiny_olmo_hybrid,
     tiny_phi3,
     tiny_phi4_multimodal,
+    tiny_phi4mm,
     tiny_qwen2,
     tiny_qwen3,
     tiny_seed_oss,
@@ -64,7 +65,7 @@ TEXT_MODELS = [make() for make in (
     tiny_cohere2, tiny_gemma, tiny_gemma4_unified, tiny_granite_swa, tiny_hunyuan, tiny_minimax_m2, tiny_starcoder2, tiny_olmo3, tiny_phi3,
     tiny_qwen2, tiny_qwen3, tiny_smollm3, tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next,
     tiny_ministral3, tiny_seed_oss, tiny_exaone4, tiny_ernie4_5, tiny_lfm2, tiny_lfm2_moe, tiny_falcon_h1,
-    tiny_nemotron_h, tiny_granitemoehybrid, tiny_apertus, tiny_olmo_hybrid, tiny_phi4_multimodal, tiny_muse_glimmer, *MIXTURES,
+    tiny_nemotron_h, tiny_granitemoehybrid, tiny_apertus, tiny_olmo_hybrid, tiny_phi4_multimodal, tiny_phi4mm, tiny_muse_glimmer, *MIXTURES,
 )]  # fmt: skip
 WITH_IMAGES = [
     with_images("Gemma3ForConditionalGeneration", tiny_gemma3()),

@@ -174,7 +174,8 @@ def main() -> None:
                 answer["error"] = str(error)
             # A run that reads no answers has closed the input as well.
             with contextlib.suppress(BrokenPipeError):
-                print(json.dumps(answer), file=answers, flush=True)
+                answers.write(json.dumps(answer) + "\n")
+                answers.flush()
 
 
 if __name__ == "__main__":

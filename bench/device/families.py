@@ -6,7 +6,7 @@
     python bench/device/families.py --family falcon_h1 --seed 7 --jobs 8
 
 Each family gets a configuration of `tests/oracle/draw_configs.py` and random weights. It trains a few steps on packed rows in full,
-with LoRA and with QLoRA, and continues prompts of several lengths at once by the likeliest token. Prints a line for each family: how
+with LoRA, DoRA and QLoRA, and continues prompts of several lengths at once by the likeliest token. Prints a line for each family: how
 far losses are from those of the CPU, relatively, and how far the logit of a token that was generated is from the largest one of the
 forward pass, in standard deviations of the logits. Ends with 1 if one of them is above its limit. Needs transformers, which makes
 the configurations.
@@ -39,6 +39,7 @@ PROMPTS = {"float32": (1, 7, 40, 70), "bfloat16": (1, 63, 64, 150, 200)}
 KINDS: dict[str, dict[str, Any]] = {
     "full": {"lora": False},
     "lora": {"lora_rank": 4, "lora_dropout": 0.0},
+    "dora": {"lora_rank": 4, "lora_dropout": 0.0, "lora_dora": True},
     "qlora": {"lora_rank": 4, "lora_dropout": 0.0, "qlora_bnb": True},
 }
 #: Fields that count heads.

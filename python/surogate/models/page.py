@@ -118,7 +118,7 @@ memory a block (A100, H100, H200, B200), in training and for prompts: LoRA of a 
 H200, went from 15,600 to 24,000 tokens/s, of the shape of Nemotron-H-8B from 9,800 to 14,900. Other heads, types and GPUs use kernels
 that go token by token.
 
-**On GPUs**, every architecture of `tests/oracle/draw_configs.py` trains and generates in float32 as on the CPU, in full, with LoRA and with
+**On GPUs**, every architecture of `tests/oracle/draw_configs.py` trains and generates in float32 as on the CPU, in full, with LoRA, DoRA and
 QLoRA (`bench/device/families.py`, H200, 2026-11-30). The comparisons below ran on the CPU, those of Gemma 4, GPT-OSS, Mixtral,
 Qwen3-MoE and Qwen3.5 with recorded values on an H200 too (2026-11-23).
 

@@ -84,8 +84,10 @@ fn what_cannot_be_shared_is_refused_by_name() {
         Err(CompileError::Option { option: "sequence_parallel_size", message, .. }) => message,
         other => panic!("expected a refusal, not {:?}", other.map(|program| program.name)),
     };
-    let message = refused(8, (1, 64));
-    assert!(message.contains("`sequence_parallel_size: 8`: 4 key and value heads"), "{message}");
+    // Four heads of keys and values are repeated for eight ranks; those of queries are not.
+    compile(&model(), &shared(8, 8, (1, 64), &options), &Machine::h200()).unwrap();
+    let message = refused(32, (1, 64));
+    assert!(message.contains("`sequence_parallel_size: 32`: 8 heads of attention cannot"), "{message}");
     let message = refused(4, (3, 18));
     assert!(message.contains("`sequence_parallel_size: 4`: 3 rows of 18 tokens"), "{message}");
 }

@@ -346,7 +346,8 @@ def draw_config(rng: random.Random):
         hidden = heads * head_dim
     layers = rng.choice([1, 2, 3])
     rope = draw_rope(rng, head_dim)
-    if family in (*BY_KIND, "gemma4_text") and rope["rope_type"] in ("dynamic", "longrope"):
+    # The documents of a row of a stateful family go through transformers alone, with rotations of their own length.
+    if family in (*BY_KIND, *STATEFUL, "gemma4_text") and rope["rope_type"] in ("dynamic", "longrope"):
         rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
     if family in MIXTURES:
         rope = {"rope_type": "default", "rope_theta": 10000.0}

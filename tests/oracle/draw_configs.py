@@ -349,6 +349,8 @@ def draw_config(rng: random.Random):
     # The documents of a row of a stateful family go through transformers alone, with rotations of their own length.
     if family in (*BY_KIND, *STATEFUL, "gemma4_text") and rope["rope_type"] in ("dynamic", "longrope"):
         rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+    if family in BY_KIND:
+        rope.pop("truncate", None)  # transformers looks for it next to the kinds and not in them
     if family in MIXTURES:
         rope = {"rope_type": "default", "rope_theta": 10000.0}
     if family in ("phi3", "phi4_multimodal", "glm4", "glm4_moe", *HYBRIDS):

@@ -7,7 +7,6 @@ signature: a bearer token instead of keys. Needs `moto` and `obstore`, no networ
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from moto import server
+from bucket_server import put, s3_server
 
 pytestmark = pytest.mark.xdist_group("buckets")
 
@@ -84,16 +83,8 @@ class Cutting(BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def s3():
     """The address of the server, with the objects in its bucket `acme`."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    _, port = running.get_host_and_port()
-    address = f"http://127.0.0.1:{port}"
-    put(address, "/acme", b"")
-    for key, content in OBJECTS.items():
-        put(address, f"/acme/{urllib.request.quote(key)}", content)
-    yield address
-    running.stop()
+    with s3_server("acme", OBJECTS) as address:
+        yield address
 
 
 @pytest.fixture
@@ -104,11 +95,6 @@ def proxy(s3):
     yield f"http://127.0.0.1:{front.server_address[1]}"
     front.shutdown()
     front.server_close()
-
-
-def put(address: str, path: str, content: bytes) -> None:
-    headers = {"Content-Type": "application/octet-stream", "Authorization": "Bearer x"}
-    urllib.request.urlopen(urllib.request.Request(address + path, method="PUT", data=content, headers=headers))
 
 
 def fetch(place: Path, path: str, subset: str | None = None, split: str = "train", **variables: str):

@@ -5,7 +5,6 @@ hub. The disk holds no more than a run says, a killed run goes on bit for bit, a
 from __future__ import annotations
 
 import json
-import logging
 import os
 import random
 import shutil
@@ -13,15 +12,15 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import surogate
 import test_data_hub
-from moto import server
+from bucket_server import put, s3_server
 from surogate.errors import ConfigError, DataError
+from surogate.storage import shards
 
 pytestmark = pytest.mark.xdist_group("buckets")
 
@@ -44,21 +43,8 @@ def shard(number: int) -> bytes:
 @pytest.fixture(scope="module")
 def s3():
     """The address of the server, with the shards in its bucket `acme`."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    _, port = running.get_host_and_port()
-    address = f"http://127.0.0.1:{port}"
-    put(address, "/acme", b"")
-    for number in range(SHARDS):
-        put(address, f"/acme/shards/train-{number:05}.jsonl", shard(number))
-    yield address
-    running.stop()
-
-
-def put(address: str, path: str, content: bytes, method: str = "PUT") -> None:
-    headers = {"Content-Type": "application/octet-stream", "Authorization": "Bearer x"}
-    urllib.request.urlopen(urllib.request.Request(address + path, method=method, data=content, headers=headers))
+    with s3_server("acme", {f"shards/train-{number:05}.jsonl": shard(number) for number in range(SHARDS)}) as address:
+        yield address
 
 
 @pytest.fixture
@@ -268,7 +254,6 @@ def test_a_file_that_is_gone_ends_the_run_with_its_address(place, bucket, s3):
     listed = surogate.storage.buckets.listed("s3://acme/lost", None, "train", (".jsonl",))
     assert [(name, size) for name, size, _ in listed][1] == ("s3://acme/lost/train-00001.jsonl", len(shard(1)))
     put(s3, "/acme/lost/train-00001.jsonl", shard(2) * 2)
-    from surogate.storage import shards
 
     name, size, version = listed[1]
     with pytest.raises(surogate.errors.RunError, match=r"train-00001.jsonl.*was replaced while it was read"):
@@ -369,4 +354,4 @@ def test_the_data_check_shows_the_first_rows(place):
 
 
 def test_environment_variables_name_the_folder(place):
-    assert os.environ["SUROGATE_STREAMS"] == str(surogate.storage.shards.root())
+    assert os.environ["SUROGATE_STREAMS"] == str(shards.root())

@@ -19,14 +19,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from bucket_server import s3_server
 from conftest import REPOSITORY
 from surogate.storage.remote import MARK, Remote, digest
 from surogate.storage.uploads import Uploads, unsent
-from test_data_buckets import keys, put
+from test_data_buckets import keys
 from test_trackers import options
 
 pytest.importorskip("obstore")
-moto = pytest.importorskip("moto.server")
+pytest.importorskip("moto.server")
 pytestmark = pytest.mark.xdist_group("buckets")
 
 
@@ -80,13 +81,8 @@ class Faulty(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def s3():
-    running = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    _, port = running.get_host_and_port()
-    address = f"http://127.0.0.1:{port}"
-    put(address, "/runs", b"")
-    yield address
-    running.stop()
+    with s3_server("runs") as address:
+        yield address
 
 
 def unused() -> str:
@@ -194,7 +190,7 @@ def test_a_signal_before_the_first_step_leaves_nothing_to_upload(s3, bucket, tmp
     program = "import os, signal, sys; from surogate import _native; from surogate.cli import commands; run = _native.run\n"
     program += "_native.run = lambda *of: (os.kill(os.getpid(), signal.SIGTERM), run(*of))[1]\nsys.exit(commands.main())"
     remote = bucket(address)
-    # Of a process that was killed while it tried to write.
+    # The object of a process that was killed while it tried to write.
     remote.put_text("trial", "trial")
     words = [sys.executable, "-c", program, *options(tmp_path, **{"output-dir": address})]
     done = subprocess.run(words, capture_output=True, text=True, env=environment(tmp_path / "one", **keys(s3)), timeout=120)

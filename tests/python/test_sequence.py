@@ -159,11 +159,14 @@ def test_layers_that_read_keys_and_values_of_others(lora, make_model):
     agree(folder, (2, 4), lora=lora, positions=packed(), **{**CALM, "rate": 2e-5})
 
 
-@pytest.mark.parametrize("make", [tiny_llama, tiny_gpt_oss, tiny_qwen3_5, tiny_falcon_h1, tiny_granitemoehybrid])
-def test_keys_and_values_of_fewer_heads_than_ranks(make, make_model):
-    """One head of keys for all queries, one group for all heads of a state-space model."""
-    sizes = {"linear_num_key_heads": 1, "linear_num_value_heads": 4, "mamba_n_groups": 1}
-    fields = make(num_attention_heads=4, num_key_value_heads=1, initializer_range=0.1)
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [(tiny_llama, 2), (tiny_gpt_oss, 1), (tiny_qwen3_5, 2), (tiny_falcon_h1, 1), (tiny_falcon_h1, 2), (tiny_granitemoehybrid, 1)],
+)
+def test_keys_and_values_of_fewer_heads_than_ranks(make, count, make_model):
+    """Four ranks share one or two heads of keys, and one or two groups of the heads of a state-space model."""
+    sizes = {"linear_num_key_heads": count, "linear_num_value_heads": 4, "mamba_n_groups": count}
+    fields = make(num_attention_heads=4, num_key_value_heads=count, initializer_range=0.1)
     folder = make_model(fields | {name: value for name, value in sizes.items() if name in fields})
     agree(folder, (4,), positions=packed(), **CALM)
 

@@ -94,6 +94,18 @@ def check_files(base: Path, result: Path) -> None:
     assert any(not np.array_equal(ours[name], value) for name, value in theirs.items())
 
 
+def trained(folder: Path, tmp_path: Path) -> tuple[surogate.Trainer, list[Path]]:
+    """A trainer of an adapter, and the folders of its merged model and of the model that was trained in full, after a step."""
+    options = {"model": str(folder), "torch_dtype": "float32", "device": "cpu", "output_dir": str(tmp_path / "run")}
+    adapted = surogate.Trainer(options | {"lora_rank": 4, "lora_dropout": 0.0})
+    full = surogate.Trainer(options | {"lora": False})
+    results = [tmp_path / "merged model", tmp_path / "full model"]
+    for trainer, export, result in ((adapted, adapted.export_merged, results[0]), (full, full.export, results[1])):
+        trainer.step({"input_ids": IDS[None], "labels": IDS[None]}, learning_rate=1e-2)
+        export(result)
+    return adapted, results
+
+
 def test_what_gemma4_does_not_compute_is_taken_over(shared, tmp_path):
     """Vision and audio, and keys and values of layers that read those of others, which a file may have all the same."""
     folder = tmp_path / "whole"
@@ -106,13 +118,8 @@ def test_what_gemma4_does_not_compute_is_taken_over(shared, tmp_path):
     plain = surogate.load(of).forward(IDS)
     np.testing.assert_array_equal(surogate.load(folder).forward(IDS), plain)
 
-    options = {"model": str(folder), "torch_dtype": "float32", "device": "cpu", "output_dir": str(tmp_path / "run")}
-    adapted = surogate.Trainer(options | {"lora_rank": 4, "lora_dropout": 0.0})
-    full = surogate.Trainer(options | {"lora": False})
-    for trainer, export in ((adapted, adapted.export_merged), (full, full.export)):
-        trainer.step({"input_ids": IDS[None], "labels": IDS[None]}, learning_rate=1e-2)
-        result = tmp_path / f"result {trainer is full}"
-        export(result)
+    _, results = trained(folder, tmp_path)
+    for result in results:
         ours, theirs = (load_file(place / "model.safetensors") for place in (result, folder))
         assert set(ours) == set(theirs)
         kept = [name for name in theirs if name in unused or name in audio or "vision" in name]
@@ -143,13 +150,8 @@ def test_adapters_in_the_files_of_phi4_multimodal_are_taken_over(make_model, tmp
     save_file(tensors | others, folder / "model.safetensors")
     np.testing.assert_array_equal(surogate.load(folder).forward(IDS), plain)
 
-    options = {"model": str(folder), "torch_dtype": "float32", "device": "cpu", "output_dir": str(tmp_path / "run")}
-    adapted = surogate.Trainer(options | {"lora_rank": 4, "lora_dropout": 0.0})
-    full = surogate.Trainer(options | {"lora": False})
-    for trainer, export in ((adapted, adapted.export_merged), (full, full.export)):
-        trainer.step({"input_ids": IDS[None], "labels": IDS[None]}, learning_rate=1e-2)
-        result = tmp_path / f"result {trainer is full}"
-        export(result)
+    adapted, results = trained(folder, tmp_path)
+    for result in results:
         ours = load_file(result / "model.safetensors")
         assert set(ours) == set(tensors | others)
         assert all(ours[name].dtype == value.dtype and np.array_equal(ours[name], value) for name, value in others.items())
@@ -158,7 +160,7 @@ def test_adapters_in_the_files_of_phi4_multimodal_are_taken_over(make_model, tmp
     names = set(load_file(tmp_path / "adapter" / "adapter_model.safetensors"))
     assert "base_model.model.model.layers.0.self_attn.qkv_proj.base_layer.lora_A.weight" in names
     with_adapter = surogate.load(folder, adapter=tmp_path / "adapter").forward(IDS)
-    np.testing.assert_allclose(with_adapter, surogate.load(tmp_path / "result False").forward(IDS), atol=2e-5)
+    np.testing.assert_allclose(with_adapter, surogate.load(results[0]).forward(IDS), atol=2e-5)
 
 
 def test_sparse_configs_of_published_models():

@@ -128,7 +128,7 @@ class Handler(BaseHTTPRequestHandler):
                 self._check_host()
                 call()
             except BadRequest as error:
-                # What is left of the body would be read as the next request.
+                # The rest of the body would be read as the next request.
                 self.close_connection = True
                 self._send(error.status, error.body())
 

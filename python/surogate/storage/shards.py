@@ -114,7 +114,7 @@ class Shelf:
 
     def _remove(self, file: Id) -> None:
         held = self.held.pop(file)
-        # What is on its way is waited for: its bytes are gone only then.
+        # A transfer that goes on is waited for: its bytes are gone only then.
         held.is_here.wait()
         shutil.rmtree(held.path.parent, ignore_errors=True)
 

@@ -60,7 +60,7 @@ impl Slots {
         place: usize,
     ) -> Result<ValueId, CompileError> {
         let rows = made.value(t).shape.split_last().map_or(&[][..], |(_, rows)| rows);
-        // Of what follows the layers only the last token of a row is computed.
+        // After the layers only the last token of a row is computed.
         if linear.layer.is_none() || rows != self.rows {
             let name = &made.value(linear.inputs[1]).name;
             return Err(CompileError::Options(format!("`{name}` is in no layer, or its rows are not the tokens")));

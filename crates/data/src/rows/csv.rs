@@ -38,7 +38,7 @@ pub(super) fn open(path: &Path, usual: u8, limit: RowLimit) -> Result<Rows, Data
     let invalid = |problem: String| DataError::invalid(path.display(), problem);
     let header = reader.headers().map_err(|e| invalid(format!("the line of column names cannot be read: {e}")))?;
     let written: Vec<&str> = header.iter().map(|name| name.strip_prefix(BYTE_ORDER_MARK).unwrap_or(name)).collect();
-    // As in `a, b`: the spaces are of the separators.
+    // The spaces belong to the separators: `a, b`.
     let is_spaced: Vec<bool> = written.iter().map(|name| name.starts_with(' ')).collect();
     let columns: Vec<String> = written.iter().map(|name| name.trim().to_owned()).collect();
     if let [only] = &columns[..]

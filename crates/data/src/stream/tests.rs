@@ -151,7 +151,7 @@ fn a_stream_goes_on_at_every_position_with_the_same_batches() {
     assert!(batches.iter().flatten().flatten().any(|id| *id != 0));
     drop(loader);
     for from in [0, 1, 7, 20, 39] {
-        // As a new process reads it from a checkpoint.
+        // A new process reads it from a checkpoint.
         let text = serde_json::to_string(&positions[from]).unwrap();
         let again = files.begin(16, &[0.7, 0.3], true);
         assert_eq!(again.digest(), stream.digest());

@@ -305,7 +305,7 @@ pub(super) fn explain_datasets(root: &Node, reader: &mut Reader) {
             if entry(item, "streaming").is_some() {
                 reader.replace_hint(&format!("{list}[{index}].streaming"), STREAMING);
             }
-            // What is said of the whole run elsewhere may stand in an item.
+            // Options that belong to the run here may stand in an item.
             if let Tree::Map(fields) = &item.tree {
                 let own = |name: &str| OF_DATASETS.iter().any(|(names, _)| names.contains(&name));
                 for (key, value) in fields.iter().filter(|(key, _)| !own(&key.name)) {

@@ -153,7 +153,7 @@ impl Shared {
             let matrices = Matrices::read(folder, source)?.map_err(|why| apart(folder, &why))?;
             shared.rank = shared.rank.max(matrices.rank);
             shared.modules.extend(matrices.modules.into_keys());
-            // What slots do not support is the fault of one adapter.
+            // An adapter that does not suit a slot fails alone.
             parameters(source, &shared.options(source, DType::F32)).map_err(|why| apart(folder, &why.to_string()))?;
         }
         Ok(shared)

@@ -163,7 +163,7 @@ impl Feed {
     /// True if every document is as long as a row: then packing leaves each alone, and kernels for full rows take them.
     fn documents_fill_rows(&self) -> bool {
         let set = &self.documents;
-        // Of a stream only the first documents are known.
+        // A stream knows its first documents alone.
         self.encoded.stream.is_none()
             && set.members.iter().all(|index| set.corpus.length(*index as usize) == self.spec.seq_len)
     }

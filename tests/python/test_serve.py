@@ -23,6 +23,7 @@ import pytest
 import surogate
 from conftest import REPOSITORY
 from safetensors.numpy import load_file, save_file
+from surogate import serve
 from surogate.serve.engine import Done, Job
 from surogate.serve.protocol import BadRequest, Request
 from surogate.serve.server import LOOK, Limits, Server
@@ -423,6 +424,32 @@ class Script:
         job.events.put((0, "", "stop"))
         job.events.put(Done(1, len(pieces)))
         return job
+
+
+@pytest.mark.parametrize("is_accepted", [True, False])
+def test_a_connection_made_before_the_end_gets_an_answer(is_accepted, monkeypatch):
+    monkeypatch.setattr(serve.server, "FIRST", 30.0)
+    server = Server(("127.0.0.1", 0), Script(), Limits(1 << 20, 60, 100, 4), None)
+    serving = threading.Thread(target=server.serve_forever, args=(0.05,))
+    client = socket.socket()
+    client.settimeout(30)
+    if is_accepted:
+        serving.start()
+    client.connect(server.server_address)
+    if is_accepted:
+        left = time.monotonic() + 20
+        while not server._new and time.monotonic() < left:
+            time.sleep(0.01)
+        server.shutdown()
+    with ThreadPoolExecutor(1) as pool:
+        finished = pool.submit(server.finish, 30)
+        time.sleep(0.2)
+        assert not finished.done()
+        client.sendall(b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+        finished.result(30)
+    client.close()
+    server.server_close()
 
 
 def test_an_answer_that_takes_its_time_comes_as_soon_as_it_is_there():

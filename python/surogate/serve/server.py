@@ -32,6 +32,9 @@ CONNECTIONS, TIMEOUT = 256, 30.0
 #: Seconds between looks at a client that waits.
 LOOK = 0.5
 
+#: Seconds that a new connection has to send its request when the server ends.
+FIRST = 1.0
+
 PAGE = Path(__file__).with_name("chat.html").read_text(encoding="utf-8")
 
 
@@ -59,7 +62,8 @@ class Server(ThreadingHTTPServer):
         self.engine, self.limits, self.token, self.host = engine, limits, token, address[0]
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._room = threading.BoundedSemaphore(CONNECTIONS)
-        #: Requests that have no whole answer yet.
+        #: Connections that have sent no request yet, and the number of requests that have no whole answer yet.
+        self._new: set[Any] = set()
         self._open, self._closed = 0, threading.Condition()
         super().__init__(address, Handler)
 
@@ -68,6 +72,8 @@ class Server(ThreadingHTTPServer):
         if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
             return
+        with self._closed:
+            self._new.add(request)
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -75,16 +81,18 @@ class Server(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self._begun(request)
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that has gone is no error of the server."""
 
     @contextmanager
-    def answering(self) -> Iterator[None]:
-        """Counts a request until its answer is sent."""
+    def answering(self, connection: Any) -> Iterator[None]:
+        """Counts a request of a connection until its answer is sent."""
         with self._closed:
             self._open += 1
+        self._begun(connection)
         try:
             yield
         finally:
@@ -92,9 +100,18 @@ class Server(ThreadingHTTPServer):
                 self._open -= 1
                 self._closed.notify_all()
 
-    def finish(self, seconds: float) -> None:
-        """Waits until every request has its answer, for this time at most: threads of connections end with the process."""
+    def _begun(self, connection: Any) -> None:
         with self._closed:
+            self._new.discard(connection)
+            self._closed.notify_all()
+
+    def finish(self, seconds: float) -> None:
+        """Waits until every request has its answer, for this time at most: threads of connections end with the process. Takes up
+        connections that were made before the end, which have a second to send their request."""
+        while select.select([self], [], [], 0)[0]:
+            self.handle_request()
+        with self._closed:
+            self._closed.wait_for(lambda: not self._new, FIRST)
             self._closed.wait_for(lambda: self._open == 0, seconds)
 
     def end(self) -> None:
@@ -123,7 +140,7 @@ class Handler(BaseHTTPRequestHandler):
         self._guarded(self._post)
 
     def _guarded(self, call: Any) -> None:
-        with self.server.answering():
+        with self.server.answering(self.connection):
             try:
                 self._check_host()
                 call()

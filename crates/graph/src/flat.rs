@@ -1,6 +1,6 @@
 //! The flat graph: values in a table, nodes in execution order.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 
 use tensor::{Attrs, DType, HostTensor, Shape, Storage};
 
@@ -325,7 +325,12 @@ impl Graph {
 
     /// All layers, in the order in which they are run.
     pub fn layers(&self) -> Vec<Layer> {
-        self.nodes.iter().filter_map(|node| node.layer).collect::<BTreeSet<Layer>>().into_iter().collect()
+        let mut layers: Vec<Layer> = self.nodes.iter().filter_map(|node| node.layer).collect();
+        // Nodes of a layer stand together.
+        layers.dedup();
+        layers.sort_unstable();
+        layers.dedup();
+        layers
     }
 
     /// Returns true if a layer is of a part other than the text.

@@ -32,11 +32,11 @@ pub(crate) struct Run {
     pub master: Option<TensorRef>,
     pub pace: Pace,
     /// Rows of all its matrices, as they are laid out.
-    rows: usize,
+    pub(super) rows: usize,
     /// Units in it since its last bucket.
-    open: usize,
+    pub(super) open: usize,
     /// Elements in it that belong to no parameter, before its last bucket's end.
-    filled: usize,
+    pub(super) filled: usize,
     /// The matrices of the run; empty unless its rule is one of matrices.
     pub matrices: Vec<Matrices>,
     /// The buckets that it is cut into over the ranks that share it; empty where there is one rank.

@@ -92,12 +92,16 @@ impl Run {
             name: of.name,
             at: bucket.kept(&of.at, kind.per, ranks),
         };
-        let mut piece = self.clone();
-        (piece.weight, piece.gradient) = (at(&self.weight, self.shards_weights(of)), at(&self.gradient, of.gradients));
-        piece.states = self.rule.states().iter().zip(&self.states).map(state).collect();
-        piece.master = self.master.as_ref().map(|of| bucket.kept(of, Per::Element, ranks));
-        piece.matrices = bucket.matrices.clone();
-        piece.start = Some(Start { first: bucket.counted, per_rank: bucket.piece });
-        piece
+        Run {
+            weight: at(&self.weight, self.shards_weights(of)),
+            gradient: at(&self.gradient, of.gradients),
+            states: self.rule.states().iter().zip(&self.states).map(state).collect(),
+            master: self.master.as_ref().map(|of| bucket.kept(of, Per::Element, ranks)),
+            matrices: bucket.matrices.clone(),
+            // Those of the run: each piece with a copy would take the square of their number.
+            buckets: Vec::new(),
+            start: Some(Start { first: bucket.counted, per_rank: bucket.piece }),
+            ..*self
+        }
     }
 }

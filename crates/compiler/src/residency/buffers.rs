@@ -7,6 +7,7 @@ use graph::{Graph, Phase, ValueId};
 use ops::{Class, LowerCall};
 use program::{ArenaKind, Documents, EntryKind, Machine, MemoryLine, TensorRef};
 
+use super::addresses::Addresses;
 use super::clock::Clock;
 use super::{GradientBuckets, Homes, LiveRange, gathers, gradient_buckets, live_ranges};
 use crate::memory::{
@@ -65,6 +66,7 @@ pub(crate) struct Buffers {
     offsets: Vec<usize>,
     /// The tensors with a home on the host, while they are on the device.
     pub live_ranges: Vec<LiveRange>,
+    addresses: Addresses,
     /// The gradients that are sent to other ranks.
     pub gradient_buckets: GradientBuckets,
     /// The offset and the bytes of each node's workspace.
@@ -176,12 +178,13 @@ impl Outline {
         for (live_range, offset) in live_ranges.iter_mut().zip(offsets.split_off(placement.buffers.len())) {
             live_range.moves[0].device.offset = offset;
         }
+        let addresses = Addresses::new(&live_ranges);
         gradient_buckets.settle(&live_ranges, &staged_offsets);
         let mut offsets_of_scratch = scratch_offsets.into_iter();
         let place = |bytes: usize| (bytes > 0).then(|| (offsets_of_scratch.next().expect("each has a place"), bytes));
         let scratch = self.scratch.into_iter().map(place).collect();
         let bytes = self.loaded + packed;
-        Buffers { placement, shadow, offsets, live_ranges, gradient_buckets, scratch, bytes, intervals }
+        Buffers { placement, shadow, offsets, live_ranges, addresses, gradient_buckets, scratch, bytes, intervals }
     }
 }
 
@@ -189,10 +192,8 @@ impl Buffers {
     /// Returns the place of a tensor when a node runs.
     pub fn place(&self, tensor: &TensorRef, node: usize) -> TensorRef {
         let buffer = self.placement.buffer_of(tensor);
-        let here = self.live_ranges.iter().find(|live_range| {
-            live_range.holds(tensor, buffer) && (live_range.begin..=live_range.last).contains(&node)
-        });
-        match here {
+        let here = |live_range: &LiveRange| (live_range.begin..=live_range.last).contains(&node);
+        match self.addresses.find(&self.live_ranges, tensor, buffer, here) {
             Some(live_range) => live_range.place(tensor),
             None => self.placement.resolve(tensor, arena::ACTIVATIONS, &self.offsets),
         }

@@ -29,12 +29,12 @@ pub(super) fn plan(
         return Vec::new();
     }
     let mut live_ranges = Vec::new();
+    let layer = clock.end(clock.last_node()) / graph.layers().len().max(1) as f64;
     for (group, touches) in groups.iter().zip(touches(graph, placement, &groups)) {
         let nodes: Vec<usize> = touches.into_iter().map(|touch| touch.node).collect();
         let pause = |a: &usize, b: &usize| clock.begins[*b] - clock.end(*a);
         // A group is gathered once for the forward pass and once for the backward pass of its layer, recomputation
         // included.
-        let layer = clock.end(clock.last_node()) / graph.layers().len().max(1) as f64;
         let least = match group.bytes.len() < large / SMALL {
             true => f64::INFINITY,
             false => layer.max(clock.collective(group.bytes.len())),

@@ -189,11 +189,13 @@ fn most_ahead(live_ranges: &[LiveRange]) -> usize {
 fn residents(graph: &Graph, placement: &Placement, homes: &Homes, leaves: bool) -> Vec<Resident> {
     let place = |id| placement.get(id).expect("every value was placed");
     let mut activations: Vec<Resident> = Vec::new();
+    let mut by_buffer = HashMap::new();
     for buffer in graph.waiting.iter().filter_map(|id| placement.buffer_of(place(*id))) {
-        if !activations.iter().any(|known| known.buffer == Some(buffer)) {
+        by_buffer.entry(buffer).or_insert_with(|| {
             let bytes = 0..placement.buffers[buffer];
             activations.push(Resident { home: arena::WAITING, bytes, buffer: Some(buffer), touches: Vec::new() });
-        }
+            activations.len() - 1
+        });
     }
     // Arenas of parameters, with the ranges of each that nodes touch.
     let flat = [arena::GRADIENTS, arena::QUANTS].into_iter();
@@ -203,9 +205,9 @@ fn residents(graph: &Graph, placement: &Placement, homes: &Homes, leaves: bool) 
         return Vec::new();
     }
     let mut touch = |tensor: &TensorRef, node: usize, writes: bool| {
-        let buffer = placement.buffer_of(tensor);
-        if let Some(known) = activations.iter_mut().find(|known| known.buffer == buffer) {
-            known.touches.push((node, writes));
+        let known = placement.buffer_of(tensor).and_then(|buffer| by_buffer.get(&buffer));
+        if let Some(known) = known {
+            activations[*known].touches.push((node, writes));
         } else if let Some((_, touched)) = flat.iter_mut().find(|(of, _)| *of == tensor.arena) {
             touched.push((tensor.offset..tensor.offset + tensor.span(), (node, writes)));
         }

@@ -13,6 +13,7 @@
 //!
 //! Knows nodes by when they touch what; not what any of them computes.
 
+mod addresses;
 mod buffers;
 mod clock;
 mod gathers;

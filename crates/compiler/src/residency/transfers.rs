@@ -1,6 +1,8 @@
 //! The transfers of an entry's live ranges as its positions come up. Knows live ranges and their places; not why they
 //! are there.
 
+use std::collections::HashMap;
+
 use program::{Collective, EntryKind, EventId, Provenance, StreamId, TensorRef};
 use tensor::DType;
 
@@ -8,29 +10,59 @@ use super::{Follows, LiveRange, Streams};
 
 pub(crate) struct Transfers<'a> {
     live_ranges: &'a [LiveRange],
-    kind: EntryKind,
+    /// The live ranges by the position before which they give up their places, and by those at which they are fetched, first
+    /// touched and stored.
+    freed: At,
+    arriving: At,
+    beginning: At,
+    ending: At,
     fetched: Vec<Option<EventId>>,
     stored: Vec<Option<EventId>>,
     /// The last store that the computation has waited for.
     joined: Option<EventId>,
 }
 
+/// Numbers of live ranges by a position, in their order.
+#[derive(Default)]
+struct At(HashMap<usize, Vec<usize>>);
+
+impl At {
+    fn new(live_ranges: &[LiveRange], position: impl Fn(&LiveRange) -> Option<usize>) -> At {
+        let mut at = At::default();
+        for (number, live_range) in live_ranges.iter().enumerate() {
+            if let Some(position) = position(live_range) {
+                at.0.entry(position).or_default().push(number);
+            }
+        }
+        at
+    }
+
+    fn get(&self, position: usize) -> &[usize] {
+        self.0.get(&position).map_or(&[], Vec::as_slice)
+    }
+}
+
 impl<'a> Transfers<'a> {
     pub fn new(live_ranges: &'a [LiveRange], kind: EntryKind) -> Transfers<'a> {
         let none = vec![None; live_ranges.len()];
-        Transfers { live_ranges, kind, fetched: none.clone(), stored: none, joined: None }
-    }
-
-    /// The live ranges for which something holds.
-    fn live_ranges(&self, of: impl Fn(&LiveRange) -> bool) -> Vec<usize> {
-        (0..self.live_ranges.len()).filter(|index| of(&self.live_ranges[*index])).collect()
+        let made = |of: &LiveRange| of.opens && kind == EntryKind::FirstMicroStep;
+        Transfers {
+            live_ranges,
+            freed: At::new(live_ranges, |of| {
+                (of.follows == Follows::Computation).then(|| of.released.checked_add(1)).flatten()
+            }),
+            arriving: At::new(live_ranges, |of| (of.fetched && !made(of)).then_some(of.arrives)),
+            beginning: At::new(live_ranges, |of| Some(of.begin)),
+            ending: At::new(live_ranges, |of| of.stored),
+            fetched: none.clone(),
+            stored: none,
+            joined: None,
+        }
     }
 
     /// Queues the transfers that are due before a position: places are freed first, then taken again.
     pub fn before(&mut self, position: usize, from: &Provenance, streams: &mut Streams) {
-        let freed =
-            |live_range: &LiveRange| live_range.follows == Follows::Computation && live_range.released + 1 == position;
-        for stored in self.live_ranges(freed).into_iter().filter_map(|index| self.stored[index]) {
+        for stored in self.freed.get(position).iter().filter_map(|number| self.stored[*number]) {
             streams.wait(StreamId::Compute, stored, from);
             self.joined = self.joined.max(Some(stored));
         }
@@ -39,10 +71,7 @@ impl<'a> Transfers<'a> {
 
     /// Queues the transfers that arrive before a position.
     fn fetch(&mut self, position: usize, from: &Provenance, streams: &mut Streams) {
-        let made = |live_range: &LiveRange| live_range.opens && self.kind == EntryKind::FirstMicroStep;
-        for index in
-            self.live_ranges(|live_range| live_range.arrives == position && live_range.fetched && !made(live_range))
-        {
+        for index in self.arriving.get(position).iter().copied() {
             let live_range = &self.live_ranges[index];
             if !live_range.shards.is_empty() {
                 self.fetched[index] = Some(gather(live_range, from, streams));
@@ -61,19 +90,15 @@ impl<'a> Transfers<'a> {
             }
             self.fetched[index] = Some(streams.record(StreamId::ToDevice, from));
         }
-        for fetched in self
-            .live_ranges(|live_range| live_range.begin == position)
-            .into_iter()
-            .filter_map(|index| self.fetched[index])
-        {
+        for fetched in self.beginning.get(position).iter().filter_map(|number| self.fetched[*number]) {
             streams.wait(StreamId::Compute, fetched, from);
         }
     }
 
     /// Returns the live ranges that are stored after a position, by number.
     pub fn due(&self, position: usize) -> Vec<(usize, &'a LiveRange)> {
-        let live_ranges: &'a [LiveRange] = self.live_ranges;
-        live_ranges.iter().enumerate().filter(|(_, live_range)| live_range.stored == Some(position)).collect()
+        let of = |number: &usize| (*number, &self.live_ranges[*number]);
+        self.ending.get(position).iter().map(of).collect()
     }
 
     /// Stores what a live range wrote, after what was computed so far.

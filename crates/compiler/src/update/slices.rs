@@ -58,7 +58,7 @@ impl Slices {
         let mut cut = Cut { all: Vec::new(), batches: Vec::new(), numbers: sharding.stage << 16 };
         for whole in runs {
             for (index, run) in whole.pieces(sharding).iter().enumerate() {
-                let bytes: usize = tensors(&mut run.clone()).iter().filter(|(t, _)| moves(t.arena)).map(bytes_of).sum();
+                let bytes = moving(run).filter(|of| moves(of.arena)).map(TensorRef::bytes).sum::<usize>();
                 match (run.rule.takes_matrices(), bytes) {
                     (true, 0) => cut.whole_matrices(run),
                     (true, _) => cut.matrices(run, moves(arena::MASTERS)),
@@ -78,10 +78,6 @@ impl Slices {
         let (live_ranges, bytes) = ring(all.iter_mut().map(|slice| slice.work.tensors()).collect(), homes);
         Slices { all, batches, live_ranges, bytes }
     }
-}
-
-fn bytes_of((tensor, _): &(&mut TensorRef, bool)) -> usize {
-    tensor.bytes()
 }
 
 /// Slices as they are cut, nothing of them moved yet.
@@ -161,7 +157,13 @@ impl Work {
     }
 }
 
-/// The tensors of a run that may lie in host memory, and whether the update writes them.
+/// The tensors of a run that may lie in host memory.
+fn moving(run: &Run) -> impl Iterator<Item = &TensorRef> {
+    let states = run.states.iter().map(|state| &state.at);
+    std::iter::once(&run.gradient).chain(&run.master).chain(states)
+}
+
+/// [`moving`], and whether the update writes them.
 fn tensors(run: &mut Run) -> Vec<(&mut TensorRef, bool)> {
     let states = run.states.iter_mut().map(|state| &mut state.at);
     let written = run.master.iter_mut().chain(states).map(|tensor| (tensor, true));

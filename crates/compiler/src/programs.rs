@@ -1,7 +1,7 @@
 //! Programs from graphs that are ready to be lowered, over one arena plan.
 
 use graph::Graph;
-use program::{EntryKind, Machine, PlanDecision, Program, Variant};
+use program::{EntryKind, Machine, Program, Variant};
 
 use crate::error::CompileError;
 use crate::load_groups::LoadGroups;
@@ -21,25 +21,35 @@ pub(crate) fn compile_graphs(
     let table = &graphs.first().expect("at least one entry is requested").2;
     let sharded = |options: &CompileOptions| {
         let load_groups = LoadGroups::find(graphs, options);
-        let sizes = plan::Sizes::default();
+        let known = plan::Known::default();
         let placed = |options: &CompileOptions| {
             memory::plan_parameters(table, memory::plan_states(graphs, options), &load_groups, options)
         };
         let mut nodes_of_first = Vec::new();
-        let compiled = |options: &CompileOptions, first: Option<&[PlanDecision]>| {
-            let mut graphs = graphs.to_vec();
+        let compiled = |options: &CompileOptions, rivals: Option<plan::Rivals<'_>>| {
             // Codes have an arena of their own on the host.
             let parameters = placed(options);
+            let memory = plan::Memory::new(graphs, &parameters, options, machine);
+            let outlook = plan::outlook(graphs, &memory, options, machine, &known)?;
+            if let Some(of) = outlook.as_ref().filter(|of| of.needed > of.available) {
+                return Err(memory.does_not_fit(of.needed, options));
+            }
+            let seconds = outlook.and_then(|of| of.seconds);
+            if rivals.is_some_and(|rivals| rivals.are_faster_than(seconds)) {
+                return Ok(None);
+            }
+            let mut graphs = graphs.to_vec();
             // What is kept, recomputed, offloaded or done in parts. Nothing may share computations after it.
-            let plan = plan::decide(&mut graphs, &parameters, options, machine, &sizes, passes)?;
+            let plan = plan::decide(&mut graphs, &memory, options, machine, &known, passes)?;
             // Recomputation that is fused where it fits is no decision, and leaves fewer nodes.
             let nodes: Vec<usize> = graphs.iter().map(|(_, _, graph)| graph.nodes.len()).collect();
-            match first {
-                None => nodes_of_first = nodes,
+            match rivals.and_then(|rivals| rivals.first) {
+                None if rivals.is_none() => nodes_of_first = nodes,
                 Some(first) if nodes == nodes_of_first && plan::chooses_the_same(first, &plan) => return Ok(None),
-                Some(_) => {}
+                _ => {}
             }
-            lower::program(name, graphs, &parameters, plan, options, machine).map(Some)
+            let program = lower::program(name, graphs, &parameters, plan, options, machine)?;
+            Ok(Some(plan::Candidate { program, seconds }))
         };
         // States that only the update needs may lie on the host, as may codes of frozen weights: of the programs that
         // this makes, the one with the shortest step is taken. Codes on the device are among the weights.

@@ -3,6 +3,7 @@
 use graph::Graph;
 use program::{ArenaKind, EntryKind, Machine, Variant};
 
+use crate::CompileError;
 use crate::lowering::{Lowering, fixed_places};
 use crate::memory::{ParameterPlan, arena};
 use crate::options::CompileOptions;
@@ -10,12 +11,12 @@ use crate::residency::{Homes, Outline};
 use crate::update;
 
 /// The part of the plan that no decision changes.
-pub(super) struct Memory<'a> {
+pub(crate) struct Memory<'a> {
     machine: &'a Machine,
     parameters: &'a ParameterPlan,
     homes: Homes,
     /// Bytes of everything but the activation arena.
-    pub fixed_bytes: usize,
+    fixed_bytes: usize,
 }
 
 impl<'a> Memory<'a> {
@@ -69,6 +70,19 @@ impl<'a> Memory<'a> {
         }
     }
 
+    /// Returns the bytes that are left for the activation arena.
+    pub fn available(&self, options: &CompileOptions) -> usize {
+        let limit = self.machine.memory.min(options.plan.memory_limit.unwrap_or(usize::MAX));
+        limit.saturating_sub(self.fixed_bytes).saturating_sub(options.plan.reserved)
+    }
+
+    /// Returns the error of a plan whose activation arena is too large.
+    pub fn does_not_fit(&self, activations: usize, options: &CompileOptions) -> CompileError {
+        let available = self.machine.memory.min(options.plan.memory_limit.unwrap_or(usize::MAX));
+        let needed = self.fixed_bytes + options.plan.reserved + activations;
+        CompileError::DoesNotFit { needed, available, limited: available < self.machine.memory }
+    }
+
     /// The arenas of a micro-step that the plan may move: searches that agree in these need the same activations.
     pub fn moved(&self) -> [bool; 2] {
         [arena::GRADIENTS, arena::QUANTS].map(|of| !self.homes.on_device(of))
@@ -77,7 +91,7 @@ impl<'a> Memory<'a> {
 
 /// The size of an arena.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Bytes {
+pub(crate) enum Bytes {
     Exact(usize),
     AtLeast(usize),
 }

@@ -22,6 +22,7 @@ mod states;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::hash::Hash;
 
 use decision::Decision;
 use graph::Graph;
@@ -29,14 +30,14 @@ use head::Head;
 use program::{Arch, EntryKind, LayerPart as Part, Machine, PlanDecision, Variant};
 
 use crate::CompileError;
-use crate::memory::ParameterPlan;
 use crate::options::{CompileOptions, Sharding};
 use crate::pass::{Pass, Passes};
 use crate::time;
 pub(crate) use levels::nearest_scope;
-use memory::{Bytes, Memory};
+use memory::Bytes;
+pub(crate) use memory::Memory;
 use parts::Parts;
-pub(crate) use states::{chooses_the_same, least_step};
+pub(crate) use states::{Candidate, Rivals, chooses_the_same, least_step};
 
 /// Share of the fastest fitting plan's time that a smaller one may cost.
 const MARGIN: f64 = 0.015;
@@ -155,15 +156,13 @@ type Rewrite<'a> = Box<dyn Fn(&mut Graph) + 'a>;
 /// is left at its smallest; lowering refuses it.
 pub(crate) fn decide(
     graphs: &mut [(EntryKind, Variant, Graph)],
-    parameters: &ParameterPlan,
+    memory: &Memory<'_>,
     options: &CompileOptions,
     machine: &Machine,
-    sizes: &Sizes,
+    known: &Known,
     passes: &mut Passes<'_>,
 ) -> Result<Vec<PlanDecision>, CompileError> {
-    let memory = Memory::new(graphs, parameters, options, machine);
-    let limit = machine.memory.min(options.plan.memory_limit.unwrap_or(usize::MAX));
-    let available = limit.saturating_sub(memory.fixed_bytes).saturating_sub(options.plan.reserved);
+    let available = memory.available(options);
     let mut lines = Vec::new();
     // The training step first: the other entries may use the arena that it needs.
     let mut shared = None;
@@ -174,7 +173,7 @@ pub(crate) fn decide(
         let available = if trains { available } else { shared.unwrap_or(available) };
         let margin = if trains { MARGIN } else { 0.0 };
         let (kind, variant) = (*kind, *variant);
-        let search = Search { number, kind, variant, graph, memory: &memory, machine, available, margin, sizes };
+        let search = Search { number, kind, variant, graph, memory, machine, available, margin, known };
         let (decided, of_entry) = search.run(options, passes)?;
         if trains {
             shared = shared.max(Some(memory.activation_bytes(&decided, variant, usize::MAX).least()));
@@ -185,10 +184,45 @@ pub(crate) fn decide(
     Ok(lines)
 }
 
-/// Sizes of activation arenas by the number of the entry, what the plan moves of its micro-step, and the levels of savings: kept
-/// over searches that differ in nothing else.
+/// The first micro-step as [`decide`] would leave it, without the graph.
+pub(crate) struct Outlook {
+    /// The bytes that it needs and those that there are for it, both without what is reserved and fixed.
+    pub needed: usize,
+    pub available: usize,
+    /// Seconds of its nodes, one after the other; none where something of it waits for the link.
+    pub seconds: Option<f64>,
+}
+
+/// Searches for what [`decide`] would decide about the first micro-step. None where there is none.
+pub(crate) fn outlook(
+    graphs: &[(EntryKind, Variant, Graph)],
+    memory: &Memory<'_>,
+    options: &CompileOptions,
+    machine: &Machine,
+    known: &Known,
+) -> Result<Option<Outlook>, CompileError> {
+    let available = memory.available(options);
+    let first = graphs.iter().enumerate().find(|(_, (kind, ..))| *kind == EntryKind::FirstMicroStep);
+    let Some((number, (kind, variant, graph))) = first else { return Ok(None) };
+    let (kind, variant, margin) = (*kind, *variant, MARGIN);
+    let search = Search { number, kind, variant, graph, memory, machine, available, margin, known };
+    let found = search.find(options)?;
+    let waits = found.start.after(&found.axes, &found.chosen).waiting;
+    let seconds = (!waits).then(|| search.seconds(&found, &found.chosen));
+    Ok(Some(Outlook { needed: search.size(&found, &found.chosen, available), available, seconds }))
+}
+
+/// The sizes and times that searches have found. It is valid for searches that differ in nothing but the states that lie on the host.
+/// Keys begin with the number of the entry.
 #[derive(Default)]
-pub(crate) struct Sizes(RefCell<HashMap<(usize, [bool; 2], Vec<usize>), Bytes>>);
+pub(crate) struct Known {
+    /// Sizes of activation arenas by the arenas that the plan moves of the micro-step, and the levels of savings.
+    sizes: RefCell<HashMap<(usize, [bool; 2], Vec<usize>), Bytes>>,
+    /// Seconds by levels of savings.
+    seconds: RefCell<HashMap<(usize, Vec<usize>), f64>>,
+    /// Bytes that are kept and seconds of all nodes by the recomputed parts of each layer.
+    recomputed: RefCell<HashMap<(usize, Vec<Parts>), (usize, f64)>>,
+}
 
 struct Search<'a> {
     /// The number of the entry.
@@ -202,30 +236,60 @@ struct Search<'a> {
     available: usize,
     /// Share of the fastest fitting plan's time that a smaller one may cost.
     margin: f64,
-    sizes: &'a Sizes,
+    known: &'a Known,
+}
+
+/// The savings that a search may choose from, and those that it found.
+struct Found<'a> {
+    head: Option<Head>,
+    /// The parts of layers that may be recomputed.
+    open: Parts,
+    start: Decision,
+    axes: Vec<Axis>,
+    sharding: &'a Sharding,
+    /// The levels that fit, and those that are taken.
+    fitting: Vec<usize>,
+    chosen: Vec<usize>,
 }
 
 impl Search<'_> {
     /// The size of the activation arena with some levels, as far as it decides whether it is within `limit`.
-    fn size(&self, levels: &[usize], limit: usize, graph: impl Fn(&[usize]) -> Graph) -> Bytes {
+    fn size(&self, found: &Found<'_>, levels: &[usize], limit: usize) -> usize {
         let key = (self.number, self.memory.moved(), levels.to_vec());
-        let known = self.sizes.0.borrow().get(&key).copied();
-        if let Some(known @ Bytes::Exact(_)) = known {
-            return known;
+        let known = self.known.sizes.borrow().get(&key).copied();
+        match known {
+            Some(Bytes::Exact(bytes)) => return bytes,
+            Some(Bytes::AtLeast(bytes)) if bytes > limit => return bytes,
+            _ => {}
         }
-        if let Some(known) = known.filter(|known| known.least() > limit) {
-            return known;
-        }
-        let found = self.memory.activation_bytes(&graph(levels), self.variant, limit);
-        self.sizes.0.borrow_mut().insert(key, found);
-        found
+        let size = self.memory.activation_bytes(&self.graph_with(found, levels), self.variant, limit);
+        self.known.sizes.borrow_mut().insert(key, size);
+        size.least()
     }
 
-    fn run(
-        &self,
-        options: &CompileOptions,
-        passes: &mut Passes<'_>,
-    ) -> Result<(Graph, Vec<PlanDecision>), CompileError> {
+    /// Returns the seconds of all nodes with some levels.
+    fn seconds(&self, found: &Found<'_>, levels: &[usize]) -> f64 {
+        let find = || time::seconds(&self.graph_with(found, levels), self.variant.documents, self.machine);
+        once(&self.known.seconds, (self.number, levels.to_vec()), find)
+    }
+
+    /// Returns the bytes that the backward pass finds kept and the seconds of all nodes, where nothing is decided but the parts
+    /// that are recomputed.
+    fn recomputed(&self, parts: &[Parts]) -> (usize, f64) {
+        let find = || {
+            let mut graph = self.graph.clone();
+            recompute::recompute(&mut graph, parts);
+            (report::kept_bytes(&graph), time::seconds(&graph, self.variant.documents, self.machine))
+        };
+        once(&self.known.recomputed, (self.number, parts.to_vec()), find)
+    }
+
+    fn graph_with(&self, found: &Found<'_>, levels: &[usize]) -> Graph {
+        found.start.after(&found.axes, levels).apply(self.graph, found.head.as_ref(), found.sharding)
+    }
+
+    /// Finds the levels of savings.
+    fn find<'o>(&self, options: &'o CompileOptions) -> Result<Found<'o>, CompileError> {
         let head = Head::find(self.graph);
         let (requested, open) = self.layers(options);
         let start = Decision {
@@ -235,29 +299,39 @@ impl Search<'_> {
             waiting: self.kind == EntryKind::FirstMicroStep && options.plan.offload.residual == Some(true),
         };
         let axes = self.axes(options, head.as_ref(), open, &start);
+        let none = Vec::new();
         let sharding = &options.sharding;
-        let graph_after = &|levels: &[usize]| start.after(&axes, levels).apply(self.graph, head.as_ref(), sharding);
-        let needed = |levels: &[usize]| self.size(levels, usize::MAX, graph_after).least();
-        let within = |levels: &[usize]| self.size(levels, self.available, graph_after).least();
-        let seconds = once(|levels| time::seconds(&graph_after(levels), self.variant.documents, self.machine));
-
-        let fitting = match self.available {
+        let mut found = Found { head, open, start, axes, sharding, fitting: none.clone(), chosen: none };
+        found.fitting = match self.available {
             // Parameters leave no room: nothing fits, and the smallest plan says by how much.
-            0 => axes.iter().map(Axis::levels).collect(),
-            available => fewest_savings(&axes, available, within),
+            0 => found.axes.iter().map(Axis::levels).collect(),
+            available => fewest_savings(&found.axes, available, |levels| self.size(&found, levels, available)),
         };
-        let mut chosen = fitting.clone();
+        found.chosen = found.fitting.clone();
         if self.margin > 0.0 {
-            let (most, bytes) = (seconds(&fitting) * (1.0 + self.margin / OVERHEAD), needed(&fitting));
-            save_while_cheap(&axes, &mut chosen, |levels| seconds(levels) <= most);
-            if needed(&chosen) >= bytes {
-                chosen.clone_from(&fitting);
+            let most = self.seconds(&found, &found.fitting) * (1.0 + self.margin / OVERHEAD);
+            let bytes = self.size(&found, &found.fitting, usize::MAX);
+            let mut chosen = found.fitting.clone();
+            save_while_cheap(&found.axes, &mut chosen, |levels| self.seconds(&found, levels) <= most);
+            if self.size(&found, &chosen, usize::MAX) < bytes {
+                found.chosen = chosen;
             }
         }
-        let fitting = start.after(&axes, &fitting);
-        let reasons = report::Reasons { plan: &options.plan, open, start: &start, fitting: &fitting };
-        let decision = start.after(&axes, &chosen);
-        let lines = report::lines((self.kind, self.variant), self.graph, &decision, &reasons, self.machine);
+        Ok(found)
+    }
+
+    fn run(
+        &self,
+        options: &CompileOptions,
+        passes: &mut Passes<'_>,
+    ) -> Result<(Graph, Vec<PlanDecision>), CompileError> {
+        let found = self.find(options)?;
+        let Found { head, open, start, axes, sharding, fitting, chosen } = &found;
+        let fitting = start.after(axes, fitting);
+        let reasons = report::Reasons { plan: &options.plan, open: *open, start, fitting: &fitting };
+        let decision = start.after(axes, chosen);
+        let costs = |parts: &[Parts]| self.recomputed(parts);
+        let lines = report::lines((self.kind, self.variant), self.graph, &decision, &reasons, self.machine, &costs);
         let mut graph = self.graph.clone();
         for (name, rewrite) in decision.rewrites(head.as_ref(), sharding) {
             passes.run(self.kind, name, &mut graph, |graph| {
@@ -343,17 +417,14 @@ impl Search<'_> {
     }
 }
 
-/// Returns a function that keeps its results: a search asks for some choices of levels several times.
-fn once<T: Copy>(of: impl Fn(&[usize]) -> T) -> impl Fn(&[usize]) -> T {
-    let known = RefCell::new(HashMap::new());
-    move |levels| {
-        let found = known.borrow().get(levels).copied();
-        found.unwrap_or_else(|| {
-            let value = of(levels);
-            known.borrow_mut().insert(levels.to_vec(), value);
-            value
-        })
-    }
+/// Returns the known value of a key; finds and keeps it where there is none.
+fn once<K: Eq + Hash, T: Copy>(known: &RefCell<HashMap<K, T>>, key: K, find: impl Fn() -> T) -> T {
+    let found = known.borrow().get(&key).copied();
+    found.unwrap_or_else(|| {
+        let value = find();
+        known.borrow_mut().insert(key, value);
+        value
+    })
 }
 
 /// Returns twice `from`, twice that, and so on, while it is allowed and there are not too many.

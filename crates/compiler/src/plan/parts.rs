@@ -8,7 +8,7 @@ use program::LayerPart as Part;
 use crate::options::RecomputeOptions;
 
 /// The parts of one layer that are recomputed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Parts(u8);
 
 impl Parts {

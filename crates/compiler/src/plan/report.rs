@@ -3,15 +3,13 @@
 use std::collections::HashSet;
 
 use graph::{Graph, Phase, ValueId};
-use program::{
-    Choice, Documents, EntryKind, Layer, LayerPart as Part, Machine, Obstacle, PlanDecision, Reason, Subject, Variant,
-};
+use program::{Choice, EntryKind, Layer, LayerPart as Part, Machine, Obstacle, PlanDecision, Reason, Subject, Variant};
 
 use super::attention::most_attention_parts;
 use super::decision::Decision;
 use super::head::Head;
 use super::parts::{Parts, classify};
-use super::recompute::{recompute, sum_inside};
+use super::recompute::sum_inside;
 use crate::lowering::program_layer;
 use crate::memory::dtype_of;
 use crate::options::PlanOptions;
@@ -27,6 +25,10 @@ pub(super) struct Reasons<'a> {
     pub fitting: &'a Decision,
 }
 
+/// A function from the parts that are recomputed of each layer to the bytes that are kept for the backward pass and the seconds of
+/// all nodes.
+type Costs<'a> = dyn Fn(&[Parts]) -> (usize, f64) + 'a;
+
 /// The table of one entry. `graph` is the graph before anything was decided.
 pub(super) fn lines(
     (entry, variant): (EntryKind, Variant),
@@ -34,8 +36,9 @@ pub(super) fn lines(
     decision: &Decision,
     reasons: &Reasons<'_>,
     machine: &Machine,
+    costs: &Costs<'_>,
 ) -> Vec<PlanDecision> {
-    let table = Table { entry, variant, graph, decision, reasons, machine };
+    let table = Table { entry, variant, graph, decision, reasons, machine, costs };
     let mut lines = Vec::new();
     let trains = entry == EntryKind::FirstMicroStep;
     if trains {
@@ -57,6 +60,7 @@ struct Table<'a> {
     decision: &'a Decision,
     reasons: &'a Reasons<'a>,
     machine: &'a Machine,
+    costs: &'a Costs<'a>,
 }
 
 impl Table<'_> {
@@ -82,8 +86,7 @@ impl Table<'_> {
             let (again, kept): (Vec<usize>, Vec<usize>) =
                 layers.partition(|layer| self.decision.recomputed[*layer].has(part));
             if !again.is_empty() {
-                let (bytes, seconds) =
-                    again_costs(self.graph, part, &again, self.decision, self.variant.documents, self.machine);
+                let (bytes, seconds) = self.again_costs(part, &again);
                 let line = self.line(Subject::Layer(part), Choice::Recompute(true), self.why_again(part, &again));
                 lines.push(PlanDecision { layers: names(&again), bytes, seconds, ..line });
             }
@@ -95,6 +98,15 @@ impl Table<'_> {
             }
         }
         lines
+    }
+
+    /// Returns the bytes and the seconds that recomputing a part frees and costs, next to the other recomputed parts.
+    fn again_costs(&self, part: Part, layers: &[usize]) -> (usize, f64) {
+        let mut without = self.decision.recomputed.clone();
+        layers.iter().for_each(|layer| without[*layer] = without[*layer].without(part));
+        let (bytes, seconds) = (self.costs)(&self.decision.recomputed);
+        let (more_bytes, less_seconds) = (self.costs)(&without);
+        (more_bytes.saturating_sub(bytes), seconds - less_seconds)
     }
 
     /// Returns the reason why a part of some layers, one of them at least, is recomputed.
@@ -196,28 +208,8 @@ fn roots(graph: &Graph) -> Vec<ValueId> {
     roots
 }
 
-/// Returns the bytes and the seconds that recomputing a part frees and costs, next to the other recomputed parts.
-fn again_costs(
-    graph: &Graph,
-    part: Part,
-    layers: &[usize],
-    decision: &Decision,
-    documents: Documents,
-    machine: &Machine,
-) -> (usize, f64) {
-    let after = |parts: &[Parts]| {
-        let mut graph = graph.clone();
-        recompute(&mut graph, parts);
-        (kept_bytes(&graph), crate::time::seconds(&graph, documents, machine))
-    };
-    let mut without = decision.recomputed.clone();
-    layers.iter().for_each(|layer| without[*layer] = without[*layer].without(part));
-    let ((bytes, seconds), (more_bytes, less_seconds)) = (after(&decision.recomputed), after(&without));
-    (more_bytes.saturating_sub(bytes), seconds - less_seconds)
-}
-
 /// Returns the bytes that the forward pass computes and later phases read.
-fn kept_bytes(graph: &Graph) -> usize {
+pub(super) fn kept_bytes(graph: &Graph) -> usize {
     let roots = roots(graph);
     let later = graph.nodes.iter().filter(|node| node.phase != Phase::Forward);
     let read: HashSet<ValueId> = later.flat_map(|node| node.inputs.iter().map(|id| roots[id.0 as usize])).collect();

@@ -58,14 +58,38 @@ const STATES: [State; 4] = [
 /// A choice among the states, as bits.
 type Moved = usize;
 
+/// A program with some states on the host.
+pub(crate) struct Candidate {
+    pub program: Program,
+    /// Seconds of the nodes of a micro-step; none where they say too little of its time.
+    pub seconds: Option<f64>,
+}
+
+/// The candidates that another one has to be faster than.
+#[derive(Clone, Copy)]
+pub(crate) struct Rivals<'a> {
+    /// The plan of the candidate with all states on the device, where that fits.
+    pub first: Option<&'a [PlanDecision]>,
+    /// Seconds of the nodes of a micro-step of the fastest, and the seconds by which those of another have to be fewer to make
+    /// up for its transfers.
+    fastest: Option<(f64, f64)>,
+}
+
+impl Rivals<'_> {
+    /// True if a candidate whose nodes take some seconds in a micro-step cannot be the fastest.
+    pub fn are_faster_than(&self, seconds: Option<f64>) -> bool {
+        self.fastest.zip(seconds).is_some_and(|((fastest, transfers), seconds)| fastest - seconds <= transfers)
+    }
+}
+
 /// The program that the options ask for, with what they leave open about the states decided by the expected step.
 /// `bytes` are those of an arena if all states are on the host. `compiled` gives no program where it would be the
-/// first one with other places.
+/// first one with other places, or slower than a rival.
 pub(crate) fn least_step(
     options: &CompileOptions,
     machine: &Machine,
     bytes: impl Fn(ArenaKind) -> usize,
-    mut compiled: impl FnMut(&CompileOptions, Option<&[PlanDecision]>) -> Result<Option<Program>, CompileError>,
+    mut compiled: impl FnMut(&CompileOptions, Option<Rivals<'_>>) -> Result<Option<Candidate>, CompileError>,
 ) -> Result<Program, CompileError> {
     let mut options = options.clone();
     if options.sharding.inter_node_group().size > 1 {
@@ -73,17 +97,17 @@ pub(crate) fn least_step(
         options.plan.offload.gradients.get_or_insert(false);
     }
     let options = &options;
-    let stays = compiled(options, None).map(|program| program.expect("there is no other to compare with"));
+    let stays = compiled(options, None).map(|candidate| candidate.expect("there is no other to compare with"));
     let updates = options.training.as_ref().is_some_and(|training| training.optimizer.is_some());
     if !updates || machine.arch == Arch::Cpu {
-        return stays;
+        return stays.map(|of| of.program);
     }
     let micro_steps = options.plan.micro_steps.max(1) as f64;
     // A transfer longer than what was recomputed takes is no gain; one that frees less than is missing is no help.
     let (mut least, most, missing) = match &stays {
-        Ok(program) => (step_seconds(program, micro_steps), recompute_seconds(program) * micro_steps, 0),
+        Ok(of) => (step_seconds(&of.program, micro_steps), recompute_seconds(&of.program) * micro_steps, 0),
         Err(CompileError::DoesNotFit { needed, available, .. }) => (f64::INFINITY, f64::INFINITY, needed - available),
-        Err(_) => return stays,
+        Err(_) => return stays.map(|of| of.program),
     };
     let states = States { bytes: STATES.map(|state| bytes(state.arena)), machine, micro_steps };
     let mut choices = states.open(options);
@@ -91,11 +115,15 @@ pub(crate) fn least_step(
     choices.retain(|moved| states.seconds(*moved) < most && states.all(*moved) >= missing);
     choices.sort_by(|a, b| states.seconds(*a).total_cmp(&states.seconds(*b)));
     // With the same decisions otherwise, transfers only add to the step.
-    let own = stays.as_ref().ok().map(|program| program.plan.clone());
-    let mut best = stays;
+    let own = stays.as_ref().ok().map(|of| of.program.plan.clone());
+    let mut fastest = stays.as_ref().ok().and_then(|of| of.seconds).map(|seconds| (seconds, 0.0));
+    let mut best = stays.map(|of| of.program);
     for moved in choices {
-        let mut program = match compiled(&with(options, moved), own.as_deref()) {
-            Ok(Some(program)) => program,
+        let more =
+            |(seconds, transfers): (f64, f64)| (seconds, (states.update_seconds(moved) - transfers) / micro_steps);
+        let rivals = Rivals { first: own.as_deref(), fastest: fastest.map(more) };
+        let Candidate { mut program, seconds } = match compiled(&with(options, moved), Some(rivals)) {
+            Ok(Some(candidate)) => candidate,
             Ok(None) => continue,
             Err(CompileError::DoesNotFit { .. }) => continue,
             Err(other) => return Err(other),
@@ -104,6 +132,7 @@ pub(crate) fn least_step(
         if step < least {
             program.plan.splice(0..0, states.lines(moved, options, missing > 0));
             (least, best) = (step, Ok(program));
+            fastest = seconds.map(|seconds| (seconds, states.update_seconds(moved)));
         }
         if nothing_more {
             break;
@@ -178,11 +207,15 @@ impl States<'_> {
 
     /// Returns the seconds of a step's transfers over the link.
     fn seconds(&self, moved: Moved) -> f64 {
-        let [both, one, passes] =
-            [Traffic::BothWays, Traffic::OneWay, Traffic::EachPass].map(|traffic| self.of(moved, traffic) as f64);
+        let passes = self.of(moved, Traffic::EachPass) as f64;
+        self.update_seconds(moved) + 2.0 * self.micro_steps * passes / self.machine.link.one_way
+    }
+
+    /// Returns the seconds of the update's transfers over the link, which no micro-step hides.
+    fn update_seconds(&self, moved: Moved) -> f64 {
+        let [both, one] = [Traffic::BothWays, Traffic::OneWay].map(|traffic| self.of(moved, traffic) as f64);
         let link = &self.machine.link;
-        let update = ((both + one) / link.one_way).max((2.0 * both + one) / link.both_ways);
-        update + 2.0 * self.micro_steps * passes / link.one_way
+        ((both + one) / link.one_way).max((2.0 * both + one) / link.both_ways)
     }
 
     fn lines(&self, moved: Moved, options: &CompileOptions, needed: bool) -> Vec<PlanDecision> {

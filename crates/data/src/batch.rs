@@ -38,7 +38,7 @@ pub struct Batch {
     pub divergence: f32,
     /// Its images as the model reads them.
     pub patches: Patches,
-    /// Its images, in the order of their tokens, until they are laid out.
+    /// Its images, in the order of their tokens, until they are laid out; they stay where no reader lays them out.
     pub images: Vec<ImageRef>,
     /// Tokens of its documents, where another node has the batch: then there are no vectors.
     pub remote: Option<usize>,

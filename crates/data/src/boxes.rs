@@ -33,6 +33,18 @@ pub struct BoxForm {
     pub marked: bool,
 }
 
+/// Signs of an object's name that are kept beside its box.
+const MOST_OF_NAME: usize = 64;
+
+/// An object in an image, as it is shown to people.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageObject {
+    /// Its name where the row has one for it; else empty.
+    pub name: String,
+    /// x1, y1, x2, y2 in parts of the sides of the image; a point has both corners in one place.
+    pub corners: [f32; 4],
+}
+
 /// Height and width of an image, and of its only view; none for an image of several views.
 pub(crate) struct Sizes {
     pub image: [usize; 2],
@@ -45,16 +57,30 @@ pub(crate) fn has_words(text: &str) -> bool {
 }
 
 /// Puts the names and boxes of a row's objects in the place of their words, in their order. Contents without such words
-/// stay as they are. Errors: another number of words than of objects, and boxes that are none.
+/// stay as they are. Returns the objects of each image. Errors: another number of words than of objects, and boxes that are
+/// none.
 pub(crate) fn fill(
     messages: &mut [Message],
     objects: &Map<String, Value>,
     form: BoxForm,
     sizes: &[Sizes],
-) -> Result<(), RowError> {
-    let names = texts(objects, form.marked)?;
+) -> Result<Vec<Vec<ImageObject>>, RowError> {
+    let names = names(objects)?;
     let boxes = boxes(objects, form, sizes)?;
-    let (mut names, mut boxes) = (Words::new(NAME, names), Words::new(BOX, boxes));
+    let mut of_images = vec![Vec::new(); sizes.len()];
+    for (number, of) in boxes.iter().enumerate() {
+        // One name stands for all boxes.
+        let own =
+            if names.len() == boxes.len() { names.get(number) } else { names.first().filter(|_| names.len() == 1) };
+        let name = own.map_or(String::new(), |name| name.chars().take(MOST_OF_NAME).collect());
+        of_images[of.image].push(ImageObject { name, corners: of.corners });
+    }
+    let written = |name: &&str| match form.marked {
+        true => format!("<|object_ref_start|>{name}<|object_ref_end|>"),
+        false => (*name).to_owned(),
+    };
+    let mut names = Words::new(NAME, names.iter().map(written).collect());
+    let mut boxes = Words::new(BOX, boxes.into_iter().map(|of| of.text).collect());
     for message in messages {
         let Some(Value::String(text)) = message.fields.get("content").filter(|of| of.as_str().is_some_and(has_words))
         else {
@@ -70,7 +96,8 @@ pub(crate) fn fill(
         message.fields.insert("content".to_owned(), json!(filled));
     }
     names.finish()?;
-    boxes.finish()
+    boxes.finish()?;
+    Ok(of_images)
 }
 
 /// The texts for one word, and how many are used.
@@ -129,17 +156,21 @@ fn list<'o>(objects: &'o Map<String, Value>, name: &str) -> Result<&'o [Value], 
     }
 }
 
-/// The names of the objects as a model writes them.
-fn texts(objects: &Map<String, Value>, marked: bool) -> Result<Vec<String>, RowError> {
-    let text = |value: &Value| {
-        let name = value.as_str().ok_or_else(|| problem(format!("the name {value} is no text")))?;
-        Ok(if marked { format!("<|object_ref_start|>{name}<|object_ref_end|>") } else { name.to_owned() })
-    };
-    list(objects, "ref")?.iter().map(text).collect()
+/// The names of the objects.
+fn names(objects: &Map<String, Value>) -> Result<Vec<&str>, RowError> {
+    let of_all = list(objects, "ref")?.iter();
+    of_all.map(|value| value.as_str().ok_or_else(|| problem(format!("the name {value} is no text")))).collect()
 }
 
-/// The boxes of the objects as a model writes them.
-fn boxes(objects: &Map<String, Value>, form: BoxForm, sizes: &[Sizes]) -> Result<Vec<String>, RowError> {
+/// A box as a model writes it, with its place.
+struct Written {
+    text: String,
+    image: usize,
+    corners: [f32; 4],
+}
+
+/// The boxes of the objects.
+fn boxes(objects: &Map<String, Value>, form: BoxForm, sizes: &[Sizes]) -> Result<Vec<Written>, RowError> {
     let of_one = match objects.get("bbox_type") {
         None | Some(Value::Null) => false,
         Some(Value::String(kind)) if kind == "real" => false,
@@ -161,13 +192,18 @@ fn boxes(objects: &Map<String, Value>, form: BoxForm, sizes: &[Sizes]) -> Result
             Some(id) => id.as_u64().ok_or_else(|| wrong(format!("is of the image {id}, expected a number from 0")))?,
         };
         let count = sizes.len();
-        let sizes = usize::try_from(image).ok().and_then(|image| sizes.get(image));
-        let sizes =
-            sizes.ok_or_else(|| wrong(format!("is of image {image}, counted from 0, but there are {count}")))?;
+        let found = usize::try_from(image).ok().and_then(|image| Some((image, sizes.get(image)?)));
+        let (image, sizes) =
+            found.ok_or_else(|| wrong(format!("is of image {image}, counted from 0, but there are {count}")))?;
         let numbers: Option<Vec<f64>> = value.as_array().and_then(|of| of.iter().map(Value::as_f64).collect());
         let numbers = numbers.filter(|of| [2, 4].contains(&of.len()));
         let numbers = numbers.ok_or_else(|| wrong(format!("is {value}, expected [x, y] or [x1, y1, x2, y2]")))?;
-        Ok(text(&scaled(&numbers, of_one, form.units, sizes).map_err(wrong)?, form.marked))
+        let text = text(&scaled(&numbers, of_one, form.units, sizes).map_err(wrong)?, form.marked);
+        let part = |at: usize| {
+            let side = if of_one { 1.0 } else { sizes.image[1 - at % 2] as f64 };
+            (numbers[at % numbers.len()] / side).clamp(0.0, 1.0) as f32
+        };
+        Ok(Written { text, image, corners: [part(0), part(1), part(2), part(3)] })
     };
     all.iter().enumerate().map(write).collect()
 }
@@ -239,6 +275,24 @@ mod tests {
         assert_eq!(marked, format!("{name} at {boxes}."));
         let pixels = json!({"bbox": [[0.5, 0, 1, 1]], "bbox_type": "norm1"});
         assert_eq!(filled("<bbox>", &pixels, form(Units::Pixels, false)).unwrap(), "[798, 0, 1595, 1203]");
+    }
+
+    #[test]
+    fn objects_of_each_image_keep_their_names_and_places() {
+        let of = |objects: Value, content: &str| {
+            let mut messages = [Message::new("assistant", content)];
+            fill(&mut messages, objects.as_object().unwrap(), BoxForm::default(), &SIZES).unwrap()
+        };
+        let object = |name: &str, corners| ImageObject { name: name.to_owned(), corners };
+        let two = json!({"ref": ["a", "b"], "bbox": [[400, 300, 1700, 1200], [50, 25]], "image_id": [0, 1]});
+        let found = of(two, "<ref-object><bbox><ref-object><bbox>");
+        assert_eq!(found, [[object("a", [0.25, 0.25, 1.0, 1.0])], [object("b", [0.25; 4])]]);
+        let one = json!({"ref": ["a"], "bbox": [[0, 0.5, 1, 1], [0, 0, 1, 1]], "bbox_type": "norm1"});
+        let found = of(one, "<ref-object><bbox><bbox>");
+        assert_eq!(found[0], [object("a", [0.0, 0.5, 1.0, 1.0]), object("a", [0.0, 0.0, 1.0, 1.0])]);
+        let none =
+            of(json!({"ref": ["a", "b", "c"], "bbox": [[0, 0, 1, 1]]}), "<ref-object><ref-object><ref-object><bbox>");
+        assert_eq!((none[0][0].name.as_str(), none[1].len()), ("", 0));
     }
 
     #[test]

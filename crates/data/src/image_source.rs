@@ -10,6 +10,7 @@ use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use serde_json::Value;
 
+use crate::boxes::ImageObject;
 use crate::error::shown;
 
 /// Base64 with its padding or without.
@@ -105,6 +106,11 @@ pub(crate) fn is_image_file(bytes: &[u8]) -> bool {
     begins(b"\xff\xd8\xff") || begins(b"\x89PNG\r\n\x1a\n") || begins(b"GIF87a") || begins(b"GIF89a") || is_webp
 }
 
+/// The bytes of a JPEG as pages have them.
+pub fn jpeg_uri(bytes: &[u8]) -> String {
+    format!("data:image/jpeg;base64,{}", BASE64.encode(bytes))
+}
+
 /// The bytes as rows have them, which are JSON.
 pub fn data_uri(bytes: &[u8]) -> String {
     format!("data:;base64,{}", BASE64.encode(bytes))
@@ -117,17 +123,27 @@ fn decoded(text: &str) -> Result<ImageSource, String> {
 }
 
 /// An image of a document.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ImageRef {
     pub source: ImageSource,
     /// BLAKE3 digest of the file's bytes.
     pub digest: [u8; 32],
+    /// The objects that the row names in it; nothing reads them but what shows rows.
+    pub objects: Vec<ImageObject>,
 }
 
 /// Bytes that stand before those of a source: its kind, its length, its digest.
 const HEAD: usize = 1 + 8 + 32;
+/// Bits of the kind: the source is bytes, not a path; objects follow.
+const BYTES: u8 = 1;
+const OBJECTS: u8 = 2;
 
 impl ImageRef {
+    /// An image of a file with these bytes, without objects.
+    pub fn new(source: ImageSource, bytes: &[u8]) -> ImageRef {
+        ImageRef { source, digest: *blake3::hash(bytes).as_bytes(), objects: Vec::new() }
+    }
+
     /// The file's bytes; an error where they are not those that the row was encoded with.
     pub fn read(&self) -> Result<Arc<[u8]>, String> {
         let bytes = self.source.read()?;
@@ -143,12 +159,15 @@ impl ImageRef {
         for of in all {
             let (kind, content) = match &of.source {
                 ImageSource::Path(path) => (0, path.as_os_str().as_bytes().to_vec()),
-                ImageSource::Bytes(bytes) => (1, bytes.to_vec()),
+                ImageSource::Bytes(bytes) => (BYTES, bytes.to_vec()),
             };
-            bytes.push(kind);
+            bytes.push(if of.objects.is_empty() { kind } else { kind | OBJECTS });
             bytes.extend((content.len() as u64).to_le_bytes());
             bytes.extend(of.digest);
             bytes.extend(content);
+            if !of.objects.is_empty() {
+                pack_objects(&of.objects, &mut bytes);
+            }
         }
         bytes
     }
@@ -160,16 +179,43 @@ impl ImageRef {
             let (head, rest) = bytes.split_at_checked(HEAD)?;
             let length = usize::try_from(u64::from_le_bytes(head[1..9].try_into().ok()?)).ok()?;
             let (content, rest) = rest.split_at_checked(length)?;
-            let source = match head[0] {
+            let source = match head[0] & !OBJECTS {
                 0 => ImageSource::Path(PathBuf::from(OsString::from_vec(content.to_vec()))),
-                1 => ImageSource::Bytes(content.into()),
+                BYTES => ImageSource::Bytes(content.into()),
                 _ => return None,
             };
-            all.push(ImageRef { source, digest: head[9..].try_into().ok()? });
             bytes = rest;
+            let objects = if head[0] & OBJECTS != 0 { unpack_objects(&mut bytes)? } else { Vec::new() };
+            all.push(ImageRef { source, digest: head[9..].try_into().ok()?, objects });
         }
         Some(all)
     }
+}
+
+/// Writes objects as bytes: their number, then of each four corners, the length of its name, the name.
+fn pack_objects(objects: &[ImageObject], bytes: &mut Vec<u8>) {
+    bytes.extend((objects.len() as u32).to_le_bytes());
+    for ImageObject { name, corners } in objects {
+        corners.iter().for_each(|corner| bytes.extend(corner.to_le_bytes()));
+        bytes.extend((name.len() as u32).to_le_bytes());
+        bytes.extend(name.as_bytes());
+    }
+}
+
+/// Reads objects off the beginning of bytes; `None` if these are none.
+fn unpack_objects(bytes: &mut &[u8]) -> Option<Vec<ImageObject>> {
+    let count = u32::from_le_bytes(*bytes.split_off(..4)?.first_chunk()?);
+    let mut objects = Vec::new();
+    for _ in 0..count {
+        let mut corners = [0f32; 4];
+        for corner in &mut corners {
+            *corner = f32::from_le_bytes(*bytes.split_off(..4)?.first_chunk()?);
+        }
+        let length = usize::try_from(u32::from_le_bytes(*bytes.split_off(..4)?.first_chunk()?)).ok()?;
+        let name = String::from_utf8(bytes.split_off(..length)?.to_vec()).ok()?;
+        objects.push(ImageObject { name, corners });
+    }
+    Some(objects)
 }
 
 #[cfg(test)]
@@ -218,12 +264,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("x.png");
         std::fs::write(&file, b"abc").unwrap();
-        let digest = *blake3::hash(b"abc").as_bytes();
-        let all = [ImageSource::Path(file.clone()), ImageSource::Bytes(b"abc".as_slice().into())]
-            .map(|source| ImageRef { source, digest });
-        let packed = ImageRef::pack(&all);
-        assert_eq!(ImageRef::unpack(&packed).unwrap(), all);
-        assert!(ImageRef::unpack(&packed[..packed.len() - 1]).is_none());
+        let mut all = [ImageSource::Path(file.clone()), ImageSource::Bytes(b"abc".as_slice().into())]
+            .map(|source| ImageRef::new(source, b"abc"));
+        let object = |name: &str| ImageObject { name: name.to_owned(), corners: [0.0, 0.25, 0.5, 1.0] };
+        for objects in [vec![], vec![object("a cät"), object("")]] {
+            all[1].objects = objects;
+            let packed = ImageRef::pack(&all);
+            assert_eq!(ImageRef::unpack(&packed).unwrap(), all);
+            assert!(ImageRef::unpack(&packed[..packed.len() - 1]).is_none());
+        }
         assert!(all.iter().all(|of| of.read().is_ok()));
         std::fs::write(&file, b"abd").unwrap();
         assert!(all[0].read().unwrap_err().contains("has changed"));

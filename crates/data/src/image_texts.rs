@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
 
-use crate::boxes::{self, Sizes};
+use crate::boxes::{self, ImageObject, Sizes};
 use crate::error::{RowError, RowReason};
 use crate::image::{Kind, decode, size};
 use crate::image_source::{ImageRef, ImageSource};
@@ -120,14 +120,14 @@ impl ImageTexts {
         }
     }
 
-    /// Puts the objects of a row in the place of their words. Errors: what [`boxes::fill`] refuses, and an image that cannot be
-    /// read.
+    /// Puts the objects of a row in the place of their words; returns those of each image. Errors: what [`boxes::fill`]
+    /// refuses, and an image that cannot be read.
     pub(crate) fn fill(
         &self,
         messages: &mut [Message],
         objects: &Map<String, Value>,
         images: &[ImageSource],
-    ) -> Result<(), RowError> {
+    ) -> Result<Vec<Vec<ImageObject>>, RowError> {
         let sizes_of = |(number, source): (usize, &ImageSource)| {
             let image = source.read().and_then(|bytes| size(&bytes, &self.reader.limits))?;
             let (views, _) = self.reader.processor.layout(image)?;
@@ -163,7 +163,7 @@ impl ImageTexts {
             let grids = self.reader.grids(size).map_err(refused)?;
             let (_, tiles) = self.reader.processor.layout(size).map_err(refused)?;
             texts.push(self.expansion(&grids, tiles));
-            kept.push(ImageRef { digest: *blake3::hash(&bytes).as_bytes(), source });
+            kept.push(ImageRef::new(source, &bytes));
         }
         Ok((texts, kept))
     }

@@ -168,10 +168,8 @@ impl Cursor {
             for &document in row {
                 let view = corpus.read(document as usize, &mut copy)?;
                 append(&mut batch, view, row_begin);
-                if self.spec.images.is_some() {
-                    let changed = || DataError::invalid("the data cache", "the images of a row cannot be read");
-                    batch.images.extend(view.images().ok_or_else(changed)?);
-                }
+                let changed = || DataError::invalid("the data cache", "the images of a row cannot be read");
+                batch.images.extend(view.images().ok_or_else(changed)?);
             }
             if self.spec.padding == Padding::End {
                 self.fill(&mut batch, padding, row_begin);

@@ -391,6 +391,7 @@ fn is_whole(index: &[i32], data: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::boxes::ImageObject;
     use crate::image_source::ImageSource;
 
     fn samples() -> Vec<Document> {
@@ -409,8 +410,10 @@ mod tests {
         let even = Document { mark: Some(Mark::Pair { chosen: 20, shared: 9, margin: None }), ..foreign.clone() };
         let answer = Document { mark: Some(Mark::Answer { prompt: 7, desirable: true }), ..part.clone() };
         let refused = Document { mark: Some(Mark::Answer { prompt: 0, desirable: false }), ..ragged.clone() };
-        let image = |content: &[u8]| ImageRef { source: ImageSource::Bytes(content.into()), digest: [7; 32] };
-        let shown = Document { images: vec![image(b"abcde"), image(b"")], ..part.clone() };
+        let image = |content: &[u8]| ImageRef::new(ImageSource::Bytes(content.into()), content);
+        let objects = vec![ImageObject { name: "a cät".to_owned(), corners: [0.0, 0.5, 0.75, 1.0] }];
+        let images = vec![ImageRef { objects, ..image(b"abcde") }, image(b"")];
+        let shown = Document { images, ..part.clone() };
         vec![plain, part, foreign, ragged, none, Document::all_trained(vec![7]), pair, even, answer, refused, shown]
     }
 
@@ -433,6 +436,7 @@ mod tests {
             assert_eq!(view.weights(), document.weights, "document {i}");
             assert_eq!(view.positions, document.positions.as_deref(), "document {i}");
             assert_eq!(view.mark, document.mark, "document {i}");
+            assert_eq!(view.images(), Some(document.images.clone()), "document {i}");
             assert_eq!(segment.split(i), document.split(), "document {i}");
         }
         let runs = |i: usize| segment.read(i, &mut Vec::new()).unwrap().runs().map(Iterator::count);

@@ -126,7 +126,7 @@ mod tests {
 
     fn image(height: usize, width: usize) -> ImageRef {
         let bytes = png(&Pixels { height, width, rgb: vec![7; 3 * height * width] });
-        ImageRef { digest: *blake3::hash(&bytes).as_bytes(), source: ImageSource::Bytes(bytes.into()) }
+        ImageRef::new(ImageSource::Bytes(bytes.as_slice().into()), &bytes)
     }
 
     #[test]

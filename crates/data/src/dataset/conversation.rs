@@ -15,7 +15,7 @@ use super::padding;
 use super::part_texts::PartTexts;
 use super::roles::is_pair;
 use super::{EncodeRow, RowForm};
-use crate::boxes::{self, OBJECTS};
+use crate::boxes::{self, ImageObject, OBJECTS};
 use crate::dialogue::DialogueEncoder;
 use crate::document::Document;
 use crate::error::{RowError, RowReason};
@@ -64,18 +64,18 @@ impl ConversationRows {
         ConversationRows { encoder, columns, folders }
     }
 
-    /// The images of a row's conversation, in their order; none where the model reads none.
+    /// The images of a row's conversation, in their order, and the objects of each; none where the model reads none.
     fn images(
         &self,
         row: &Map<String, Value>,
         messages: &mut [Message],
         remarks: &mut Remarks,
-    ) -> Result<Vec<ImageSource>, RowError> {
+    ) -> Result<(Vec<ImageSource>, Vec<Vec<ImageObject>>), RowError> {
         let found = IMAGES.iter().find_map(|name| row.get(*name).filter(|value| !value.is_null()));
         let Some(of) = self.encoder.images() else {
             let are_unread = found.is_some_and(|value| value.as_array().is_none_or(|list| !list.is_empty()));
             remarks.add(Remark::Images, usize::from(are_unread));
-            return Ok(Vec::new());
+            return Ok((Vec::new(), Vec::new()));
         };
         let list = found.map(|found| match found {
             Value::Array(list) => list.as_slice(),
@@ -83,11 +83,14 @@ impl ConversationRows {
         });
         let images = of.place(messages, list, &self.folders)?;
         let objects = row.get(OBJECTS).map(opened);
-        match objects.as_deref().and_then(Value::as_object) {
+        let objects = match objects.as_deref().and_then(Value::as_object) {
             Some(objects) if has_words(messages) => of.fill(messages, objects, &images)?,
-            objects => remarks.add(Remark::Objects, usize::from(objects.is_some_and(|of| !of.is_empty()))),
-        }
-        Ok(images)
+            objects => {
+                remarks.add(Remark::Objects, usize::from(objects.is_some_and(|of| !of.is_empty())));
+                Vec::new()
+            }
+        };
+        Ok((images, objects))
     }
 
     /// The values of a column that holds messages. A plain text is the message of a role, if one is given.
@@ -191,8 +194,9 @@ impl ConversationRows {
 impl EncodeRow for ConversationRows {
     fn encode(&self, row: &Map<String, Value>, form: RowForm, remarks: &mut Remarks) -> Result<Document, RowError> {
         let (mut messages, tools) = self.read(row, form, remarks)?;
-        let images = self.images(row, &mut messages, remarks)?;
-        let document = self.encoder.encode_all(&messages, images, tools.as_ref(), remarks)?;
+        let (images, objects) = self.images(row, &mut messages, remarks)?;
+        let mut document = self.encoder.encode_all(&messages, images, tools.as_ref(), remarks)?;
+        document.images.iter_mut().zip(objects).for_each(|(image, of)| image.objects = of);
         match document.trained_tokens() {
             0 => Err(untrained(&messages)),
             _ => Ok(document),

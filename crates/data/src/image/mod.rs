@@ -7,7 +7,9 @@ mod decode;
 mod processor;
 mod resize;
 mod sizes;
+mod thumbnail;
 
 pub use decode::{Limits, Pixels, decode, png, size};
 pub use processor::{Kind, PixelLimits, Prepared, Processor};
 pub use resize::Filter;
+pub use thumbnail::{jpeg, within};

@@ -3,23 +3,29 @@
 //! Reads batches, so it shows what is actually trained on. Knows no colors.
 
 mod page;
+mod picture;
 mod terminal;
 
 use crate::batch::{Batch, Placed};
 use crate::document::IGNORE;
 use crate::document::Mark;
+use crate::error::DataError;
+use crate::pictures::ImageReader;
 use crate::tokenizer::Tokenizer;
+use picture::Images;
 
 pub use page::page;
+pub use picture::{ShownImage, draw};
 pub use terminal::{Terminal, terminal};
 
-/// One token of a shown row.
+/// One token of a shown row, or a run of the same ones of an image.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShownToken {
     pub id: i32,
     pub text: String,
     /// Weight in the loss; 0: not trained.
     pub weight: f32,
+    pub times: usize,
 }
 
 /// One row of a batch.
@@ -29,6 +35,8 @@ pub struct ShownRow {
     pub documents: Vec<Vec<ShownToken>>,
     /// The role of each document in a preference; empty for other data.
     pub verdicts: Vec<&'static str>,
+    /// The images of each document; empty where the model reads none.
+    pub images: Vec<Vec<ShownImage>>,
     /// Tokens that fill the row up.
     pub padding: usize,
 }
@@ -36,7 +44,7 @@ pub struct ShownRow {
 impl ShownRow {
     /// Tokens of the row, padding included.
     pub fn len(&self) -> usize {
-        self.documents.iter().map(Vec::len).sum::<usize>() + self.padding
+        self.documents.iter().map(|document| count(document)).sum::<usize>() + self.padding
     }
 
     pub fn is_empty(&self) -> bool {
@@ -67,18 +75,35 @@ fn branches(batch: &Batch) -> Vec<usize> {
     batch.marks.iter().flat_map(of).collect()
 }
 
+/// Returns the number of tokens, those of runs each.
+fn count(tokens: &[ShownToken]) -> usize {
+    tokens.iter().map(|token| token.times).sum()
+}
+
 /// Tokens of which something is trained.
 fn trained(tokens: &[ShownToken]) -> usize {
     tokens.iter().filter(|token| token.weight != 0.0).count()
 }
 
-/// The rows of a batch. Without a tokenizer the ids stand for the texts. `pad_id` is what padding consists of.
-pub fn rows(batch: &Batch, tokenizer: Option<&Tokenizer>, pad_id: i32) -> Vec<ShownRow> {
+/// The rows of a batch. Without a tokenizer the ids stand for the texts. `pad_id` is what padding consists of, `reader` the
+/// one of its images. Errors: an image that was changed since its row was read.
+pub fn rows(
+    batch: &Batch,
+    tokenizer: Option<&Tokenizer>,
+    pad_id: i32,
+    reader: Option<&ImageReader>,
+) -> Result<Vec<ShownRow>, DataError> {
     let n = batch.seq_len;
-    (0..batch.batch).map(|row| shown(batch, row * n..(row + 1) * n, tokenizer, pad_id)).collect()
+    let mut images = reader.map(|reader| Images::of(&batch.images, reader));
+    (0..batch.batch).map(|row| shown(batch, row * n..(row + 1) * n, (tokenizer, pad_id), images.as_mut())).collect()
 }
 
-fn shown(batch: &Batch, range: std::ops::Range<usize>, tokenizer: Option<&Tokenizer>, pad_id: i32) -> ShownRow {
+fn shown(
+    batch: &Batch,
+    range: std::ops::Range<usize>,
+    (tokenizer, pad_id): (Option<&Tokenizer>, i32),
+    mut images: Option<&mut Images<'_>>,
+) -> Result<ShownRow, DataError> {
     let first = range.start;
     let ids = &batch.input_ids[range.clone()];
     let starts = &batch.document_start[range.clone()];
@@ -96,13 +121,20 @@ fn shown(batch: &Batch, range: std::ops::Range<usize>, tokenizer: Option<&Tokeni
             row.padding += end - begin;
         } else {
             let texts = texts(&ids[begin..end], tokenizer);
-            let token = |(i, text)| ShownToken { id: ids[begin + i], text, weight: weight(begin + i) };
+            let token = |(i, text)| ShownToken { id: ids[begin + i], text, weight: weight(begin + i), times: 1 };
             row.verdicts.push(verdict(batch, first + begin));
-            row.documents.push(texts.into_iter().enumerate().map(token).collect());
+            let tokens: Vec<ShownToken> = texts.into_iter().enumerate().map(token).collect();
+            match &mut images {
+                Some(images) => {
+                    row.images.push(images.next(&ids[begin..end])?);
+                    row.documents.push(images.folded(tokens));
+                }
+                None => row.documents.push(tokens),
+            }
         }
         begin = end;
     }
-    row
+    Ok(row)
 }
 
 /// The text that each token adds. A token that holds a part of a character is shown as the vocabulary writes it.
@@ -167,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_token_is_trained_where_the_one_before_it_predicts_it() {
-        let shown = rows(&batch(), None, 0);
+        let shown = rows(&batch(), None, 0, None).unwrap();
         assert_eq!((shown.len(), shown[0].padding, shown[0].len()), (1, 3, 8));
         let weights: Vec<Vec<f32>> = shown[0].documents.iter().map(|d| d.iter().map(|t| t.weight).collect()).collect();
         assert_eq!(weights, [vec![0.0, 1.0, 0.5], vec![0.0, 1.0]]);
@@ -177,7 +209,7 @@ mod tests {
     #[test]
     fn the_sides_of_a_pair_are_named() {
         let mark = |mark| vec![Placed { begin: 0, tokens: 5, mark }];
-        let of = |marks| rows(&Batch { marks, ..batch() }, None, 0).remove(0).verdicts;
+        let of = |marks| rows(&Batch { marks, ..batch() }, None, 0, None).unwrap().remove(0).verdicts;
         assert_eq!(of(mark(Mark::Pair { chosen: 3, shared: 0, margin: None })), [" (chosen)", " (rejected)"]);
         assert_eq!(of(mark(Mark::Answer { prompt: 1, desirable: false })), [" (undesirable)", ""]);
         assert_eq!(of(Vec::new()), ["", ""]);

@@ -2,7 +2,8 @@
 //!
 //! Light or dark by the reader's settings, in one column on a narrow screen. Knows HTML, not where the page is stored.
 
-use super::{ShownRow, ShownToken, trained, visible};
+use super::picture::corners;
+use super::{ShownImage, ShownRow, ShownToken, count, trained, visible};
 
 const STYLE: &str = "\
 :root{color-scheme:light dark;--given:#5c6370;--shade:#0000000d;--trained:#0b6b2e;--mark:#c9f2d3;--line:#d5d9e0}
@@ -16,7 +17,15 @@ white-space:pre-wrap;overflow-wrap:anywhere;color:var(--given)}
 .d i{font-style:normal}.d i:nth-of-type(even){background:var(--shade)}
 .d .t{color:var(--trained);background:var(--mark);box-shadow:inset 1px 0 var(--trained)}
 .d .t:nth-of-type(even){background:var(--mark)}
-.d .w{text-decoration:underline dotted}";
+.d .w{text-decoration:underline dotted}
+figure{display:inline-block;margin:.3rem .6rem .3rem 0;vertical-align:top;max-width:100%}
+figcaption{font:.75rem system-ui,sans-serif;max-width:16rem;overflow-wrap:anywhere}
+svg{max-width:100%;height:auto;background:var(--shade)}
+svg .o{fill:none;stroke:#ff2d55;stroke-width:2}
+svg text{font:600 12px system-ui,sans-serif;fill:#fff;stroke:#000;stroke-width:3px;paint-order:stroke}";
+
+/// Boxes that are drawn in an image, at most.
+const MOST_BOXES: usize = 100;
 
 /// The page. `table` is what the data check says; `rows` are numbered from 1.
 pub fn page(title: &str, table: &str, rows: &[ShownRow]) -> String {
@@ -34,15 +43,60 @@ pub fn page(title: &str, table: &str, rows: &[ShownRow]) -> String {
         let (number, tokens, padding) = (i + 1, row.len(), row.padding);
         out.push_str(&format!("<h2>Row {number}: {tokens} tokens, {all} trained, {padding} of padding</h2>\n"));
         for (d, document) in row.documents.iter().enumerate() {
-            let numbers = format!("{} tokens, {} trained", document.len(), trained(document));
+            let numbers = format!("{} tokens, {} trained", count(document), trained(document));
             let verdict = row.verdicts.get(d).copied().unwrap_or_default();
             out.push_str(&format!("<div class=\"d\"><b>document {}{verdict}: {numbers}</b>", d + 1));
+            let images = row.images.get(d).into_iter().flatten().enumerate();
+            images.for_each(|(number, image)| figure(&mut out, number + 1, image));
             document.iter().for_each(|token| push(&mut out, token));
             out.push_str("</div>\n");
         }
     }
     out.push_str("</body></html>\n");
     out
+}
+
+/// An image with the boxes of its objects; its caption alone where it has no small copy.
+fn figure(out: &mut String, number: usize, image: &ShownImage) {
+    let objects = image.objects();
+    let mut caption = image.caption(number);
+    out.push_str("<figure>");
+    if let Some(copy) = &image.copy {
+        let [height, width] = copy.size;
+        out.push_str(&format!(
+            "<svg width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" role=\"img\">\
+             <image href=\"{}\" width=\"{width}\" height=\"{height}\"/>",
+            copy.uri
+        ));
+        for object in objects.iter().take(MOST_BOXES) {
+            let [x, y] = corners(object, copy.size);
+            let name = escaped(&object.name.chars().map(visible).collect::<String>());
+            out.push_str(&match x.is_empty() && y.is_empty() {
+                true => format!("<circle class=\"o\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\"/>", x.start, y.start),
+                false => format!(
+                    "<rect class=\"o\" x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\"/>",
+                    x.start,
+                    y.start,
+                    x.end - x.start,
+                    y.end - y.start
+                ),
+            });
+            if !name.is_empty() {
+                out.push_str(&format!(
+                    "<text x=\"{:.1}\" y=\"{:.1}\">{name}</text>",
+                    x.start + 3.0,
+                    y.start.max(0.0) + 13.0
+                ));
+            }
+        }
+        out.push_str("</svg>");
+        if objects.len() > MOST_BOXES {
+            caption.push_str(&format!("; {MOST_BOXES} of {} objects are drawn", objects.len()));
+        }
+    } else {
+        caption.push_str("; not drawn, as the page has pictures enough");
+    }
+    out.push_str(&format!("<figcaption>{}</figcaption></figure>", escaped(&caption)));
 }
 
 fn push(out: &mut String, token: &ShownToken) {
@@ -72,7 +126,7 @@ mod tests {
 
     #[test]
     fn texts_of_the_data_are_no_markup() {
-        let token = |text: &str, weight| ShownToken { id: 7, text: text.to_owned(), weight };
+        let token = |text: &str, weight| ShownToken { id: 7, text: text.to_owned(), weight, times: 1 };
         let document = vec![token("<script>&\"", 0.0), token("a\nb", 1.0), token("c", 0.5)];
         let page = page("a <b>", "x < y", &[ShownRow { documents: vec![document], padding: 1, ..ShownRow::default() }]);
         assert!(page.contains("<i title=\"7\">&lt;script&gt;&amp;&quot;</i>"), "{page}");

@@ -2,7 +2,7 @@
 //!
 //! Without colors, trained text is between ⟦ and ⟧ and tokens are separated by `·`. Uses no escape codes except colors.
 
-use super::{ShownRow, ShownToken, trained, visible};
+use super::{ShownRow, ShownToken, count, trained, visible};
 
 /// Settings of the terminal that shows rows.
 #[derive(Clone, Copy, Debug)]
@@ -29,17 +29,20 @@ pub fn terminal(rows: &[ShownRow], first: usize, how: Terminal) -> String {
     out.push_str(&format!("{key}; ↵ is a line's end\n"));
     for (i, row) in rows.iter().enumerate() {
         let all = row.documents.iter().map(|document| trained(document)).sum::<usize>();
-        let mut shown = 0;
+        let (mut shown, mut pieces) = (0, 0);
         for (d, document) in row.documents.iter().enumerate() {
-            let part = &document[..document.len().min(how.tokens - shown)];
+            let part = &document[..document.len().min(how.tokens - pieces)];
             if part.is_empty() {
                 break;
             }
-            let numbers = format!("{} tokens, {} trained", document.len(), trained(document));
+            let numbers = format!("{} tokens, {} trained", count(document), trained(document));
             let verdict = row.verdicts.get(d).copied().unwrap_or_default();
             rule(&mut out, &format!("row {}, document {}{verdict}: {numbers}", first + i, d + 1), how);
+            for (number, image) in row.images.get(d).into_iter().flatten().enumerate() {
+                out.push_str(&format!("{}\n", image.caption(number + 1)));
+            }
             tokens(&mut out, part, how);
-            shown += part.len();
+            (shown, pieces) = (shown + count(part), pieces + part.len());
         }
         let left = row.len() - row.padding - shown;
         let more = if left > 0 { format!("{left} tokens more, ") } else { String::new() };
@@ -138,7 +141,7 @@ mod tests {
     use super::*;
 
     fn token(text: &str, weight: f32) -> ShownToken {
-        ShownToken { id: 1, text: text.to_owned(), weight }
+        ShownToken { id: 1, text: text.to_owned(), weight, times: 1 }
     }
 
     fn row() -> ShownRow {

@@ -37,6 +37,9 @@ const LENGTH_PARTS: [f64; 3] = [0.25, 0.5, 1.0];
 /// The length of unpacked rows is a multiple of this number of tokens.
 const LENGTH_UNIT: usize = 16;
 
+/// Images of shown rows that are drawn, at most: each adds some ten thousand bytes to the page.
+const DRAWN: usize = 64;
+
 /// The data of a run.
 pub struct Feed {
     pub train: Loader,
@@ -168,7 +171,7 @@ impl Feed {
             && set.members.iter().all(|index| set.corpus.length(*index as usize) == self.spec.seq_len)
     }
 
-    /// The first batches that training takes, without images; of a stream as far as it is known before the first step.
+    /// The first batches that training takes, with images as they are in the rows; of a stream as far as it is known before the first step.
     fn first_batches(&self) -> Result<Loader> {
         let spec = LoaderSpec { prefetch: 0, epochs: Some(1), images: None, ..self.spec.clone() };
         match &self.encoded.stream {
@@ -212,13 +215,16 @@ impl Feed {
         let loader = self.first_batches()?;
         let mut rows = Vec::new();
         for batch in loader {
-            let shown = data::show::rows(&batch.map_err(TrainError::Data)?, tokenizer.as_ref(), self.spec.pad_id);
+            let batch = batch.map_err(TrainError::Data)?;
+            let shown = data::show::rows(&batch, tokenizer.as_ref(), self.spec.pad_id, self.spec.images.as_deref());
+            let shown = shown.map_err(TrainError::Data)?;
             rows.extend(shown.into_iter().filter(|row| !row.documents.is_empty()));
             if rows.len() >= count {
                 break;
             }
         }
         rows.truncate(count);
+        data::show::draw(&mut rows, DRAWN).map_err(TrainError::Data)?;
         Ok(rows)
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -261,6 +262,40 @@ def test_prompts_are_answered_in_a_run_on_images(folder, tmp_path):
     events = [json.loads(line) for line in log.read_text().splitlines()]
     found = [event["samples"][0] for event in events if event["event"] == "samples"]
     assert len(found) >= 2 and all(of["tokens"] >= 1 for of in found)
+
+
+def test_prompts_with_images_are_answered_as_the_result_answers_them(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    asked = [{"role": "user", "content": [{"type": "image", "image": "0.png"}, {"type": "text", "text": "Which color?"}]}]
+    of_column = {"messages": [{"role": "user", "content": "<image><image> Same?"}], "images": ["1.png", str(folder / "2.png")]}
+    sampled = {"sample_prompts": [{"messages": asked}, "Which color?", of_column], "sample_tokens": 4,
+               "eval_strategy": "steps", "eval_steps": 2, "max_steps": 4}  # fmt: skip
+    (tmp_path / "run.yaml").write_text(json.dumps(options(folder, tmp_path, validation_split_ratio=0.2, **sampled)))
+    assert main(["sft", str(tmp_path / "run.yaml")]) == 0
+    (log,) = (tmp_path / "run").glob("log-*.json")
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    found = [event["samples"] for event in events if event["event"] == "samples"]
+    assert [of["prompt"] for of in found[-1]] == ["<image>Which color?", "Which color?", "<image><image> Same?"]
+    named = [[(of["name"], of["width"], of["height"]) for of in sample.get("images", [])] for sample in found[0]]
+    assert named == [[("./0.png", 48, 48)], [], [("./1.png", 64, 32), (str(folder / "2.png"), 32, 64)]]
+    copies = [[of.get("copy", "")[:23] for sample in at for of in sample.get("images", [])] for at in found]
+    assert copies[0] == ["data:image/jpeg;base64,"] * 3 and copies[-1] == [""] * 3
+    model = surogate.load(tmp_path / "run/model")
+    alone = model.generate([asked, [{"role": "user", "content": "Which color?"}]], max_new_tokens=4)
+    assert [of["text"] for of in found[-1]][:2] == alone
+    report = (tmp_path / "run/report.html").read_text()
+    assert report.count('<img src="data:image/jpeg;base64,') == 3 * len(found)
+
+
+@pytest.mark.parametrize(("prompt", "said"), [
+    ({"messages": [{"role": "user", "content": [{"type": "image", "image": "no.png"}]}]}, "prompt 2 of 2: wrong type: image 1: there is no file"),
+    ({"words": "a"}, "prompt 2 of 2: there is none of prompt, messages, conversations, text"),
+    ({}, "`sample_prompts[1]` is empty"),
+])  # fmt: skip
+def test_prompts_that_are_none_are_named_before_the_run(folder, tmp_path, prompt, said):
+    given = options(folder, tmp_path, validation_split_ratio=0.2, eval_strategy="steps", sample_prompts=["Which?", prompt])
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        surogate.Trainer(given)
 
 
 def test_broken_images_are_rows_in_error_and_changed_ones_end_the_run(folder, tmp_path):

@@ -13,7 +13,7 @@ from conftest import REPOSITORY
 from surogate.cli.commands import main
 from surogate.logs.stream import History, Stream, history_of, log_of
 from surogate.logs.thinned import Thinned
-from surogate.report import page, state
+from surogate.report import page, shape, state
 from surogate.report.charts import Chart, Line
 from surogate.report.series import Axis, short, smoothed, thinned
 from surogate.report.words import bytes_text, duration
@@ -116,7 +116,7 @@ class Whole(HTMLParser):
 def check(text: str) -> None:
     whole = Whole()
     whole.feed(text)
-    assert not whole.open and not whole.loads
+    assert not whole.open and all(of.startswith("data:image/jpeg;base64,") for of in whole.loads)
     assert not re.search(r"https?://|@import|url\(", text)
 
 
@@ -194,6 +194,22 @@ def test_answers_to_prompts_stand_on_the_page_the_last_ones_first():
     assert "<h2>Samples" not in page.render(history(opening(), step(0)))
     again = history(opening(), answers(4, "done again"), opening(2))
     assert not again.samples
+
+
+def test_images_of_prompts_stand_beside_them_and_nothing_else_does():
+    def answers(at: int, **copy: str) -> dict:
+        image = {"name": "a<b>.png", "width": 4, "height": 3, "tokens": 2, **copy}
+        sample = {"prompt": "<image>", "text": "it", "finish": "end", "tokens": 3, "images": [image]}
+        return {"event": "samples", "step": at, "samples": [sample]}
+
+    copy = "data:image/jpeg;base64,/9j/4AAQ+w=="
+    text = page.render(history(opening(), answers(1, copy=copy), step(1), answers(2)))
+    check(text)
+    assert text.count(f'<img src="{copy}" alt="a&lt;b&gt;.png, 4 × 3 pixels, 2 tokens"') == 2
+    for wrong in ("http://a/b.jpg", f'{copy}" onload="x', "javascript:1", "data:text/html;base64,AAAA"):
+        text = page.render(history(opening(), answers(1, copy=wrong)))
+        assert "<img" not in text and wrong not in text and "a&lt;b&gt;.png, 4 × 3 pixels, 2 tokens" in text
+    assert shape.problem(answers(1, copy=7)) == "`samples[0].images[0].copy` is 7, expected a text"
 
 
 def test_a_long_run_is_a_small_page_that_is_written_fast():

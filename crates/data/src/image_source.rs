@@ -153,6 +153,12 @@ impl ImageRef {
         }
     }
 
+    /// Keeps the bytes themselves in the place of a path. An error as for [`ImageRef::read`].
+    pub fn hold(&mut self) -> Result<(), String> {
+        self.source = ImageSource::Bytes(self.read()?);
+        Ok(())
+    }
+
     /// Writes several references as bytes.
     pub(crate) fn pack(all: &[ImageRef]) -> Vec<u8> {
         let mut bytes = Vec::new();

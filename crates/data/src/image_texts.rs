@@ -290,6 +290,11 @@ pub(crate) fn image_of(part: &Value) -> Option<Value> {
     })
 }
 
+/// A text with a word in the place of each image.
+pub fn in_words(text: &str) -> String {
+    text.replace(MARK, WORD)
+}
+
 /// Returns true if the content of a message has a part that is an image.
 pub fn shows_image(message: &Map<String, Value>) -> bool {
     message.get("content").and_then(Value::as_array).is_some_and(|parts| parts.iter().any(is_image))

@@ -10,6 +10,7 @@ use crate::image::{decode, size};
 use crate::image_source::ImageRef;
 use crate::patches::Picture;
 use crate::pictures::ImageReader;
+use crate::show::ShownImage;
 
 /// The images of a sequence, in the order of their tokens.
 #[derive(Clone, Debug)]
@@ -26,7 +27,9 @@ pub struct SequenceImages {
 #[derive(Clone, Debug)]
 struct Shown {
     of: ImageRef,
-    /// Patches of all its views.
+    size: [usize; 2],
+    /// Tokens and patches of all its views.
+    count: usize,
     patches: usize,
     /// From its first token to its last; text may stand between those of its views.
     tokens: Range<usize>,
@@ -40,12 +43,12 @@ impl SequenceImages {
         let (mut shown, mut blank) = (Vec::with_capacity(images.len()), Vec::new());
         for (number, of) in images.into_iter().enumerate() {
             let wrong = |problem: String| DataError::invalid(format!("image {}", number + 1), problem);
-            let grids = of.read().and_then(|bytes| size(&bytes, &reader.limits)).and_then(|size| reader.grids(size));
-            let grids = grids.map_err(wrong)?;
+            let size = of.read().and_then(|bytes| size(&bytes, &reader.limits)).map_err(wrong)?;
+            let grids = reader.grids(size).map_err(wrong)?;
             let own: Vec<usize> = places.by_ref().take(reader.tokens(&grids)).collect();
             let tokens = own.first().map_or(0..0, |first| *first..own.last().map_or(0, |last| last + 1));
             let patches = grids.iter().map(|[rows, columns]| rows * columns).sum();
-            shown.push(Shown { of, patches, tokens });
+            shown.push(Shown { of, size, count: own.len(), patches, tokens });
             blank.extend(
                 grids.into_iter().map(|grid| Picture { pixels: vec![0.0; grid[0] * grid[1] * form.width], grid }),
             );
@@ -54,6 +57,19 @@ impl SequenceImages {
         let axes = form.lay_out(&batch, &blank)?.axes;
         let next = axes.iter().max().map_or(0, |last| last + 1);
         Ok(SequenceImages { reader, images: shown, axes, next })
+    }
+
+    /// The same with the bytes of all files in memory. Errors: a file that has changed since.
+    pub fn in_memory(mut self) -> Result<SequenceImages, DataError> {
+        for Shown { of, .. } in &mut self.images {
+            of.hold().map_err(|problem| DataError::invalid(of.source.name(), problem))?;
+        }
+        Ok(self)
+    }
+
+    /// The images as people see them.
+    pub fn shown(&self) -> Vec<ShownImage> {
+        self.images.iter().map(|image| ShownImage::new(image.of.clone(), image.size, image.count)).collect()
     }
 
     /// Time, row and column of each of these tokens, one after the other.

@@ -37,6 +37,8 @@ pub enum Kind {
     List(&'static Kind),
     /// A map from names to values of one type.
     Map(&'static Kind),
+    /// A map of names to anything, which the words describe.
+    Object(&'static str),
     /// A group of options of its own.
     Table(&'static [Row]),
     /// One of several types; the first that fits counts.
@@ -110,7 +112,7 @@ impl Kind {
             }
             Kind::Number => format!("a number{}", limits.describe()),
             Kind::Text => "text".into(),
-            Kind::Form(words) => words.to_string(),
+            Kind::Form(words) | Kind::Object(words) => words.to_string(),
             Kind::Bytes => "a number of bytes such as `22GiB`".into(),
             Kind::Choice(choices) => {
                 let names: Vec<String> = choices.iter().map(|choice| format!("`{}`", choice.name)).collect();
@@ -140,6 +142,7 @@ impl Kind {
             Kind::Choice(_) => "choice".into(),
             Kind::List(item) => format!("list of {}", item.short()),
             Kind::Map(value) => format!("map to {}", value.short()),
+            Kind::Object(_) => "map".into(),
             Kind::Table(_) => "group".into(),
             Kind::Either(kinds) => kinds.iter().map(Kind::short).collect::<Vec<_>>().join(" or "),
             Kind::Nullable(inner) | Kind::Auto(inner) => inner.short(),

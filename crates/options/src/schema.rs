@@ -57,6 +57,7 @@ fn kind_schema(kind: &Kind, limits: &Limits) -> Value {
             }
         }
         Kind::Map(value) => json!({ "type": "object", "additionalProperties": kind_schema(value, limits) }),
+        Kind::Object(_) => json!({ "type": "object" }),
         Kind::Table(rows) => rows_schema(rows.iter()),
         Kind::Either(kinds) => {
             json!({ "anyOf": kinds.iter().map(|kind| kind_schema(kind, limits)).collect::<Vec<_>>() })

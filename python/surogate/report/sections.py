@@ -6,6 +6,7 @@ Each takes the first event of the log and returns HTML; a section without data i
 from __future__ import annotations
 
 import platform
+import re
 from html import escape
 from typing import Any
 
@@ -16,23 +17,44 @@ from .words import amount, bytes_text, count, pairs, percent, table, value_text
 COLOURS = {"weights": 1, "adapters": 4, "gradients": 2, "optimizer": 5, "activations": 3, "workspace": 7}
 
 
+#: An image that an event of the log brings with it: of nothing else a page makes one.
+COPY = re.compile(r"data:image/jpeg;base64,[A-Za-z0-9+/]+=*")
+
+
 def samples(history: History) -> str:
     """The answers to `sample_prompts`: the last ones, and the earlier ones folded."""
     found = sorted(history.samples.items(), reverse=True)
     if not found:
         return ""
 
+    copies: dict[tuple[int, int], str] = {}
+    for _, event in reversed(found):
+        for number, sample in enumerate(event["samples"]):
+            for place, image in enumerate(sample.get("images") or []):
+                if COPY.fullmatch(image.get("copy") or ""):
+                    copies.setdefault((number, place), image["copy"])
+
     def rows(events: list[tuple[int, Event]]) -> list[list[str]]:
         return [
-            [count(at), escape(of["prompt"]), escape(of["text"]), escape(of["finish"])]
+            [count(at), _images(of, number, copies) + escape(of["prompt"]), escape(of["text"]), escape(of["finish"])]
             for at, event in events
-            for of in event["samples"]
+            for number, of in enumerate(event["samples"])
         ]
 
     head, classes = ["steps done", "prompt", "answer", "ended by"], ["n", "v", "v", "s"]
     last = table(head, rows(found[:1]), classes)
     earlier = _folded(f"Earlier ({len(found) - 1})", table(head, rows(found[1:]), classes)) if found[1:] else ""
     return _section("Samples", last + earlier)
+
+
+def _images(sample: Event, number: int, copies: dict[tuple[int, int], str]) -> str:
+    """The images of a prompt. Their copies are in the first event of each process."""
+    shown = []
+    for place, of in enumerate(sample.get("images") or []):
+        title = escape(f"{of['name']}, {of['width']} × {of['height']} pixels, {amount(of['tokens'], 'token')}")
+        copy = copies.get((number, place))
+        shown.append(f'<img src="{copy}" alt="{title}" title="{title}">' if copy else f"<small>{title}</small>")
+    return f"<div>{' '.join(shown)}</div>" if shown else ""
 
 
 def memory(history: History) -> str:

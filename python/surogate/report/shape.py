@@ -115,12 +115,14 @@ _STEP = {
     **dict.fromkeys(("loss", "grad_norm", "learning_rate", "mfu", "ceiling", *ROUTERS, *ANSWERS), MAYBE),
     "memory": AMOUNT,
 }
+_IMAGE = {"name": TEXT, **dict.fromkeys(("width", "height", "tokens"), COUNT), "copy": Lacking(TEXT)}
+_SAMPLE = {**dict.fromkeys(("prompt", "text", "finish"), TEXT), "images": Lacking([_IMAGE])}
 _INSTRUMENTS = ("clock_mhz", "power_watts", "power_limit_watts", "utilization", "memory_utilization", "memory_used")
 
 SHAPES: dict[str, Any] = {
     "step": _STEP,
     "evaluation": {"step": COUNT, **dict.fromkeys(("loss", *ANSWERS), MAYBE)},
-    "samples": {"step": COUNT, "samples": [dict.fromkeys(("prompt", "text", "finish"), TEXT)]},
+    "samples": {"step": COUNT, "samples": [_SAMPLE]},
     "device": {"step": COUNT, **dict.fromkeys(_INSTRUMENTS, MAYBE)},
     "checkpoint": {"step": Lacking(COUNT), "time": TEXT},
     **dict.fromkeys(OPENINGS, _OPENING),

@@ -34,13 +34,21 @@ pub struct Thumbnail {
 }
 
 impl ShownImage {
-    /// Its file, size and tokens; `number` counts from 1.
-    pub fn caption(&self, number: usize) -> String {
-        let [height, width] = self.size;
-        let name = match &self.of.source {
+    pub fn new(of: ImageRef, size: [usize; 2], tokens: usize) -> ShownImage {
+        ShownImage { of, size, tokens, copy: None }
+    }
+
+    /// The name of its file.
+    pub fn name(&self) -> String {
+        match &self.of.source {
             ImageSource::Path(_) => self.of.source.name(),
             ImageSource::Bytes(bytes) => format!("{} bytes in the row", bytes.len()),
-        };
+        }
+    }
+
+    /// Its file, size and tokens; `number` counts from 1.
+    pub fn caption(&self, number: usize) -> String {
+        let ([height, width], name) = (self.size, self.name());
         format!("image {number}: {name}, {width} × {height} pixels, {} tokens", self.tokens)
     }
 
@@ -53,7 +61,8 @@ impl ShownImage {
         DataError::invalid(self.of.source.name(), problem)
     }
 
-    fn thumbnail(&self) -> Result<Thumbnail, DataError> {
+    /// Makes a small copy. An error where the file was changed since the row was read.
+    pub fn thumbnail(&self) -> Result<Thumbnail, DataError> {
         let pixels = self.of.read().and_then(|bytes| decode(&bytes, &Limits::default()));
         let small = within(&pixels.map_err(|problem| self.wrong(problem))?, SIDE);
         Ok(Thumbnail { size: [small.height, small.width], uri: jpeg_uri(&jpeg(&small)) })
@@ -86,7 +95,7 @@ impl<'a> Images<'a> {
         let (mut shown, mut found) = (Vec::new(), 0);
         while found < wanted {
             let Some(of) = self.left.next() else { break };
-            let mut image = ShownImage { of: of.clone(), size: [0; 2], tokens: 0, copy: None };
+            let mut image = ShownImage::new(of.clone(), [0; 2], 0);
             let read = of.read().and_then(|bytes| size(&bytes, &self.reader.limits));
             image.size = read.map_err(|problem| image.wrong(problem))?;
             let grids = self.reader.grids(image.size).map_err(|problem| image.wrong(problem))?;
@@ -106,7 +115,10 @@ impl<'a> Images<'a> {
                 _ => folded.push(token),
             }
         }
-        folded.iter_mut().filter(|of| of.times > 1).for_each(|of| of.text = format!("{} × {}", of.text.trim(), of.times));
+        folded
+            .iter_mut()
+            .filter(|of| of.times > 1)
+            .for_each(|of| of.text = format!("{} × {}", of.text.trim(), of.times));
         folded
     }
 }

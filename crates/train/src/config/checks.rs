@@ -8,6 +8,7 @@ use ::data::{AgentForm, Purpose};
 use options::{Reader, Setting, Table};
 
 use super::logging::is_address;
+use super::sample_prompt::SamplePrompt;
 use super::{
     self as config, Config, Dataset, DatasetType, Device, Dtype, Fp4Backend, GradientCompression, Init, MatmulDtype,
     PreferenceSplit, Problem, Recipe, Reporter, Resume, RopeScaling, Schedule, ShardScope, Strategy, SystemPromptType,
@@ -339,7 +340,7 @@ fn check_samples(config: &Config, reader: &mut Reader) {
     if of.sample_prompts.is_empty() || reader.is_faulty("sample_prompts") {
         return;
     }
-    if let Some(index) = of.sample_prompts.iter().position(String::is_empty) {
+    if let Some(index) = of.sample_prompts.iter().position(SamplePrompt::is_empty) {
         let hint = Some("write a text there, or remove it".to_owned());
         reader.report("sample_prompts", format!("`sample_prompts[{index}]` is empty"), hint);
     }

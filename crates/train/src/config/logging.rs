@@ -3,6 +3,8 @@
 use options::{Setting, choices, options};
 use serde_json::{Value, json};
 
+use super::sample_prompt::SamplePrompt;
+
 options! {
     /// Logs, trackers and debug output.
     pub struct Logging: "Logging" {
@@ -20,9 +22,9 @@ options! {
         /// less than 10 000 steps, so that there are about a hundred samples.
         log_gpu_util: Setting<u64> = auto, resumable;
         /// Prompts that the model answers at every evaluation with its current weights: in the log, the report and the
-        /// trackers. In a run on conversations or instructions with a chat template, a prompt is a user message;
-        /// otherwise it is a text to continue.
-        sample_prompts: Vec<String> = [], resumable;
+        /// trackers. In a run on conversations or instructions with a chat template, a text is a user message; otherwise it
+        /// is continued. A row as in files of `surogate generate --prompts` has `messages`, which may show images.
+        sample_prompts: Vec<SamplePrompt> = [], resumable;
         /// Maximum tokens of an answer to one of `sample_prompts`.
         sample_tokens: u64 = 64, min = 1, resumable;
         /// `host:port` that serves the newest metrics of the run as Prometheus text, at `/metrics`. A port alone is

@@ -362,8 +362,7 @@ impl Trainer {
     /// The answers to `sample_prompts`, with the weights as they are; none where there are no prompts.
     pub(crate) fn samples(&mut self) -> Result<Vec<Sample>> {
         let Some(samples) = self.plan.samples.clone() else { return Ok(Vec::new()) };
-        let source = self.source.clone();
-        samples.answers(&source, self.engine()?)
+        samples.answers(self.engine()?)
     }
 
     /// Choices that the backend made by timing for the compiled model.

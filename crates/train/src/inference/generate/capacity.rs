@@ -22,6 +22,8 @@ pub struct Capacity {
     pub chunks: Vec<usize>,
     /// Numbers of rows that decode together, ascending.
     pub batches: Vec<usize>,
+    /// Shapes of rows with images that are compiled with the others; further ones are compiled when they come.
+    pub images: Vec<Variant>,
 }
 
 /// The tokens that one sequence needs.
@@ -62,6 +64,7 @@ impl Capacity {
             cache: KeyValueCache { sequences: rows, pages, page: PAGE, pages_per_sequence },
             chunks,
             batches,
+            images: Vec::new(),
         }
     }
 
@@ -80,10 +83,11 @@ impl Capacity {
             && self.chunks.last() >= wanted.chunks.last()
     }
 
-    /// Shapes that are compiled: prompts row by row, then tokens of several sequences.
+    /// Shapes that are compiled: prompts row by row, then tokens of several sequences, then rows with images.
     pub fn variants(&self) -> Vec<Variant> {
         let prompts = self.chunks.iter().map(|chunk| variant(1, *chunk));
-        prompts.chain(self.batches.iter().map(|rows| variant(*rows, 1))).collect()
+        let tokens = self.batches.iter().map(|rows| variant(*rows, 1));
+        prompts.chain(tokens).chain(self.images.iter().copied()).collect()
     }
 
     pub fn entry(&self) -> EntryOptions {

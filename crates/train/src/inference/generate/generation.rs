@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use data::Tokenizer;
 use data::sequence_images::SequenceImages;
+use data::show::ShownImage;
+use program::Variant;
 use rayon::prelude::*;
 
 use super::capacity::{Capacity, Need};
@@ -15,7 +17,7 @@ use super::generator::Generator;
 use super::images::PromptImages;
 use super::pages::{Pages, Place};
 use super::prompt::PromptEncoder;
-use super::reader::{Following, Reader, Row, Wanted};
+use super::reader::{Following, Reader, Row, Wanted, of_images};
 use super::request::{Prompt, Request};
 use super::sampling::{draw_after, next_of_changed};
 use super::settings::{GenerationOptions, Settings};
@@ -68,6 +70,7 @@ pub struct Piece {
 }
 
 /// One sequence: a prompt and its answer.
+#[derive(Clone)]
 pub(super) struct Sequence {
     /// The prompt, then the answer.
     pub ids: Vec<i32>,
@@ -97,6 +100,7 @@ pub(super) struct Sequence {
 }
 
 /// Prompts as token ids, before there is room for their answers.
+#[derive(Clone)]
 pub(crate) struct Asked {
     sequences: Vec<Sequence>,
     settings: Arc<Settings>,
@@ -153,6 +157,36 @@ impl Asked {
     /// The tokens that each sequence needs.
     pub fn needs(&self) -> Vec<Need> {
         self.answered().map(|index| self.sequences[index].need()).collect()
+    }
+
+    /// The same with the files of images in memory, so that it does not matter what becomes of them. Errors: a file that has
+    /// changed.
+    pub fn in_memory(mut self) -> Result<Asked> {
+        for sequence in &mut self.sequences {
+            let held = sequence.images.take().map(SequenceImages::in_memory).transpose();
+            sequence.images = held.map_err(TrainError::Data)?;
+        }
+        Ok(self)
+    }
+
+    /// The images of each prompt.
+    pub fn images(&self) -> impl Iterator<Item = Vec<ShownImage>> {
+        self.sequences.iter().map(|of| of.images.as_ref().map(SequenceImages::shown).unwrap_or_default())
+    }
+
+    /// The shapes in which the images of the prompts are read. Errors: a file that has changed.
+    pub fn image_shapes(&self, capacity: &Capacity) -> Result<Vec<Variant>> {
+        let mut shapes = Vec::new();
+        for sequence in &self.sequences {
+            let mut of = sequence.clone();
+            while sequence.images.is_some() && of.left() > 0 {
+                let row = of.next_row(capacity, false)?;
+                let (read, shape) = (row.ids.len(), row.images.as_ref().map(of_images));
+                shapes.extend(shape.filter(|shape| !shapes.contains(shape)));
+                of.read += read;
+            }
+        }
+        Ok(shapes)
     }
 
     /// The prompts that are answered already.

@@ -102,11 +102,11 @@ impl Reader<'_> {
         let tokens = rows.iter().flatten().map(|row| row.ids.len()).max().unwrap_or(1);
         let most = rows.iter().map(Vec::len).max().unwrap_or(1);
         let shape = match images {
-            Some(of) => Variant { patches: of.patches.count(), ..variant(1, of.seq_len) },
+            Some(of) => of_images(of),
             None if tokens > 1 => variant(1, capacity.chunk(tokens)),
             None => variant(capacity.batch(most), 1),
         };
-        if images.is_some() {
+        if images.is_some() && !capacity.images.contains(&shape) {
             // What was compiled for text stays: the sequences that run need it.
             engine.prepare_all(&capacity.variants().into_iter().chain([shape]).collect::<Vec<_>>())?;
         }
@@ -138,6 +138,11 @@ impl Reader<'_> {
         }
         Ok(Some(following))
     }
+}
+
+/// The shape of a row with images.
+pub(super) fn of_images(of: &Batch) -> Variant {
+    Variant { patches: of.patches.count(), ..variant(1, of.seq_len) }
 }
 
 /// Inputs that rows with images bring themselves, though rows of text have them too.

@@ -9,6 +9,7 @@ use crate::error::{Result, TrainError};
 const BROKEN: char = '\u{fffd}';
 
 /// The text of one answer.
+#[derive(Clone)]
 pub struct Text {
     ids: Vec<u32>,
     /// Tokens whose text was given, and those before them that give it its context.
@@ -60,6 +61,7 @@ fn decode(tokenizer: &Tokenizer, ids: &[u32]) -> Result<String> {
 }
 
 /// Texts that end an answer.
+#[derive(Clone)]
 struct Stops {
     stop: Vec<String>,
     /// Text that may be the beginning of a stop text.

@@ -10,7 +10,6 @@ use crate::engine::instruments::Instruments;
 use crate::engine::time;
 use crate::error::{Result, TrainError};
 use crate::files::staged::{Staged, replace_file};
-use crate::inference::generate::Sample;
 use crate::plan::decisions;
 use crate::run::folder::RunFolder;
 use crate::run::folder::{MANIFEST, RESOLVED};
@@ -303,6 +302,7 @@ impl Run {
     /// The answers to `sample_prompts`, unless they were given at this step.
     fn show_samples(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
         let step = trainer.steps_done();
+        let is_first = self.sampled.is_none();
         if self.sampled.replace(step) == Some(step) {
             return Ok(());
         }
@@ -311,7 +311,7 @@ impl Run {
             observer.prose(&format!("Sample after {}: {}", words::count(step, "step"), sample.line()));
         }
         if !samples.is_empty() {
-            let samples: Vec<Value> = samples.iter().map(Sample::to_json).collect();
+            let samples: Vec<Value> = samples.iter().map(|sample| sample.to_json(is_first)).collect();
             self.emit(json!({"event": "samples", "step": step, "samples": samples}), observer)?;
         }
         Ok(())

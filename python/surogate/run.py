@@ -76,4 +76,8 @@ def open_source(config: _native.Config, weights: bool = True) -> tuple[Path, str
         folder = extend.for_adapter(folder, Path(config.adapter))
     fields = json.loads(config.model_config(json.dumps(hub.model_config(folder))))
     images = reads_images(fields) and hub.with_data(config).data_have_images()
-    return folder, models.build(fields, json.loads(config.recorded_tasks), images=images)
+    tasks = json.loads(config.recorded_tasks)
+    if images and "reward" in tasks:
+        # Models with a tower have no head of scores, so that there is no graph to refuse the images of.
+        raise ConfigError("`task: reward` does not go with images in the data yet\n  hint: remove the images")
+    return folder, models.build(fields, tasks, images=images)

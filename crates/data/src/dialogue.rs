@@ -366,14 +366,19 @@ impl DialogueEncoder {
             keep = encoded.offsets.iter().take_while(|offsets| offsets.1 <= end).count();
             keep = keep.max(usize::from(begins_with_bos));
         }
-        let mut document = Document { keep, images, ..label(encoded, &spans) };
+        Ok(self.with_images(Document { keep, ..label(encoded, &spans) }, images))
+    }
+
+    /// A document with its images, whose tokens are not trained.
+    fn with_images(&self, mut document: Document, images: Vec<ImageRef>) -> Document {
+        document.images = images;
         if let Some(of) = self.images().filter(|_| !document.images.is_empty()) {
             for t in (0..document.len()).filter(|t| of.is_of_image(document.ids[*t])) {
                 (document.labels[t], document.weights[t]) = (IGNORE, 0.0);
                 document.images_end = t + 1;
             }
         }
-        Ok(document)
+        document
     }
 
     /// A prompt with its answer, of which the answer is labelled, and the ids of the prompt alone with the assistant's turn
@@ -397,7 +402,7 @@ impl DialogueEncoder {
         let prefix = self.options.response_prefix.as_deref().unwrap_or_default();
         let mut alone = rendering.render_opening(&before, opens)?.text;
         alone.push_str(if opens { prefix } else { "" });
-        let (text, spans) = if of.needs_spans || !prefix.is_empty() {
+        let (mut text, mut spans) = if of.needs_spans || !prefix.is_empty() {
             self.spans_of(&messages, &rendering, remarks)?
         } else {
             let plain: Vec<Map<String, Value>> = messages.iter().map(|message| message.fields.clone()).collect();
@@ -407,7 +412,12 @@ impl DialogueEncoder {
             shown::remark(&found, &messages, tools, &render, remarks);
             (found.text, found.spans)
         };
+        if let Some(texts) = self.images() {
+            text = texts.expand(&text, &mut spans, of.images.0)?;
+            alone = texts.expand(&alone, &mut [], of.images.0)?;
+        }
         let document = label(self.tokenizer.encoder().encode_with_offsets(&text, false)?, &spans);
+        let document = self.with_images(document, of.images.1.to_vec());
         Ok((document, self.tokenizer.encoder().encode(&alone, false)?))
     }
 }
@@ -422,6 +432,8 @@ pub(crate) struct Answered<'a> {
     pub variables: Option<&'a Map<String, Value>>,
     /// True if the location of the answer in the rendering is needed; then the template must show each of its messages.
     pub needs_spans: bool,
+    /// The texts of the images of the prompt, and the images.
+    pub images: (&'a [String], &'a [ImageRef]),
 }
 
 /// The text with another before each answer that does not begin with it; it belongs to what the model is given.

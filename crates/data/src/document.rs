@@ -114,11 +114,7 @@ impl Document {
                     return Err(RowError::new(RowReason::TooLong, problem));
                 }
                 Truncation::Left => vec![self.without_beginning(limit)?],
-                Truncation::Right => {
-                    let Document { images, images_end, .. } = &self;
-                    let (images, images_end) = (images.clone(), *images_end);
-                    vec![Document { images, images_end, ..self.slice(0, limit) }]
-                }
+                Truncation::Right => vec![self.beginning(limit)],
                 Truncation::Split => (0..self.len())
                     .step_by(limit)
                     .map(|from| self.slice(from, (from + limit).min(self.len())))
@@ -157,6 +153,12 @@ impl Document {
         self.ids.extend(other.ids);
         self.labels.extend(other.labels);
         self.weights.extend(other.weights);
+    }
+
+    /// The first tokens, which hold all images.
+    pub(crate) fn beginning(&self, tokens: usize) -> Document {
+        assert!(self.images_end <= tokens, "no image is cut");
+        Document { images: self.images.clone(), images_end: self.images_end, ..self.slice(0, tokens) }
     }
 
     pub(crate) fn slice(&self, from: usize, to: usize) -> Document {

@@ -3,9 +3,10 @@
 
 use std::ops::Range;
 
-use crate::batch::Batch;
+use crate::batch::{Batch, Patches, Placed};
 use crate::document::IGNORE;
 use crate::document::Mark;
+use crate::patches::last_keys;
 
 /// The tokens of both sides of each pair, chosen first, as ranges of the vectors of a batch.
 fn sides(batch: &Batch) -> impl Iterator<Item = [Range<usize>; 2]> + '_ {
@@ -70,6 +71,15 @@ pub(crate) fn last_queries(batch: &Batch) -> Vec<i32> {
         last[hidden].fill((end % batch.seq_len) as i32);
     }
     last
+}
+
+/// For each pair that shares its prompt the tokens at which both sides begin to differ: of the chosen one and of the rejected one.
+pub(crate) fn forks(batch: &Batch) -> Vec<[usize; 2]> {
+    let of = |placed: &Placed| match placed.mark {
+        Mark::Pair { chosen, shared, .. } if shared > 0 => Some([placed.begin + shared, placed.begin + chosen]),
+        _ => None,
+    };
+    batch.marks.iter().filter_map(of).collect()
 }
 
 /// 1 in the first entries, one for each pair or answer with a verdict.
@@ -174,6 +184,7 @@ pub fn mismatched(batch: &Batch) -> Batch {
     }
     let all: Vec<Answer> = answers(batch).collect();
     let (mut ids, mut labels, mut weights, mut positions) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut moved = Vec::new();
     for (number, of) in all.iter().enumerate() {
         let other = &all[(number + all.len() - 1) % all.len()];
         let begin = ids.len();
@@ -188,6 +199,7 @@ pub fn mismatched(batch: &Batch) -> Batch {
             weights.push(if is_predicted { batch.weights[t - 1] } else { 0.0 });
         }
         positions.extend(0..(ids.len() - begin) as i32);
+        moved.push((of.begin..of.split, of.end, begin..ids.len()));
     }
     let used = ids.len();
     ids.resize(size, 0);
@@ -196,7 +208,40 @@ pub fn mismatched(batch: &Batch) -> Batch {
     positions.extend(0..(size - used) as i32);
     let made = Batch::from_labels(1, size, ids, &labels, Some(positions), Some(&weights));
     let made = made.expect("tokens of a batch make a batch");
-    if used == 0 { made } else { made.padded_from(&[used]) }
+    let made = if used == 0 { made } else { made.padded_from(&[used]) };
+    Batch { patches: moved_images(&batch.patches, &moved, &made), ..made }
+}
+
+/// The images of prompts whose tokens moved. For each document: the tokens of its prompt where they were, the end of what
+/// followed them there, and its tokens now.
+fn moved_images(patches: &Patches, moved: &[(Range<usize>, usize, Range<usize>)], to: &Batch) -> Patches {
+    if patches.count() == 0 {
+        return Patches::default();
+    }
+    let size = to.input_ids.len();
+    let axes = to.position_ids.iter().flat_map(|position| [*position; 3]).collect();
+    let mut made = Patches { rows: vec![-1; size], text_ids: to.input_ids.clone(), axes, ..patches.clone() };
+    made.tokens.fill(-1);
+    for (prompt, end, document) in moved {
+        for (now, then) in document.clone().zip(prompt.clone()) {
+            made.axes[3 * now..][..3].copy_from_slice(&patches.axes[3 * then..][..3]);
+            if let Ok(row) = usize::try_from(patches.rows[then]) {
+                (made.rows[now], made.tokens[row]) = (row as i32, now as i32);
+                made.text_ids[now] = patches.text_ids[then];
+            }
+        }
+        // Answers are text, whose axes go on by one from where the images leave them.
+        let next = match prompt.end < *end {
+            true => patches.axes[3 * prompt.end],
+            false => 1 + patches.axes[3 * prompt.start..3 * prompt.end].iter().copied().max().unwrap_or(-1),
+        };
+        for (place, now) in (document.start + prompt.len()..document.end).enumerate() {
+            made.axes[3 * now..][..3].fill(next + place as i32);
+        }
+    }
+    made.text = made.rows.iter().map(|row| if *row < 0 { 1.0 } else { 0.0 }).collect();
+    made.last_key = last_keys(&made.rows, to);
+    made
 }
 
 /// 1 for the targets of each answer that lie within the length of the shorter answer of its pair.
@@ -215,6 +260,7 @@ pub(crate) fn common(batch: &Batch) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::patches::{Form, Picture};
 
     #[test]
     fn tokens_know_the_side_of_their_pair() {
@@ -240,6 +286,37 @@ mod tests {
         assert_eq!(other.targets, [6, 7, -100, -100, 2, 3, -100, -100]);
         assert_eq!(other.document_start, [0, 0, 0, 3, 3, 3, 3, 7]);
         assert_eq!(other.present, [1., 1., 1., 1., 1., 1., 1., 0.]);
+    }
+
+    const FORM: Form =
+        Form { token: 9, width: 12, side: 2, window: 0, table: 0, stretched: false, breaks: false, pad: 8 };
+
+    /// An image of one row of two tokens.
+    fn picture() -> Picture {
+        Picture { pixels: (0..8 * 12).map(|n| n as f32).collect(), grid: [2, 4] }
+    }
+
+    #[test]
+    fn images_move_with_the_prompts_of_answers() {
+        let ids = vec![1, 9, 9, 2, 3, 4, 5, 6, 7, 0, 0, 0];
+        let labels = [-100, -100, -100, -100, 3, 4, -100, -100, 7, -100, -100, -100];
+        let batch = Batch::from_labels(2, 6, ids, &labels, None, None).unwrap().of_answers(&[true, false]);
+        let batch = Batch { patches: FORM.lay_out(&batch, &[picture()]).unwrap(), ..batch };
+        let other = mismatched(&batch);
+        assert_eq!(other.input_ids[..9], [1, 9, 9, 2, 7, 5, 6, 3, 4]);
+        assert_eq!(other.patches, FORM.lay_out(&other, &[picture()]).unwrap());
+        assert_eq!(other.patches.axes[3 * 3..][..6], [3, 3, 3, 4, 4, 4]);
+    }
+
+    #[test]
+    fn an_answer_that_shares_its_prompt_goes_on_after_its_images() {
+        let ids = vec![1, 9, 9, 2, 3, 4, 5, 3, 6];
+        let batch = Batch::from_labels(1, 9, ids.clone(), &ids, None, None).unwrap();
+        let mark = Mark::Pair { chosen: 7, shared: 4, margin: None };
+        let batch = Batch { marks: vec![Placed { begin: 0, tokens: 9, mark }], ..batch };
+        let patches = FORM.lay_out(&batch, &[picture()]).unwrap();
+        let times: Vec<i32> = patches.axes.iter().step_by(3).copied().collect();
+        assert_eq!(times, [0, 1, 1, 3, 4, 5, 6, 4, 5]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use rayon::prelude::*;
 use crate::batch::Batch;
 use crate::batch::Patches;
 use crate::error::DataError;
+use crate::pairs;
 
 /// Patches are padded to a multiple of this number of groups, so that products have full tiles.
 const UNIT: usize = 16;
@@ -205,19 +206,14 @@ impl Form {
         made.text = made.rows.iter().map(|row| if *row < 0 { 1.0 } else { 0.0 }).collect();
         let ids = batch.input_ids.iter().zip(&made.rows);
         made.text_ids = ids.map(|(id, row)| if *row < 0 { *id } else { self.pad }).collect();
-        made.last_key = (0..tokens).map(|t| (t % batch.seq_len) as i32).collect();
-        for t in (0..tokens.saturating_sub(1)).rev() {
-            let follows = (t + 1) % batch.seq_len != 0 && batch.document_start[t] == batch.document_start[t + 1];
-            if follows && made.rows[t] >= 0 && made.rows[t + 1] >= 0 {
-                made.last_key[t] = made.last_key[t + 1];
-            }
-        }
+        made.last_key = last_keys(&made.rows, batch);
         made.axes = self.axes(batch, pictures, sizes, places)?;
         Ok(())
     }
 
     /// Time, row and column of each token: text goes on by one on all axes; an image at p has the time p, its rows and
-    /// columns count from p, and what follows begins where the longer side ends.
+    /// columns count from p, and what follows begins where the longer side ends. An answer that shares the prompt of another goes
+    /// on from where that prompt ends.
     fn axes(
         &self,
         batch: &Batch,
@@ -227,7 +223,13 @@ impl Form {
     ) -> Result<Vec<i32>, DataError> {
         let mut axes = Vec::with_capacity(3 * batch.input_ids.len());
         let (mut next, mut place, mut pictures, mut first) = (0i32, 0, pictures.iter().zip(sizes), None);
+        let mut forks = pairs::forks(batch).into_iter().peekable();
+        let mut at_fork = 0;
         for t in 0..batch.input_ids.len() {
+            at_fork = if forks.peek().is_some_and(|[fork, _]| *fork == t) { next } else { at_fork };
+            if forks.next_if(|[_, branch]| *branch == t).is_some() {
+                next = at_fork;
+            }
             if batch.document_start[t] as usize == t % batch.seq_len {
                 if first.is_some() {
                     return Err(problem("an image's tokens go on in another document".to_owned()));
@@ -260,6 +262,18 @@ impl Form {
         }
         Ok(axes)
     }
+}
+
+/// The index in its row of the last token of the image that each token belongs to, of text its own. `rows`: −1 for text.
+pub(crate) fn last_keys(rows: &[i32], batch: &Batch) -> Vec<i32> {
+    let mut last: Vec<i32> = (0..rows.len()).map(|t| (t % batch.seq_len) as i32).collect();
+    for t in (0..rows.len().saturating_sub(1)).rev() {
+        let follows = (t + 1) % batch.seq_len != 0 && batch.document_start[t] == batch.document_start[t + 1];
+        if follows && rows[t] >= 0 && rows[t + 1] >= 0 {
+            last[t] = last[t + 1];
+        }
+    }
+    last
 }
 
 fn problem(problem: String) -> DataError {

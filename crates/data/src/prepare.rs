@@ -250,8 +250,13 @@ impl Set<'_> {
         let mut folders: Vec<PathBuf> =
             counted.files.iter().filter_map(|file| Some(file.parent()?.to_owned())).collect();
         folders.dedup();
-        if options.dialogue.images.is_some() && matches!(spec.kind, DatasetKind::Conversation(_)) {
-            counted.unused.retain(|name| !IMAGES.contains(&name.as_str()) && name != OBJECTS);
+        if options.dialogue.images.is_some() {
+            let (objects, images) = match spec.kind {
+                DatasetKind::Conversation(_) => (true, true),
+                DatasetKind::Preference(_) | DatasetKind::Unpaired(_) => (false, true),
+                _ => (false, false),
+            };
+            counted.unused.retain(|name| !(images && IMAGES.contains(&name.as_str()) || objects && name == OBJECTS));
         }
         let encoding = RowEncoding::new(&spec, is_guess, tokenizer, options, folders)?;
         let mut gathering = Gathering::new(writer);

@@ -8,6 +8,8 @@ use crate::{CompileError, CompileOptions, EntryOptions};
 
 const STARTS: &str = "document_start";
 const LAST_QUERY: &str = "last_query";
+/// The inputs by which the attention of a vision tower knows where images and windows begin: its rows are patches.
+const OF_TOWERS: [&str; 2] = ["image_first_patch", "window_first_patch"];
 
 /// Gives every attention of an entry over whole documents the input `last_query`.
 pub fn run(graph: &mut Graph, options: &CompileOptions, entry: &EntryOptions) -> Result<(), CompileError> {
@@ -19,7 +21,7 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, entry: &EntryOptions) ->
     let Some(starts) = graph.input(STARTS) else { return Ok(()) };
     let last_query = graph.add_typed(LAST_QUERY, &graph.value(starts).value_type(), Origin::Input);
     graph.inputs.push(last_query);
-    for node in graph.nodes.iter_mut().filter(|node| node.op == id::ATTENTION) {
+    for node in graph.nodes.iter_mut().filter(|node| node.op == id::ATTENTION && node.inputs.contains(&starts)) {
         // It hides nothing of a document.
         node.attrs.remove("window");
         node.attrs = node.attrs.clone().with("branches", true);
@@ -37,7 +39,8 @@ pub fn obstacle(graph: &Graph, longest: usize) -> Option<String> {
         match () {
             () if node.op != id::ATTENTION => (ops::get(node.op).mixes_tokens() || reads_starts)
                 .then(|| format!("`{name}` carries a state from token to token")),
-            () if !reads_starts => Some("its vision tower has attention of its own".to_owned()),
+            () if is_of_tower(graph, node) => None,
+            () if !reads_starts => Some("its attention does not ask where documents begin".to_owned()),
             () if limits(graph, node).is_some() => Some("images see themselves whole".to_owned()),
             () if node.attrs.flag("bidirectional") == Ok(true) => Some("its attention is not causal".to_owned()),
             () => {
@@ -49,6 +52,11 @@ pub fn obstacle(graph: &Graph, longest: usize) -> Option<String> {
         }
     };
     graph.nodes.iter().find_map(reason)
+}
+
+/// True for the attention of a vision tower, between patches.
+fn is_of_tower(graph: &Graph, node: &Node) -> bool {
+    node.inputs.get(3).is_some_and(|id| OF_TOWERS.contains(&graph.value(*id).name.as_str()))
 }
 
 /// The input that limits what the queries of an attention see.
@@ -106,6 +114,8 @@ mod tests {
         assert!(of(id::EMBEDDING_NOISE, true).is_some());
         let mut tower = graph(Attrs::new(), None);
         tower.nodes[0].inputs[3] = tower.add_value("image_first_patch", Element::I32, vec![1, 9], Origin::Input);
-        assert!(obstacle(&tower, 9).unwrap().contains("vision tower"));
+        assert_eq!(obstacle(&tower, 9), None);
+        tower.nodes[0].inputs[3] = tower.add_value("others", Element::I32, vec![1, 9], Origin::Input);
+        assert!(obstacle(&tower, 9).unwrap().contains("where documents begin"));
     }
 }

@@ -282,9 +282,11 @@ pub(crate) fn encoder(
             let encoder = DialogueEncoder::new(needed()?, dialogue)?;
             Box::new(Text(conversation::ConversationRows::new(encoder, columns.clone(), folders)))
         }
-        DatasetKind::Preference(columns) => Box::new(PairRows::new(needed()?, dialogue, columns.clone(), preference)?),
+        DatasetKind::Preference(columns) => {
+            Box::new(PairRows::new((needed()?, folders), dialogue, columns.clone(), preference)?)
+        }
         DatasetKind::Unpaired(columns) => {
-            Box::new(UnpairedRows::new(needed()?, dialogue, columns.clone(), preference)?)
+            Box::new(UnpairedRows::new((needed()?, folders), dialogue, columns.clone(), preference)?)
         }
     })
 }

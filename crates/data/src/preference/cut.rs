@@ -31,9 +31,14 @@ impl Side {
             return Ok(false);
         }
         match how {
+            Cut::Beginning | Cut::End
+                if !self.document.images.is_empty() && (how == Cut::Beginning || limit < self.document.images_end) =>
+            {
+                too_long(format!("{tokens} tokens, the limit is {limit}, and no image is cut"))
+            }
             Cut::Nothing => too_long(format!("{tokens} tokens, the limit is {limit}")),
             Cut::End => {
-                self.document = self.document.slice(0, limit);
+                self.document = self.document.beginning(limit);
                 Ok(true)
             }
             Cut::Beginning => {

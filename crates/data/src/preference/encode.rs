@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
@@ -13,11 +14,12 @@ use super::cut::{Side, cut_pair, pair, shared};
 use super::reading::{Asked, RowReader, Said};
 use super::text::{is_transcript, said};
 use super::{PreferenceOptions, Purpose, Split, Unpaired};
-use crate::dataset::{Limits, Noticed, RowDocuments, RowForm};
+use crate::dataset::{IMAGES, Limits, Noticed, RowDocuments, RowForm};
 use crate::dialogue::{Answered, DialogueEncoder, DialogueOptions, label};
 use crate::document::Document;
 use crate::document::IGNORE;
 use crate::error::{DataError, RowError, RowReason};
+use crate::image_source::ImageRef;
 use crate::remarks::Remarks;
 use crate::spans::TrainedSpan;
 use crate::summary::Expected;
@@ -31,7 +33,12 @@ struct Answers {
     dialogue: Result<Box<DialogueEncoder>, DataError>,
     is_chat: bool,
     options: PreferenceOptions,
+    /// Folders in which relative paths of images begin.
+    folders: Vec<PathBuf>,
 }
+
+/// The images of a prompt: their texts, and what is kept of them.
+type Images = (Vec<String>, Vec<ImageRef>);
 
 /// One side with both ways to tell prompt and answer apart.
 struct Encoded {
@@ -43,7 +50,7 @@ struct Encoded {
 
 impl Answers {
     fn new(
-        tokenizer: Arc<Tokenizer>,
+        (tokenizer, folders): (Arc<Tokenizer>, Vec<PathBuf>),
         dialogue: &DialogueOptions,
         is_chat: bool,
         options: &PreferenceOptions,
@@ -58,18 +65,50 @@ impl Answers {
         }
         let encoder = DialogueEncoder::new(tokenizer.clone(), dialogue).map(Box::new);
         let dialogue = if is_chat { Ok(encoder?) } else { encoder };
-        Ok(Answers { tokenizer, dialogue, is_chat, options: options.clone() })
+        Ok(Answers { tokenizer, dialogue, is_chat, options: options.clone(), folders })
+    }
+
+    /// Reads the images of a row's prompt, none where the model reads none. Errors: an image that is not there or cannot be
+    /// read, one in an answer, and one for a prompt that no template writes.
+    fn images(&self, row: &Map<String, Value>, asked: &mut Asked) -> Result<Images, RowError> {
+        let Ok(Some(of)) = self.dialogue.as_ref().map(|dialogue| dialogue.images()) else {
+            return Ok((Vec::new(), Vec::new()));
+        };
+        let found = IMAGES.iter().find_map(|name| row.get(*name).filter(|value| !value.is_null()));
+        let column = found.map(|found| match found {
+            Value::Array(list) => list.as_slice(),
+            one => std::slice::from_ref(one),
+        });
+        let has_image =
+            |answer: &Said| matches!(answer, Said::Turns(turns) if turns.iter().any(|of| !of.images.is_empty()));
+        let wrong = |problem: &str| Err(RowError::new(RowReason::WrongType, problem));
+        if asked.answers.iter().any(has_image) {
+            return wrong("an answer has an image: images are read in prompts alone");
+        }
+        match &mut asked.prompt {
+            Said::Turns(prompt) => of.read(of.place(prompt, column, &self.folders)?),
+            Said::Text(_) if column.is_some_and(|list| !list.is_empty()) => {
+                wrong("the row has images, and its prompt is a plain text: give messages")
+            }
+            Said::Text(_) => Ok((Vec::new(), Vec::new())),
+        }
     }
 
     /// The sides of a row, a prompt with each of its answers, and whether a split by common tokens trains others.
-    fn encode(&self, asked: &Asked, remarks: &mut Remarks) -> Result<(Vec<Side>, bool), RowError> {
+    fn encode(
+        &self,
+        row: &Map<String, Value>,
+        mut asked: Asked,
+        remarks: &mut Remarks,
+    ) -> Result<(Vec<Side>, bool), RowError> {
+        let images = self.images(row, &mut asked)?;
         let mut sides = Vec::new();
         let mut of_row = Remarks::default();
         for answer in &asked.answers {
             let mut own = Remarks::default();
             sides.push(match (&asked.prompt, answer) {
                 (Said::Text(prompt), Said::Text(answer)) => self.text(prompt, answer)?,
-                _ => self.turns(asked, answer, &mut own)?,
+                _ => self.turns(&asked, answer, &images, &mut own)?,
             });
             // Both sides show the same prompt.
             of_row.widen(&own);
@@ -125,7 +164,13 @@ impl Answers {
         Ok(Encoded { document, prefix })
     }
 
-    fn turns(&self, asked: &Asked, answer: &Said, remarks: &mut Remarks) -> Result<Encoded, RowError> {
+    fn turns(
+        &self,
+        asked: &Asked,
+        answer: &Said,
+        (texts, images): &Images,
+        remarks: &mut Remarks,
+    ) -> Result<Encoded, RowError> {
         let (Said::Turns(prompt), Said::Turns(answer)) = (&asked.prompt, answer) else {
             panic!("a row is all text or all turns");
         };
@@ -136,6 +181,7 @@ impl Answers {
             tools: asked.tools.as_ref(),
             variables: asked.variables.as_ref(),
             needs_spans: self.options.split == Split::Spans,
+            images: (texts, images),
         };
         let (document, alone) = dialogue.encode_answer(&turns, remarks)?;
         let prefix = common_prefix(&alone, &document.ids);
@@ -182,12 +228,12 @@ pub(crate) struct PairRows {
 
 impl PairRows {
     pub(crate) fn new(
-        tokenizer: Arc<Tokenizer>,
+        source: (Arc<Tokenizer>, Vec<PathBuf>),
         dialogue: &DialogueOptions,
         columns: PreferenceColumns,
         options: &PreferenceOptions,
     ) -> Result<Self, DataError> {
-        let answers = Answers::new(tokenizer, dialogue, columns.question.is_chat, options)?;
+        let answers = Answers::new(source, dialogue, columns.question.is_chat, options)?;
         Ok(PairRows { answers, columns })
     }
 }
@@ -203,7 +249,7 @@ impl RowDocuments for PairRows {
         let options = &self.answers.options;
         let mut reader = RowReader { row, form, split: options.split, remarks: &mut noticed.remarks };
         let (asked, margin) = reader.pair(&self.columns, &mut noticed.counts)?;
-        let (sides, is_other) = self.answers.encode(&asked, &mut noticed.remarks)?;
+        let (sides, is_other) = self.answers.encode(row, asked, &mut noticed.remarks)?;
         let sides: [Side; 2] = sides.try_into().map_err(|_| RowError::new(RowReason::MissingField, "one answer"))?;
         noticed.counts.other_split += usize::from(is_other);
         if options.purpose == Purpose::Answers {
@@ -239,12 +285,12 @@ pub(crate) struct UnpairedRows {
 
 impl UnpairedRows {
     pub(crate) fn new(
-        tokenizer: Arc<Tokenizer>,
+        source: (Arc<Tokenizer>, Vec<PathBuf>),
         dialogue: &DialogueOptions,
         columns: UnpairedColumns,
         options: &PreferenceOptions,
     ) -> Result<Self, DataError> {
-        let answers = Answers::new(tokenizer, dialogue, columns.question.is_chat, options)?;
+        let answers = Answers::new(source, dialogue, columns.question.is_chat, options)?;
         Ok(UnpairedRows { answers, columns })
     }
 }
@@ -260,7 +306,7 @@ impl RowDocuments for UnpairedRows {
         let split = self.answers.options.split;
         let mut reader = RowReader { row, form, split, remarks: &mut noticed.remarks };
         let (asked, desirable) = reader.unpaired(&self.columns)?;
-        let (mut sides, is_other) = self.answers.encode(&asked, &mut noticed.remarks)?;
+        let (mut sides, is_other) = self.answers.encode(row, asked, &mut noticed.remarks)?;
         let side = sides.pop().ok_or_else(|| RowError::new(RowReason::MissingField, "no answer"))?;
         noticed.counts.other_split += usize::from(is_other);
         noticed.length = Some(side.document.len());

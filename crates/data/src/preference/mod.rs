@@ -43,26 +43,35 @@ impl Preference {
         let n = document.len();
         let mut rejected = document.slice(0, shared);
         rejected.append(document.slice(chosen, n));
-        Some(Preference { chosen: document.slice(0, chosen), rejected, margin })
+        // Both sides show the images of their prompt.
+        let of_side = if shared > 0 { document.images.len() } else { document.images.len() / 2 };
+        rejected.images = document.images[document.images.len() - of_side..].to_vec();
+        let images = document.images[..of_side].to_vec();
+        Some(Preference { chosen: Document { images, ..document.slice(0, chosen) }, rejected, margin })
     }
 
     /// The pair as one document, in which the rejected side stands without the first `shared` tokens.
     pub fn into_document(self, shared: usize) -> Document {
         let Preference { chosen: mut document, rejected, margin } = self;
         document.mark = Some(Mark::Pair { chosen: document.len(), shared, margin });
+        if shared == 0 {
+            document.images.extend_from_slice(&rejected.images);
+        }
         document.append(rejected.slice(shared, rejected.len()));
         document
     }
 }
 
 /// Tokens at the beginning that two sides can share: those that they have in common and of which nothing is trained, but for
-/// the last, which each repeats to predict its own next token.
+/// the last, which each repeats to predict its own next token. None where they end before the images do.
 fn common([chosen, rejected]: [&Document; 2]) -> usize {
     let is_untrained = |of: &Document, t: usize| of.labels[t] == IGNORE;
     let n = chosen.len().min(rejected.len());
     let is_common =
         |t: &usize| chosen.ids[*t] == rejected.ids[*t] && is_untrained(chosen, *t) && is_untrained(rejected, *t);
-    (0..n).take_while(is_common).count().saturating_sub(1)
+    let count = (0..n).take_while(is_common).count().saturating_sub(1);
+    let holds_images = chosen.images == rejected.images && count >= chosen.images_end.max(rejected.images_end);
+    if holds_images { count } else { 0 }
 }
 
 /// An answer to a prompt, and whether it is good. Labels are -100 outside of the answer.

@@ -10,6 +10,7 @@ use crate::batch::{Batch, Placed};
 use crate::document::IGNORE;
 use crate::document::Mark;
 use crate::error::DataError;
+use crate::pairs;
 use crate::pictures::ImageReader;
 use crate::tokenizer::Tokenizer;
 use picture::Images;
@@ -66,15 +67,6 @@ fn verdict(batch: &Batch, at: usize) -> &'static str {
     batch.marks.iter().find_map(of).unwrap_or_default()
 }
 
-/// The first tokens of the sides of pairs that share their prompts.
-fn branches(batch: &Batch) -> Vec<usize> {
-    let of = |placed: &Placed| match placed.mark {
-        Mark::Pair { chosen, shared, .. } if shared > 0 => vec![placed.begin + shared, placed.begin + chosen],
-        _ => vec![],
-    };
-    batch.marks.iter().flat_map(of).collect()
-}
-
 /// Returns the number of tokens, those of runs each.
 fn count(tokens: &[ShownToken]) -> usize {
     tokens.iter().map(|token| token.times).sum()
@@ -108,7 +100,8 @@ fn shown(
     let ids = &batch.input_ids[range.clone()];
     let starts = &batch.document_start[range.clone()];
     let (targets, weights) = (&batch.targets[range.clone()], &batch.weights[range]);
-    let branches = branches(batch);
+    // The first tokens of the sides of pairs that share their prompts.
+    let branches = pairs::forks(batch).concat();
     let mut row = ShownRow::default();
     let mut begin = 0;
     while begin < ids.len() {

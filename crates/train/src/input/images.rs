@@ -88,8 +88,11 @@ pub(crate) fn check_batch(source: &ModelSource, text: Batch) -> Result<Batch> {
 
 /// Options that do not go with images yet, with their values.
 fn conflicts(config: &Config) -> Vec<(&'static str, String)> {
+    let known = config.preferences.precompute_ref_log_probs;
     let all = [
-        ("task", config.task.name().to_owned(), !matches!(config.task, Task::Sft | Task::Pt)),
+        ("task", config.task.name().to_owned(), matches!(config.task, Task::Grpo | Task::Distil)),
+        // The table knows documents by their tokens, which are the same for other images.
+        ("precompute_ref_log_probs", known.to_string(), known),
         ("pipeline_parallel_size", config.stages().to_string(), config.stages() > 1),
         ("sequence_parallel_size", config.sequence().to_string(), config.sequence() > 1),
         ("distributed.num_nodes", config.nodes().to_string(), config.nodes() > 1),

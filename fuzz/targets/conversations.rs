@@ -77,6 +77,7 @@ pub fn dataset(bytes: &[u8]) -> bool {
         max_length: 4096,
         truncation: Truncation::Right,
         vocab_size: 512,
+        positions: None,
         workers: 1,
         dialogue,
         preference: data::PreferenceOptions::default(),

@@ -87,6 +87,6 @@ pub use rows::RowLimit;
 pub use spans::Message;
 pub use spread::{Held, join};
 pub use stream::{LocalShards, OpenShards, ShardId, Shards, Stream, StreamFile, StreamOptions, StreamPlace, StreamSet};
-pub use summary::{DatasetSummary, Summary};
+pub use summary::{DatasetSummary, LengthAdvice, Summary};
 pub use tokenizer::Tokenizer;
 pub use weights::LossRule;

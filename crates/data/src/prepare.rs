@@ -77,8 +77,8 @@ pub fn prepare_cached(
     let keeping = keeping.filter(|_| !reads_images);
     for spec in datasets {
         let (files, left_out) = files(spec)?;
-        let counted =
-            DatasetSummary { name: spec.path.display().to_string(), files, left_out, ..DatasetSummary::default() };
+        let (name, advice) = (spec.path.display().to_string(), options.length_advice());
+        let counted = DatasetSummary { name, files, left_out, advice, ..DatasetSummary::default() };
         let set = Set { spec, tokenizer, options, counted, stop };
         let Encoded { rows, counted, from } = match keeping {
             Some(keeping) => set.cached(keeping, &mut notes)?,
@@ -206,10 +206,10 @@ impl Set<'_> {
             }
         }
         if let Lookup::Rows(rows, summary) = found {
-            let DatasetSummary { name, files, left_out, .. } = self.counted;
+            let DatasetSummary { name, files, left_out, advice, .. } = self.counted;
             return Ok(Encoded {
                 rows,
-                counted: DatasetSummary { name, files, left_out, ..summary },
+                counted: DatasetSummary { name, files, left_out, advice, ..summary },
                 from: Origin::Cache,
             });
         }

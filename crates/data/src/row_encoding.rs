@@ -85,7 +85,7 @@ impl RowEncoding {
             late(fields, &self.kind, known, &mut summary.late);
         }
         if self.limits.truncation != Truncation::Split {
-            outcome.noticed.length.into_iter().for_each(|length| summary.count_length(length, self.longest));
+            outcome.noticed.length.into_iter().for_each(|(tokens, is_over)| summary.count_length(tokens, is_over));
         }
         match outcome.documents {
             Ok(documents) => {

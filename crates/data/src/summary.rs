@@ -23,6 +23,14 @@ const ENOUGH: f64 = 0.99;
 /// Files that are left out for one reason and named.
 const SHOWN_FILES: usize = 8;
 
+/// Advice on rows that are too long: what a longer limit may be, and what else keeps them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LengthAdvice {
+    pub(crate) positions: Option<usize>,
+    /// A sentence on an option, empty where none helps.
+    pub(crate) instead: &'static str,
+}
+
 /// Rows that were dropped for one reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dropped {
@@ -74,8 +82,10 @@ pub struct DatasetSummary {
     /// The number of rows by their tokens before truncation; lengths are rounded up by 6 % at most. Empty where rows are
     /// split.
     pub lengths: BTreeMap<usize, usize>,
-    /// Rows of more tokens than `max_length`, be they dropped or cut.
+    /// Rows of more tokens than they may have, be they dropped or cut.
     pub over: usize,
+    #[serde(skip)]
+    pub advice: LengthAdvice,
     /// The parts of rows that do not reach training.
     pub remarks: Remarks,
     pub preference: PreferenceCounts,
@@ -132,11 +142,11 @@ impl DatasetSummary {
         self.dropped.insert(error.reason, Dropped { rows: 1, file, row: place.row, detail: error.detail });
     }
 
-    /// Counts a further row of `tokens` tokens, of which `limit` are taken.
-    pub(crate) fn count_length(&mut self, tokens: usize, limit: usize) {
+    /// Counts a further row of `tokens` tokens, which may be more than are taken.
+    pub(crate) fn count_length(&mut self, tokens: usize, is_over: bool) {
         let step = (tokens.max(1).next_power_of_two() / 32).max(1);
         *self.lengths.entry(tokens.next_multiple_of(step)).or_default() += 1;
-        self.over += usize::from(tokens > limit);
+        self.over += usize::from(is_over);
     }
 
     /// The length that a share of the rows does not exceed, where some rows are longer than they may be.
@@ -165,8 +175,8 @@ impl DatasetSummary {
 
     /// The summary of a set of the same name, of which nothing was read.
     pub(crate) fn named_like(other: &DatasetSummary) -> DatasetSummary {
-        let DatasetSummary { name, files, left_out, found, unused, absent, writing, .. } = other.clone();
-        DatasetSummary { name, files, left_out, found, unused, absent, writing, ..DatasetSummary::default() }
+        let DatasetSummary { name, files, left_out, found, unused, absent, writing, advice, .. } = other.clone();
+        DatasetSummary { name, files, left_out, found, unused, absent, writing, advice, ..DatasetSummary::default() }
     }
 
     /// Adds what became of other rows of the set, but for the documents of each.
@@ -215,21 +225,25 @@ impl DatasetSummary {
 
     /// The options that keep rows which are too long.
     fn help_with_length(&self) -> String {
-        let enough = self.length_of(ENOUGH).map_or(String::new(), |tokens| {
-            format!(
-                "`sequence_len` (and `max_length`, where it is set) of {tokens} keeps {:.0} % of them; ",
+        let LengthAdvice { positions, instead } = self.advice;
+        let enough = self.length_of(ENOUGH).map(|tokens| match positions {
+            Some(most) if tokens > most => format!("the model has no more than {most} positions"),
+            _ => format!(
+                "`sequence_len` (and `max_length`, where it is set) of at least {tokens} keeps {:.0} % of them",
                 100.0 * ENOUGH
-            )
+            ),
         });
-        format!("{enough}`truncation_strategy`: `split` or `right` cuts them instead")
+        let known = enough.into_iter().chain((!instead.is_empty()).then(|| instead.to_owned()));
+        known.collect::<Vec<_>>().join("; ")
     }
 
     /// A sentence on rows that are dropped or cut because they are too long, where they are more than a few.
     pub fn warning(&self) -> Option<String> {
-        let share = self.over as f64 / self.rows_read.max(1) as f64;
+        let too_long = self.too_long();
+        let over = self.over.max(too_long);
+        let share = over as f64 / self.rows_read.max(1) as f64;
         (share >= MANY).then(|| {
-            let too_long = self.dropped.get(&RowReason::TooLong).map_or(0, |dropped| dropped.rows);
-            let fate = match (too_long, self.over - too_long.min(self.over)) {
+            let fate = match (too_long, over - too_long) {
                 (_, 0) => "dropped",
                 (0, _) => "cut",
                 _ => "dropped or cut",
@@ -252,10 +266,15 @@ impl DatasetSummary {
         self.dropped.iter().map(entry).collect::<Vec<_>>().join("; ")
     }
 
-    /// Errors: more than half of the rows are dropped because they are too long.
+    /// Rows that are dropped because they are too long.
+    fn too_long(&self) -> usize {
+        self.dropped.get(&RowReason::TooLong).map_or(0, |dropped| dropped.rows)
+    }
+
+    /// Errors: more than half of the rows are dropped because they are too long, or fail.
     pub fn check_lengths(&self) -> Result<(), DataError> {
-        let too_long = self.dropped.get(&RowReason::TooLong).map_or(0, |dropped| dropped.rows);
-        if 2 * too_long <= self.rows_read {
+        let too_long = self.too_long();
+        if too_long == 0 || 2 * (too_long + self.failures()) <= self.rows_read {
             return Ok(());
         }
         let problem = format!("{too_long} of {} rows are too long: {}", self.rows_read, self.reasons());
@@ -275,8 +294,10 @@ impl DatasetSummary {
         }
         if self.trained_tokens == 0 {
             let problem = format!("no token of {} rows is trained: {}", self.rows_read, self.reasons());
-            return Err(DataError::invalid(&self.name, problem)
-                .hint("check max_length, truncation_strategy and the roles of the messages"));
+            return Err(DataError::invalid(&self.name, problem).hint(match self.too_long() {
+                0 => "check the roles of the messages and `loss_scale`".to_owned(),
+                _ => self.help_with_length(),
+            }));
         }
         if self.with_end == Some(0) && self.at_limit < self.documents {
             let problem = format!("no token that ends a turn is trained in any of {} documents", self.documents);

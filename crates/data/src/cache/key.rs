@@ -29,8 +29,8 @@ pub(super) fn key(
 ) -> io::Result<Key> {
     // What the set is called, and which of a folder's files it is, shows in the files.
     let DatasetSpec { path: _, files: _, subset: _, split: _, kind, samples, shard, row_limit } = spec;
-    // Threads do not change rows.
-    let PrepareOptions { max_length, truncation, vocab_size, workers: _, dialogue, preference } = options;
+    // Threads and advice do not change rows.
+    let PrepareOptions { max_length, truncation, vocab_size, workers: _, positions: _, dialogue, preference } = options;
     let mut text = format!("encoded by {}\n", env!("DATA_SOURCES"));
     for file in files {
         text += &format!("file {} {}\n", form(file), known.digest(file)?);

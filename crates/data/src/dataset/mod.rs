@@ -186,8 +186,8 @@ pub(crate) struct Limits {
 /// Facts of a row that the data check counts.
 #[derive(Debug, Default)]
 pub(crate) struct Noticed {
-    /// Tokens before truncation, where it comes so far.
-    pub length: Option<usize>,
+    /// Tokens before truncation, where it comes so far, and whether they are more than are taken.
+    pub length: Option<(usize, bool)>,
     pub remarks: Remarks,
     pub counts: PreferenceCounts,
 }
@@ -222,7 +222,7 @@ impl<E: EncodeRow> RowDocuments for Text<E> {
         noticed: &mut Noticed,
     ) -> Result<Vec<Document>, RowError> {
         let document = self.0.encode(row, form, &mut noticed.remarks)?;
-        noticed.length = Some(document.len());
+        noticed.length = Some((document.len(), document.len() > limits.max_length));
         document.truncate(limits.max_length, limits.truncation)
     }
 

@@ -253,14 +253,18 @@ impl RowDocuments for PairRows {
         let sides: [Side; 2] = sides.try_into().map_err(|_| RowError::new(RowReason::MissingField, "one answer"))?;
         noticed.counts.other_split += usize::from(is_other);
         if options.purpose == Purpose::Answers {
-            noticed.length = sides.iter().map(|side| side.document.len()).max();
+            let longest = sides.iter().map(|side| side.document.len()).max().unwrap_or(0);
+            noticed.length = Some((longest, longest > limits.max_length));
             let [chosen, rejected] = sides;
             let chosen = self.answers.unpaired(chosen, true, limits, noticed)?;
             return Ok(vec![chosen, self.answers.unpaired(rejected, false, limits, noticed)?]);
         }
         let mut sides = sides;
-        let length: usize = sides.iter().map(|side| side.document.len()).sum();
-        noticed.length = Some(length - shared(&sides, options));
+        let lengths = sides.each_ref().map(|side| side.document.len());
+        let together = lengths.iter().sum::<usize>() - shared(&sides, options);
+        let is_over = lengths.iter().any(|length| *length > limits.max_length)
+            || options.pair_length > 0 && together > options.pair_length;
+        noticed.length = Some((together, is_over));
         noticed.counts.cut += cut_pair(&mut sides, limits.max_length, options)?;
         sides.iter().try_for_each(Side::check)?;
         let shared = shared(&sides, options);
@@ -309,7 +313,7 @@ impl RowDocuments for UnpairedRows {
         let (mut sides, is_other) = self.answers.encode(row, asked, &mut noticed.remarks)?;
         let side = sides.pop().ok_or_else(|| RowError::new(RowReason::MissingField, "no answer"))?;
         noticed.counts.other_split += usize::from(is_other);
-        noticed.length = Some(side.document.len());
+        noticed.length = Some((side.document.len(), side.document.len() > limits.max_length));
         Ok(vec![self.answers.unpaired(side, desirable, limits, noticed)?])
     }
 

@@ -16,6 +16,7 @@ mod shards;
 mod tests;
 mod windows;
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -47,6 +48,8 @@ pub struct Stream {
     first: Window,
     digest: String,
     counted: Mutex<Vec<DatasetSummary>>,
+    /// Numbers of the sets whose rows are known to be too long.
+    warned: Mutex<HashSet<usize>>,
     notify: Notify,
 }
 
@@ -82,8 +85,10 @@ impl Stream {
         let summary = Summary { datasets: first.counted.clone() };
         let digest = digest(sets, tokenizer.map(|of| of.digest()), options, &first);
         let counted = Mutex::new(first.counted.clone());
+        let long = first.counted.iter().enumerate().filter(|(_, of)| of.warning().is_some());
+        let warned = Mutex::new(long.map(|(number, _)| number).collect());
         let idle = Mutex::new(Some(reader.into_shards()));
-        let stream = Stream { sets: known, open, idle, first, digest, counted, notify };
+        let stream = Stream { sets: known, open, idle, first, digest, counted, warned, notify };
         Ok((Arc::new(stream), DocumentSet::all(corpus), summary))
     }
 
@@ -129,10 +134,10 @@ impl Stream {
     }
 
     /// Adds what became of a window's rows; reports what rows before did not show: the first that is dropped for each reason,
-    /// columns, and kinds of remarks. Errors: a set has become unfit.
+    /// columns, kinds of remarks, and that many are too long. Errors: a set has become unfit.
     fn count(&self, window: &Window) -> Result<(), DataError> {
         let mut counted = lock(&self.counted);
-        for (all, of) in counted.iter_mut().zip(&window.counted) {
+        for (number, (all, of)) in counted.iter_mut().zip(&window.counted).enumerate() {
             let new = of.dropped.iter().filter(|(reason, _)| !all.dropped.contains_key(reason));
             for (reason, dropped) in new {
                 let first = of.example(dropped);
@@ -155,6 +160,11 @@ impl Stream {
                 all.check()?;
                 all.check_lengths()?;
             }
+            if let Some(text) = all.warning()
+                && lock(&self.warned).insert(number)
+            {
+                (self.notify)(&format!("Warning: so far, {text}"));
+            }
         }
         Ok(())
     }
@@ -171,8 +181,8 @@ fn check_names(set: &StreamSet) -> Result<(), DataError> {
 
 /// Identifies files and encoding. Where files are on this machine is left out.
 fn digest(sets: &[StreamSet], tokenizer: Option<&str>, options: &PrepareOptions, first: &Window) -> String {
-    // Threads do not change rows.
-    let PrepareOptions { max_length, truncation, vocab_size, workers: _, dialogue, preference } = options;
+    // Threads and advice do not change rows.
+    let PrepareOptions { max_length, truncation, vocab_size, workers: _, positions: _, dialogue, preference } = options;
     let mut text = format!(
         "tokenizer {tokenizer:?} length {max_length} {truncation:?} {vocab_size} {dialogue:?} {preference:?}\n"
     );

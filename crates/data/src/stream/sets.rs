@@ -106,7 +106,9 @@ impl SetRows {
         for file in 0..set.files.len() {
             let id = ShardId { set: number, file };
             let path = shards.get(id, &[], stop)?;
-            let mut counted = DatasetSummary { name: name.clone(), files: vec![path], ..DatasetSummary::default() };
+            let (files_read, advice) = (vec![path], options.length_advice());
+            let mut counted =
+                DatasetSummary { name: name.clone(), files: files_read, advice, ..DatasetSummary::default() };
             let opened = prepare::open(&set.spec, &mut counted, options.preference.purpose);
             let (spec, mut rows, known) = opened?;
             let has_rows = rows.next().is_some();

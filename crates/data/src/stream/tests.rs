@@ -41,19 +41,24 @@ impl Files {
     }
 
     fn begin(&self, buffer: usize, shares: &[f64], shuffle: bool) -> Arc<Stream> {
+        self.begin_with(buffer, shares, shuffle, Arc::new(|_| {}))
+    }
+
+    fn begin_with(&self, buffer: usize, shares: &[f64], shuffle: bool, notify: Notify) -> Arc<Stream> {
         let files = self.sets.iter().map(|set| set.files.iter().map(|file| file.name.clone().into()).collect());
         let shards = LocalShards { files: files.collect() };
         let options = PrepareOptions {
             max_length: 8,
             truncation: Truncation::Delete,
             vocab_size: 10_000,
+            positions: None,
             workers: 2,
             dialogue: DialogueOptions::default(),
             preference: PreferenceOptions::default(),
         };
         let order = StreamOptions { shuffle, seed: 7, buffer, shares: shares.to_vec() };
         let open: OpenShards = Arc::new(move || Ok(Box::new(shards.clone())));
-        Stream::begin(&self.sets, (None, &options), order, open, Arc::new(|_| {}), &|| false).unwrap().0
+        Stream::begin(&self.sets, (None, &options), order, open, notify, &|| false).unwrap().0
     }
 }
 
@@ -212,6 +217,29 @@ fn what_became_of_rows_is_counted_beyond_the_first_window() {
 }
 
 #[test]
+fn rows_that_are_too_long_are_worth_a_warning_beyond_the_first_window() {
+    let files = Files::new(&[&[20, 20]]);
+    let path = files.folder.path().join("set0/1.jsonl");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let long = format!("{{\"input_ids\": {:?}}}\n", vec![3; 20]);
+    std::fs::write(&path, text.lines().take(14).map(|line| format!("{line}\n")).collect::<String>() + &long.repeat(6))
+        .unwrap();
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let heard = said.clone();
+    let stream = files.begin_with(8, &[], false, Arc::new(move |text: &str| lock(&heard).push(text.to_owned())));
+    let mut loader = Loader::streamed(&stream, spec(Share::WHOLE, false), Position::default());
+    for _ in 0..3 {
+        while !loader.ends_epoch() {
+            loader.next().unwrap().unwrap();
+        }
+        loader.next().unwrap().unwrap();
+    }
+    let warnings: Vec<String> = lock(&said).iter().filter(|text| text.starts_with("Warning")).cloned().collect();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].contains("are too long and dropped: `sequence_len`"), "{warnings:?}");
+}
+
+#[test]
 fn sets_without_rows_are_refused() {
     let files = Files::new(&[&[0, 0]]);
     let shards = LocalShards { files: vec![files.sets[0].files.iter().map(|file| file.name.clone().into()).collect()] };
@@ -219,6 +247,7 @@ fn sets_without_rows_are_refused() {
         max_length: 8,
         truncation: Truncation::Delete,
         vocab_size: 10,
+        positions: None,
         workers: 1,
         dialogue: DialogueOptions::default(),
         preference: PreferenceOptions::default(),

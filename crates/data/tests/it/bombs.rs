@@ -177,6 +177,7 @@ fn a_text_on_which_a_tokenizer_gives_up_is_a_row_in_error() {
         max_length: 64,
         truncation: Truncation::Delete,
         vocab_size: 1 << 20,
+        positions: None,
         workers: 2,
         dialogue: DialogueOptions::default(),
         preference: data::PreferenceOptions::default(),

@@ -64,6 +64,7 @@ fn options() -> PrepareOptions {
         max_length: 64,
         truncation: Truncation::Delete,
         vocab_size: 1 << 20,
+        positions: None,
         workers: 2,
         dialogue: DialogueOptions::default(),
         preference: data::PreferenceOptions::default(),

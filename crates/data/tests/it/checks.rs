@@ -27,6 +27,7 @@ fn options(template: &str, truncation: Truncation, max_length: usize) -> Prepare
         max_length,
         truncation,
         vocab_size: 512,
+        positions: None,
         workers: 1,
         dialogue,
         preference: data::PreferenceOptions::default(),
@@ -141,17 +142,31 @@ fn truncation_is_reported_with_the_length_that_avoids_it() {
     assert_eq!(warning(4, 100, Truncation::Delete), Ok(None));
     let said = warning(5, 100, Truncation::Delete).unwrap().unwrap();
     assert!(said.starts_with("5.0 % of the rows of") && said.contains("are too long and dropped"), "{said}");
-    let enough: usize = said.split(" of ").find_map(|part| part.split(' ').next()?.parse().ok()).unwrap();
+    let enough: usize = said.split(" at least ").find_map(|part| part.split(' ').next()?.parse().ok()).unwrap();
     assert!(enough >= length && enough * 100 <= length * 107, "{said}: {length}");
     assert!(said.contains("keeps 99 % of them; `truncation_strategy`: `split` or `right`"), "{said}");
+    let few = PrepareOptions { positions: Some(128), ..options(SOUND, Truncation::Delete, 128) };
+    let encoded =
+        prepared(&(0..20).map(|n| if n < 2 { long.clone() } else { answer("Yes.") }).collect::<Vec<_>>(), &few);
+    let said = encoded.unwrap().summary.datasets[0].warning().unwrap();
+    assert!(said.contains("the model has no more than 128 positions; `truncation_strategy`"), "{said}");
     let error = warning(51, 100, Truncation::Delete).unwrap_err();
     assert!(
-        error.contains("51 of 100 rows are too long") && error.contains(&format!("of {enough} keeps 99 %")),
+        error.contains("51 of 100 rows are too long") && error.contains(&format!("of at least {enough} keeps 99 %")),
         "{error}"
     );
     assert!(warning(50, 100, Truncation::Delete).unwrap().is_some());
     let said = warning(60, 100, Truncation::Right).unwrap().unwrap();
     assert!(said.starts_with("60.0 % of the rows of") && said.contains("are too long and cut"), "{said}");
+    assert!(said.ends_with("`truncation_strategy: split` makes several rows of each"), "{said}");
+    let error = prepared(&rows(20, 20), &options(SOUND, Truncation::Delete, 128)).unwrap_err().to_string();
+    assert!(error.contains("no token of 20 rows is trained") && error.contains("keeps 99 %"), "{error}");
+    // Broken rows and those that are too long are lost together.
+    let mut mixed = rows(8, 20);
+    mixed[10..14].fill(json!({"messages": 3}));
+    let lost = prepared(&mixed, &options(SOUND, Truncation::Delete, 128)).unwrap();
+    let error = lost.summary.datasets[0].check_lengths().unwrap_err().to_string();
+    assert!(error.contains("8 of 20 rows are too long") && error.contains("4 x wrong type"), "{error}");
     assert_eq!(warning(60, 100, Truncation::Split), Ok(None));
 }
 

@@ -29,6 +29,7 @@ fn encoded(path: &std::path::Path, shard: RowShard) -> Result<data::EncodedCorpu
         max_length: LONGEST,
         truncation: Truncation::Delete,
         vocab_size: 1000,
+        positions: None,
         workers: 0,
         dialogue: DialogueOptions::default(),
         preference: data::PreferenceOptions::default(),

@@ -23,6 +23,7 @@ fn options(max_length: usize, truncation: Truncation) -> PrepareOptions {
         max_length,
         truncation,
         vocab_size: 512,
+        positions: None,
         workers: 2,
         dialogue: DialogueOptions::default(),
         preference: data::PreferenceOptions::default(),

@@ -341,6 +341,7 @@ fn rows_of_any_form_are_counted() {
             max_length: 1 + dice.below(300),
             truncation,
             vocab_size: 1 << 20,
+            positions: None,
             workers: dice.below(3),
             dialogue,
             preference: data::PreferenceOptions::default(),
@@ -524,6 +525,7 @@ fn messages_hold_nothing_that_steers_a_terminal() {
         max_length: 64,
         truncation: Truncation::Delete,
         vocab_size: 1 << 20,
+        positions: None,
         preference: data::PreferenceOptions::default(),
         workers: 0,
         dialogue: DialogueOptions {

@@ -15,7 +15,15 @@ use crate::shared::{assets, tokenizer_folder};
 
 fn options(preference: PreferenceOptions, max_length: usize, vocab_size: usize) -> PrepareOptions {
     let dialogue = DialogueOptions::default();
-    PrepareOptions { max_length, truncation: Truncation::Delete, vocab_size, workers: 1, dialogue, preference }
+    PrepareOptions {
+        max_length,
+        truncation: Truncation::Delete,
+        vocab_size,
+        positions: None,
+        workers: 1,
+        dialogue,
+        preference,
+    }
 }
 
 fn for_purpose(purpose: Purpose, split: Split) -> PreferenceOptions {
@@ -672,5 +680,30 @@ fn published_pairs_are_read_whole() {
         let summary = &prepared.summary.datasets[0];
         assert_eq!((summary.rows_read, summary.rows_kept), (300, 300), "{}", prepared.summary);
         println!("{}", prepared.summary);
+    }
+}
+
+/// One side beyond `max_length` counts, also where both together are within twice of it; advice names options that the task has.
+#[test]
+fn pairs_that_are_too_long_are_worth_a_warning_with_options_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/stories/model");
+    let tokenizer = Arc::new(Tokenizer::from_folder(&model).unwrap());
+    let pair = |long: bool| json!({"prompt": "Hi.", "chosen": if long { "a b ".repeat(30) } else { "a".to_owned() }, "rejected": "b"});
+    let rows: Vec<Value> = (0..20).map(|n| pair(n < 2)).collect();
+    let path = file(folder.path(), &rows);
+    let said = |preference: PreferenceOptions| {
+        let prepared = prepare(&[DatasetSpec::new(&path, auto())], Some(&tokenizer), &options(preference, 40, 512));
+        prepared.unwrap().summary.datasets[0].warning().unwrap_or_default()
+    };
+    for (purpose, fate, advice) in [
+        (Purpose::Pairs, "cut", "; `truncation_mode: keep_end` keeps those whose prompt alone is too long"),
+        (Purpose::Answers, "cut", "; `truncation_mode: keep_end` keeps those whose prompt alone is too long"),
+        (Purpose::Scores, "dropped", "keeps 99 % of them"),
+    ] {
+        let cut = if purpose == Purpose::Scores { Cut::Nothing } else { Cut::End };
+        let of = said(PreferenceOptions { cut, ..for_purpose(purpose, Split::Spans) });
+        assert!(of.starts_with("10.0 % of the rows") && of.contains(&format!("too long and {fate}")), "{of}");
+        assert!(of.ends_with(advice) && !of.contains("truncation_strategy"), "{of}");
     }
 }

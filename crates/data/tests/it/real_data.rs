@@ -22,6 +22,7 @@ fn load(path: &Path, kind: DatasetKind, tokenizer: &Arc<Tokenizer>, max_length: 
         max_length,
         truncation: Truncation::Delete,
         vocab_size: tokenizer.encoder().vocab_size(),
+        positions: None,
         workers: 2,
         dialogue: DialogueOptions { clock: Some("2026-11-20".to_owned()), ..DialogueOptions::default() },
         preference: data::PreferenceOptions::default(),

@@ -176,8 +176,6 @@ impl Encoded {
         };
         let writings: Vec<Writing> = summary.datasets.iter().map(|of| of.writing).collect();
         notes.extend(config::notes_on_template(config, &writings));
-        notes
-            .extend(summary.datasets.iter().filter_map(DatasetSummary::warning).map(|text| format!("Warning: {text}")));
         notes.extend(summary.datasets.iter().filter_map(DatasetSummary::length_bias));
         notes.extend(shared_prompts::note(&summary));
         summary.datasets.iter().try_for_each(|of| of.check_lengths()).map_err(TrainError::data)?;
@@ -237,6 +235,7 @@ fn prepare_options(
             config::Truncation::Left => Truncation::Left,
         },
         vocab_size: source.vocab_size()?,
+        positions: source.position_limit(),
         workers,
         dialogue,
         preference: PreferenceOptions {

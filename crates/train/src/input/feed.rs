@@ -257,10 +257,12 @@ impl Feed {
             Layout::Padded(_) => "padded",
             Layout::Joined(_) => "joined",
         };
+        let warnings = self.encoded.summary.datasets.iter().filter_map(DatasetSummary::warning);
+        let warnings: String = warnings.map(|text| format!("Warning: {text}\n")).collect();
         if let Some(stream) = &self.encoded.stream {
             return format!(
                 "{}streamed from {}: the table is of the first rows, which become {} in {} of up to {} tokens, {how}, {:.1} % \
-                 full; {} for evaluation; {of_run}\n",
+                 full; {} for evaluation; {of_run}\n{warnings}",
                 self.encoded.summary,
                 count(stream.files() as u64, "file"),
                 count(self.documents.len() as u64, "document"),
@@ -270,8 +272,6 @@ impl Feed {
                 count(held_out as u64, "document"),
             );
         }
-        let warnings = self.encoded.summary.datasets.iter().filter_map(DatasetSummary::warning);
-        let warnings: String = warnings.map(|text| format!("Warning: {text}\n")).collect();
         format!(
             "{}{} to train on, {held_out} for evaluation{by}; {} of up to {} tokens in an epoch, {how}, {:.1} % full; \
              {of_run}\n{warnings}",

@@ -209,6 +209,24 @@ def test_messages_and_questions_are_answered_by_the_template(tmp_path, shared):
     assert "2 prompts; 1 with 4 answers each in a step" in done.stdout and "1 × vowels + 0.5 × number" in done.stdout
 
 
+def test_prompts_that_are_too_long_are_told_and_then_end_the_run(tmp_path, capsys):
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(options(tmp_path)))
+
+    def check(long: int, broken: int = 0) -> tuple[int, str]:
+        rows = [{"prompt": "Lily saw a cat. " * 12 if index < long else "Lily"} for index in range(20 - broken)]
+        (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, *[{"other": 1}] * broken]))
+        code = main(["tokenize", str(path)])
+        out, err = capsys.readouterr()
+        return code, out + err
+
+    code, text = check(2)
+    assert code == 0 and "2 rows left out whose prompts have more than 52 tokens" in text and "keeps 99 % of them" in text, text
+    for long, broken in ((11, 0), (6, 5)):
+        code, text = check(long, broken)
+        assert code == 4 and f"11 of 20 rows have no prompt that can be answered: {long} too long, {broken} otherwise" in text, text
+
+
 def adapter(tmp_path):
     return load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors")
 

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use data::rows;
+use data::{DataError, rows};
 use serde_json::{Map, Value, json};
 
 use crate::config::{Config, Dataset, DatasetType, SystemPromptType};
@@ -106,11 +106,13 @@ impl Prompts {
             }
         };
         let stream = rows::open_within(&files, &of.text_field, spec.row_limit).map_err(TrainError::Data)?;
-        let (mut kept, mut wrong, mut long) = (0, Vec::new(), Vec::new());
+        let (mut kept, mut wrong, mut long, mut lengths) = (0, Vec::new(), Vec::new(), Vec::new());
         for row in stream.take(spec.samples.unwrap_or(usize::MAX)) {
             let place = row.place.to_string();
             let fields = row.fields.map_err(|error| error.to_string());
-            match fields.and_then(|fields| Row::of(fields, of, encoder)) {
+            let row = fields.and_then(|fields| Row::of(fields, of, encoder));
+            lengths.extend(row.as_ref().map(|row| row.ids.len()));
+            match row {
                 Ok(row) if row.ids.len() > longest => long.push(place),
                 Ok(row) => {
                     kept += 1;
@@ -126,15 +128,32 @@ impl Prompts {
             });
             return Err(TrainError::Usage(format!("{}: no row has a prompt ({why})", of.path)));
         }
+        let rows = kept + wrong.len() + long.len();
+        let help = || {
+            let most = config.reinforcement.max_completion_length as usize;
+            format!("`sequence_len` of at least {} keeps 99 % of them", nearly_all(&mut lengths.clone()) + most)
+        };
+        if 2 * (wrong.len() + long.len()) > rows {
+            let first = wrong.first().or(long.first()).expect("some are left out");
+            let problem = format!(
+                "{} of {rows} rows have no prompt that can be answered: {} too long, {} otherwise; the first: {first}",
+                wrong.len() + long.len(),
+                long.len(),
+                wrong.len(),
+            );
+            let hint = if long.len() > wrong.len() { help() } else { "check the columns of the dataset".to_owned() };
+            return Err(TrainError::Data(DataError::invalid(&of.path, problem).hint(hint)));
+        }
         if let Some(first) = wrong.first() {
             self.notes.push(format!("{}: {} left out, the first: {first}", of.path, count(wrong.len() as u64, "row")));
         }
         if let Some(first) = long.first() {
             self.notes.push(format!(
                 "{}: {} left out whose prompts have more than {longest} tokens, `sequence_len` less \
-                 `max_completion_length`; the first: {first}",
+                 `max_completion_length`: {}; the first: {first}",
                 of.path,
                 count(long.len() as u64, "row"),
+                help(),
             ));
         }
         Ok(())
@@ -174,6 +193,12 @@ impl Row {
         }
         Ok(Row { prompt, ids, columns: fields })
     }
+}
+
+/// The length that 99 of 100 do not exceed.
+fn nearly_all(lengths: &mut [usize]) -> usize {
+    lengths.sort_unstable();
+    lengths.get((99 * lengths.len()).div_ceil(100).saturating_sub(1)).copied().unwrap_or(0)
 }
 
 /// The messages of a prompt as requests read them, also where they stand there as a text of JSON; other values as they are.

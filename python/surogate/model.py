@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
@@ -17,6 +17,7 @@ from .environment.cuda_libraries import site_packages
 from .errors import SurogateError
 from .images import Image, as_json, given, have_images
 from .rewards.scores import batches, encoded, is_reward_model, refuse, with_score
+from .run import plain
 from .storage import hub
 from .tokenizer import Tokenizer
 
@@ -286,8 +287,12 @@ class Model:
         """
         self._check("generate")
         native, prompts = self._answering(list(prompts)), as_json(prompts)
+        known = {name for fields in _native.prompt_fields() for name in fields}
+        if unknown := {name: None for of in prompts if isinstance(of, Mapping) for name in of if name not in known}:
+            named = ", ".join(f"`{name}`" for name in unknown)
+            warnings.warn(f"not used of the prompts: {named}; they have {', '.join(sorted(known))}", stacklevel=3)
         place = None if folder is None else Path(folder)
-        generation = native.start(json.dumps(prompts), _settings(options), goes_on, place, room, adapter)
+        generation = native.start(json.dumps(prompts, default=plain), _settings(options), goes_on, place, room, adapter)
         if not self._told:
             self._told = True
             if unused := native.unused_defaults():
@@ -313,7 +318,7 @@ class Model:
         generation of its own, when this one is done.
         """
         self._check("generate")
-        return generation.add(json.dumps(as_json(list(prompts))), _settings(options), goes_on, Path(folder), adapter)
+        return generation.add(json.dumps(as_json(list(prompts)), default=plain), _settings(options), goes_on, Path(folder), adapter)
 
     def share(self, adapters: Sequence[Path], slots: int) -> None:
         """Makes slots, numbered from 1, for adapters that are on the device together; each has room for the largest of
@@ -354,7 +359,7 @@ class Model:
         without one, the most likely token each time.
         """
         alone = isinstance(prompt, (str, dict)) or (
-            bool(prompt) and isinstance(prompt[0], dict) and not {"role", "from"}.isdisjoint(prompt[0])
+            len(prompt) > 0 and isinstance(prompt[0], dict) and not {"role", "from"}.isdisjoint(prompt[0])
         )
         prompts = [prompt] if alone else list(prompt)
         generation = self.start(prompts, **options)
@@ -373,7 +378,7 @@ class Model:
 
 def _settings(options: dict[str, Any]) -> list[tuple[str, str]]:
     """Options of generation as YAML texts."""
-    return [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in options.items()]
+    return [(name, value if isinstance(value, str) else json.dumps(value, default=plain)) for name, value in options.items()]
 
 
 def load(

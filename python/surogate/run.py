@@ -30,7 +30,7 @@ def load_config(
     """
     overrides = overrides or []
     if isinstance(config, Mapping):
-        return _native.Config.from_json(json.dumps(config, default=_plain), task, overrides, reads_data)
+        return _native.Config.from_json(json.dumps(config, default=plain), task, overrides, reads_data)
     if isinstance(config, str) and ("\n" in config or ": " in config):
         return _native.Config.from_yaml(config, "<text>", task, overrides, reads_data)
     path = Path(config)
@@ -51,7 +51,7 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A path as text, a scalar or an array of numpy as Python's numbers."""
     to_python = getattr(value, "tolist", None)
     return to_python() if to_python else os.fspath(value)

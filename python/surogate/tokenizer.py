@@ -16,6 +16,12 @@ from .storage import hub
 
 Messages = Sequence[Mapping[str, Any]]
 
+#: Parameters of the function of this name in transformers, which would be variables of the template here.
+OF_TRANSFORMERS = (
+    "chat_template", "continue_final_message", "max_length", "padding", "return_assistant_tokens_mask", "return_dict",
+    "return_tensors", "tokenize", "tokenizer_kwargs", "truncation",
+)  # fmt: skip
+
 
 class Tokenizer:
     """The tokenizer of a model folder, or of a name on the Hub."""
@@ -58,7 +64,10 @@ class Tokenizer:
         **variables: Any,
     ) -> str:
         """Renders a conversation with the model's own template. `variables` are passed to it, such as
-        `enable_thinking=False`."""
+        `enable_thinking=False`. Raises TypeError for parameters of transformers that change what is returned."""
+        if wrong := [name for name in OF_TRANSFORMERS if variables.get(name)]:
+            hint = "this returns the text: `encode(text, add_special_tokens=False)` gives its tokens, and `Model.generate` continues answers"
+            raise TypeError(f"apply_chat_template: `{wrong[0]}` is no variable of a template ({hint})")
         return self._native.render(
             json.dumps(list(messages)), _optional(tools), add_generation_prompt, json.dumps(variables)
         )

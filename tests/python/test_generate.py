@@ -7,6 +7,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import surogate
 from conftest import REPOSITORY
@@ -301,6 +302,35 @@ def test_what_the_model_says_of_generation_is_done_or_named(tmp_path, capsys):
     assert main(["generate", str(folder), "--prompt", PROMPT, "--max-new-tokens", "3", "--device", DEVICE]) == 0
     err = capsys.readouterr().err
     assert err.count("not applied of the model's generation_config.json: typical_p: 0.9") == 1 and "num_beams" not in err
+
+
+def test_a_prompt_of_the_models_whole_length_is_refused(tmp_path):
+    """As by transformers: `max_length` counts prompt and answer."""
+    folder = tmp_path / "model"
+    shutil.copytree(STORIES, folder)
+    (folder / "generation_config.json").write_text(json.dumps({"max_length": 3}))
+    model = surogate.load(folder, device=DEVICE)
+    generation = model.start([PROMPT, "a"], goes_on=True)
+    texts = {number: finish for _ in iter(lambda: generation.done, True) for number, _, finish in generation.step() if finish}
+    assert texts[0] == "context" and "`max_length` of the model's generation_config.json is 3" in generation.refusal(0)
+    assert generation.refusal(1) is None
+    assert model.generate(PROMPT, max_new_tokens=4)
+
+
+def test_values_of_numpy_are_options_and_fields_that_nothing_reads_are_named(stories):
+    expected = stories.generate(PROMPT, max_new_tokens=4, temperature=0.0)
+    assert stories.generate(PROMPT, max_new_tokens=np.int64(4), temperature=np.float32(0)) == expected
+    assert stories.generate(np.array([[1, 403]]), max_new_tokens=4) == stories.generate([[1, 403]], max_new_tokens=4)
+    with pytest.warns(UserWarning, match="not used of the prompts: `max_tokens`; they have"):
+        assert stories.generate({"prompt": PROMPT, "max_tokens": 3}, max_new_tokens=4) == expected
+
+
+def test_parameters_of_transformers_are_no_variables_of_a_template(talkative):
+    tokenizer, messages = surogate.Tokenizer(talkative), [{"role": "user", "content": "Hello"}]
+    assert tokenizer.apply_chat_template(messages, tokenize=False, enable_thinking=True) == "<s>Hello"
+    for name in ("tokenize", "continue_final_message", "return_tensors"):
+        with pytest.raises(TypeError, match=f"`{name}` is no variable of a template"):
+            tokenizer.apply_chat_template(messages, **{name: True})
 
 
 def test_what_joins_characters_is_written_as_it_is(monkeypatch, capsys):

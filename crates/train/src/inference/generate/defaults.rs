@@ -16,18 +16,20 @@ const NO_TEXT: &[&str] = &[
     "_from_model_config",
     "assistant_confidence_threshold",
     "assistant_early_exit",
+    "assistant_ensemble_weight",
     "assistant_lookbehind",
     "bos_token_id",
     "cache_config",
     "cache_implementation",
     "compile_config",
+    "continuous_batching_config",
     "decoder_start_token_id",
     "disable_compile",
-    "do_sample",
     "early_stopping",
     "is_assistant",
     "length_penalty",
     "low_memory",
+    "max_cache_len",
     "max_matching_ngram_size",
     "num_assistant_tokens",
     "num_assistant_tokens_schedule",
@@ -41,10 +43,12 @@ const NO_TEXT: &[&str] = &[
     "renormalize_logits",
     "return_dict_in_generate",
     "return_legacy_cache",
+    "speculation_type",
     "target_lookbehind",
     "token_healing",
     "transformers_version",
     "use_cache",
+    "use_mtp",
     "use_model_defaults",
 ];
 
@@ -91,11 +95,16 @@ impl Defaults {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Value::Null,
             Err(e) => return Err(TrainError::io("read", &path, e)),
         };
-        let mut fields = Fields { of: file.as_object().cloned().unwrap_or_default(), path: &path };
+        let fields = match file {
+            Value::Object(fields) => fields,
+            Value::Null => Map::new(),
+            _ => return Err(TrainError::Usage(format!("{}: expected an object of settings", path.display()))),
+        };
+        let mut fields = Fields { of: fields, path: &path };
         let ends = |of: &Value| of.get("eos_token_id").and_then(ids);
         let text = config.get("text_config").unwrap_or(config);
         Ok(Defaults {
-            draws: file.get("do_sample").and_then(Value::as_bool).unwrap_or(false),
+            draws: fields.take("do_sample", Value::as_bool).unwrap_or(false),
             temperature: fields.number("temperature", |x| x >= 0.0, "from 0")?,
             top_k: fields.count("top_k"),
             top_p: fields.number("top_p", |x| 0.0 < x && x <= 1.0, "above 0, up to 1")?,
@@ -116,7 +125,7 @@ impl Defaults {
                 ngram: fields.count("no_repeat_ngram_size").unwrap_or(0),
                 least_new: fields.count("min_new_tokens").unwrap_or(0),
                 least: fields.count("min_length").unwrap_or(0),
-                last: fields.tokens("forced_eos_token_id").first().copied(),
+                last: fields.tokens("forced_eos_token_id"),
             },
             unused: fields.unused(),
         })
@@ -223,6 +232,9 @@ mod tests {
         let error = Defaults::read(folder.path(), &nested).unwrap_err().to_string();
         assert!(error.contains("not a regular file"), "{error}");
         std::fs::remove_file(folder.path().join(FILE)).unwrap();
+        std::fs::write(folder.path().join(FILE), "[1]").unwrap();
+        let error = Defaults::read(folder.path(), &nested).unwrap_err().to_string();
+        assert!(error.contains(FILE) && error.contains("expected an object of settings"), "{error}");
         std::fs::write(folder.path().join(FILE), "{").unwrap();
         let error = Defaults::read(folder.path(), &nested).unwrap_err().to_string();
         assert!(error.contains(FILE) && error.contains("not valid JSON"), "{error}");
@@ -235,7 +247,8 @@ mod tests {
             "transformers_version": "5", "use_cache": true, "num_beams": 1, "typical_p": 1.0, "bos_token_id": 1,
             "suppress_tokens": [5], "begin_suppress_tokens": 6, "bad_words_ids": [[7], [8, 9]], "no_repeat_ngram_size": 3,
             "min_new_tokens": 4, "min_length": 2, "forced_eos_token_id": 2, "stop_strings": "END", "max_new_tokens": 12,
-            "max_length": 40, "guidance_scale": null, "epsilon_cutoff": 0.0,
+            "max_length": 40, "guidance_scale": null, "epsilon_cutoff": 0.0, "use_mtp": true, "max_cache_len": 64,
+            "speculation_type": "mtp", "do_sample": false,
         });
         let read = |text: &Value| {
             std::fs::write(folder.path().join(FILE), text.to_string()).unwrap();
@@ -250,16 +263,17 @@ mod tests {
             ngram: 3,
             least_new: 4,
             least: 2,
-            last: Some(2),
+            last: vec![2],
         };
         assert_eq!((found.masks, found.stop), (masks, vec!["END".to_owned()]));
         assert_eq!((found.max_new_tokens, found.max_length), (Some(12), Some(40)));
         let other = json!({"typical_p": 0.9, "num_beams": 4, "penalty_alpha": 0.6, "sequence_bias": [[[1], 2.0]],
             "suppress_tokens": [], "stop_strings": 3, "a_later_one": "x", "eos_token_id": [2, "x"],
-            "bad_words_ids": [[7], [-1]]});
+            "bad_words_ids": [[7], [-1]], "do_sample": "true"});
         let named = [
             "a_later_one: \"x\"",
             "bad_words_ids: [[7],[-1]]",
+            "do_sample: \"true\"",
             "eos_token_id: [2,\"x\"]",
             "num_beams: 4",
             "penalty_alpha: 0.6",

@@ -501,8 +501,14 @@ impl Sequence {
             );
             return Ok(Sequence { ids, prompt, ..Sequence::refused(settings, Finish::Context, text) });
         }
-        // A length that the prompt has already says nothing of its answer.
-        let whole = settings.max_length.filter(|whole| *whole > prompt).unwrap_or(usize::MAX);
+        if let Some(whole) = settings.max_length.filter(|whole| prompt >= *whole) {
+            let text = format!(
+                "the prompt has {prompt} tokens, and `max_length` of the model's generation_config.json is {whole}, the answer \
+                 included (give `max_new_tokens`)"
+            );
+            return Ok(Sequence { ids, prompt, ..Sequence::refused(settings, Finish::Context, text) });
+        }
+        let whole = settings.max_length.unwrap_or(usize::MAX);
         let asked = (prompt + settings.max_new_tokens).min(whole);
         let (most, ending) = match longest {
             Some(longest) if asked > longest => (longest, Finish::Context),

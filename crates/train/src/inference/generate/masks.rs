@@ -15,8 +15,8 @@ pub struct Masks {
     /// Tokens of an answer before it may end (`min_new_tokens`), and of the sequence (`min_length`).
     pub least_new: usize,
     pub least: usize,
-    /// The last token where an answer is as long as it may be (`forced_eos_token_id`).
-    pub last: Option<u32>,
+    /// The tokens of which one is the last where an answer is as long as it may be (`forced_eos_token_id`).
+    pub last: Vec<u32>,
 }
 
 impl Masks {
@@ -47,9 +47,10 @@ impl Masks {
                 forbid(logits, known[self.ngram - 1] as u32);
             }
         }
-        if let Some(last) = self.last.filter(|last| ids.len() + 1 == most && (*last as usize) < logits.len()) {
+        let last: Vec<usize> = self.last.iter().map(|id| *id as usize).filter(|id| *id < logits.len()).collect();
+        if ids.len() + 1 == most && !last.is_empty() {
             logits.fill(f32::NEG_INFINITY);
-            logits[last as usize] = 0.0;
+            last.into_iter().for_each(|id| logits[id] = 0.0);
         }
     }
 }
@@ -88,8 +89,8 @@ mod tests {
         assert_eq!((allowed(&of, &[1, 5], 1), allowed(&of, &[1, 5, 5], 1)), (all(&[2]), all(&[])));
         let of = Masks { least: 3, ..Masks::default() };
         assert_eq!((allowed(&of, &[1, 5], 1), allowed(&of, &[1, 5, 5], 1)), (all(&[2]), all(&[])));
-        let of = Masks { last: Some(2), least_new: 9, ..Masks::default() };
-        assert_eq!(allowed(&of, &[1, 5, 5, 5, 5], 1), [2], "it ends where it must");
+        let of = Masks { last: vec![4, 2], least_new: 9, ..Masks::default() };
+        assert_eq!(allowed(&of, &[1, 5, 5, 5, 5], 1), [2, 4], "it ends where it must");
         assert!(Masks::default().is_empty() && !of.is_empty());
     }
 }

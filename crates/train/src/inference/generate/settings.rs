@@ -138,8 +138,13 @@ impl Settings {
         let penalty = options.repetition_penalty.value().copied().or(defaults.repetition_penalty).unwrap_or(1.0);
         let asked = options.max_new_tokens.value().map(|most| *most as usize).or(defaults.max_new_tokens);
         let stop = options.stop.iter().chain(&defaults.stop).filter(|text| !text.is_empty());
-        // An answer that goes on after its end is not made to have one.
-        let last = defaults.masks.last.filter(|_| !options.ignore_end_tokens);
+        let mut masks = defaults.masks.clone();
+        if options.ignore_end_tokens {
+            // An answer that goes on after its end is not made to have one.
+            masks.last.clear();
+        }
+        // A token that ends an answer is no word to be left out, as in transformers.
+        masks.words.retain(|word| !matches!(word[..], [id] if end_tokens.contains(&id)));
         Ok(Settings {
             max_new_tokens: asked.unwrap_or(MOST_NEW_TOKENS).max(1),
             max_length: defaults.max_length.filter(|_| asked.is_none()),
@@ -148,7 +153,7 @@ impl Settings {
             seed: options.seed,
             stop: stop.cloned().collect(),
             end_tokens: if options.ignore_end_tokens { Vec::new() } else { end_tokens },
-            masks: Masks { last, ..defaults.masks.clone() },
+            masks,
             batch_size: options.batch_size as usize,
             keeps_logps: false,
         })
@@ -216,5 +221,10 @@ mod tests {
         assert_eq!(settings(&[], &plain).unwrap().end_tokens, [2]);
         assert!(settings(&[("ignore_end_tokens", "true")], &plain).unwrap().end_tokens.is_empty());
         assert_eq!(settings(&[("stop", r#"["a", ""]"#)], &plain).unwrap().stop, ["a"]);
+        let masks = Masks { words: vec![vec![2], vec![2, 3], vec![4]], last: vec![2], ..Masks::default() };
+        let of = Defaults { masks, ..Defaults::default() };
+        let kept = settings(&[], &of).unwrap().masks;
+        assert_eq!((kept.words, kept.last), (vec![vec![2, 3], vec![4]], vec![2]), "an end token may follow");
+        assert!(settings(&[("ignore_end_tokens", "true")], &of).unwrap().masks.last.is_empty());
     }
 }

@@ -158,6 +158,14 @@ pub fn merge(
         }
         Ok(bytes)
     })?;
+    if rounding.beyond() > 0 {
+        let (count, name) = (rounding.beyond(), dtype.name());
+        return Err(TrainError::Failed(format!(
+            "{}: with the adapter, {count} of its weights would be larger than {name} holds, the type of the model's files\n  hint: merge \
+             into a copy of the model in bfloat16 or float32",
+            model.display()
+        )));
+    }
     write_files(&config, dtype, model, None, staged.path())?;
     write_companions_of_adapter(adapter, staged.path())?;
     name_end_tokens(model, adapter, staged.path(), &config)?;

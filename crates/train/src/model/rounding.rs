@@ -10,6 +10,8 @@ pub struct Rounding {
     largest: f64,
     squares: f64,
     whole: f64,
+    /// Finite numbers that became infinite by rounding.
+    beyond: usize,
 }
 
 impl Rounding {
@@ -25,6 +27,10 @@ impl Rounding {
     pub fn of(exact: &[f32], rounded: &[f32]) -> Rounding {
         let mut of = Rounding::default();
         for (exact, rounded) in exact.iter().zip(rounded) {
+            if !exact.is_finite() || !rounded.is_finite() {
+                of.beyond += usize::from(exact.is_finite());
+                continue;
+            }
             let difference = f64::from(exact - rounded).abs();
             of.largest = of.largest.max(difference);
             of.squares += difference.powi(2);
@@ -48,14 +54,24 @@ impl Rounding {
         self.largest = self.largest.max(of.largest);
         self.squares += of.squares;
         self.whole += of.whole;
+        self.beyond += of.beyond;
+    }
+
+    /// Numbers that are larger than the form holds, and so became infinite.
+    pub fn beyond(&self) -> usize {
+        self.beyond
     }
 
     /// A sentence on what was rounded to this form; none where every value is what it was.
     pub fn text(&self, form: &str) -> Option<String> {
-        let share = 100.0 * (self.squares / self.whole).sqrt();
-        (self.largest > 0.0).then(|| {
+        let share = 100.0 * (self.squares / self.whole.max(f64::MIN_POSITIVE)).sqrt();
+        let beyond = match self.beyond {
+            0 => String::new(),
+            n => format!("{n} of them are larger than it holds and became infinite; of the others, "),
+        };
+        (self.largest > 0.0 || self.beyond > 0).then(|| {
             format!(
-                "values were rounded to {form}: the largest change is {:.1e}, the root mean square of all {share:.2} % of that \
+                "values were rounded to {form}: {beyond}the largest change is {:.1e}, the root mean square of all {share:.2} % of that \
                  of the values",
                 self.largest
             )
@@ -76,5 +92,9 @@ mod tests {
         let text = of.text("bf16").unwrap();
         // 0.5 / √(1 + 4 + 9 + 4)
         assert!(text.contains("rounded to bf16") && text.contains("5.0e-1") && text.contains("11.79 %"), "{text}");
+        let mut of = Rounding::default();
+        of.add(&[1.0, 7e4, f32::INFINITY], &[1.0, f32::INFINITY, f32::INFINITY]);
+        let text = of.text("f16").unwrap();
+        assert!(text.contains("1 of them are larger than it holds and became infinite"), "{text}");
     }
 }

@@ -123,6 +123,22 @@ def test_a_run_starts_with_its_model_and_data_alone(architecture, way, least, tm
     assert main(["plan", str(run), "--machine", "h100"]) == 0, capsys.readouterr().err
 
 
+@pytest.mark.parametrize("way", ["lora", "full"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        tiny_gpt2(attn_pdrop=0.1, embd_pdrop=0.1, resid_pdrop=0.1),
+        tiny_starcoder2(attention_dropout=0.1, embedding_dropout=0.1, residual_dropout=0.1),
+        tiny_seed_oss(residual_dropout=None, attention_dropout=None),
+    ],
+    ids=lambda fields: fields["model_type"],
+)
+def test_a_run_starts_with_the_dropout_of_published_files(fields, way, least, tmp_path, capsys):
+    run = tmp_path / "run.yaml"
+    run.write_text(json.dumps(least(fields) | WAYS[way]))
+    assert main(["plan", str(run), "--machine", "h100"]) == 0, capsys.readouterr().err
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_mixture_trains_with_its_defaults(way, make_model, least, tmp_path):
     options = least(tiny_qwen3_moe()) | WAYS[way] | {"device": "cpu", "output_dir": str(tmp_path / "run")}

@@ -110,7 +110,6 @@ def test_a_run_that_cannot_sample_exactly_is_refused(tmp_path: Path, more: dict[
     ("fields", "why"),
     [
         (lambda: tiny_seed_oss(residual_dropout=0.1), "the model's configuration has dropout"),
-        (lambda: tiny_llama(attention_dropout=0.1), "the model's configuration has dropout"),
         (lambda: tiny_llama(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "the model's rotation follows from"),
     ],
 )

@@ -29,6 +29,7 @@ from conftest import (
     tiny_phi4_multimodal,
     tiny_phi4mm,
     tiny_seed_oss,
+    tiny_starcoder2,
 )
 from surogate import models
 from surogate.cli.commands import main
@@ -327,6 +328,16 @@ def test_biases_and_dropout_of_seed_oss():
     dropping = tiny_seed_oss(residual_dropout=None, attention_dropout=None)
     assert attributes(dropping, "dropout") == [{"p": 0.1}, {"p": 0.1}], "of both halves of a layer"
     assert attributes(dropping, "attention")[0]["dropout"] == 0.1
+
+
+def test_dropout_of_starcoder2():
+    """As the published files ask for: of embeddings, and of both halves of a layer."""
+    dropping = tiny_starcoder2(attention_dropout=0.1, embedding_dropout=0.2, residual_dropout=0.3)
+    body = build(dropping)["body"]
+    assert [of["attrs"]["p"] for of in body if of.get("op") == "dropout"] == [0.2]
+    [item] = [item for item in body if "repeat" in item]
+    assert [of["attrs"]["p"] for of in item["blocks"][0]["nodes"] if of["op"] == "dropout"] == [0.3, 0.3]
+    assert all(of.get("op") != "dropout" for of in build(tiny_starcoder2())["body"])
 
 
 def test_windows_and_rotations_of_exaone4():

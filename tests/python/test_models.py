@@ -12,6 +12,7 @@ import surogate
 from conftest import TRIMMED, tiny_gpt2, tiny_llama, tiny_mistral, tiny_qwen2, tiny_qwen3, tiny_smollm3, updating
 from golden import FAMILIES, HYBRIDS, MIXTURES
 from surogate import models
+from surogate.cli.commands import main
 from surogate.dsl.model import ARCHITECTURES
 from surogate.errors import ConfigError, ModelConfigError
 
@@ -169,15 +170,22 @@ def windows(fields: dict) -> object:
 
 
 @pytest.mark.parametrize("fields", [tiny_gpt2(attn_pdrop=0.1), tiny_llama(attention_dropout=0.1)])
-def test_dropout_of_attention_is_refused_in_training_alone(make_model, fields):
+def test_dropout_of_attention_is_not_applied_and_told(make_model, fields, tmp_path, capsys):
     folder = make_model({name: 0.0 if value == 0.1 else value for name, value in fields.items()})
     (folder / "config.json").write_text(json.dumps(fields))
     ids = np.arange(12).reshape(1, 1, 12)
     loss, _ = surogate.load(folder).loss_and_gradients(ids[0], ids[0])
     assert np.isfinite(loss)
-    trainer = surogate.Trainer({"model": str(folder), "torch_dtype": "float32", "device": "cpu"})
-    with pytest.raises(ConfigError, match="drops weights of attention with probability 0.1.*\n.*hint: .*attn_pdrop"):
-        trainer.step({"input_ids": ids, "labels": ids}, learning_rate=0.0)
+    run = {"model": str(folder), "torch_dtype": "float32", "device": "cpu", "lora_dropout": 0.0}
+    with pytest.warns(UserWarning, match="`attn_pdrop` or `attention_dropout` in config.json, 0.1. is not applied in training"):
+        trainer = surogate.Trainer(run)
+    found = trainer.step({"input_ids": ids, "labels": ids}, learning_rate=0.0)["loss"]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"input_ids": list(range(1, 13))}) + "\n")
+    (tmp_path / "run.yaml").write_text(json.dumps(run | {"datasets": [{"path": str(tmp_path / "rows.jsonl"), "type": "tokens"}]}))
+    assert main(["plan", str(tmp_path / "run.yaml"), "--machine", "h100"]) == 0
+    assert capsys.readouterr().out.count("dropout of attention weights") == 1
+    (folder / "config.json").write_text(json.dumps({name: 0.0 if value == 0.1 else value for name, value in fields.items()}))
+    assert surogate.Trainer(run).step({"input_ids": ids, "labels": ids}, learning_rate=0.0)["loss"] == found
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,10 @@ pub(crate) fn whole_graph(
     // Before anything looks at what attention reads.
     passes.run(kind, Pass::Branches, &mut graph, |g| passes::branches::run(g, options, entry))?;
     // Before the adapters add dropout of their own.
-    passes.run(kind, Pass::Dropout, &mut graph, |g| passes::dropout::run(g, options, kind))?;
+    passes.run(kind, Pass::Dropout, &mut graph, |g| {
+        passes::dropout::run(g, options, kind);
+        Ok(())
+    })?;
     // Before anything else reads the embedding.
     passes.run(kind, Pass::EmbeddingNoise, &mut graph, |g| passes::embedding_noise::run(g, options, kind))?;
     // After dropout, which switches places off; before anything looks at who reads what.

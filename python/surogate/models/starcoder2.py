@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..dsl import Module, Reader, Tensor, model, region
+from typing import Any
+
+from ..dsl import Batch, Module, Reader, Tensor, model, output, region
 from ..layers import (
     Activation,
     Attention,
@@ -13,6 +15,7 @@ from ..layers import (
     LayerNorm,
     Linear,
     activation,
+    dropout,
     window,
 )
 
@@ -37,8 +40,8 @@ class Starcoder2Config(DecoderConfig):
         for name in ("mlp_type", "norm_type"):  # of the first files; transformers does not read them
             reader.take(name)
         for name in ("residual_dropout", "embedding_dropout"):
-            if getattr(self, name):
-                reader.problem(name, f"{getattr(self, name)} is not supported, expected 0")
+            if not 0 <= getattr(self, name) < 1:
+                reader.problem(name, f"{getattr(self, name)} is not supported, expected 0 up to below 1")
         self.window = window(reader, None)
 
 
@@ -60,6 +63,23 @@ class Layer(DecoderLayer):
         super().__init__(c, Attention(c, bias=c.use_bias, output_bias=c.use_bias, window=c.window), MLP(c))
         self.input_layernorm = LayerNorm(c.hidden_size, c.norm_epsilon)
         self.post_attention_layernorm = LayerNorm(c.hidden_size, c.norm_epsilon)
+        self.dropout = c.residual_dropout
+
+    def forward(self, x: Tensor, *shared: Any) -> Tensor:
+        batch = shared[-1]
+        x = x + dropout(self.self_attn(self.input_layernorm(x), *shared), self.dropout, batch)
+        x = x + dropout(self.mlp(self.post_attention_layernorm(x)), self.dropout, batch)
+        output("hidden.layer.{i}", x)
+        return x
+
+
+class Stack(Decoder):
+    def __init__(self, c: Starcoder2Config) -> None:
+        super().__init__(c, Layer(c), norm=LayerNorm(c.hidden_size, c.norm_epsilon))
+        self.dropout = c.embedding_dropout
+
+    def embed(self, batch: Batch) -> Tensor:
+        return dropout(super().embed(batch), self.dropout, batch)
 
 
 @model(
@@ -71,4 +91,4 @@ class Layer(DecoderLayer):
 )
 class Starcoder2(CausalLM):
     def __init__(self, c: Starcoder2Config) -> None:
-        super().__init__(c, Decoder(c, Layer(c), norm=LayerNorm(c.hidden_size, c.norm_epsilon)))
+        super().__init__(c, Stack(c))

@@ -1,28 +1,20 @@
 //! The model's own dropout, active only in training steps. There each dropout gets the run's seed and its own stream;
 //! everywhere else it is the identity.
 //!
-//! Dropout of attention weights has no kernel: a training step with it is rejected.
+//! Dropout of attention weights has no kernel and is left out, of which the plan of a run has a note.
 
 use graph::Graph;
 use ops::id;
 use program::EntryKind;
 
-use crate::{CompileError, CompileOptions};
+use crate::CompileOptions;
 
 /// Streams below are those of the adapters.
 const FIRST_STREAM: u64 = 1 << 16;
 
-pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Result<(), CompileError> {
+pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) {
     let drops = kind == EntryKind::FirstMicroStep && options.training.as_ref().is_some_and(|training| training.dropout);
     for node in graph.nodes.iter_mut().filter(|node| node.op == id::ATTENTION) {
-        let p = node.attrs.optional_float("dropout").ok().flatten().unwrap_or(0.0);
-        if drops && p > 0.0 {
-            return Err(CompileError::Options(format!(
-                "{}: the model drops weights of attention with probability {p} in training, which is not available \
-                 yet\n  hint: set that field of its config.json (`attn_pdrop`, `attention_dropout`) to 0",
-                graph.name
-            )));
-        }
         node.attrs.remove("dropout");
     }
     let places = graph.nodes.iter_mut().filter(|node| node.op == id::DROPOUT);
@@ -32,5 +24,4 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Resu
             false => node.attrs.clone().with("p", 0.0),
         };
     }
-    Ok(())
 }

@@ -90,6 +90,7 @@ impl Plan {
         notes.extend(config.note_on_split());
         notes.extend(config.notes_on_preferences());
         notes.extend(note_on_score(config, source));
+        notes.extend(formats::note_on_attention_dropout(source));
         notes.extend(config::inert_notes(config));
         if !problems.is_empty() {
             return Err(TrainError::Config(problems));

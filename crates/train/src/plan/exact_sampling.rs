@@ -36,11 +36,7 @@ fn reason(config: &Config, source: &ModelSource, dtype: DType, machine: &Machine
         let why = format!("with `recipe: {recipe}` the scales of a tensor follow from all of its tokens");
         return Some((why, "set `recipe: bf16`"));
     }
-    let drops = |node: &NodeSpec| {
-        node.op == "dropout"
-            || node.attrs.optional_float("dropout").is_ok_and(|rate| rate.is_some_and(|rate| rate > 0.0))
-    };
-    if nodes(source).any(drops) {
+    if nodes(source).any(|node| node.op == "dropout") {
         let why = "the model's configuration has dropout, which is on in training and off in sampling";
         return Some((why.to_owned(), "set its rates in config.json to 0"));
     }
@@ -59,7 +55,7 @@ fn reason(config: &Config, source: &ModelSource, dtype: DType, machine: &Machine
 }
 
 /// The operations of a model, those of a block once.
-fn nodes(source: &ModelSource) -> impl Iterator<Item = &NodeSpec> {
+pub(super) fn nodes(source: &ModelSource) -> impl Iterator<Item = &NodeSpec> {
     source.model.body.iter().flat_map(|item| match item {
         Item::Repeat(repeat) => repeat.blocks.iter().flat_map(|block| &block.nodes).collect::<Vec<_>>(),
         Item::Node(node) => vec![node],

@@ -15,6 +15,7 @@ use crate::config::{self, Config, Dtype, Init, MatmulDtype, Problem, Reasons};
 use crate::error::{Result, TrainError};
 use crate::model::quantized_checkpoint;
 use crate::model::source::ModelSource;
+use crate::plan::exact_sampling::nodes;
 
 /// The loss scale of the first step.
 pub(crate) const LOSS_SCALE: f32 = 65536.0;
@@ -194,6 +195,18 @@ pub fn recipe(config: &Config) -> Recipe {
             skip_last: of.skip_quant_last_layers as usize,
         }),
     }
+}
+
+/// Returns what is said of a model that drops weights of attention in training, for which there is no kernel.
+pub(crate) fn note_on_attention_dropout(source: &ModelSource) -> Option<String> {
+    let rate = |node: &graph::NodeSpec| node.attrs.optional_float("dropout").ok().flatten();
+    let most = nodes(source).filter_map(rate).fold(0.0, f64::max);
+    (most > 0.0).then(|| {
+        format!(
+            "the model's dropout of attention weights (`attn_pdrop` or `attention_dropout` in config.json, {most}) is not \
+             applied in training: there is no kernel for it"
+        )
+    })
 }
 
 /// Notes on a recipe and a machine: units that it lacks, and layers that are better left alone.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from .metrics import EvaluationMetrics, StepMetrics
 
@@ -35,4 +37,24 @@ class OnStep(Callback):
 
     def on_step(self, trainer: Trainer, metrics: StepMetrics) -> bool | None:
         """Calls the function; only its `False` ends the training."""
-        return None if self._function(metrics) is not False else False
+        return False if ends(self._function(metrics)) else None
+
+
+def ends(answer: object) -> bool:
+    """True for the answer of a callback that ends the training: False, also numpy's."""
+    return isinstance(answer, (bool, np.bool_)) and not answer
+
+
+def prepared(callbacks: Iterable[Callback | Callable[[StepMetrics], object]]) -> list[Callback]:
+    """The callbacks with functions as callbacks of each step. Raises TypeError for what cannot be called so."""
+    if not isinstance(callbacks, Iterable):
+        raise TypeError(f"callbacks: {callbacks!r} is no list of callbacks")
+    return [_prepared(of) for of in callbacks]
+
+
+def _prepared(of: Callback | Callable[[StepMetrics], object]) -> Callback:
+    if isinstance(of, Callback):
+        return of
+    if isinstance(of, type) or not callable(of):
+        raise TypeError(f"callbacks: {of!r} is neither a function nor an instance of a class of surogate.Callback")
+    return OnStep(of)

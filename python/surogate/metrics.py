@@ -12,7 +12,60 @@ class Flushed(TypedDict):
     share: float
 
 
-class StepMetrics(TypedDict):
+#: The metrics of the tasks that compare, sample or distil; those of a reward have its name, `rewards/NAME/mean` and `/std`.
+TaskMetrics = TypedDict(
+    "TaskMetrics",
+    {
+        "rewards/chosen": float,
+        "rewards/rejected": float,
+        "rewards/accuracies": float,
+        "rewards/margins": float,
+        "logps/chosen": float,
+        "logps/rejected": float,
+        "logits/chosen": float,
+        "logits/rejected": float,
+        "entropy": float,
+        "mean_token_accuracy": float,
+        "nll_loss": float,
+        "log_odds_ratio": float,
+        "log_odds_chosen": float,
+        "kl": float,
+        "accuracy": float,
+        "margin": float,
+        "min_reward": float,
+        "mean_reward": float,
+        "max_reward": float,
+        "divergence": float,
+        "cross_entropy": float,
+        "reward": float,
+        "reward_std": float,
+        "frac_reward_zero_std": float,
+        "completions/mean_length": float,
+        "completions/min_length": float,
+        "completions/max_length": float,
+        "completions/mean_terminated_length": float,
+        "completions/min_terminated_length": float,
+        "completions/max_terminated_length": float,
+        "completions/clipped_ratio": float,
+        "completions/mean_turns": float,
+        "sampling_seconds": float,
+        "reward_seconds": float,
+        "sampling/sampling_logp_difference/mean": float,
+        "sampling/sampling_logp_difference/max": float,
+        "sampling/importance_sampling_ratio/mean": float,
+        "cispo_clip_ratio": float,
+        "vespo/phi_seq_mean": float,
+        "clip_ratio/low_mean": float,
+        "clip_ratio/high_mean": float,
+        "clip_ratio/region_mean": float,
+        "clip_ratio/low_min": float,
+        "clip_ratio/high_max": float,
+    },
+    total=False,
+)
+
+
+class StepMetrics(TaskMetrics):
     """One optimizer step."""
 
     #: Number of the step, from 0.
@@ -51,7 +104,7 @@ class StepMetrics(TypedDict):
     router_loss: NotRequired[float]
 
 
-class EvaluationMetrics(TypedDict):
+class EvaluationMetrics(TaskMetrics):
     """One pass over the validation data."""
 
     #: Steps that were done before.

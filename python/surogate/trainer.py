@@ -16,7 +16,7 @@ import numpy as np
 from . import _native, notebook
 from .arrays import Arrays, Integers, Rows
 from .arrays import batch as arrays
-from .callbacks import Callback, OnStep
+from .callbacks import Callback, ends, prepared
 from .environment.cuda_libraries import site_packages
 from .errors import ConfigError
 from .logs.processes import LogReaders
@@ -59,7 +59,7 @@ class Trainer:
                 readers.finish()
             raise
         self._end = weakref.finalize(self, _end, self._native, readers, None)
-        for note in self._native.differences():
+        for note in self._native.warnings():
             _warn(note)
 
     def __repr__(self) -> str:
@@ -93,18 +93,18 @@ class Trainer:
         A callback is a :class:`Callback`, or a function that is called with the metrics of each step; one that returns
         False ends the training. In a notebook progress and the loss curve are displayed.
         """
-        calls = [of if isinstance(of, Callback) else OnStep(of) for of in callbacks]
+        calls = prepared(callbacks)
         if notebook.is_running():
             calls.append(notebook.Display())
         # All of them are called, also after one that ends the training.
-        ends = [call.on_start(self) is False for call in calls]
+        over = [ends(call.on_start(self)) for call in calls]
         try:
             steps = iter(self)
-            while not any(ends) and (metrics := next(steps, None)) is not None:
-                ends = [call.on_step(self, metrics) is False for call in calls]
+            while not any(over) and (metrics := next(steps, None)) is not None:
+                over = [ends(call.on_step(self, metrics)) for call in calls]
                 if self._native.is_evaluation_due() and (evaluation := self.evaluate()) is not None:
-                    ends += [call.on_evaluation(self, evaluation) is False for call in calls]
-                    ends.append(self._native.stalled() is not None)
+                    over += [ends(call.on_evaluation(self, evaluation)) for call in calls]
+                    over.append(self._native.stalled() is not None)
         finally:
             for call in calls:
                 call.on_end(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import surogate
 from conftest import REPOSITORY, tiny_llama
+from surogate.tasks import cpo, dpo, kto, orpo, reward
 from test_api import random_batch, trainer
 from test_mixtures import tiny_qwen3_moe
 
@@ -189,6 +191,32 @@ def test_a_callback_ends_the_training(tmp_path):
     stale = stories(tmp_path, learning_rate=0.0, eval_steps=1, early_stopping_patience=1)
     stale.train()
     assert stale.steps_done == 2
+
+
+def test_answers_of_numpy_end_it_too_and_what_cannot_be_called_is_refused(tmp_path):
+    run = stories(tmp_path)
+    run.train(callbacks=[lambda metrics: np.float32(metrics["step"]) < 1])
+    assert run.steps_done == 2
+    for wrong in (Log, object(), "log"):
+        with pytest.raises(TypeError, match="neither a function nor an instance of a class of surogate.Callback"):
+            run.train(callbacks=[wrong])
+    with pytest.raises(TypeError, match="is no list of callbacks"):
+        run.train(callbacks=print)
+    assert run.steps_done == 2
+
+
+def test_a_trainer_warns_of_rows_that_are_left_out(tmp_path):
+    rows = [{"input_ids": [5] * (90 if number < 2 else 20)} for number in range(20)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.warns(UserWarning, match="10.0 % of the rows of .*rows.jsonl are too long and dropped: .* of at least 92 keeps 99 %"):
+        stories(tmp_path, datasets=[{"path": str(tmp_path / "rows.jsonl"), "type": "tokens"}])
+
+
+def test_the_metrics_of_every_task_are_typed():
+    known = set(surogate.StepMetrics.__annotations__)
+    for of in (cpo.CPO, dpo.DPO, kto.KTO, orpo.ORPO, reward.Reward):
+        assert set(of.metrics) | {name for name, *_ in getattr(of, "differences", ())} <= known, of
+    assert known >= {"loss", "kl", "entropy", "reward", "completions/mean_length"}
 
 
 def test_a_notebook_shows_progress_and_the_curve(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -329,6 +330,22 @@ def test_an_adapter_that_changes_and_a_checkpoint_that_appears_are_answered(fold
         assert [ask(name) for name in names] == before
     finally:
         assert end(process) == 0
+
+
+def test_a_server_inside_of_a_process_gives_its_handler_back(folder):
+    text = f"""
+        import os, signal, threading, time
+        from surogate.cli import commands
+        from surogate.serve import Server
+
+        signal.signal(signal.SIGTERM, own := lambda *_: None)
+        serve = Server.serve_forever
+        Server.serve_forever = lambda *given, **named: (threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start(), serve(*given, **named))
+        assert commands.main(["serve", {str(folder / 'talkative')!r}, "--address", "0", "--device", "cpu"]) == 0
+        assert signal.getsignal(signal.SIGTERM) is own
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(text)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_signal_gives_every_request_an_end(folder):

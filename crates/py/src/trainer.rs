@@ -168,9 +168,9 @@ impl Trainer {
         })
     }
 
-    /// Returns the differences from the checkpoint that it began at, a sentence each.
-    fn differences(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        self.with(py, |trainer| Ok(trainer.differences.clone()))
+    /// Returns what a caller without a terminal should hear of, a sentence each.
+    fn warnings(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.with(py, |trainer| Ok(trainer.warnings()))
     }
 
     /// Returns the time of a micro-step by instruction, as a JSON list of rows.

@@ -47,7 +47,7 @@ def run(options: Namespace) -> int:
     shown = f"[{host}]" if ":" in host else host
     show(f"Serving {', '.join(engine.names())} at http://{shown}:{server.server_address[1]}/v1 (a chat page is at /)")
     # In order, so that answers in progress get an end.
-    signal.signal(signal.SIGTERM, lambda *_: server.end())
+    before = signal.signal(signal.SIGTERM, lambda *_: server.end())
     try:
         server.serve_forever(poll_interval=0.1)
     except KeyboardInterrupt:
@@ -56,6 +56,7 @@ def run(options: Namespace) -> int:
         engine.close()
         server.finish(GRACE)
         server.server_close()
+        signal.signal(signal.SIGTERM, before)
     return 0
 
 

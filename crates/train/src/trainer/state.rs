@@ -519,6 +519,15 @@ impl Trainer {
         of_feed.or_else(of_prompts).transpose()
     }
 
+    /// Returns what a caller without a terminal should hear of: data that are left out, what differs from a checkpoint, and
+    /// what of the model is not applied.
+    pub fn warnings(&self) -> Vec<String> {
+        let of_data =
+            self.feed.iter().flat_map(|feed| feed.encoded.summary.datasets.iter().filter_map(|of| of.warning()));
+        let of_model = formats::note_on_attention_dropout(&self.source);
+        self.differences.iter().cloned().chain(of_data).chain(of_model).collect()
+    }
+
     /// Returns true if the options want the validation data evaluated after the steps that are done.
     pub fn is_evaluation_due(&mut self) -> Result<bool> {
         let Some(total) = self.total_steps() else { return Ok(false) };

@@ -191,6 +191,20 @@ def test_a_merge_tells_what_it_rounds(capsys, tmp_path, trained):
     assert code == 0 and "Note: values were rounded to bf16: the largest change is " in out, err
 
 
+def test_a_merge_that_leaves_the_range_of_the_model_is_refused(capsys, tmp_path, trained):
+    model, folder = trained
+    halves = {name: value.astype(np.float16) for name, value in load_file(model / "model.safetensors").items()}
+    name = next(name for name in halves if name.endswith("q_proj.weight"))
+    halves[name][0, 0] = 65504
+    save_file(halves, model / "model.safetensors")
+    pairs = load_file(folder / "adapter" / "adapter_model.safetensors")
+    for part in (of for of in pairs if name.removesuffix(".weight") in of):
+        pairs[part][...] = 10.0
+    save_file(pairs, folder / "adapter" / "adapter_model.safetensors")
+    code, _, err = run(capsys, "merge", folder, "--output", tmp_path / "merged")
+    assert code == 1 and "1 of its weights would be larger than f16 holds" in err and not (tmp_path / "merged").exists(), err
+
+
 def test_a_result_is_checked_without_a_second_model(tmp_path):
     """What is allocated while a result is written and checked stays far below the weights."""
     fields = tiny_llama(
@@ -438,3 +452,14 @@ def test_an_export_from_python_warns_where_it_is_rounded(make_model, tmp_path):
     trainer.step({"input_ids": ids, "labels": ids}, 1e-2)
     with pytest.warns(UserWarning, match="round"):
         trainer.export_merged(tmp_path / "merged")
+
+
+@pytest.mark.parametrize("place", ["output/stoires", "models/x"])
+def test_a_name_that_is_no_folder_either_is_told(place, tmp_path):
+    """The Hub is tried for what may be a name; the message says that there is no such folder."""
+    words = [sys.executable, "-m", "surogate", "export", place, "--format", "hf"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and f"{place}: there is no model, adapter or checkpoint" in done.stderr
+    words = [sys.executable, "-m", "surogate", "merge", place, "--output", "merged"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    assert done.returncode == 1 and "there is no folder of that name either" in done.stderr, done.stderr

@@ -51,9 +51,7 @@ def folder(model: str, *, weights: bool = True, what: str = "model") -> Path:
     try:
         return Path(call_hub(f"{what} `{model}`", lambda: snapshot_download(model, allow_patterns=patterns)))
     except RunError as error:
-        if siblings:
-            raise RunError(f"{error}; there is no folder of that name either: {siblings}") from error
-        raise
+        raise RunError(f"{error}; there is no folder of that name either{f': {siblings}' if siblings else ''}") from error
 
 
 def _siblings(missing: Path) -> str | None:

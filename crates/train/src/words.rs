@@ -30,7 +30,12 @@ pub fn time(seconds: f64) -> String {
 
 /// `1 step`, `2 steps`.
 pub fn count(number: u64, what: &str) -> String {
-    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+    let end = match number {
+        1 => "",
+        _ if what.ends_with("ch") => "es",
+        _ => "s",
+    };
+    format!("{number} {what}{end}")
 }
 
 #[cfg(test)]
@@ -45,5 +50,7 @@ mod tests {
         let expected =
             ["0.22 ms", "125 ms", "1.43 s", "99.00 s", "3 min 20 s", "32 min 26 s", "5 h 12 min", "2 days 4 h"];
         assert_eq!(times, expected);
+        let counts = [(1, "batch"), (2, "batch"), (0, "step")].map(|(n, what)| count(n, what));
+        assert_eq!(counts, ["1 batch", "2 batches", "0 steps"]);
     }
 }

@@ -25,7 +25,7 @@ import surogate
 from conftest import REPOSITORY
 from safetensors.numpy import load_file, save_file
 from surogate import serve
-from surogate.serve.engine import Done, Job
+from surogate.serve.engine import Done, Engine, Job
 from surogate.serve.protocol import BadRequest, Request
 from surogate.serve.server import LOOK, Limits, Server
 from test_generate import TEMPLATE
@@ -500,6 +500,154 @@ def ask(address: str, body: object = None, **headers: str) -> tuple[int, str]:
     of.request("POST", "/v1/completions", data, {"Content-Type": "application/json", **headers})
     answer = of.getresponse()
     return answer.status, answer.read().decode()
+
+
+@pytest.fixture
+def scripted(request):
+    """A server whose answers a test puts together, with its address; the parameter is its limit of seconds."""
+    engine = Script()
+    server = Server(("127.0.0.1", 0), engine, Limits(1 << 20, getattr(request, "param", 60), 100, 4), None)
+    threading.Thread(target=server.serve_forever, args=(0.05,)).start()
+    yield engine, f"http://127.0.0.1:{server.server_address[1]}/v1"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_request_that_comes_byte_by_byte_gives_its_place_away(scripted, monkeypatch):
+    monkeypatch.setattr(serve.server, "TIMEOUT", 2.0)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    for start_of in (b"", head + b"Content-Length: 500\r\n\r\n"):
+        of = connection(scripted[1])
+        of.connect()
+        begun = time.monotonic()
+        with pytest.raises(OSError):
+            of.sock.sendall(start_of)
+            while time.monotonic() < begun + 20:
+                of.sock.sendall(b"x")
+                time.sleep(0.2)
+        assert time.monotonic() < begun + 15
+        of.close()
+
+
+@pytest.mark.parametrize("scripted", [1], indirect=True)
+def test_a_client_that_takes_its_time_for_each_piece_gets_no_more_than_its_time(scripted):
+    engine, address = scripted
+    of = connection(address)
+    of.request("POST", "/v1/completions", json.dumps({"prompt": "a", "stream": True}), {"Content-Type": "application/json"})
+    job = engine.next()
+    for _ in range(30):
+        job.events.put((0, "piece", None))
+        time.sleep(0.1)
+    job.events.put((0, "", "stop"))
+    job.events.put(Done(1, 30))
+    text = of.getresponse().read().decode()
+    assert "the answer took longer than 1 s" in text and "[DONE]" not in text and job.is_cancelled.is_set(), text
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "status"),
+    [
+        ("POST", {"Transfer-Encoding": "chunked"}, 411),
+        ("POST", {"Content-Length": "9" * 5000}, 413),
+        ("POST", {"Content-Length": "-1"}, 411),
+        ("GET", {"Content-Length": "20"}, 400),
+    ],
+)
+def test_what_follows_a_request_is_not_read_as_another(scripted, method, headers, status):
+    of = connection(scripted[1])
+    of.putrequest(method, "/v1/models" if method == "GET" else "/v1/completions")
+    for name, value in {"Content-Type": "application/json", **headers}.items():
+        of.putheader(name, value)
+    of.endheaders()
+    answer = of.getresponse()
+    assert answer.status == status
+    assert json.loads(answer.read())["error"]["message"]
+    assert of.sock.recv(1) == b"", "the connection ends"
+    of.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "talkative", "prompt": "a\\ud800"}',
+        b'{"model": "\\udfff", "prompt": "a"}',
+        json.dumps({"prompt": [10**30]}).encode(),
+        json.dumps({"prompt": [-1]}).encode(),
+        json.dumps({"prompt": [5, 10**6]}).encode(),
+    ],
+)
+def test_what_is_no_text_fails_alone(address, body):
+    """An answer that runs meanwhile comes to its end."""
+    of = connection(address)
+    running = json.dumps({"prompt": "Once", "max_tokens": 60, "stream": True, "stream_options": {"include_usage": True}})
+    of.request("POST", "/v1/completions", running, {"Content-Type": "application/json"})
+    answer = of.getresponse()
+    begin = answer.read(10)
+    status, text = ask(address, body)
+    assert status == 400 and "error" in json.loads(text), text
+    whole = (begin + answer.read()).decode()
+    assert "error" not in whole and whole.endswith("[DONE]\n\n"), whole
+
+
+def test_requests_whose_clients_have_gone_take_no_place():
+    # It loads nothing, and begins no answer.
+    engine = Engine({"one": None}, most=4, waiting=2, tokens=100)
+    first, second = engine.submit(request := Request("one", False, [{}], {}, False, False)), engine.submit(request)
+    with pytest.raises(BadRequest, match="2 requests are waiting"):
+        engine.submit(request)
+    first.is_cancelled.set()
+    third = engine.submit(request)
+    assert list(engine._waiting) == [second, third]
+    with pytest.raises(BadRequest, match="2 requests are waiting"):
+        engine.submit(request)
+
+
+class Odd:
+    """Models whose first answer has 20 pieces, and that can take no other request meanwhile."""
+
+    first, done, count = "one", False, 0
+
+    def __contains__(self, name: str) -> bool:
+        return True
+
+    def load_first(self) -> None:
+        pass
+
+    def use(self, *_: object) -> tuple[Odd, int]:
+        return self, 0
+
+    def start(self, *_: object, **__: object) -> Odd:
+        return self
+
+    def add(self, *_: object, **__: object) -> None:
+        raise ValueError("odd")
+
+    def step(self) -> list[tuple[int, str, str | None]]:
+        time.sleep(0.05)
+        self.count += 1
+        self.done = self.count == 20
+        return [(0, "x", "stop" if self.done else None)]
+
+    def prompt_tokens(self, number: int) -> int:
+        return 1
+
+    def answer(self, number: int) -> list[int]:
+        return [1] * self.count
+
+    def forget(self, number: int) -> None:
+        pass
+
+
+def test_a_request_that_cannot_begin_fails_alone():
+    engine = Engine(Odd(), most=4, waiting=2, tokens=100)
+    engine.load_first()
+    running = engine.submit(Request("one", False, [{}], {}, True, False))
+    assert running.events.get(timeout=20) == (0, "x", None)
+    other = engine.submit(Request("one", False, [{}], {}, True, False)).events.get(timeout=20)
+    assert isinstance(other, BadRequest) and other.status == 500 and "ValueError: odd" in str(other)
+    events = [running.events.get(timeout=20) for _ in range(20)]
+    assert events[-2:] == [(0, "x", "stop"), Done(1, 20)]
+    engine.close()
 
 
 def test_other_pages_of_a_browser_cannot_ask(address):

@@ -4,6 +4,7 @@ the device they name. A request begins as soon as there is room for its sequence
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -21,7 +22,7 @@ from .protocol import BadRequest, Request
 PROMPT = 1024
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
     """A request in the queue, and what comes of it."""
 
@@ -70,6 +71,9 @@ class Engine:
         with self._changed:
             if self._is_over:
                 raise BadRequest("the server is ending", status=503)
+            if len(self._waiting) >= self._room:
+                # A request whose client has gone takes no one's place.
+                self._waiting = deque(job for job in self._waiting if not job.is_cancelled.is_set())
             if len(self._waiting) >= self._room:
                 raise BadRequest(f"{self._room} requests are waiting: try again later", status=429, code="rate_limit_exceeded")
             self._waiting.append(job)
@@ -125,8 +129,8 @@ class Engine:
                     break
                 is_late = not began
                 if began:
-                    with self._changed:
-                        self._waiting.popleft()
+                    with self._changed, contextlib.suppress(ValueError):
+                        self._waiting.remove(more)
             for number, text, end in generation.step():
                 answers.take(generation, number, text, end)
             answers.end_cancelled(generation)
@@ -148,7 +152,8 @@ class Engine:
                 return None
             options: dict[str, Any] = {"batch_size": self._most, "adapter": found[1], **request.options}
             first = model.add(generation, request.prompts, True, **options)
-        except (SurogateError, OSError) as error:
+        except Exception as error:  # noqa: BLE001
+            # A failure is of the request that begins: those that run go on.
             job.events.put(_failure(error))
             return True
         if first is None:

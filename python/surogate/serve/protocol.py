@@ -81,6 +81,10 @@ def read(body: bytes, is_chat: bool, most_tokens: int, most_sequences: int) -> R
     """Understands the body of a request. Raises BadRequest."""
     try:
         of = json.loads(body)
+        # Halves of characters are none: no text has them.
+        json.dumps(of, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise BadRequest("the body has a part of a surrogate pair alone, expected Unicode text") from None
     except (ValueError, RecursionError):
         raise BadRequest("the body is not JSON") from None
     if not isinstance(of, dict):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import io
 import json
 import queue
 import re
@@ -119,6 +120,32 @@ class Server(ThreadingHTTPServer):
         threading.Thread(target=self.shutdown, daemon=True).start()
 
 
+class Arriving(io.RawIOBase):
+    """Bytes of a client, which has `TIMEOUT` for a whole request: a byte now and then keeps no connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._until = connection, 0.0
+
+    def begin(self) -> None:
+        """Begins the time of a request."""
+        self._until = time.monotonic() + TIMEOUT
+
+    def readable(self) -> bool:
+        """Says that bytes come from here."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Reads what is there. Raises TimeoutError where the time is over."""
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+        try:
+            return self._connection.recv_into(buffer)
+        finally:
+            self._connection.settimeout(TIMEOUT)
+
+
 class Handler(BaseHTTPRequestHandler):
     """One connection."""
 
@@ -126,6 +153,18 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "surogate", ""
     timeout = TIMEOUT
+
+    def setup(self) -> None:
+        """Reads from the connection within limits of time."""
+        super().setup()
+        self.rfile.close()
+        self._arriving = Arriving(self.connection)
+        self.rfile = io.BufferedReader(self._arriving)
+
+    def handle_one_request(self) -> None:
+        """Reads and answers a request."""
+        self._arriving.begin()
+        super().handle_one_request()
 
     def log_message(self, *_: object) -> None:
         """Logs nothing: requests may hold private text."""
@@ -143,6 +182,7 @@ class Handler(BaseHTTPRequestHandler):
         with self.server.answering(self.connection):
             try:
                 self._check_host()
+                self._check_body()
                 call()
             except BadRequest as error:
                 # The rest of the body would be read as the next request.
@@ -154,6 +194,13 @@ class Handler(BaseHTTPRequestHandler):
         host = re.sub(r":\d+$", "", self.headers.get("Host", "")).strip("[]").lower()
         if self.server.token is None and host not in ("localhost", "127.0.0.1", "::1", self.server.host):
             raise BadRequest(f"the request is for the host `{host}`, expected {self.server.host}", status=403)
+
+    def _check_body(self) -> None:
+        """Refuses a request of which a part would be read as the next one."""
+        if "Transfer-Encoding" in self.headers:
+            raise BadRequest("`Transfer-Encoding` is not supported, expected `Content-Length`", status=411)
+        if self.command == "GET" and self.headers.get("Content-Length", "0") != "0":
+            raise BadRequest("the request has a body, expected none")
 
     def _check_token(self) -> None:
         expected, given = self.server.token, self.headers.get("Authorization", "")
@@ -198,8 +245,8 @@ class Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
             raise BadRequest("`Content-Length` is missing", status=411)
-        if int(length) > most:
-            raise BadRequest(f"the body has {length} bytes, expected at most {most}", status=413)
+        if len(length) > 18 or int(length) > most:
+            raise BadRequest(f"the body has {length[:18]} bytes, expected at most {most}", status=413)
         body = self.rfile.read(int(length))
         if len(body) < int(length):
             raise BadRequest("the body ends early")
@@ -210,11 +257,12 @@ class Handler(BaseHTTPRequestHandler):
         gone."""
         until = time.monotonic() + self.server.limits.seconds
         while True:
+            # Also where the events are there, and the client takes its time for each.
+            if time.monotonic() > until:
+                raise BadRequest(f"the answer took longer than {self.server.limits.seconds} s", status=504)
             try:
                 event = job.events.get(timeout=LOOK)
             except queue.Empty:
-                if time.monotonic() > until:
-                    raise BadRequest(f"the answer took longer than {self.server.limits.seconds} s", status=504) from None
                 if self._has_gone():
                     raise ConnectionAbortedError from None
                 continue

@@ -12,15 +12,14 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 import uuid
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from bucket_server import s3_server
+from bucket_server import Faulty, s3_server
 from conftest import REPOSITORY
+from processes import descendants
 from surogate.storage.remote import MARK, Remote, digest
 from surogate.storage.uploads import Uploads, unsent
 from test_data_buckets import keys
@@ -29,54 +28,6 @@ from test_trackers import options
 pytest.importorskip("obstore")
 pytest.importorskip("moto.server")
 pytestmark = pytest.mark.xdist_group("buckets")
-
-
-class Faulty(BaseHTTPRequestHandler):
-    """A proxy of the server that can fail."""
-
-    protocol_version = "HTTP/1.1"
-    upstream = ""
-    #: `cut`: the connection ends within a request that writes; `full`: no room; `refused`: unknown keys; `slow`: checkpoints take
-    #: a minute.
-    fault: str | None = None
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def handle_one(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        is_write = self.command in ("PUT", "POST") and not self.path.endswith("?delete")
-        if is_write and type(self).fault == "cut":
-            self.close_connection = True
-            return
-        for _ in range(600):
-            if is_write and "/checkpoint-" in self.path and type(self).fault == "slow":
-                time.sleep(0.1)
-        if is_write and type(self).fault == "full":
-            return self.answer(403, b"<Error><Code>QuotaExceeded</Code><Message>the bucket is full</Message></Error>", {})
-        if type(self).fault == "refused":
-            return self.answer(403, b"<Error><Code>InvalidAccessKeyId</Code></Error>", {})
-        headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "content-length")}
-        headers.setdefault("Content-Type", "application/octet-stream")
-        request = urllib.request.Request(type(self).upstream + self.path, body or None, headers, method=self.command)
-        try:
-            found = urllib.request.urlopen(request)
-        except urllib.error.HTTPError as error:
-            found = error
-        self.answer(found.status, found.read(), dict(found.headers))
-
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = handle_one
-
-    def answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            if name.lower() not in ("connection", "transfer-encoding", "date", "server", "content-length"):
-                self.send_header(name, value)
-        length = headers.get("Content-Length", str(len(body))) if self.command == "HEAD" else str(len(body))
-        self.send_header("Content-Length", length)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
 
 
 @pytest.fixture(scope="module")
@@ -167,16 +118,19 @@ def test_a_run_is_in_the_bucket_and_goes_on_where_there_is_no_copy(s3, bucket, t
     assert code == 2 and "holds another run" in text, text
 
 
-def test_a_signal_leaves_a_checkpoint_in_the_bucket(s3, bucket, tmp_path):
+@pytest.mark.parametrize("whom", ["the run", "all its processes"])
+def test_a_signal_leaves_a_checkpoint_in_the_bucket(s3, bucket, tmp_path, whom):
+    """Batch systems send it to the processes that a run has started, too."""
     address = f"s3://runs/{unused()}"
     run = start(tmp_path, address, tmp_path / "one", keys(s3), **{"max-steps": 100_000, "save-steps": 100_000})
     assert run.stdout
     for line in run.stdout:
         if line.startswith("Step 2/"):
             break
-    run.send_signal(signal.SIGTERM)
+    for number in [*(descendants(run.pid) if whom != "the run" else ()), run.pid]:
+        os.kill(number, signal.SIGTERM)
     code, text = ended(run)
-    assert code == 143, text
+    assert code == 143 and "receives no more data" not in text, text
     remote = bucket(address)
     (name,) = remote.marks(remote.names())
     step = int(name.removeprefix("checkpoint-"))

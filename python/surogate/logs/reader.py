@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from ..environment.signals import leave_to_the_run
 from .stream import ENDS, OPENINGS, Event, Stream
 
 #: Seconds that a reader may take to finish after the run. An upload takes as long as its bytes need.
@@ -104,6 +105,7 @@ def make(spec: dict[str, Any], output: Path) -> Reader:
 
 def main() -> int:
     """Reads until the run has ended. The exit code says whether all events were processed."""
+    leave_to_the_run()
     pipe, messages = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w", encoding="utf-8")
     line = pipe.readline()
     if not line:

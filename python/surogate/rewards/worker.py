@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import traceback
 from typing import Any
 
+from ..environment.signals import leave_to_the_run
 from ..errors import ConfigError
 from .environments import Environments
 from .functions import RewardFunction, call, load
@@ -19,8 +19,8 @@ from .functions import RewardFunction, call, load
 
 def main() -> None:
     """Answers requests until there are none."""
-    # Ctrl-C reaches the run's whole group: the run finishes its step and needs the rewards of its answers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The run finishes its step after a signal, and needs the rewards of its answers.
+    leave_to_the_run()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
     process = Process()

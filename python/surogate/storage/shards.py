@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import _native
+from ..environment.signals import leave_to_the_run
 from ..errors import SurogateError
 from . import buckets, files, hub
 
@@ -144,7 +145,7 @@ def _read(asked: queue.Queue[dict[str, Any]], folder: Path) -> None:
 
 def main() -> None:
     """Answers requests until there are no more."""
-    # The run's signals are not for this process: it ends when its input does.
+    leave_to_the_run()
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")

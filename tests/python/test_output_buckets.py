@@ -139,6 +139,28 @@ def test_a_signal_leaves_a_checkpoint_in_the_bucket(s3, bucket, tmp_path, whom):
     assert code == 0 and f"fetching {name}" in text and f"Step {step + 1}/{step + 2}" in text, text
 
 
+@pytest.mark.parametrize("mark", ["{", "[]", '{"files": []}', '{"files": {}}', "[" * 100_000], ids=range(5))
+def test_marks_that_no_run_has_written_are_none(s3, bucket, tmp_path, mark):
+    remote = bucket(f"s3://runs/{unused()}")
+    remote.put_text(f"checkpoint-2/{MARK}", mark)
+    assert remote.marks(remote.names()) == {}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/manifest.json").write_text("{}")
+    (tmp_path / "run/checkpoint-2").mkdir()
+    (tmp_path / "run/checkpoint-2/state.json").write_text("{}")
+    Uploads({"address": remote.address, "limit": 3, "say": pytest.fail}, tmp_path / "run").close(None)
+    assert set(remote.marks(remote.names())) == {"checkpoint-2"}
+
+
+@pytest.mark.parametrize("manifest", ["[]", "{", "[" * 100_000], ids=range(3))
+def test_a_manifest_that_no_run_has_written_is_an_error(s3, bucket, tmp_path, manifest):
+    remote = bucket(f"s3://runs/{unused()}")
+    remote.put_text("manifest.json", manifest)
+    more = {"resume-from-checkpoint": "true"}
+    code, text = ended(start(tmp_path, remote.address, tmp_path / "one", keys(s3), **more))
+    assert code == 1 and "the run there cannot be read" in text and "Traceback" not in text, text
+
+
 def test_a_signal_before_the_first_step_leaves_nothing_to_upload(s3, bucket, tmp_path):
     address = f"s3://runs/{unused()}"
     program = "import os, signal, sys; from surogate import _native; from surogate.cli import commands; run = _native.run\n"

@@ -77,6 +77,8 @@ def _take_up(remote: Remote, place: Path, resumes: bool) -> None:
             hint = "set `resume_from_checkpoint: true` to go on with it, choose another `output_dir`, or remove it"
             raise ConfigError(f"`output_dir: {remote.address}` holds another run ({hint})")
         there = json.loads(remote.read("manifest.json"))
+        if not isinstance(there, dict):
+            raise ValueError("manifest.json is no JSON object")
         here = json.loads((place / "manifest.json").read_text()) if (place / "manifest.json").is_file() else None
         steps = {step: name for name in remote.marks(names) if (step := step_of(name)) is not None}
         newest = max(steps, default=0)
@@ -92,7 +94,7 @@ def _take_up(remote: Remote, place: Path, resumes: bool) -> None:
             warn(f"surogate: {remote.address} has checkpoints of another process, so what was here is in {aside}")
         if newest > local:
             _fetch(remote, place, names, steps[newest], there)
-    except (obstore.exceptions.BaseError, OSError, ValueError, KeyError) as error:
+    except (obstore.exceptions.BaseError, OSError, ValueError, KeyError, RecursionError) as error:
         raise RunError(f"`output_dir: {remote.address}`: the run there cannot be read: {remote.why(error)}") from error
 
 

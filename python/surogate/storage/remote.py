@@ -6,6 +6,7 @@ Knows names and bytes; signing, credentials and retries are obstore's.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -101,14 +102,16 @@ class Remote:
         obstore.delete(self._store, [self._prefix + name for name in names])
 
     def marks(self, names: dict[str, int]) -> dict[str, dict[str, Any]]:
-        """The complete folders among the objects, each with its mark."""
+        """The complete folders among the objects, each with its mark. A mark that no run has written makes none."""
         found = {}
         for name in names:
             folder, _, last = name.rpartition("/")
             if last == MARK and WHOLE.fullmatch(folder):
-                mark = json.loads(self.read(name))
-                if all(names.get(f"{folder}/{file}") == size for file, size in mark["files"].items()):
-                    found[folder] = mark
+                with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                    mark = json.loads(self.read(name))
+                    is_whole = all(names.get(f"{folder}/{file}") == size for file, size in mark["files"].items())
+                    if is_whole and isinstance(mark["digest"], str):
+                        found[folder] = mark
         return found
 
     def put_folder(self, folder: Path, name: str, digest: str, before: list[str]) -> None:

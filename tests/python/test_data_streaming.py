@@ -20,7 +20,7 @@ import surogate
 import test_data_hub
 from bucket_server import put, s3_server
 from surogate.errors import ConfigError, DataError
-from surogate.storage import shards
+from surogate.storage import files, shards
 
 pytestmark = pytest.mark.xdist_group("buckets")
 
@@ -355,3 +355,18 @@ def test_the_data_check_shows_the_first_rows(place):
 
 def test_environment_variables_name_the_folder(place):
     assert os.environ["SUROGATE_STREAMS"] == str(shards.root())
+
+
+def test_a_folder_that_another_process_removes_meanwhile_stops_no_one(tmp_path, monkeypatch):
+    left, locked = tmp_path / ".stream.export.aaaa.tmp", files._locked
+    left.mkdir()
+    (left / "file").touch()
+
+    def gone(folder):
+        if folder == left:
+            shutil.rmtree(left)
+        return locked(folder)
+
+    monkeypatch.setattr(files, "_locked", gone)
+    with files.folder_beside(tmp_path / "stream") as folder:
+        assert folder.is_dir() and not left.exists()

@@ -72,14 +72,15 @@ def folder_beside(path: Path) -> Iterator[Path]:
 
 
 def _clear_abandoned(path: Path) -> None:
-    """An empty folder stays: it may be about to be locked."""
+    """An empty folder stays: it may be about to be locked. Another process may remove any of them meanwhile."""
     ours = re.compile(rf"\.{re.escape(path.name)}\.export\.[a-z0-9_]+\.tmp")
     for folder in (entry for entry in path.parent.iterdir() if ours.fullmatch(entry.name)):
-        status = folder.lstat()
-        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and any(folder.iterdir()):
-            with _locked(folder) as is_held:
-                if is_held:
-                    shutil.rmtree(folder)
+        with contextlib.suppress(FileNotFoundError):
+            status = folder.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and any(folder.iterdir()):
+                with _locked(folder) as is_held:
+                    if is_held:
+                        shutil.rmtree(folder)
 
 
 @contextlib.contextmanager

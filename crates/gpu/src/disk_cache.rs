@@ -129,12 +129,18 @@ fn check(name: &str, bytes: &[u8]) -> [u8; blake3::OUT_LEN] {
     *hasher.finalize().as_bytes()
 }
 
-/// Replaces a file by renaming a temporary one in the same folder, which is removed on failure.
+/// Replaces a file by renaming a temporary one in the same folder, which is removed on failure. A name that a process with the
+/// number of this one has left, as processes of containers do, is passed over.
 fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     static WRITES: AtomicU64 = AtomicU64::new(0);
-    let (process, write) = (std::process::id(), WRITES.fetch_add(1, Ordering::Relaxed));
-    let partial = path.with_extension(format!("{process}.{write}.partial"));
-    let mut file = cache::create_new(&partial)?;
+    let (partial, mut file) = loop {
+        let (process, write) = (std::process::id(), WRITES.fetch_add(1, Ordering::Relaxed));
+        let partial = path.with_extension(format!("{process}.{write}.partial"));
+        match cache::create_new(&partial) {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            created => break (partial, created?),
+        }
+    };
     let replaced = file.write_all(bytes).and_then(|()| std::fs::rename(&partial, path));
     if replaced.is_err() {
         let _ = std::fs::remove_file(&partial);
@@ -202,7 +208,13 @@ mod tests {
         let cache = DiskCache::new(Some(folder.path().join("made/later")));
         assert_eq!(cache.read("a.plan"), None);
         cache.write("a.plan", b"one");
+        // A process of a container has the number of the one before it, which was killed.
+        for write in 0..1000 {
+            let left = folder.path().join(format!("made/later/a.{}.{write}.partial", std::process::id()));
+            std::fs::write(left, "left").unwrap();
+        }
         cache.write("a.plan", b"two");
+        assert!(cache.take_notes().is_empty());
         assert_eq!(cache.read("a.plan").as_deref(), Some(&b"two"[..]));
         let nowhere = DiskCache::default();
         nowhere.write("a.plan", b"one");

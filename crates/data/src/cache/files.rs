@@ -19,18 +19,24 @@ pub(super) fn private() -> DirBuilder {
     builder
 }
 
-/// Returns a place next to a file's own, for its content until it is whole.
-pub(super) fn temporary(path: &Path) -> PathBuf {
+/// Creates a file next to another, for its content until it is whole. A name that a process with the number of this one has
+/// left, as processes of containers do, is passed over.
+pub(super) fn create_temporary(path: &Path) -> io::Result<(PathBuf, File)> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
-    let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    path.with_extension(format!("{}-{number}", std::process::id()))
+    loop {
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let temporary = path.with_extension(format!("{}-{number}", std::process::id()));
+        match options::cache::create_new(&temporary) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            created => return created.map(|file| (temporary, file)),
+        }
+    }
 }
 
 /// Writes a file next to its place and renames it, so that readers see the old one or the new one.
 pub(super) fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
-    let temporary = temporary(path);
-    let written = File::create_new(&temporary).and_then(|mut file| write(&mut file));
-    let renamed = written.and_then(|()| fs::rename(&temporary, path));
+    let (temporary, mut file) = create_temporary(path)?;
+    let renamed = write(&mut file).and_then(|()| fs::rename(&temporary, path));
     if renamed.is_err() {
         let _ = fs::remove_file(&temporary);
     }

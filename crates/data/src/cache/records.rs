@@ -16,7 +16,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::RowCache;
-use super::files::{private, temporary};
+use super::files::{create_temporary, private};
 use crate::in_making::InMaking;
 
 /// The name of a record: a digest of what its values are of.
@@ -60,11 +60,10 @@ impl RowCache {
         private().recursive(true).create(self.folder())?;
         self.clear_unused();
         let path = self.values_path(key);
-        let temporary = temporary(&path);
+        let (temporary, file) = create_temporary(&path)?;
         let in_making = InMaking::new(&temporary);
-        let file = BufWriter::new(options::cache::create_new(&temporary)?);
         Ok(RecordWriter {
-            file,
+            file: BufWriter::new(file),
             temporary,
             path,
             key: key.to_owned(),
@@ -178,6 +177,14 @@ mod tests {
 
         drop(cache.keep_records("b").unwrap());
         assert_eq!(fs::read_dir(cache.folder()).unwrap().count(), 1, "no temporary file stays");
+
+        // A process of a container has the number of the one before it, which was killed.
+        for number in 0..100 {
+            let left = cache.values_path("c").with_extension(format!("{}-{number}", std::process::id()));
+            fs::write(left, "left").unwrap();
+        }
+        cache.keep_records("c").unwrap().finish().unwrap();
+        cache.keep_values("c", b"other").unwrap();
         let path = cache.values_path("a");
         let mut bytes = fs::read(&path).unwrap();
         bytes[0] ^= 1;

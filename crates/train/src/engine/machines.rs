@@ -9,7 +9,7 @@ use program::{AttentionRate, Efficiency, Hidden, Link, Machine, Origin, Products
 use serde_json::{Value, json};
 
 use crate::error::{Result, TrainError};
-use crate::files::staged::write_synced;
+use crate::files::staged::replace_file;
 
 /// Version of the file format.
 const VERSION: u64 = 4;
@@ -133,9 +133,7 @@ pub fn write(machine: &Machine, path: &Path) -> Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(|e| TrainError::io("create", folder, e))?;
     }
-    let temporary = path.with_extension(format!("{}.part", std::process::id()));
-    write_synced(&temporary, format!("{:#}\n", to_json(machine)).as_bytes())?;
-    std::fs::rename(&temporary, path).map_err(|e| TrainError::io("rename", &temporary, e))
+    replace_file(path, "measured", format!("{:#}\n", to_json(machine)).as_bytes())
 }
 
 /// The file with a device's measured values, by its name and the version of its driver; None without a folder for
@@ -354,6 +352,9 @@ mod tests {
             Machine { origin: Origin::Calibrated { date }, ..Machine::h200() },
             Machine::named("b200").unwrap(),
         ] {
+            // A process of a container has the number of the one before it, which was killed.
+            let left = format!(".m.json.measured.{}.0.tmp", std::process::id());
+            std::fs::write(folder.path().join(left), "left").unwrap();
             write(&machine, &path).unwrap();
             let found = requested(path.to_str().unwrap()).unwrap().machine;
             assert_eq!((&found.name, &found.arch, found.memory), (&machine.name, &machine.arch, machine.memory));

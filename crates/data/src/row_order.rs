@@ -54,6 +54,13 @@ impl Position {
     pub fn parts(&self) -> usize {
         1 + self.others.len()
     }
+
+    /// The largest of its numbers, by which one that no run reaches is known.
+    pub fn largest(&self) -> u64 {
+        let places = self.places().into_iter().chain(self.before.iter().flatten().copied());
+        let of_places = places.map(|place| place.window.max(place.bin));
+        of_places.chain(self.stream.as_ref().map(StreamPlace::largest)).fold(self.epoch, u64::max)
+    }
 }
 
 /// Rows as the members of a set that make them up.

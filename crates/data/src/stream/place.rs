@@ -28,4 +28,10 @@ impl StreamPlace {
     pub(crate) fn begin(sets: usize) -> StreamPlace {
         StreamPlace { window: 0, drawn: 0, sets: vec![SetPlace::default(); sets] }
     }
+
+    /// The largest of its numbers.
+    pub(crate) fn largest(&self) -> u64 {
+        let of_sets = self.sets.iter().map(|set| set.epoch.max(set.file).max(set.row));
+        of_sets.fold(self.window.max(self.drawn), u64::max)
+    }
 }

@@ -78,6 +78,9 @@ pub struct State {
 /// Steps, rows and tokens of a run that are distinguished: the device counts in 32 bits.
 const COUNTED: u64 = i32::MAX as u64;
 
+/// Rows of the data, and passes over them, of a run at most.
+const ROWS: u64 = 1 << 53;
+
 impl State {
     /// Checks that the numbers can be those of a run, since a digest can be made for any. The error names those that
     /// cannot.
@@ -107,6 +110,9 @@ impl State {
                 "contradicts itself: {step} steps with {micro_step} micro-steps, {updates} updates, the last {suppressed} \
                  of them suppressed, evaluated at {evaluated:?}, second moments of {frozen:?} updates"
             ));
+        }
+        if let Some(number) = self.position.as_ref().map(data::Position::largest).filter(|number| *number > ROWS) {
+            return Err(format!("has a `position` with {number}, expected numbers up to {ROWS}"));
         }
         if self.position.as_ref().is_some_and(|position| position.before.iter().any(Vec::is_empty)) {
             return Err("has a `position` before which the data were in no part".to_owned());
@@ -358,6 +364,19 @@ mod tests {
             |state: &mut State| state.progress.evaluated = Some(4),
         ] {
             assert!(refused(change).contains("contradicts itself"));
+        }
+        let at = |text: &str| Some(serde_json::from_str::<data::Position>(text).unwrap());
+        sealed(place.path(), |state| state.position = at(r#"{"epoch": 9, "window": 8, "bin": 7}"#)).unwrap();
+        for text in [
+            r#"{"epoch": 18446744073709551615, "window": 0, "bin": 0}"#,
+            r#"{"epoch": 0, "window": 0, "bin": 0, "others": [{"window": 18446744073709551615, "bin": 0}]}"#,
+            r#"{"epoch": 0, "window": 0, "bin": 0, "before": [[{"window": 0, "bin": 18446744073709551615}]]}"#,
+            r#"{"epoch": 0, "window": 0, "bin": 0, "stream": {"window": 0, "drawn": 18446744073709551615, "sets": []}}"#,
+            r#"{"epoch": 0, "window": 0, "bin": 0, "stream": {"window": 0, "drawn": 0,
+                "sets": [{"epoch": 0, "file": 0, "row": 18446744073709551615}]}}"#,
+        ] {
+            let refused = sealed(place.path(), |state| state.position = at(text)).unwrap_err();
+            assert!(refused.contains("`position` with 18446744073709551615"), "{refused}");
         }
         let deep = format!("{{\"version\": {VERSION}, \"options\": {}1{}}}", "[".repeat(10_000), "]".repeat(10_000));
         std::fs::write(place.path().join(STATE), deep).unwrap();

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,8 @@ from pathlib import Path
 import pytest
 import surogate
 import test_data_hub
-from bucket_server import put, s3_server
+from bucket_server import Faulty, put, s3_server
+from processes import descendants
 from surogate.errors import ConfigError, DataError
 from surogate.storage import files, shards
 
@@ -355,6 +357,76 @@ def test_the_data_check_shows_the_first_rows(place):
 
 def test_environment_variables_name_the_folder(place):
     assert os.environ["SUROGATE_STREAMS"] == str(shards.root())
+
+
+class Stalled(Faulty):
+    """A proxy of the server at which a file of the stream does not come."""
+
+    is_asked, is_over = threading.Event(), threading.Event()
+
+    def do_GET(self) -> None:
+        if "train-00003" in self.path and self.path.startswith("/acme/shards/"):
+            self.is_asked.set()
+            self.is_over.wait(120)
+        self.handle_one()
+
+
+@pytest.fixture
+def stalled(s3, bucket, monkeypatch):
+    """Streams the bucket through the proxy."""
+    front = ThreadingHTTPServer(("127.0.0.1", 0), Stalled)
+    front.daemon_threads = True
+    Stalled.upstream, Stalled.fault = s3, None
+    Stalled.is_asked.clear()
+    Stalled.is_over.clear()
+    threading.Thread(target=front.serve_forever, daemon=True).start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{front.server_address[1]}")
+    yield bucket
+    Stalled.is_over.set()
+    front.shutdown()
+    front.server_close()
+
+
+@pytest.mark.parametrize("whom", ["the run", "all its processes"])
+def test_a_signal_is_answered_while_a_file_does_not_come(place, stalled, whom):
+    """The run has done the steps of the files before it."""
+    given = options(place, stalled, shuffle=False, shuffle_buffer_size=40, max_steps=60, save_steps=1000)
+    with start(place, given) as process:
+        assert Stalled.is_asked.wait(60)
+        lines: list[str] = []
+        reader = threading.Thread(target=lambda: lines.extend(process.stdout), daemon=True)
+        reader.start()
+        # Until it has trained on everything that came.
+        before = -1
+        while (now := sum("Step" in line for line in lines)) != before or now == 0:
+            before = now
+            time.sleep(2)
+        begin = time.monotonic()
+        for number in [*(descendants(process.pid) if whom != "the run" else ()), process.pid]:
+            os.kill(number, signal.SIGTERM)
+        try:
+            assert process.wait(60) == 143, "".join(lines)
+        finally:
+            process.kill()
+        assert time.monotonic() - begin < 30
+    (saved,) = (place / "run").glob("checkpoint-*")
+    assert bytes_below(place / "streams") == 0
+    Stalled.is_over.set()
+    whole(place, given)
+    straight = options(place, str(place / "shards"), output_dir=str(place / "straight"), shuffle=False, shuffle_buffer_size=40)
+    whole(place, {**straight, "max_steps": 60, "save_steps": 1000})
+    assert losses(place / "run") == losses(place / "straight"), saved
+
+
+def test_the_end_of_a_run_waits_for_no_file(place, stalled):
+    """The next file is requested ahead, and the last step needs none of it."""
+    given = options(place, stalled, shuffle=False, shuffle_buffer_size=40, max_steps=8)
+    with start(place, given) as process:
+        try:
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+    assert Stalled.is_asked.is_set() and not Stalled.is_over.is_set()
 
 
 def test_a_folder_that_another_process_removes_meanwhile_stops_no_one(tmp_path, monkeypatch):

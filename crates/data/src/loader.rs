@@ -5,7 +5,8 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -276,12 +277,19 @@ fn append_by_token(batch: &mut Batch, view: DocumentView<'_>, begin: usize, row_
     }
 }
 
+/// Interval at which a wait for data asks whether to go on.
+const LOOK: Duration = Duration::from_millis(50);
+
 /// A stream of micro-batches that can be resumed at a position.
 pub struct Loader {
     source: Source,
+    /// Micro-batches that were waited for and not handed out yet.
+    ready: VecDeque<Delivered>,
     position: Position,
     ends_epoch: bool,
     waited: Duration,
+    /// Ends what the thread waits for: files that are fetched.
+    over: Arc<AtomicBool>,
 }
 
 enum Source {
@@ -298,21 +306,50 @@ impl Loader {
     /// Starts at `position` (the default is the beginning). Errors: no documents, or one longer than a row.
     pub fn new(documents: DocumentSet, spec: LoaderSpec, position: Position) -> Result<Self, DataError> {
         let cursor = Cursor::new(documents, spec, position.clone())?;
-        Ok(Loader { source: Source::of(cursor), position, ends_epoch: false, waited: Duration::ZERO })
+        Ok(Loader::over(Source::of(cursor), position, Arc::default()))
     }
 
     /// Goes through sets that are streamed, without an end, from `position` on (the default is the beginning).
     pub fn streamed(stream: &Arc<Stream>, spec: LoaderSpec, position: Position) -> Loader {
-        let cursor = Cursor::over(Order::Stream(StreamOrder::new(stream.clone(), &spec, &position)), spec);
-        let source = Source::Waiting(Some(Box::new(cursor)));
-        Loader { source, position, ends_epoch: false, waited: Duration::ZERO }
+        let order = StreamOrder::new(stream.clone(), &spec, &position);
+        let over = order.over.clone();
+        let source = Source::Waiting(Some(Box::new(Cursor::over(Order::Stream(order), spec))));
+        Loader::over(source, position, over)
     }
 
     /// Goes through the first documents of sets that are streamed, as far as they are known; nothing is fetched.
     pub fn beginning_of(stream: &Arc<Stream>, spec: LoaderSpec) -> Loader {
         let cursor = Cursor::over(Order::Stream(StreamOrder::beginning(stream.clone(), &spec)), spec);
-        let source = Source::Inline(Box::new(cursor));
-        Loader { source, position: Position::default(), ends_epoch: false, waited: Duration::ZERO }
+        Loader::over(Source::Inline(Box::new(cursor)), Position::default(), Arc::default())
+    }
+
+    fn over(source: Source, position: Position, over: Arc<AtomicBool>) -> Loader {
+        Loader { source, ready: VecDeque::new(), position, ends_epoch: false, waited: Duration::ZERO, over }
+    }
+
+    /// Waits until the next micro-batches are there: this many, or fewer at the end of an epoch or before an error. Nothing is
+    /// handed out, and the position stays. False: `stop` said so before.
+    pub fn wait_for(&mut self, count: usize, stop: &mut dyn FnMut() -> bool) -> bool {
+        let begun = Instant::now();
+        self.begin();
+        let Source::Thread { batches: Some(batches), .. } = &self.source else { return true };
+        let is_last = |of: &Delivered| of.ends_epoch || of.batch.is_err();
+        let mut goes_on = true;
+        while goes_on && self.ready.len() < count && !self.ready.back().is_some_and(is_last) {
+            match batches.recv_timeout(LOOK) {
+                Ok(delivered) => self.ready.push_back(delivered),
+                Err(RecvTimeoutError::Timeout) => goes_on = !stop(),
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        self.waited += begun.elapsed();
+        goes_on
+    }
+
+    fn begin(&mut self) {
+        if let Source::Waiting(cursor) = &mut self.source {
+            self.source = Source::of(*cursor.take().expect("a stream begins once"));
+        }
     }
 
     /// Returns the time that [`Loader::next`] has taken since the last call: that in which training waited for data.
@@ -337,10 +374,9 @@ impl Iterator for Loader {
     /// The next micro-batch; `None` after the last epoch. Errors: a file of the documents has changed.
     fn next(&mut self) -> Option<Result<Batch, DataError>> {
         let begun = Instant::now();
-        if let Source::Waiting(cursor) = &mut self.source {
-            self.source = Source::of(*cursor.take().expect("a stream begins once"));
-        }
+        self.begin();
         let delivered = match &mut self.source {
+            _ if !self.ready.is_empty() => self.ready.pop_front(),
             Source::Waiting(_) => unreachable!("it has just begun"),
             Source::Inline(cursor) => cursor.next_batch(),
             Source::Thread { batches, worker } => {
@@ -363,6 +399,7 @@ impl Iterator for Loader {
 
 impl Drop for Loader {
     fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
         if let Source::Thread { batches, worker } = &mut self.source {
             *batches = None;
             if let Some(worker) = worker.take() {

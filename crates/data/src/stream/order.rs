@@ -1,6 +1,7 @@
 //! Rows of packed documents, from one window after another, and the position reached in them.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use super::Stream;
 use super::place::StreamPlace;
@@ -30,6 +31,8 @@ pub(crate) struct StreamOrder {
     taken: u64,
     present: Option<OpenWindow>,
     windows: Option<Windows>,
+    /// Set once no more rows are requested, even while some are waited for.
+    pub over: Arc<AtomicBool>,
     /// Ends with the first window.
     is_short: bool,
 }
@@ -48,6 +51,7 @@ impl StreamOrder {
             taken: position.first.bin,
             present: None,
             windows: None,
+            over: Arc::default(),
             is_short: false,
         }
     }
@@ -115,8 +119,8 @@ impl StreamOrder {
 
     /// The windows that are read ahead, which begin at a place.
     fn windows_from(&mut self, at: StreamPlace) -> &mut Windows {
-        let stream = &self.stream;
-        self.windows.get_or_insert_with(|| Windows::new(stream.clone(), at))
+        let (stream, over) = (&self.stream, &self.over);
+        self.windows.get_or_insert_with(|| Windows::new(stream.clone(), at, over.clone()))
     }
 
     fn pack(&self, corpus: &Corpus, number: u64) -> Rows {

@@ -45,6 +45,17 @@ impl Files {
     }
 
     fn begin_with(&self, buffer: usize, shares: &[f64], shuffle: bool, notify: Notify) -> Arc<Stream> {
+        self.begin_over(buffer, shares, shuffle, notify, |shards| Box::new(shards))
+    }
+
+    fn begin_over(
+        &self,
+        buffer: usize,
+        shares: &[f64],
+        shuffle: bool,
+        notify: Notify,
+        over: impl Fn(LocalShards) -> Box<dyn Shards> + Send + Sync + 'static,
+    ) -> Arc<Stream> {
         let files = self.sets.iter().map(|set| set.files.iter().map(|file| file.name.clone().into()).collect());
         let shards = LocalShards { files: files.collect() };
         let options = PrepareOptions {
@@ -57,7 +68,7 @@ impl Files {
             preference: PreferenceOptions::default(),
         };
         let order = StreamOptions { shuffle, seed: 7, buffer, shares: shares.to_vec() };
-        let open: OpenShards = Arc::new(move || Ok(Box::new(shards.clone())));
+        let open: OpenShards = Arc::new(move || Ok(over(shards.clone())));
         Stream::begin(&self.sets, (None, &options), order, open, notify, &|| false).unwrap().0
     }
 }
@@ -82,6 +93,57 @@ fn a_later_file_of_the_same_size_with_other_rows_is_another_stream() {
     assert_ne!(std::fs::read_to_string(&path).unwrap(), text);
     files.sets = vec![StreamSet::here(files.sets[0].spec.clone()).unwrap()];
     assert_ne!(files.begin(2, &[], false).digest(), before);
+}
+
+/// Files of which the second does not come before it may.
+struct Late {
+    files: LocalShards,
+    may_come: Arc<AtomicBool>,
+}
+
+impl Shards for Late {
+    fn get(&mut self, file: ShardId, next: &[ShardId], stop: Stop<'_>) -> Result<std::path::PathBuf, DataError> {
+        while file.file == 1 && !is_over(&self.may_come) {
+            if stop() {
+                return Err(DataError::Stopped);
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        self.files.get(file, next, stop)
+    }
+
+    fn release(&mut self, _: ShardId) {}
+}
+
+#[test]
+fn a_wait_for_a_file_ends_when_it_is_to_and_takes_nothing() {
+    let files = Files::new(&[&[6, 20]]);
+    let may_come = Arc::new(AtomicBool::new(false));
+    let shards = may_come.clone();
+    let late = move |files| -> Box<dyn Shards> { Box::new(Late { files, may_come: shards.clone() }) };
+    // The first window has the rows of the first file alone.
+    let stream = files.begin_over(5, &[], false, Arc::new(|_| {}), late);
+    let all: Vec<Vec<i32>> = {
+        let known = files.begin(5, &[], false);
+        let loader = Loader::streamed(&known, spec(Share::WHOLE, false), Position::default());
+        loader.take(6).map(|batch| ids(&batch.unwrap())).collect()
+    };
+    let mut loader = Loader::streamed(&stream, spec(Share::WHOLE, false), Position::default());
+    let mut taken = Vec::new();
+    assert!(!loader.wait_for(6, &mut || true));
+    assert_eq!(loader.position(), Position::default(), "what is there is not handed out");
+    while loader.wait_for(1, &mut || true) {
+        taken.push(ids(&loader.next().unwrap().unwrap()));
+    }
+    let position = loader.position();
+    assert!(!taken.is_empty() && taken.len() < 5, "{taken:?}");
+    // A loader that is given up while it waits ends, too.
+    drop(loader);
+    may_come.store(true, std::sync::atomic::Ordering::Relaxed);
+    let rest = Loader::streamed(&stream, spec(Share::WHOLE, false), position);
+    let rest = rest.take(6 - taken.len()).map(|batch| ids(&batch.unwrap()));
+    let found: Vec<Vec<i32>> = taken.iter().cloned().chain(rest).collect();
+    assert_eq!(found, all);
 }
 
 fn spec(share: Share, shuffle: bool) -> LoaderSpec {

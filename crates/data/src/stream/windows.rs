@@ -21,9 +21,9 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    pub fn new(stream: Arc<Stream>, at: StreamPlace) -> Windows {
+    /// `over` ends the thread, whatever it is waiting for.
+    pub fn new(stream: Arc<Stream>, at: StreamPlace, over: Arc<AtomicBool>) -> Windows {
         let (sender, ready) = sync_channel(READY);
-        let over = Arc::new(AtomicBool::new(false));
         let is_done = over.clone();
         let work = move || {
             let stop = || is_over(&is_done);

@@ -339,6 +339,12 @@ impl Feed {
         Ok(batches)
     }
 
+    /// Waits for the batches of a step where they are streamed, whose files may take any time to come. False: `stop` said so, and
+    /// the step was not begun.
+    pub(crate) fn wait_for_step(&mut self, batches: usize, stop: &mut dyn FnMut() -> bool) -> bool {
+        self.encoded.stream.is_none() || self.train.wait_for(batches, stop)
+    }
+
     /// Passes over the data after `steps` steps: whole ones, and of the one that is begun the share of its steps.
     pub fn epochs(&self, config: &Config, steps: u64) -> f64 {
         if let Some(stream) = &self.encoded.stream {

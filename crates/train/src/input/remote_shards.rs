@@ -79,6 +79,8 @@ impl RemoteShards {
                 Ok(Err(error)) => return Err(ended(&error.to_string())),
                 Err(RecvTimeoutError::Timeout) if stop() => return Err(DataError::Stopped),
                 Err(RecvTimeoutError::Timeout) => {}
+                // A signal to all processes may reach that one first.
+                Err(RecvTimeoutError::Disconnected) if stop() => return Err(DataError::Stopped),
                 Err(RecvTimeoutError::Disconnected) => {
                     let status = self.child.wait().map(|status| status.to_string());
                     return Err(ended(&status.unwrap_or_else(|error| error.to_string())));
@@ -98,7 +100,14 @@ impl Shards for RemoteShards {
         let pair = |id: &ShardId| json!([id.set, id.file]);
         let next: Vec<Value> = next.iter().map(pair).collect();
         self.send(&json!({"request": self.request, "get": pair(&file), "next": next}))?;
-        let answer = self.answer(stop)?;
+        let answer = match self.answer(stop) {
+            Ok(answer) => answer,
+            Err(error) => {
+                // A file that comes later would keep its room.
+                self.release(file);
+                return Err(error);
+            }
+        };
         match (answer["path"].as_str(), answer["error"].as_str()) {
             (Some(path), _) => Ok(PathBuf::from(path)),
             (None, Some(error)) => Err(DataError::invalid(of, error)),

@@ -79,6 +79,12 @@ impl Trainer {
         self.with_own_answers(batches)
     }
 
+    /// Waits for the data of the next step. False: `stop` said so, and nothing was begun.
+    pub(crate) fn wait_for_data(&mut self, stop: &mut dyn FnMut() -> bool) -> bool {
+        let batches = self.config.micro_steps() as usize * self.config.replicas();
+        self.feed.as_mut().is_none_or(|feed| feed.wait_for_step(batches, stop))
+    }
+
     fn one_per_row(&self) -> bool {
         self.rollouts.is_some() || self.feed.as_ref().is_some_and(|feed| feed.one_per_row)
     }

@@ -181,6 +181,11 @@ impl Run {
                 self.catch_up(trainer, observer)?;
                 trainer.begin_timing()?;
             }
+            // There is nothing to save before the first step.
+            if trainer.steps_done() > 0 && !trainer.wait_for_data(&mut || observer.interrupted()) {
+                self.catch_up(trainer, observer)?;
+                return self.stop(trainer, observer);
+            }
             let device = trainer.device.clone();
             let (started, known) = match device.together(&Part::Step, || trainer.advance())? {
                 Advance::Started(known) => (true, known),

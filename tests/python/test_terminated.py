@@ -51,6 +51,27 @@ def test_while_data_are_read(tmp_path, command):
     assert not output.exists() or not os.listdir(output)
 
 
+def test_while_the_tokens_of_a_teacher_are_kept(tmp_path):
+    """A table that is not whole has no use: it goes, and the next run makes it anew."""
+    rows, output, run = tmp_path / "rows", tmp_path / "output", tmp_path / "run.yaml"
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"input_ids": [3 + (i * k) % 500 for k in range(64)]}) + "\n" for i in range(20_000)))
+    stories = str(REPOSITORY / "examples" / "stories" / "model")
+    options = {
+        "task": "distil", "model": stories, "teacher": stories, "beta": 0.0, "loss_top_k": 8, "precompute_teacher": True,
+        "device": "cpu", "sequence_len": 64, "datasets": [{"path": str(data), "type": "tokens"}], "data_cache": str(rows),
+        "output_dir": str(output), "max_steps": 1,
+    }  # fmt: skip
+    run.write_text(json.dumps(options))
+    table = lambda: [of for of in rows.glob("*") if of.is_file() and of.suffix != ".lock" and of.stat().st_size > 0]  # noqa: E731
+    code, text = terminated(["sft", run], table)
+    assert code == 143 and "no step was started" in text, text
+    assert not table() and (not output.exists() or not os.listdir(output))
+    data.write_text("".join(data.read_text().splitlines(keepends=True)[:100]))
+    done = subprocess.run([sys.executable, "-m", "surogate", "sft", str(run)], capture_output=True, text=True)
+    assert done.returncode == 0 and len(list(rows.glob("*.values"))) == 1, done.stdout + done.stderr
+
+
 @pytest.fixture
 def large(make_model):
     """A model whose files take a while to write: 164 MB in four matrices and their layers."""

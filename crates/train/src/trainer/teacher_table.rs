@@ -38,7 +38,9 @@ impl Trainer {
             Some(records) => (records, "teacher, from the cache"),
             None => {
                 let folder = cache.folder().display().to_string();
-                let failed = |error: io::Error| TrainError::Failed(format!("{folder}: the teacher's tokens: {error}"));
+                let failed = |error: io::Error| {
+                    TrainError::Failed(format!("{folder}: cannot write the teacher's tokens: {error}"))
+                };
                 let mut writer = cache.keep_records(&key).map_err(failed)?;
                 let filled = self.fill_records(&teacher, &mut writer, &failed, stop);
                 // The training takes its place.

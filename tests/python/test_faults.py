@@ -1,10 +1,11 @@
 """A run that meets faults again and again loses nothing but steps after its last checkpoint, and ends with the bits of
 a run that met none.
 
-Faults: the process is killed or asked to end, the disk is full, a file of a checkpoint is damaged, a tracker fails, hangs or
-crashes, the clock jumps by years. There are a few of each kind; SUROGATE_FAULTS_MINUTES=60 goes on for an hour in each kind of
-run. What happens when is random, and the seed is printed: SUROGATE_FAULT_SEED=… repeats it. Commands that make models of
-models meet the same: they leave nothing, and the next one makes what an undisturbed one does.
+Faults: the process is killed or asked to end, alone or with all that it started, the disk is full, a file of a checkpoint is
+damaged, a tracker fails, hangs or crashes, the clock jumps by years, a machine is lost whose run is in a bucket. There are a few
+of each kind; SUROGATE_FAULTS=100 meets as many in each kind of run, SUROGATE_FAULTS_MINUTES=60 goes on for an hour. What happens
+when is random, and the seed is printed: SUROGATE_FAULT_SEED=… repeats it. Commands that make models of models meet the same: they
+leave nothing, and the next one makes what an undisturbed one does.
 """
 
 from __future__ import annotations
@@ -22,234 +23,54 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import tiny_llama
-from test_killed import ROOT, SAVE_STEPS, STEPS, digests, losses, options, saved, whole
+from bucket_server import s3_server
+from conftest import SHARED
+from fault_runs import CLASSES, RUNS, Run, images, untied
+from test_data_buckets import keys
+from test_data_streaming import SHARDS, shard
+from test_killed import SAVE_STEPS, STEPS, options, whole
 
 MINUTES = float(os.environ.get("SUROGATE_FAULTS_MINUTES", "0"))
-
-KINDS = ["killed", "ended", "full", "damaged", "tracker", "clock", "killed"]
-"""One of each, and the commonest twice."""
-
-LONG = MINUTES > 0 or bool(os.environ.get("SUROGATE_TEST_ALL"))
-
-WHOLE = {"lora": False, "learning_rate": 1e-3}
-PAIRS = {"datasets": [{"path": str(ROOT / "examples" / "stories" / "data" / "happy.jsonl"), "type": "auto", "samples": 40}]}
-SAMPLED = {"num_generations": 4, "max_completion_length": 8, "rewards": [{"function": "length", "tokens": 3}]}
-LONGER = {"sequence_len": 256, "max_length": 128}
-
-#: Changes of the options of a run, by the name of its kind.
-RUNS: dict[str, dict[str, object]] = {
-    "adapter": {"lora_dropout": 0.1},
-    "merged": {"lora_dropout": 0.1, "merge_adapter": True},
-    "model": {**WHOLE, "torch_dtype": "bfloat16", "sample_packing": False},
-    "best": {**WHOLE, "load_best_model_at_end": True, "eval_steps": 4},
-    "tokens": {**WHOLE, "new_tokens": ["<x>", "<y>"]},
-    "ranks": {**WHOLE, "gpus": 2, "zero_level": 2},
-    "stages": {**WHOLE, "gpus": 2, "pipeline_parallel_size": 2, "model": "untied"},
-    "four bits": {"qlora_bnb": True},
-    "quantize_aware": {**WHOLE, "quantize_aware": "w8a16", "quantize_aware_group_size": -1},
-    "dpo": {**PAIRS, **LONGER, "task": "dpo"},
-    "dpo of all weights": {**PAIRS, **LONGER, **WHOLE, "task": "dpo", "precompute_ref_log_probs": True},
-    "orpo": {**PAIRS, **LONGER, "task": "orpo"},
-    "reward": {**PAIRS, **LONGER, "task": "reward"},
-    "grpo": {**PAIRS, **SAMPLED, "task": "grpo", "sequence_len": 128, "per_device_train_batch_size": 4},
-    "distil": {"task": "distil", "teacher": str(ROOT / "examples" / "stories" / "model")},
-}
-
-TRACKERS = {
-    "fails at once": "raise RuntimeError('the service is down')",
-    "hangs": "import time\ntime.sleep(1000)",
-    "crashes": "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)",
-    "fails later": """
-class Settings:
-    def __init__(self, **more): ...
-class Run:
-    url, reported = None, 0
-    def define_metric(self, *names, **more): ...
-    def log(self, numbers):
-        self.reported += 1
-        if self.reported > 7:
-            raise ConnectionError('the service went down')
-    def finish(self, exit_code): raise ConnectionError('the service is down')
-def init(**more): return Run()
-""",
-}
-"""What a client of a service does, as the text of the module that is imported."""
-
-CLOCK = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdlib.h>
-#include <time.h>
-
-/* The clock of the day jumps by JUMP seconds once the process is AFTER milliseconds old. */
-int clock_gettime(clockid_t id, struct timespec *now) {
-  static int (*real)(clockid_t, struct timespec *);
-  static struct timespec begin;
-  if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
-  int result = real(id, now);
-  if (result || (id != CLOCK_REALTIME && id != CLOCK_REALTIME_COARSE)) return result;
-  struct timespec age;
-  real(CLOCK_MONOTONIC, &age);
-  if (!begin.tv_sec) begin = age;
-  long milliseconds = (age.tv_sec - begin.tv_sec) * 1000 + (age.tv_nsec - begin.tv_nsec) / 1000000;
-  if (milliseconds >= atol(getenv("AFTER"))) now->tv_sec += atol(getenv("JUMP"));
-  return result;
-}
-"""
+LEAST = int(os.environ.get("SUROGATE_FAULTS", "0"))
+LONG = MINUTES > 0 or LEAST > 0 or bool(os.environ.get("SUROGATE_TEST_ALL"))
 
 
-def jumping_clock(folder: Path) -> Path | None:
-    """A library that is loaded before all others, and moves the clock; none where there is no C compiler."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        return None
-    (folder / "clock.c").write_text(CLOCK)
-    library = folder / "clock.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, folder / "clock.c", "-ldl"], check=True)
-    return library
-
-
-def damage(moments: random.Random, output: Path) -> str | None:
-    """Damages a file of the newest checkpoint, if another one is left."""
-    checkpoints = sorted(output.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
-    if len(checkpoints) < 2:
-        return None
-    path = moments.choice(sorted(file for file in checkpoints[-1].iterdir() if file.is_file()))
-    content = bytearray(path.read_bytes())
-    how = moments.choice(["flipped", "cut", "removed"])
-    if how == "removed":
-        path.unlink()
-    elif how == "cut":
-        path.write_bytes(content[: moments.randrange(len(content))])
-    else:
-        content[moments.randrange(len(content))] ^= 1 << moments.randrange(8)
-        path.write_bytes(content)
-    return f"{path.parent.name}/{path.name} {how}"
-
-
-class Run:
-    """A run in a folder, and what is known of it."""
-
-    def __init__(self, path: Path, output: Path, straight: Path, moments: random.Random, seconds: float) -> None:
-        self.path, self.output, self.straight = path, output, straight
-        self.moments, self.seconds = moments, seconds
-        self.clock = jumping_clock(path.parent)
-        self.newest, self.finished = 0, 0
-
-    def meets(self, kind: str) -> None:
-        """One process that meets a fault, or ends before it does."""
-        environment, limit, timeout, allowed = dict(os.environ), None, None, {0}
-        words = [sys.executable, "-m", "surogate", "sft", str(self.path)]
-        if kind == "killed":
-            timeout, allowed = self.moments.uniform(0.0, self.seconds), {0, -signal.SIGKILL}
-        elif kind == "ended":
-            # Python takes no signal before its first line.
-            timeout, allowed = self.moments.uniform(0.0, self.seconds), {0, 143, -signal.SIGTERM}
-        elif kind == "full":
-            largest = max((file.stat().st_size for file in self.straight.glob("checkpoint-*/*")), default=1)
-            limit, allowed = self.moments.randrange(4096, largest), {0, 1}
-        elif kind == "damaged":
-            for _ in range(8):
-                # A run that is on its way has more than one checkpoint.
-                if len(saved(self.output)) < 2:
-                    self.meets("killed")
-            where = damage(self.moments, self.output)
-            print(f"damaged: {where}")
-            if where is not None:
-                self.newest = saved(self.output, whole_ones=False)[-2]
-        elif kind == "tracker":
-            how = self.moments.choice(sorted(TRACKERS))
-            modules = self.path.parent / "modules"
-            modules.mkdir(exist_ok=True)
-            (modules / "wandb.py").write_text(TRACKERS[how])
-            environment["PYTHONPATH"] = os.pathsep.join([str(modules), os.environ.get("PYTHONPATH", "")])
-            words += ["--report-to", "[wandb]"]
-            print(f"tracker: {how}")
-            # One that hangs is waited for after the run; half of the processes are killed before their end.
-            if how == "hangs" or self.moments.random() < 0.5:
-                timeout, allowed = self.moments.uniform(0.0, 2 * self.seconds), {0, -signal.SIGKILL}
-        elif kind == "clock" and self.clock is not None:
-            years = self.moments.choice([-30, -1, 1, 30])
-            after = int(self.moments.uniform(0, 1000 * self.seconds))
-            environment |= {"LD_PRELOAD": str(self.clock), "JUMP": str(years * 31_557_600), "AFTER": str(after)}
-
-        def full() -> None:  # No file may grow beyond this: the system's answer is that of a full disk.
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-        out = self.path.parent / "said.txt"
-        with out.open("w") as said:
-            process = subprocess.Popen(
-                words, stdout=said, stderr=said, env=environment, preexec_fn=full if limit else None
-            )
-            begin = time.monotonic()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout)
-            if process.poll() == 0 and kind != "tracker":
-                # Faults are to fall into the run, and the machine may have been busier before.
-                self.seconds = min(self.seconds, time.monotonic() - begin)
-            if process.poll() is None and kind == "ended":
-                process.terminate()
-                process.wait(60)
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-        text = out.read_text()
-        assert process.returncode in allowed, f"{kind}: exit code {process.returncode}\n{text}"
-        if process.returncode == 1:
-            assert "cannot write" in text and "too large" in text, text
-        self.check(process.returncode == 0)
-
-    def check(self, ended: bool) -> None:
-        steps = saved(self.output)
-        assert not self.newest or (steps and steps[-1] >= self.newest), f"checkpoint-{self.newest} was lost: {steps}"
-        self.newest = steps[-1] if steps else 0
-        if ended:
-            self.compare()
-            self.finished += 1
-            shutil.rmtree(self.output)
-            self.newest = 0
-
-    def compare(self) -> None:
-        assert digests(self.output) == digests(self.straight), "other bits than without faults"
-        assert losses(self.output) == losses(self.straight), "other losses than without faults"
+@pytest.fixture(scope="module")
+def s3():
+    """The address of a server, with shards of text in its bucket `acme`."""
+    with s3_server("acme", {f"shards/train-{number:05}.jsonl": shard(number) for number in range(SHARDS)}) as address:
+        yield address
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits and preloading as Linux has them")
 @pytest.mark.parametrize("of", RUNS if LONG else ["adapter"])
-def test_faults_again_and_again(tmp_path, make_model, of):
+def test_faults_again_and_again(tmp_path, make_model, monkeypatch, request, of):
     changed = RUNS[of]
     if changed.get("model") == "untied":
         changed = changed | {"model": str(untied(make_model))}
-    for name in ("straight", "faulty"):
-        of_run = options(tmp_path / name, save_total_limit=3, **changed)
-        (tmp_path / f"{name}.yaml").write_text(json.dumps(of_run))
-    _, seconds = whole(tmp_path / "straight.yaml")
+    if of == "images":
+        if not SHARED.is_dir():
+            pytest.skip("no ../shared next to the checkout")
+        changed = changed | images(SHARED, tmp_path)
+    if of in ("stream", "bucket"):
+        pytest.importorskip("obstore")
+        pytest.importorskip("moto.server")
+        for name, value in keys(request.getfixturevalue("s3")).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("SUROGATE_RUNS", "")
     seed = int(os.environ.get("SUROGATE_FAULT_SEED", time.time_ns() % 10**6))
-    print(f"SUROGATE_FAULT_SEED={seed}, {seconds:.2f} s straight through, {STEPS} steps, saved every {SAVE_STEPS}")
-    moments = random.Random(seed)
-    run = Run(tmp_path / "faulty.yaml", tmp_path / "faulty", tmp_path / "straight", moments, seconds)
-    met: dict[str, int] = dict.fromkeys(KINDS, 0)
+    moments = random.Random(f"{seed} {of}")
+    run = CLASSES.get(of, Run)(tmp_path, changed, moments)
+    run.begin()
+    print(f"{of}: SUROGATE_FAULT_SEED={seed}, {run.seconds:.2f} s straight through, {STEPS} steps, saved every {SAVE_STEPS}")
     end = time.monotonic() + 60 * MINUTES
-    kinds = moments.sample(KINDS, len(KINDS))
-    while kinds or time.monotonic() < end:
-        kind = kinds.pop() if kinds else moments.choice(KINDS)
-        run.meets(kind)
-        met[kind] += 1
-    whole(tmp_path / "faulty.yaml")
+    kinds = moments.sample(run.kinds, len(run.kinds))
+    while kinds or time.monotonic() < end or sum(run.met.values()) < LEAST:
+        run.meets(kinds.pop() if kinds else moments.choice(run.kinds))
+    run.whole("faulty")
     run.compare()
-    left = [entry.name for entry in run.output.iterdir() if entry.name.startswith(".")]
-    assert left == [], "nothing that was in the making is left over"
-    print(f"{of}: {met} and {run.finished + 1} times to the end")
-
-
-def untied(make_model) -> Path:
-    """A model with a head of its own, which stages can hold, and the tokenizer of the stories."""
-    model = Path(make_model(tiny_llama(vocab_size=512)))
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(ROOT / "examples" / "stories" / "model" / file, model)
-    return model
+    assert run.left() == [], "nothing that was in the making is left over"
+    print(f"{of}: {run.met} and {run.finished + 1} times to the end")
 
 
 def made(place: Path) -> dict[str, bytes]:
@@ -271,9 +92,7 @@ COMMANDS: dict[str, list[str]] = {
 @pytest.mark.parametrize("name", COMMANDS if LONG else ["merge", "export"])
 def test_commands_that_meet_faults(tmp_path, make_model, name):
     """The largest matrices are so large that they take a while to write."""
-    model = Path(make_model(tiny_llama(vocab_size=512, hidden_size=256, intermediate_size=3072, num_hidden_layers=4)))
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(ROOT / "examples" / "stories" / "model" / file, model)
+    model = untied(make_model, hidden_size=256, intermediate_size=3072, num_hidden_layers=4)
     adapter = tmp_path / "run"
     (tmp_path / "run.yaml").write_text(json.dumps(options(adapter, model=str(model), max_steps=1)))
     if "ADAPTER" in COMMANDS[name]:
@@ -294,11 +113,11 @@ def test_commands_that_meet_faults(tmp_path, make_model, name):
     seconds, before, source = time.monotonic() - begin, made(tmp_path / "straight"), made(model)
     largest = max(len(content) for content in before.values())
     seed = int(os.environ.get("SUROGATE_FAULT_SEED", time.time_ns() % 10**6))
-    print(f"SUROGATE_FAULT_SEED={seed}, {seconds:.2f} s straight through")
-    moments, end, output = random.Random(seed), time.monotonic() + 60 * MINUTES, tmp_path / "faulty"
+    print(f"{name}: SUROGATE_FAULT_SEED={seed}, {seconds:.2f} s straight through")
+    moments, end, output = random.Random(f"{seed} {name}"), time.monotonic() + 60 * MINUTES, tmp_path / "faulty"
     met: dict[str, int] = {}
     kinds = ["killed", "killed", "full", "ended"]
-    while kinds or time.monotonic() < end:
+    while kinds or time.monotonic() < end or sum(met.values()) < LEAST:
         kind = kinds.pop() if kinds else moments.choice(["killed", "ended", "full"])
         limit = moments.randrange(4096, largest)
 

@@ -247,7 +247,7 @@ class Run:
                 for number in [*(descendants(process.pid) if kind == "all ended" else ()), process.pid]:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(number, signal.SIGTERM)
-                process.wait(120)
+                process.wait(600)
             if process.poll() is None:
                 process.kill()
             process.wait()
@@ -397,7 +397,7 @@ class OnNodes(Run):
     def after(self, others: list[subprocess.Popen[bytes]]) -> None:
         for process in others:
             # A node whose other one never came waits for as long as nodes do.
-            code = process.wait(120)
+            code = process.wait(600)
             assert code in (0, 1, 6, 143, -signal.SIGTERM), f"the other node ended with {code}"
 
 

@@ -360,8 +360,8 @@ class InBucket(Run):
     def left(self) -> list[str]:
         self.wait_for_uploads()
         known = {".uploaded", ".sent"}
-        beside = [of.name for of in self.output.parent.iterdir() if of.name.endswith(".upload")]
-        return [*(name for name in super().left() if name not in known), *beside]
+        uploads = [of.name for of in self.output.parent.iterdir() if of.name.endswith(".upload")]
+        return [*(name for name in super().left() if name not in known), *uploads]
 
     def wait_for_uploads(self) -> None:
         """A process that uploads goes on after a kill of the run."""

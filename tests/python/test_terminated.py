@@ -52,7 +52,7 @@ def test_while_data_are_read(tmp_path, command):
 
 
 def test_while_the_tokens_of_a_teacher_are_kept(tmp_path):
-    """A table that is not whole has no use: it goes, and the next run makes it anew."""
+    """A table that is not whole has no use: it goes, and the next run makes it again."""
     rows, output, run = tmp_path / "rows", tmp_path / "output", tmp_path / "run.yaml"
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"input_ids": [3 + (i * k) % 500 for k in range(64)]}) + "\n" for i in range(20_000)))

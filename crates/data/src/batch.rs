@@ -72,6 +72,18 @@ pub struct Placed {
 }
 
 impl Batch {
+    /// The index in its row of the last token of the image that each token belongs to, of text its own. `rows`: −1 for text.
+    pub(crate) fn last_keys(&self, rows: &[i32]) -> Vec<i32> {
+        let mut last: Vec<i32> = (0..rows.len()).map(|t| (t % self.seq_len) as i32).collect();
+        for t in (0..rows.len().saturating_sub(1)).rev() {
+            let follows = (t + 1) % self.seq_len != 0 && self.document_start[t] == self.document_start[t + 1];
+            if follows && rows[t] >= 0 && rows[t + 1] >= 0 {
+                last[t] = last[t + 1];
+            }
+        }
+        last
+    }
+
     /// A batch that another node has.
     pub(crate) fn elsewhere(batch: usize, seq_len: usize, tokens: usize) -> Batch {
         let (input_ids, position_ids, targets) = (Vec::new(), Vec::new(), Vec::new());

@@ -33,7 +33,7 @@ pub struct BoxForm {
     pub marked: bool,
 }
 
-/// Signs of an object's name that are kept beside its box.
+/// Signs of an object's name that are kept with its box.
 const MOST_OF_NAME: usize = 64;
 
 /// An object in an image, as it is shown to people.

@@ -6,7 +6,6 @@ use std::ops::Range;
 use crate::batch::{Batch, Patches, Placed};
 use crate::document::IGNORE;
 use crate::document::Mark;
-use crate::patches::last_keys;
 
 /// The tokens of both sides of each pair, chosen first, as ranges of the vectors of a batch.
 fn sides(batch: &Batch) -> impl Iterator<Item = [Range<usize>; 2]> + '_ {
@@ -240,7 +239,7 @@ fn moved_images(patches: &Patches, moved: &[(Range<usize>, usize, Range<usize>)]
         }
     }
     made.text = made.rows.iter().map(|row| if *row < 0 { 1.0 } else { 0.0 }).collect();
-    made.last_key = last_keys(&made.rows, to);
+    made.last_key = to.last_keys(&made.rows);
     made
 }
 

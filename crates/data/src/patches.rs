@@ -6,8 +6,7 @@
 
 use rayon::prelude::*;
 
-use crate::batch::Batch;
-use crate::batch::Patches;
+use crate::batch::{Batch, Patches};
 use crate::error::DataError;
 use crate::pairs;
 
@@ -206,7 +205,7 @@ impl Form {
         made.text = made.rows.iter().map(|row| if *row < 0 { 1.0 } else { 0.0 }).collect();
         let ids = batch.input_ids.iter().zip(&made.rows);
         made.text_ids = ids.map(|(id, row)| if *row < 0 { *id } else { self.pad }).collect();
-        made.last_key = last_keys(&made.rows, batch);
+        made.last_key = batch.last_keys(&made.rows);
         made.axes = self.axes(batch, pictures, sizes, places)?;
         Ok(())
     }
@@ -262,18 +261,6 @@ impl Form {
         }
         Ok(axes)
     }
-}
-
-/// The index in its row of the last token of the image that each token belongs to, of text its own. `rows`: −1 for text.
-pub(crate) fn last_keys(rows: &[i32], batch: &Batch) -> Vec<i32> {
-    let mut last: Vec<i32> = (0..rows.len()).map(|t| (t % batch.seq_len) as i32).collect();
-    for t in (0..rows.len().saturating_sub(1)).rev() {
-        let follows = (t + 1) % batch.seq_len != 0 && batch.document_start[t] == batch.document_start[t + 1];
-        if follows && rows[t] >= 0 && rows[t + 1] >= 0 {
-            last[t] = last[t + 1];
-        }
-    }
-    last
 }
 
 fn problem(problem: String) -> DataError {

@@ -30,7 +30,7 @@ const FLOORS: [&str; 13] = [
 const CIRCLES: &[(&str, usize)] = &[
     ("compiler", 4),
     ("cpu", 0),
-    ("data", 29),
+    ("data", 26),
     ("device", 0),
     ("gpu", 25),
     ("graph", 0),

@@ -98,7 +98,7 @@ impl Run {
             states: self.rule.states().iter().zip(&self.states).map(state).collect(),
             master: self.master.as_ref().map(|of| bucket.kept(of, Per::Element, ranks)),
             matrices: bucket.matrices.clone(),
-            // Those of the run: each piece with a copy would take the square of their number.
+            // They belong to the run: each piece with a copy would take the square of their number.
             buckets: Vec::new(),
             start: Some(Start { first: bucket.counted, per_rank: bucket.piece }),
             ..*self

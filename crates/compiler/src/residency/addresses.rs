@@ -19,7 +19,7 @@ pub(super) struct Addresses {
 struct Homes {
     /// Start, end and number of each, sorted.
     ranges: Vec<(usize, usize, usize)>,
-    /// Bytes of the longest.
+    /// Bytes of the longest one, which bounds how far before a tensor its home can begin.
     longest: usize,
 }
 

@@ -8,7 +8,7 @@ use ::image::{ExtendedColorType, ImageEncoder};
 use super::Pixels;
 use super::resize::{Filter, resize};
 
-/// Of 100; small files in which edges are still sharp.
+/// The quality of copies, of 100: small files in which edges are still sharp.
 const QUALITY: u8 = 80;
 
 /// The image with both sides of at most `side` pixels, at least one, and its proportions.

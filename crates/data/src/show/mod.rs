@@ -4,6 +4,8 @@
 
 mod page;
 mod picture;
+mod row;
+mod shown_image;
 mod terminal;
 
 use crate::batch::{Batch, Placed};
@@ -16,42 +18,10 @@ use crate::tokenizer::Tokenizer;
 use picture::Images;
 
 pub use page::page;
-pub use picture::{ShownImage, draw};
+pub use picture::draw;
+pub use row::{ShownRow, ShownToken};
+pub use shown_image::ShownImage;
 pub use terminal::{Terminal, terminal};
-
-/// One token of a shown row, or a run of the same ones of an image.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ShownToken {
-    pub id: i32,
-    pub text: String,
-    /// Weight in the loss; 0: not trained.
-    pub weight: f32,
-    pub times: usize,
-}
-
-/// One row of a batch.
-#[derive(Clone, Debug, PartialEq, Default)]
-pub struct ShownRow {
-    /// In their order, without padding.
-    pub documents: Vec<Vec<ShownToken>>,
-    /// The role of each document in a preference; empty for other data.
-    pub verdicts: Vec<&'static str>,
-    /// The images of each document; empty where the model reads none.
-    pub images: Vec<Vec<ShownImage>>,
-    /// Tokens that fill the row up.
-    pub padding: usize,
-}
-
-impl ShownRow {
-    /// Tokens of the row, padding included.
-    pub fn len(&self) -> usize {
-        self.documents.iter().map(|document| count(document)).sum::<usize>() + self.padding
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
 
 /// The role in a preference of the document that begins at a token of a batch, with a blank before it.
 fn verdict(batch: &Batch, at: usize) -> &'static str {
@@ -65,16 +35,6 @@ fn verdict(batch: &Batch, at: usize) -> &'static str {
         _ => None,
     };
     batch.marks.iter().find_map(of).unwrap_or_default()
-}
-
-/// Returns the number of tokens, those of runs each.
-fn count(tokens: &[ShownToken]) -> usize {
-    tokens.iter().map(|token| token.times).sum()
-}
-
-/// Tokens of which something is trained.
-fn trained(tokens: &[ShownToken]) -> usize {
-    tokens.iter().filter(|token| token.weight != 0.0).count()
 }
 
 /// The rows of a batch. Without a tokenizer the ids stand for the texts. `pad_id` is what padding consists of, `reader` the
@@ -150,22 +110,10 @@ fn texts(ids: &[i32], tokenizer: Option<&Tokenizer>) -> Vec<String> {
     (0..ids.len()).map(|i| text(i).unwrap_or_else(|| written(ids[i]))).collect()
 }
 
-/// A character that would move a cursor or hide, as one that is seen.
-fn visible(c: char) -> char {
-    match c {
-        '\n' => '↵',
-        '\t' => '⇥',
-        '\u{7f}' => '␡',
-        c if (c as u32) < 0x20 => char::from_u32(0x2400 + c as u32).expect("the control pictures begin there"),
-        c if c.is_control() || ('\u{200b}'..='\u{200f}').contains(&c) || ('\u{202a}'..='\u{202e}').contains(&c) => '␦',
-        '\u{2066}'..='\u{2069}' | '\u{feff}' => '␦',
-        c => c,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::show::row::visible;
 
     /// Two documents of 3 and 2 tokens and 3 of padding; the second and third token and the last are trained.
     pub(super) fn batch() -> Batch {

@@ -3,7 +3,8 @@
 //! Light or dark by the reader's settings, in one column on a narrow screen. Knows HTML, not where the page is stored.
 
 use super::picture::corners;
-use super::{ShownImage, ShownRow, ShownToken, count, trained, visible};
+use super::row::{ShownRow, ShownToken, count, trained, visible};
+use super::shown_image::ShownImage;
 
 const STYLE: &str = "\
 :root{color-scheme:light dark;--given:#5c6370;--shade:#0000000d;--trained:#0b6b2e;--mark:#c9f2d3;--line:#d5d9e0}

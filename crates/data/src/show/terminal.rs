@@ -2,7 +2,7 @@
 //!
 //! Without colors, trained text is between ⟦ and ⟧ and tokens are separated by `·`. Uses no escape codes except colors.
 
-use super::{ShownRow, ShownToken, count, trained, visible};
+use super::row::{ShownRow, ShownToken, count, trained, visible};
 
 /// Settings of the terminal that shows rows.
 #[derive(Clone, Copy, Debug)]

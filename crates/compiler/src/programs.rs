@@ -31,11 +31,10 @@ pub(crate) fn compile_graphs(
             let parameters = placed(options);
             let memory = plan::Memory::new(graphs, &parameters, options, machine);
             let outlook = plan::outlook(graphs, &memory, options, machine, &known)?;
-            if let Some(of) = outlook.as_ref().filter(|of| of.needed > of.available) {
-                return Err(memory.does_not_fit(of.needed, options));
+            if let Some(needed) = outlook.as_ref().and_then(plan::Outlook::excess) {
+                return Err(memory.does_not_fit(needed, options));
             }
-            let seconds = outlook.and_then(|of| of.seconds);
-            if rivals.is_some_and(|rivals| rivals.are_faster_than(seconds)) {
+            if rivals.zip(outlook.as_ref()).is_some_and(|(rivals, of)| rivals.are_faster_than(of)) {
                 return Ok(None);
             }
             let mut graphs = graphs.to_vec();
@@ -49,7 +48,7 @@ pub(crate) fn compile_graphs(
                 _ => {}
             }
             let program = lower::program(name, graphs, &parameters, plan, options, machine)?;
-            Ok(Some(plan::Candidate { program, seconds }))
+            Ok(Some(plan::Candidate { program, outlook }))
         };
         // States that only the update needs may lie on the host, as may codes of frozen weights: of the programs that
         // this makes, the one with the shortest step is taken. Codes on the device are among the weights.

@@ -185,12 +185,22 @@ pub(crate) fn decide(
 }
 
 /// The first micro-step as [`decide`] would leave it, without the graph.
+#[derive(Clone)]
 pub(crate) struct Outlook {
-    /// The bytes that it needs and those that there are for it, both without what is reserved and fixed.
-    pub needed: usize,
-    pub available: usize,
+    /// The bytes of activations that it needs, and those that there are for them.
+    needed: usize,
+    available: usize,
+    /// The levels of savings.
+    savings: Vec<usize>,
     /// Seconds of its nodes, one after the other; none where something of it waits for the link.
-    pub seconds: Option<f64>,
+    seconds: Option<f64>,
+}
+
+impl Outlook {
+    /// Returns the bytes that it needs where these are too many, by more than fused nodes may save.
+    pub fn excess(&self) -> Option<usize> {
+        (self.needed > self.available + self.available / 64).then_some(self.needed)
+    }
 }
 
 /// Searches for what [`decide`] would decide about the first micro-step. None where there is none.
@@ -209,7 +219,8 @@ pub(crate) fn outlook(
     let found = search.find(options)?;
     let waits = found.start.after(&found.axes, &found.chosen).waiting;
     let seconds = (!waits).then(|| search.seconds(&found, &found.chosen));
-    Ok(Some(Outlook { needed: search.size(&found, &found.chosen, available), available, seconds }))
+    let needed = search.size(&found, &found.chosen, usize::MAX);
+    Ok(Some(Outlook { needed, available, savings: found.chosen, seconds }))
 }
 
 /// The sizes and times that searches have found. It is valid for searches that differ in nothing but the states that lie on the host.

@@ -5,6 +5,7 @@
 
 use program::{Arch, ArenaKind, Choice, EntryKind, Machine, PlanDecision, Program, Reason, Seen, Subject, estimate};
 
+use super::Outlook;
 use crate::CompileError;
 use crate::options::{CompileOptions, OffloadOptions};
 
@@ -61,8 +62,15 @@ type Moved = usize;
 /// A program with some states on the host.
 pub(crate) struct Candidate {
     pub program: Program,
-    /// Seconds of the nodes of a micro-step; none where they say too little of its time.
-    pub seconds: Option<f64>,
+    /// The micro-step as it was expected before the program was made; none where there is none.
+    pub outlook: Option<Outlook>,
+}
+
+/// The fastest candidate so far.
+struct Fastest {
+    outlook: Outlook,
+    /// Seconds of its update's transfers.
+    transfers: f64,
 }
 
 /// The candidates that another one has to be faster than.
@@ -70,15 +78,16 @@ pub(crate) struct Candidate {
 pub(crate) struct Rivals<'a> {
     /// The plan of the candidate with all states on the device, where that fits.
     pub first: Option<&'a [PlanDecision]>,
-    /// Seconds of the nodes of a micro-step of the fastest, and the seconds by which those of another have to be fewer to make
-    /// up for its transfers.
-    fastest: Option<(f64, f64)>,
+    /// The micro-step of the fastest, and the seconds by which that of another has to be shorter to make up for its transfers.
+    fastest: Option<(&'a Outlook, f64)>,
 }
 
 impl Rivals<'_> {
-    /// True if a candidate whose nodes take some seconds in a micro-step cannot be the fastest.
-    pub fn are_faster_than(&self, seconds: Option<f64>) -> bool {
-        self.fastest.zip(seconds).is_some_and(|((fastest, transfers), seconds)| fastest - seconds <= transfers)
+    /// True if a candidate cannot be the fastest. With the same savings it may still be: it has more room for fused nodes.
+    pub fn are_faster_than(&self, of: &Outlook) -> bool {
+        let Some((fastest, transfers)) = self.fastest else { return false };
+        let gain = fastest.seconds.zip(of.seconds).map(|(fastest, seconds)| fastest - seconds);
+        of.savings != fastest.savings && gain.is_some_and(|gain| gain <= transfers)
     }
 }
 
@@ -116,13 +125,15 @@ pub(crate) fn least_step(
     choices.sort_by(|a, b| states.seconds(*a).total_cmp(&states.seconds(*b)));
     // With the same decisions otherwise, transfers only add to the step.
     let own = stays.as_ref().ok().map(|of| of.program.plan.clone());
-    let mut fastest = stays.as_ref().ok().and_then(|of| of.seconds).map(|seconds| (seconds, 0.0));
+    // The computation of the update may hide as much of its transfers as it takes itself.
+    let computed = stays.as_ref().map_or(0.0, |of| update_seconds(&of.program));
+    let of_stays = stays.as_ref().ok().and_then(|of| of.outlook.clone());
+    let mut fastest = of_stays.map(|outlook| Fastest { outlook, transfers: 0.0 });
     let mut best = stays.map(|of| of.program);
     for moved in choices {
-        let more =
-            |(seconds, transfers): (f64, f64)| (seconds, (states.update_seconds(moved) - transfers) / micro_steps);
-        let rivals = Rivals { first: own.as_deref(), fastest: fastest.map(more) };
-        let Candidate { mut program, seconds } = match compiled(&with(options, moved), Some(rivals)) {
+        let transfers = |of: &Fastest| (states.update_seconds(moved) - of.transfers - computed).max(0.0) / micro_steps;
+        let rivals = Rivals { first: own.as_deref(), fastest: fastest.as_ref().map(|of| (&of.outlook, transfers(of))) };
+        let Candidate { mut program, outlook } = match compiled(&with(options, moved), Some(rivals)) {
             Ok(Some(candidate)) => candidate,
             Ok(None) => continue,
             Err(CompileError::DoesNotFit { .. }) => continue,
@@ -132,7 +143,9 @@ pub(crate) fn least_step(
         if step < least {
             program.plan.splice(0..0, states.lines(moved, options, missing > 0));
             (least, best) = (step, Ok(program));
-            fastest = seconds.map(|seconds| (seconds, states.update_seconds(moved)));
+            // Codes that every micro-step fetches are part of its time, but not of that of its nodes.
+            let known = outlook.filter(|_| states.of(moved, Traffic::EachPass) == 0);
+            fastest = known.map(|outlook| Fastest { outlook, transfers: states.update_seconds(moved) });
         }
         if nothing_more {
             break;
@@ -153,6 +166,11 @@ fn with(options: &CompileOptions, moved: Moved) -> CompileOptions {
         *(state.setting)(&mut options.plan.offload) = Some(true);
     }
     options
+}
+
+/// Returns the seconds of the update.
+fn update_seconds(program: &Program) -> f64 {
+    program.update(true).map_or(0.0, |index| estimate(&program.entries[index], program, Seen::default()).seconds)
 }
 
 /// Returns the seconds of a step of `micro_steps` micro-steps, for the first shape of batches.

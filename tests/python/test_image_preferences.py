@@ -133,3 +133,14 @@ def test_what_pairs_with_images_cannot_be_is_said(folder, pairs, tmp_path, capsy
         assert main(["tokenize", str(tmp_path / "run.yaml")]) == (4 if "plain text" in said else 0)
         captured = capsys.readouterr()
         assert said in captured.out + captured.err, captured
+
+
+def test_a_plain_answer_with_the_token_of_images_is_an_error_of_its_row(folder, pairs, tmp_path, capsys):  # noqa: F811
+    texts = tmp_path / "texts.jsonl"
+    rows = [{"prompt": "Which?", "chosen": answer, "rejected": "b"} for answer in ("a", "<|image_pad|>", "c")]
+    texts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = given(folder, tmp_path, pairs, task="dpo")
+    config["datasets"].append({"path": str(texts), "type": "preference"})
+    (tmp_path / "run.yaml").write_text(json.dumps(config))
+    assert main(["tokenize", str(tmp_path / "run.yaml")]) == 0
+    assert "a text has a token that stands for images, and no image" in capsys.readouterr().out

@@ -286,3 +286,13 @@ def test_an_adapter_on_the_convolution_of_patches_has_its_axes(folder, tmp_path)
         tensors = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     shapes = {name.rsplit(".", 2)[1]: of["shape"] for name, of in tensors.items() if name != "__metadata__"}
     assert shapes == {"lora_A": [2, 3, 2, 8, 8], "lora_B": [32, 2, 1, 1, 1]}
+
+
+def test_rows_with_images_calibrate_nothing(folder, tmp_path, capsys):
+    run = tmp_path / "run.yaml"
+    run.write_text(json.dumps(options(folder, tmp_path, task="sft")))
+    surogate.Trainer(options(folder, tmp_path)).export(tmp_path / "model")
+    asked = ["--scheme", "w4a16", "--method", "gptq", "--calibration", str(run)]
+    assert main(["quantize", str(tmp_path / "model"), "--output", str(tmp_path / "out"), *asked]) == 4
+    assert "message 1 has an image, and only text is trained here" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

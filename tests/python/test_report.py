@@ -209,6 +209,11 @@ def test_images_of_prompts_stand_beside_them_and_nothing_else_does():
     for wrong in ("http://a/b.jpg", f'{copy}" onload="x', "javascript:1", "data:text/html;base64,AAAA"):
         text = page.render(history(opening(), answers(1, copy=wrong)))
         assert "<img" not in text and wrong not in text and "a&lt;b&gt;.png, 4 × 3 pixels, 2 tokens" in text
+    other = "data:image/jpeg;base64,AAAA"
+    text = page.render(history(opening(), answers(1, copy=copy), opening(1), answers(2, copy=other), answers(3)))
+    assert text.count(f'src="{copy}"') == 1 and text.count(f'src="{other}"') == 2, "a resumed run may show another image"
+    many = history(opening(), *(answers(at, **({"copy": copy} if at == 20 else {})) for at in range(1, 60)))
+    assert len(many.samples) == 40 and page.render(many).count(f'src="{copy}"') > 1, "a copy outlives its event"
     assert shape.problem(answers(1, copy=7)) == "`samples[0].images[0].copy` is 7, expected a text"
 
 

@@ -551,13 +551,16 @@ def test_a_client_that_takes_its_time_for_each_piece_gets_no_more_than_its_time(
         ("POST", {"Content-Length": "9" * 5000}, 413),
         ("POST", {"Content-Length": "-1"}, 411),
         ("GET", {"Content-Length": "20"}, 400),
+        ("GET", {"Content-Length": ["0", "20"]}, 400),
+        ("POST", {"Content-Length": ["2", "20"]}, 400),
     ],
 )
 def test_what_follows_a_request_is_not_read_as_another(scripted, method, headers, status):
     of = connection(scripted[1])
     of.putrequest(method, "/v1/models" if method == "GET" else "/v1/completions")
-    for name, value in {"Content-Type": "application/json", **headers}.items():
-        of.putheader(name, value)
+    for name, values in {"Content-Type": "application/json", **headers}.items():
+        for value in [values] if isinstance(values, str) else values:
+            of.putheader(name, value)
     of.endheaders()
     answer = of.getresponse()
     assert answer.status == status

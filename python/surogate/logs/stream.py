@@ -120,12 +120,21 @@ class History:
         elif kind == "samples":
             self.samples[step] = event
             if len(self.samples) > SAMPLES:
-                del self.samples[sorted(self.samples)[SAMPLES // 2]]
+                self._drop_sample()
         elif kind == "device":
             self.device.add(step, event)
         elif kind == "checkpoint" or kind in ENDS:
             self._mark(event)
             self.end = event if kind in ENDS else None
+
+    def _drop_sample(self) -> None:
+        """Drops one in the middle. Copies of images, which only the first one of a process has, go on to the next one."""
+        steps = sorted(self.samples)
+        dropped, after = self.samples.pop(steps[SAMPLES // 2]), self.samples[steps[SAMPLES // 2 + 1]]
+        for old, new in zip(dropped["samples"], after["samples"], strict=False):
+            for image, other in zip(old.get("images") or [], new.get("images") or [], strict=False):
+                if "copy" in image and "copy" not in other:
+                    other["copy"] = image["copy"]
 
     def _go_back(self, step: int) -> None:
         """Forgets what is done again."""

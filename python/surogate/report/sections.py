@@ -20,6 +20,9 @@ COLOURS = {"weights": 1, "adapters": 4, "gradients": 2, "optimizer": 5, "activat
 #: An image that an event of the log brings with it: of nothing else a page makes one.
 COPY = re.compile(r"data:image/jpeg;base64,[A-Za-z0-9+/]+=*")
 
+#: An image of a prompt: number of the prompt, position in it, name, width and height.
+Place = tuple[int, int, str, int, int]
+
 
 def samples(history: History) -> str:
     """The answers to `sample_prompts`: the last ones, and the earlier ones folded."""
@@ -27,16 +30,15 @@ def samples(history: History) -> str:
     if not found:
         return ""
 
-    copies: dict[tuple[int, int], str] = {}
-    for _, event in reversed(found):
+    copies: dict[Place, str] = {}
+    shown: dict[tuple[int, int], str] = {}
+    for at, event in reversed(found):
         for number, sample in enumerate(event["samples"]):
-            for place, image in enumerate(sample.get("images") or []):
-                if COPY.fullmatch(image.get("copy") or ""):
-                    copies.setdefault((number, place), image["copy"])
+            shown[at, number] = _images(sample, number, copies)
 
     def rows(events: list[tuple[int, Event]]) -> list[list[str]]:
         return [
-            [count(at), _images(of, number, copies) + escape(of["prompt"]), escape(of["text"]), escape(of["finish"])]
+            [count(at), shown[at, number] + escape(of["prompt"]), escape(of["text"]), escape(of["finish"])]
             for at, event in events
             for number, of in enumerate(event["samples"])
         ]
@@ -47,12 +49,16 @@ def samples(history: History) -> str:
     return _section("Samples", last + earlier)
 
 
-def _images(sample: Event, number: int, copies: dict[tuple[int, int], str]) -> str:
-    """The images of a prompt. Their copies are in the first event of each process."""
+def _images(sample: Event, number: int, copies: dict[Place, str]) -> str:
+    """The images of a prompt. Their copies are in the first event of each process, which may ask for others than the one before:
+    `copies` has those of the events up to this one."""
     shown = []
-    for place, of in enumerate(sample.get("images") or []):
+    for position, of in enumerate(sample.get("images") or []):
         title = escape(f"{of['name']}, {of['width']} × {of['height']} pixels, {amount(of['tokens'], 'token')}")
-        copy = copies.get((number, place))
+        place = (number, position, of["name"], of["width"], of["height"])
+        if COPY.fullmatch(of.get("copy") or ""):
+            copies[place] = of["copy"]
+        copy = copies.get(place)
         shown.append(f'<img src="{copy}" alt="{title}" title="{title}">' if copy else f"<small>{title}</small>")
     return f"<div>{' '.join(shown)}</div>" if shown else ""
 

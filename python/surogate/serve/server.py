@@ -199,6 +199,8 @@ class Handler(BaseHTTPRequestHandler):
         """Refuses a request of which a part would be read as the next one."""
         if "Transfer-Encoding" in self.headers:
             raise BadRequest("`Transfer-Encoding` is not supported, expected `Content-Length`", status=411)
+        if len(self.headers.get_all("Content-Length", [])) > 1:
+            raise BadRequest("`Content-Length` stands there several times, expected once")
         if self.command == "GET" and self.headers.get("Content-Length", "0") != "0":
             raise BadRequest("the request has a body, expected none")
 

@@ -19,7 +19,7 @@ from .. import _native
 from ..errors import ConfigError, RunError
 from ..terminal import warn
 from . import buckets
-from .remote import Remote, step_of
+from .remote import MARK, Remote, step_of
 from .uploads import COMPLETE
 
 #: Files of a run by which a later process knows it.
@@ -80,7 +80,11 @@ def _take_up(remote: Remote, place: Path, resumes: bool) -> None:
         if not isinstance(there, dict):
             raise ValueError("manifest.json is no JSON object")
         here = json.loads((place / "manifest.json").read_text()) if (place / "manifest.json").is_file() else None
-        steps = {step: name for name in remote.marks(names) if (step := step_of(name)) is not None}
+        marks = remote.marks(names)
+        broken = sorted(name for name in names if name.endswith(f"/{MARK}") and name.removesuffix(f"/{MARK}") not in marks)
+        if broken:
+            warn(f"surogate: {remote.address} has folders that are not whole, so they are passed over: their {', '.join(broken)}")
+        steps = {step: name for name in marks if (step := step_of(name)) is not None}
         newest = max(steps, default=0)
         local = max((step_of(path.name) or 0 for path in place.iterdir() if path.is_dir()), default=0)
         if here is not None and here.get("run_id") != there.get("run_id") and newest > 0:

@@ -160,6 +160,10 @@ impl Answers {
         let spans: Vec<TrainedSpan> = ranges.into_iter().map(span).collect();
         let alone = self.tokenizer.encode_document(prompt)?.ids;
         let document = label(self.tokenizer.encode_document(&text)?, &spans);
+        let images = self.dialogue.as_ref().ok().and_then(|dialogue| dialogue.images());
+        if images.is_some_and(|of| document.ids.iter().any(|id| of.is_of_image(*id))) {
+            return Err(RowError::new(RowReason::Template, "a text has a token that stands for images, and no image"));
+        }
         let prefix = common_prefix(&alone, &document.ids);
         Ok(Encoded { document, prefix })
     }

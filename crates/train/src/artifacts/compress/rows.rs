@@ -77,10 +77,6 @@ impl Rows {
             go_on(stop)?;
             let batch = batch.map_err(TrainError::Data)?;
             is_over = feed.train.ends_epoch();
-            if !batch.images.is_empty() {
-                let text = "--calibration: rows with images are not measured, only texts";
-                return Err(TrainError::Usage(text.to_owned()));
-            }
             match of(&rows.calibration) < most {
                 true => rows.calibration.push(batch),
                 false if !are_enough(&rows.compared) => rows.compared.push(batch),

@@ -220,7 +220,9 @@ pub(crate) fn is_of_conversations(config: &Config) -> bool {
 
 /// Messages after the system prompt of the run, unless they have one.
 fn with_system(config: &Config, messages: Vec<Map<String, Value>>) -> Vec<Map<String, Value>> {
-    let is_system = |of: &Map<String, Value>| of.get("role").is_some_and(|role| role == "system");
+    let role =
+        |of: &Map<String, Value>| ["role", "from"].iter().find_map(|name| of.get(*name)?.as_str().map(str::to_owned));
+    let is_system = |of: &Map<String, Value>| role(of).is_some_and(|role| role == "system" || role == "developer");
     let own = config.template.system.as_ref().filter(|_| !messages.iter().any(is_system));
     own.map(|system| message("system", system)).into_iter().chain(messages).collect()
 }

@@ -190,7 +190,7 @@ pub(crate) struct Outlook {
     /// The bytes of activations that it needs, and those that there are for them.
     needed: usize,
     available: usize,
-    /// The levels of savings.
+    /// The levels of savings that the search chose.
     savings: Vec<usize>,
     /// Seconds of its nodes, one after the other; none where something of it waits for the link.
     seconds: Option<f64>,

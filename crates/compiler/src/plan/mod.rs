@@ -8,6 +8,7 @@
 //! ([`Decision::rewrites`]); the graph is verified after the last.
 
 mod attention;
+mod axes;
 mod decision;
 mod dequantise;
 mod head;
@@ -24,6 +25,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hash::Hash;
 
+use axes::{Axis, MOST_PARTS, doubled, fewest_savings, save_while_cheap};
 use decision::Decision;
 use graph::Graph;
 use head::Head;
@@ -56,9 +58,6 @@ const FULL_ROWS: usize = 4096;
 /// Fewer rows than this in a part waste the product's tiles.
 const FEWEST_ROWS: usize = 64;
 
-/// More parts than this cost more in instructions than they free.
-const MOST_PARTS: usize = 256;
-
 /// Work of an attention's part, in rows times key heads, that still fills a GPU.
 const FULL_HEADS: usize = 8;
 
@@ -71,34 +70,6 @@ const STEPS: [&[Part]; 6] = [
     &[Part::Attention],
     &[Part::Residual],
 ];
-
-/// One kind of saving, with levels from nothing to all.
-#[derive(Clone, Debug, PartialEq)]
-enum Axis {
-    /// Parts of the layers from the first on; a level is a number of layers.
-    Layers(Parts, usize),
-    /// Numbers of parts of the head; a level is an index, 0 none of them.
-    Head(Vec<usize>),
-    /// The same of the attention's backward pass.
-    Attention(Vec<usize>),
-    /// The residual stream waits on the host.
-    Waiting,
-}
-
-impl Axis {
-    fn levels(&self) -> usize {
-        match self {
-            Axis::Layers(_, layers) => *layers,
-            Axis::Head(parts) | Axis::Attention(parts) => parts.len(),
-            Axis::Waiting => 1,
-        }
-    }
-
-    /// True if it may be taken only to need less memory.
-    fn is_cheap(&self) -> bool {
-        !matches!(self, Axis::Attention(_) | Axis::Waiting)
-    }
-}
 
 impl Decision {
     fn after(&self, axes: &[Axis], levels: &[usize]) -> Decision {
@@ -197,6 +168,10 @@ pub(crate) struct Outlook {
 }
 
 impl Outlook {
+    fn new((needed, available): (usize, usize), savings: Vec<usize>, seconds: Option<f64>) -> Outlook {
+        Outlook { needed, available, savings, seconds }
+    }
+
     /// Returns the bytes that it needs where these are too many, by more than fused nodes may save.
     pub fn excess(&self) -> Option<usize> {
         (self.needed > self.available + self.available / 64).then_some(self.needed)
@@ -220,10 +195,10 @@ pub(crate) fn outlook(
     let waits = found.start.after(&found.axes, &found.chosen).waiting;
     let seconds = (!waits).then(|| search.seconds(&found, &found.chosen));
     let needed = search.size(&found, &found.chosen, usize::MAX);
-    Ok(Some(Outlook { needed, available, savings: found.chosen, seconds }))
+    Ok(Some(Outlook::new((needed, available), found.chosen, seconds)))
 }
 
-/// The sizes and times that searches have found. It is valid for searches that differ in nothing but the states that lie on the host.
+/// The sizes and times that searches have found, for searches that differ in nothing but the states that lie on the host.
 /// Keys begin with the number of the entry.
 #[derive(Default)]
 pub(crate) struct Known {
@@ -436,124 +411,4 @@ fn once<K: Eq + Hash, T: Copy>(known: &RefCell<HashMap<K, T>>, key: K, find: imp
         known.borrow_mut().insert(key, value);
         value
     })
-}
-
-/// Returns twice `from`, twice that, and so on, while it is allowed and there are not too many.
-fn doubled(from: usize, allowed: impl Fn(usize) -> bool) -> Vec<usize> {
-    let parts = std::iter::successors(Some(from * 2), |parts| Some(parts * 2));
-    parts.take_while(|parts| *parts <= MOST_PARTS && allowed(*parts)).collect()
-}
-
-/// Returns the levels with which `size` is within the available bytes: no savings if that fits, else as few of the expensive ones
-/// as possible. All savings where nothing fits. A size that does not fit may be a bound.
-fn fewest_savings(axes: &[Axis], available: usize, size: impl Fn(&[usize]) -> usize) -> Vec<usize> {
-    let none = vec![0; axes.len()];
-    let mut levels: Vec<usize> = axes.iter().map(Axis::levels).collect();
-    if size(&none) <= available {
-        return none;
-    }
-    if size(&levels) > available {
-        return levels;
-    }
-    for index in (0..axes.len()).rev() {
-        let with = |level: usize| {
-            let mut changed = levels.clone();
-            changed[index] = level;
-            size(&changed)
-        };
-        levels[index] = least_level(levels[index], available, with);
-    }
-    levels
-}
-
-/// The least level with a size within the available bytes, where sizes fall with levels and that of the last is within. Levels of
-/// layers are worth about the same each, so the search begins where a line through both ends would be. Where sizes do not fall
-/// throughout, what is found is within all the same.
-fn least_level(last: usize, available: usize, size: impl Fn(usize) -> usize) -> usize {
-    let most = size(0);
-    if most <= available {
-        return 0;
-    }
-    let share = (most - available) as f64 / most.saturating_sub(size(last)).max(1) as f64;
-    let guess = (share * last as f64).ceil() as usize;
-    let (mut no, mut yes, mut step) = (0, last, 1);
-    let mut at = guess;
-    // Away from the guess in growing steps, until it is enclosed.
-    while yes - no > 1 && (no == 0 || yes == last) && step < last {
-        let level = at.clamp(no + 1, yes - 1);
-        if size(level) <= available {
-            yes = level;
-            at = level.saturating_sub(step);
-        } else {
-            no = level;
-            at = level + step;
-        }
-        step *= 2;
-    }
-    while yes - no > 1 {
-        let middle = no + (yes - no) / 2;
-        if size(middle) <= available { yes = middle } else { no = middle }
-    }
-    yes
-}
-
-/// Raises the levels of cheap axes while that is allowed, up to the first axis that cannot be raised to its end.
-fn save_while_cheap(axes: &[Axis], levels: &mut [usize], allowed: impl Fn(&[usize]) -> bool) {
-    for index in (0..axes.len()).filter(|index| axes[*index].is_cheap()) {
-        let with = |level: usize| {
-            let mut changed = levels.to_vec();
-            changed[index] = level;
-            changed
-        };
-        let (from, last) = (levels[index], axes[index].levels());
-        let beyond = first(last - from, |more| !allowed(&with(from + more)));
-        levels[index] = beyond.map_or(last, |more| (from + more).saturating_sub(1).max(from));
-        if levels[index] < last {
-            return;
-        }
-    }
-}
-
-/// The first number from 0 to `last` for which `holds`, where it holds for all greater ones too.
-fn first(last: usize, holds: impl Fn(usize) -> bool) -> Option<usize> {
-    if holds(0) {
-        return Some(0);
-    }
-    if !holds(last) {
-        return None;
-    }
-    let (mut no, mut yes) = (0, last);
-    while yes - no > 1 {
-        let middle = no + (yes - no) / 2;
-        if holds(middle) { yes = middle } else { no = middle }
-    }
-    Some(yes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_least_level_is_found_wherever_it_is() {
-        for last in 1..20 {
-            for threshold in 0..=last {
-                for bent in [1, 7] {
-                    // Sizes that fall, in a line or not, and are within 100 from the threshold on.
-                    let size = |level: usize| match level < threshold {
-                        true => 101 + (threshold - level).pow(bent),
-                        false => 100 - (level - threshold).min(90),
-                    };
-                    assert_eq!(least_level(last, 100, size), threshold, "{last} {bent}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn the_first_number_is_found() {
-        for threshold in 0..20 {
-            assert_eq!(first(15, |n| n >= threshold), (threshold <= 15).then_some(threshold));
-        }
-    }
 }

@@ -271,4 +271,16 @@ mod tests {
         assert_eq!(states.seconds(0b1000), 2.0 * 4.0 * 20.0 / 10.0, "twice in each micro-step");
         assert_eq!((states.all(0b1001), states.of(0b1001, Traffic::EachPass)), (180, 20));
     }
+
+    #[test]
+    fn a_rival_has_to_be_faster_by_more_than_its_transfers() {
+        let outlook = |level: usize, seconds: Option<f64>| Outlook::new((1, 1), vec![level], seconds);
+        let fastest = outlook(3, Some(10.0));
+        let rivals = Rivals { first: None, fastest: Some((&fastest, 2.0)) };
+        assert!(rivals.are_faster_than(&outlook(2, Some(8.5))), "1.5 s less for 2 s of transfers");
+        assert!(!rivals.are_faster_than(&outlook(2, Some(7.5))));
+        assert!(!rivals.are_faster_than(&outlook(3, Some(10.0))), "the same savings may leave room for fused nodes");
+        assert!(!rivals.are_faster_than(&outlook(2, None)), "its nodes do not say how long it takes");
+        assert!(!Rivals { first: None, fastest: None }.are_faster_than(&outlook(2, Some(99.0))));
+    }
 }

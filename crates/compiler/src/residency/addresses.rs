@@ -64,3 +64,65 @@ impl Addresses {
         number.map(|number| &live_ranges[number])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tensor::DType;
+
+    use super::*;
+    use crate::residency::{Follows, Move};
+
+    fn live_range(moves: Vec<(u32, usize, usize)>, buffer: Option<usize>, begin: usize) -> LiveRange {
+        let dense = |arena, offset, bytes| TensorRef::dense(ArenaId(arena), offset, DType::U8, [bytes]);
+        let moved = |(arena, offset, bytes)| {
+            let home = dense(arena, offset, bytes);
+            Move { device: dense(9, 0, bytes), home, written: false }
+        };
+        LiveRange {
+            moves: moves.into_iter().map(moved).collect(),
+            buffer,
+            shards: Vec::new(),
+            arrives: begin,
+            fetched: true,
+            opens: false,
+            closes: false,
+            begin,
+            last: begin + 3,
+            stored: None,
+            released: begin + 3,
+            follows: Follows::Computation,
+        }
+    }
+
+    #[test]
+    fn an_index_finds_the_live_range_that_a_scan_finds() {
+        // Homes of several lengths that overlap, in two arenas, some moved together; buffers that come several times.
+        let mut live_ranges: Vec<LiveRange> = (0..40usize)
+            .map(|i| {
+                let homes = (0..1 + i % 2).map(|part| ((i % 3 / 2) as u32, 37 * i % 90 + 50 * part, 5 + 11 * i % 40));
+                live_range(homes.collect(), None, 13 * i % 20)
+            })
+            .collect();
+        live_ranges.extend((0..12).map(|i| live_range(vec![(2, 8 * i, 8)], Some(i % 4), 2 * i)));
+        let addresses = Addresses::new(&live_ranges);
+        let mut found = 0;
+        for node in 0..26 {
+            let wanted = |of: &LiveRange| (of.begin..=of.last).contains(&node);
+            for buffer in [None, Some(0), Some(3), Some(7)] {
+                for (arena, offset, bytes) in
+                    (0..3).flat_map(|arena| (0..150).map(move |offset| (arena, offset, 1 + offset % 9)))
+                {
+                    let tensor = TensorRef::dense(ArenaId(arena), offset, DType::U8, [bytes]);
+                    let scanned = live_ranges.iter().position(|of| of.holds(&tensor, buffer) && wanted(of));
+                    let indexed = addresses.find(&live_ranges, &tensor, buffer, wanted);
+                    assert_eq!(
+                        indexed.map(|of| std::ptr::from_ref(of)),
+                        scanned.map(|at| std::ptr::from_ref(&live_ranges[at]))
+                    );
+                    found += usize::from(scanned.is_some());
+                }
+            }
+        }
+        assert!(found > 1000, "{found}");
+    }
+}

@@ -80,7 +80,7 @@ class Run:
 def init(**more): return Run()
 """,
 }
-"""What a client of a service does, as the text of the module that is imported."""
+"""Clients of a service that fail, each as the text of the module that is imported."""
 
 CLOCK = r"""
 #define _GNU_SOURCE

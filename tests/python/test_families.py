@@ -331,7 +331,7 @@ def test_biases_and_dropout_of_seed_oss():
 
 
 def test_dropout_of_starcoder2():
-    """As the published files ask for: of embeddings, and of both halves of a layer."""
+    """Embeddings and both halves of a layer drop values, as the published files have it."""
     dropping = tiny_starcoder2(attention_dropout=0.1, embedding_dropout=0.2, residual_dropout=0.3)
     body = build(dropping)["body"]
     assert [of["attrs"]["p"] for of in body if of.get("op") == "dropout"] == [0.2]

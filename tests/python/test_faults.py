@@ -24,7 +24,6 @@ from pathlib import Path
 
 import pytest
 from bucket_server import s3_server
-from conftest import SHARED
 from fault_runs import CLASSES, RUNS, Run, images, untied
 from test_data_buckets import keys
 from test_data_streaming import SHARDS, shard
@@ -49,12 +48,8 @@ def test_faults_again_and_again(tmp_path, make_model, monkeypatch, request, of):
     if changed.get("model") == "untied":
         changed = changed | {"model": str(untied(make_model))}
     if of == "images":
-        if not SHARED.is_dir():
-            pytest.skip("no ../shared next to the checkout")
-        changed = changed | images(SHARED, tmp_path)
+        changed = changed | images(request.getfixturevalue("shared"), tmp_path)
     if of in ("stream", "bucket"):
-        pytest.importorskip("obstore")
-        pytest.importorskip("moto.server")
         for name, value in keys(request.getfixturevalue("s3")).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("SUROGATE_RUNS", "")

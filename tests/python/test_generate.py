@@ -305,7 +305,7 @@ def test_what_the_model_says_of_generation_is_done_or_named(tmp_path, capsys):
 
 
 def test_a_prompt_of_the_models_whole_length_is_refused(tmp_path):
-    """As by transformers: `max_length` counts prompt and answer."""
+    """`max_length` counts prompt and answer, as in transformers."""
     folder = tmp_path / "model"
     shutil.copytree(STORIES, folder)
     (folder / "generation_config.json").write_text(json.dumps({"max_length": 3}))

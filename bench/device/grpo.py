@@ -1,8 +1,8 @@
 """Rates of GRPO with adapters on random Qwen3 shapes: sampling, rewards and update of a step.
 
-`grpo.py TOKENIZER CONFIG PROMPTS ANSWERS TOKENS STEPS [GPUS [REPEATED]]` writes a folder and prompts, and prints a line for each step: sampled tokens a
-second, seconds of sampling, rewards and update, and how far the sampler's log-probabilities are from those of training. Prompts are REPEATED
-times as long; with REPEATED, a second run has `share_prompts: false`.
+`grpo.py TOKENIZER CONFIG PROMPTS ANSWERS TOKENS STEPS [GPUS [REPEATED]] [NAME=VALUE …]` writes a folder and prompts, and prints a line for each
+step: sampled tokens a second, seconds of sampling, rewards and update, and how far the sampler's log-probabilities are from those of training.
+Prompts are REPEATED times as long; with REPEATED, a second run has `share_prompts: false`. Further options, in JSON, are those of the run.
 """
 
 import json
@@ -45,7 +45,9 @@ def main(tokenizer, config, prompts, answers, tokens, steps, gpus=1, repeated=1,
 
 
 if __name__ == "__main__":
-    numbers = list(map(int, sys.argv[3:]))
-    main(*sys.argv[1:3], *numbers)
+    named = dict(word.split("=", 1) for word in sys.argv[3:] if "=" in word)
+    options = {name: json.loads(value) for name, value in named.items()}
+    numbers = [int(word) for word in sys.argv[3:] if "=" not in word]
+    main(*sys.argv[1:3], *numbers, **options)
     if len(numbers) > 5:
-        main(*sys.argv[1:3], *numbers, share_prompts=False)
+        main(*sys.argv[1:3], *numbers, **options, share_prompts=False)

@@ -1,4 +1,4 @@
-"""The sampler gives each token the log-probability that training gives it, bit for bit: on CPUs."""
+"""The sampler gives each token the log-probability that training gives it, bit for bit: runs on CPUs, plans on GPUs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,13 @@ def drawn(folder: Path, fields: dict[str, object]) -> dict[str, object]:
 @pytest.mark.parametrize("share", [True, False])
 def test_answers_of_many_blocks_of_keys_have_the_same_bits(tmp_path: Path, share: bool) -> None:
     """Longer than the stretches of 512 keys that sums are made of, after prompts of several lengths."""
-    more = {"max_completion_length": 560, "sequence_len": 640, "num_generations": 2, "max_steps": 1, "share_prompts": share}
+    more = {
+        "max_completion_length": 560,
+        "sequence_len": 640,
+        "num_generations": 2,
+        "max_steps": 1,
+        "share_prompts": share,
+    }
     model = drawn(tmp_path, tiny_llama(max_position_embeddings=1024))
     assert distances(exact(tmp_path, per_device_train_batch_size=2, top_k=50, **more, **model)) == [0.0]
 
@@ -81,7 +87,9 @@ def test_answers_of_many_blocks_of_keys_have_the_same_bits(tmp_path: Path, share
         tiny_falcon_h1, tiny_lfm2,
     ],
 )  # fmt: skip
-def test_all_kinds_of_layers_sample_as_they_train(tmp_path: Path, fields: Callable[[], dict[str, object]], dtype: str) -> None:
+def test_all_kinds_of_layers_sample_as_they_train(
+    tmp_path: Path, fields: Callable[[], dict[str, object]], dtype: str
+) -> None:
     """Windows, soft caps, sinks, latent attention, experts, delta nets, state-space models, convolutions."""
     more = {"max_completion_length": 30, "max_steps": 2, **drawn(tmp_path, fields())}
     run = exact(tmp_path, torch_dtype=dtype, **more)
@@ -135,7 +143,59 @@ def test_the_plan_says_whether_sampling_is_exact(tmp_path: Path, capsys: pytest.
     assert "exact sampling: the log-probabilities of sampler and training have the same bits" in capsys.readouterr().out
     assert main(["plan", str(path), "exact_sampling=false"]) == 0
     assert "`exact_sampling: false` has no effect" in capsys.readouterr().out
-    assert main(["plan", str(path), "--machine", "h200", "device=auto"]) == 0
-    assert "sampling is not exact: on GPUs the kernels that sample" in capsys.readouterr().out
-    assert main(["plan", str(path), "--machine", "h200", "device=auto", "exact_sampling=true"]) == 2
-    assert "`exact_sampling: true` is not available here: on GPUs" in capsys.readouterr().err
+
+
+def test_a_plan_for_a_gpu_says_what_takes_exact_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(options(tmp_path, **drawn(tmp_path, tiny_llama()), torch_dtype="bfloat16")))
+    on_gpu = ["plan", str(path), "--machine", "h200", "device=auto"]
+    assert main(on_gpu) == 0
+    assert (
+        "sampling is not exact: on a GPU it takes kernels that are slower; `exact_sampling: true`"
+        in capsys.readouterr().out
+    )
+    assert main([*on_gpu, "exact_sampling=true"]) == 0
+    assert "exact sampling: the log-probabilities of sampler and training have the same bits" in capsys.readouterr().out
+    assert main([*on_gpu, "exact_sampling=true", "torch_dtype=float32"]) == 2
+    assert "on a GPU only the kernels of bfloat16 have it, not those of f32" in capsys.readouterr().err
+    assert main(["plan", str(path), "--machine", "rtx4090", "device=auto", "exact_sampling=true"]) == 2
+    assert "`exact_sampling: true` is not available here: on this GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fields", "more", "why"),
+    [
+        (tiny_llama, {"lora": True}, "takes adapters of rank [8, 16, 24, 32, 40, 48, 56, 64] on this machine, not 4"),
+        (tiny_llama, {"lora": True, "lora_rank": 128}, "takes adapters of rank"),
+        (
+            lambda: tiny_llama(intermediate_size=44),
+            {},
+            "an operand of a product has 44 columns, expected a multiple of 8",
+        ),
+        (tiny_llama, {"lora": True, "lora_rank": 8}, None),
+        (tiny_gemma2, {}, None),
+        (tiny_gemma3, {"lora": True, "lora_rank": 16}, None),
+        (tiny_qwen3_moe, {}, None),
+        (lambda: tiny_gpt_oss(intermediate_size=24), {}, None),
+        (tiny_gpt2, {"lora": True, "lora_rank": 8}, "weights that lie transposed have no adapters"),
+        (lambda: tiny_deepseek_v3(v_head_dim=16), {}, None),
+        (tiny_deepseek_v3, {}, "its heads have 12 columns, expected a multiple of 8 up to 256"),
+        (tiny_qwen3_5_moe, {}, "`gated_delta` carries a state from token to token"),
+        (tiny_falcon_h1, {}, "carries a state from token to token"),
+        (tiny_lfm2, {}, "`causal_conv` carries a state from token to token"),
+    ],
+)
+def test_a_plan_for_a_gpu_names_what_has_no_kernel_of_one_order(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    fields: Callable[[], dict[str, object]],
+    more: dict[str, object],
+    why: str | None,
+) -> None:
+    path = tmp_path / "run.yaml"
+    run = {"exact_sampling": True, "torch_dtype": "bfloat16", **drawn(tmp_path, fields()), **more}
+    path.write_text(yaml.safe_dump(options(tmp_path, **run)))
+    code = main(["plan", str(path), "--machine", "h200", "device=auto"])
+    printed = capsys.readouterr()
+    assert code == (0 if why is None else 2), printed.err
+    assert (why or "exact sampling: ") in printed.out + printed.err, printed

@@ -61,6 +61,8 @@ pub(crate) fn graph_of(
     // After the rules, which take some of what has a form; codes are then joined with what is left.
     passes.run(kind, Pass::ProducedCodes, &mut graph, passes::produced_codes::run)?;
     passes.run(kind, Pass::JoinForms, &mut graph, passes::join_forms::run)?;
+    // After all that makes products and attention.
+    passes.run(kind, Pass::BatchInvariant, &mut graph, |g| passes::batch_invariant::run(g, options, machine))?;
     Ok(graph)
 }
 
@@ -108,7 +110,7 @@ pub(crate) fn whole_graph(
     passes.run(kind, Pass::WithoutImages, &mut graph, |g| passes::without_images::run(g, variant))?;
     passes.run(kind, Pass::Results, &mut graph, |g| passes::results::run(g, entry))?;
     // After adapters and merging, so that parameters lie as ever; before dead code takes what only whole rows need.
-    passes.run(kind, Pass::Cache, &mut graph, |g| passes::cache::run(g, entry, variant, machine))?;
+    passes.run(kind, Pass::Cache, &mut graph, |g| passes::cache::run(g, options, entry, variant, machine))?;
     // Before autodiff, which sends gradients the way back; after the passes that add dropout.
     passes.run(kind, Pass::Sequence, &mut graph, |g| passes::sequence::run(g, sharding, variant))?;
     Ok(graph)

@@ -44,6 +44,9 @@ pub struct CompileOptions {
     pub sharding: Sharding,
     /// Tokens of the longest document, where documents hold branches of a common beginning.
     pub branches: Option<usize>,
+    /// True if the results of a token follow from its own sequence alone, bit for bit, whatever is computed with it: what
+    /// is generated then has the log-probabilities of training.
+    pub batch_invariant: bool,
 }
 
 impl CompileOptions {

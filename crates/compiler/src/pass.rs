@@ -45,6 +45,7 @@ pub enum Pass {
     Fuse,
     ProducedCodes,
     JoinForms,
+    BatchInvariant,
     SplitHead,
     OffloadResidual,
     Recompute,
@@ -105,6 +106,7 @@ impl Pass {
             Pass::Fuse => "fuse",
             Pass::ProducedCodes => "produced_codes",
             Pass::JoinForms => "join_forms",
+            Pass::BatchInvariant => "batch_invariant",
             Pass::SplitHead => "split_head",
             Pass::OffloadResidual => "offload_residual",
             Pass::Recompute => "recompute",
@@ -187,7 +189,7 @@ impl<'a> Passes<'a> {
         let ran = self.runs(pass);
         if ran {
             rewrite(graph)?;
-            if self.verifies_each() || matches!(pass, Pass::JoinForms | Pass::JoinRecompute) {
+            if self.verifies_each() || matches!(pass, Pass::BatchInvariant | Pass::JoinRecompute) {
                 self.check(pass, graph)?;
             }
         }

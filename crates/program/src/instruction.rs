@@ -119,6 +119,8 @@ pub struct Gemm {
     pub bias: Option<TensorRef>,
     /// Adds to D instead of overwriting it.
     pub accumulate: bool,
+    /// The bits of a row of D follow from its row of A, whatever M is.
+    pub batch_invariant: bool,
     pub low_rank: Vec<LowRank>,
 }
 

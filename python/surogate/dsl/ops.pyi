@@ -581,13 +581,15 @@ def sum_heads(*inputs: Tensor | Parameter) -> Any:
     """The heads of a token added up, in f32 and always in the same order: y[…, 0, d] = Σ over h of x[…, h, d]. x […,
     heads, D] → y […, 1, D]."""
 
-def linear(*inputs: Tensor | Parameter, bias: bool | each[bool] | None = None, transposed: bool | each[bool] | None = None, f32: bool | each[bool] | None = None, scale: float | each[float] | None = None, columns: list[int] | each[list[int]] | None = None) -> Any:
+def linear(*inputs: Tensor | Parameter, bias: bool | each[bool] | None = None, transposed: bool | each[bool] | None = None, f32: bool | each[bool] | None = None, batch_invariant: bool | each[bool] | None = None, scale: float | each[float] | None = None, columns: list[int] | each[list[int]] | None = None) -> Any:
     """y = x·wᵀ (+ bias), then y[…, start:start+len] += scale·t·bᵀ for each adapter. x […, K], w [N, K], or [K, N] if
     `transposed`, bias [N] if `bias`, then for each adapter t […, r] and b [len, r] → y […, N].
 
     bias: the third input is a bias
     transposed: the weight is [K, N]: y = x·w
     f32: the result is f32 whatever x and w are; without a bias
+    batch_invariant: the bits of a token's result follow from its own sequence, whatever is computed with it; on a
+        GPU, which may be slower so
     scale: factor of the adapters, 1 if absent
     columns: first column and number of columns of each adapter; they may not overlap; absent for none"""
 
@@ -1022,7 +1024,7 @@ def grouped_row_sums(*inputs: Tensor | Parameter, groups: int | each[int], accum
     groups: G, the number of biases
     accumulate: add to db instead of overwriting it"""
 
-def attention(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, window: int | each[int] | None = None, soft_cap: float | each[float] | None = None, bidirectional: bool | each[bool] | None = None, branches: bool | each[bool] | None = None, dropout: float | each[float] | None = None) -> Any:
+def attention(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, window: int | each[int] | None = None, soft_cap: float | each[float] | None = None, batch_invariant: bool | each[bool] | None = None, bidirectional: bool | each[bool] | None = None, branches: bool | each[bool] | None = None, dropout: float | each[float] | None = None) -> Any:
     """o = softmax(scale·q·kᵀ)·v over the visible keys. Key j is visible to query i when first[i] ≤ j ≤ last[i]:
     first[i] is document_start[i], with a window max(document_start[i], i + 1 − window); last[i] is i, or
     last_key[i] where that is given (prefixes, spans that see each other), or the end of the row when
@@ -1037,13 +1039,15 @@ def attention(*inputs: Tensor | Parameter, scale: float | each[float] | None = N
     scale: factor of the scores q·k; absent for 1/√D
     window: keys up to itself that a query sees, itself included; absent for all of its document
     soft_cap: c: the score s becomes c·tanh(s/c)
+    batch_invariant: the bits of a token's result follow from its own sequence, whatever is computed with it; on a
+        GPU, which may be slower so
     bidirectional: queries see keys after them, to the end of the row; where rows end or hold documents,
         `last_key` says it
     branches: documents hold branches of a common beginning: after document_start comes `last_query`, not
         `last_key`
     dropout: probability of dropping a weight of the softmax; the compiler takes it off where nothing drops"""
 
-def attention_backward(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, window: int | each[int] | None = None, soft_cap: float | each[float] | None = None, bidirectional: bool | each[bool] | None = None, branches: bool | each[bool] | None = None, dropout: float | each[float] | None = None) -> Any:
+def attention_backward(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, window: int | each[int] | None = None, soft_cap: float | each[float] | None = None, batch_invariant: bool | each[bool] | None = None, bidirectional: bool | each[bool] | None = None, branches: bool | each[bool] | None = None, dropout: float | each[float] | None = None) -> Any:
     """Gradients of `attention`: with p = exp(s − lse) and ds = p·(d_o·v − mean) over the visible keys, times 1 −
     (s/soft_cap)² with a cap, dq = scale·Σ ds·k, dk = scale·Σ ds·q, dv = Σ p·d_o. The mean is that of d_o·v under
     p, a sink having the value 0; a backend may take d_o·o for it, which is the same when o and lse are those that
@@ -1053,6 +1057,8 @@ def attention_backward(*inputs: Tensor | Parameter, scale: float | each[float] |
     scale: factor of the scores q·k; absent for 1/√D
     window: keys up to itself that a query sees, itself included; absent for all of its document
     soft_cap: c: the score s becomes c·tanh(s/c)
+    batch_invariant: the bits of a token's result follow from its own sequence, whatever is computed with it; on a
+        GPU, which may be slower so
     bidirectional: queries see keys after them, to the end of the row; where rows end or hold documents,
         `last_key` says it
     branches: documents hold branches of a common beginning: after document_start comes `last_query`, not
@@ -1075,7 +1081,7 @@ def cache_write(*inputs: Tensor | Parameter, pages: int | each[int], page: int |
     page: tokens of a page
     dtype: element type of the caches; absent for that of k"""
 
-def cached_attention(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, window: int | each[int] | None = None, soft_cap: float | each[float] | None = None) -> Any:
+def cached_attention(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, window: int | each[int] | None = None, soft_cap: float | each[float] | None = None, batch_invariant: bool | each[bool] | None = None) -> Any:
     """`attention` of new tokens over caches that hold their own and all earlier keys and values of their sequences
     (see `cache_write`). Token t of row b, at position p of its sequence, sees the keys at 0 … p, with a window
     max(0, p + 1 − window) … p; with `last_key`, a position from p on, it sees the keys up to there. A position
@@ -1085,7 +1091,9 @@ def cached_attention(*inputs: Tensor | Parameter, scale: float | each[float] | N
 
     scale: factor of the scores q·k; absent for 1/√D
     window: keys up to itself that a query sees, itself included; absent for all of its document
-    soft_cap: c: the score s becomes c·tanh(s/c)"""
+    soft_cap: c: the score s becomes c·tanh(s/c)
+    batch_invariant: the bits of a token's result follow from its own sequence, whatever is computed with it; on a
+        GPU, which may be slower so"""
 
 def cached_conv(*inputs: Tensor | Parameter, slots: int | each[int], dtype: str | each[str] | None = None) -> Any:
     """`causal_conv` of new tokens, whose sequences' last K tokens are kept: the one at position p of the sequence in

@@ -18,9 +18,15 @@ use program::{Arch, Machine, Variant, generation};
 use tensor::Attrs;
 
 use crate::options::KeyValueCache;
-use crate::{CompileError, EntryOptions};
+use crate::{CompileError, CompileOptions, EntryOptions};
 
-pub fn run(graph: &mut Graph, entry: &EntryOptions, variant: Variant, machine: &Machine) -> Result<(), CompileError> {
+pub fn run(
+    graph: &mut Graph,
+    options: &CompileOptions,
+    entry: &EntryOptions,
+    variant: Variant,
+    machine: &Machine,
+) -> Result<(), CompileError> {
     let Some(cache) = &entry.cache else { return Ok(()) };
     if !entry.generates() {
         leave_room(graph, cache, machine);
@@ -32,19 +38,19 @@ pub fn run(graph: &mut Graph, entry: &EntryOptions, variant: Variant, machine: &
         let last = input(graph, generation::LAST_TOKEN, [Dim::Named(Axis::Rows, variant.batch)]);
         pick_last(graph, last)?;
     }
-    add_next_token(graph, machine)
+    add_next_token(graph, machine.arch == Arch::Cpu || options.batch_invariant)
 }
 
-/// Draws the token that follows each row from its logits, which need not cross the link. On a CPU, where sampling is exact,
-/// its log-probability has the bits of the loss.
-fn add_next_token(graph: &mut Graph, machine: &Machine) -> Result<(), CompileError> {
+/// Draws the token that follows each row from its logits, which need not cross the link. Where sampling is exact, its
+/// log-probability has the bits of the loss.
+fn add_next_token(graph: &mut Graph, is_exact: bool) -> Result<(), CompileError> {
     let logits = graph.output("logits").ok_or_else(|| CompileError::Model(no_logits(&graph.name)))?;
     let of_row = graph.value(logits).value_type().shape;
     let (_, rows) = of_row.split_last().expect("logits have an axis");
     let sampling = ValueType::new(Element::F32, [rows, &[Dim::Fixed(Draw::WIDTH)]].concat());
     let sampling = graph.add_typed(generation::SAMPLING, &sampling, Origin::Input);
     graph.inputs.push(sampling);
-    let factors = (machine.arch == Arch::Cpu).then(|| {
+    let factors = is_exact.then(|| {
         let of_rows = ValueType::new(Element::F32, rows.to_vec());
         graph.add_typed(generation::LOGIT_FACTORS, &of_rows, Origin::Input)
     });

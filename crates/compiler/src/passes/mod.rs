@@ -3,6 +3,7 @@
 
 mod adapter_slots;
 pub mod adapters;
+pub mod batch_invariant;
 pub mod branches;
 pub mod cache;
 pub mod common_subexpressions;

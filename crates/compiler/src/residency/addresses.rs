@@ -115,10 +115,7 @@ mod tests {
                     let tensor = TensorRef::dense(ArenaId(arena), offset, DType::U8, [bytes]);
                     let scanned = live_ranges.iter().position(|of| of.holds(&tensor, buffer) && wanted(of));
                     let indexed = addresses.find(&live_ranges, &tensor, buffer, wanted);
-                    assert_eq!(
-                        indexed.map(|of| std::ptr::from_ref(of)),
-                        scanned.map(|at| std::ptr::from_ref(&live_ranges[at]))
-                    );
+                    assert_eq!(indexed.map(std::ptr::from_ref), scanned.map(|at| std::ptr::from_ref(&live_ranges[at])));
                     found += usize::from(scanned.is_some());
                 }
             }

@@ -5,6 +5,7 @@
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 mod axes;
+mod batch_invariant;
 mod entries;
 mod experts;
 mod fp8;

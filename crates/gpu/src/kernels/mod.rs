@@ -86,8 +86,10 @@ pub fn addends(rows: usize, d_row: usize, rank: usize, scale: f32, across: bool,
 /// The properties of a product that the code of Hopper's kernel depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HopperProduct {
-    /// Columns of a tile: 256, 192 or 128.
+    /// Columns of a tile: 256, 192, 128 or 64.
     pub wide: usize,
+    /// Two blocks share rows, not columns: for products of few rows.
+    pub flat: bool,
     /// The second factors are [k, n], not [n, k].
     pub across: bool,
     /// Largest rank of an addend; 0 without addends.
@@ -112,12 +114,18 @@ impl HopperProduct {
     pub const DEEP: usize = 64;
     /// Maximal number of addends of one product.
     pub const SLICES: usize = 4;
+    /// Columns of the narrowest tiles of a product.
+    pub const NARROW: usize = 64;
     pub const THREADS: u32 = 384;
 
     /// Number of steps whose operands are in flight at once: the number that fits in shared memory besides two pieces
     /// of the result for each warpgroup.
     const fn stages(self) -> usize {
-        if self.wide > 128 { 4 } else { 6 }
+        match self.wide {
+            Self::NARROW => 8,
+            128 => 6,
+            _ => 4,
+        }
     }
 
     /// Bytes of dynamic shared memory, including a kibibyte for alignment.
@@ -133,6 +141,7 @@ impl HopperProduct {
             ("SCALED", self.scaled as usize),
             ("SLICES", Self::SLICES),
             ("STAGES", self.stages()),
+            ("FLAT", self.flat as usize),
             ("PROMOTED", self.codes.is_some_and(|codes| codes.promoted) as usize),
         ];
         let mut defines = numbers.map(|(name, value)| (name, value.to_string())).to_vec();
@@ -149,7 +158,11 @@ impl HopperProduct {
 
     /// Returns every variant in use, for a build without a GPU.
     pub fn samples() -> Vec<OwnKernel> {
-        let of = |codes| move |wide, across, rank, scaled| HopperProduct { wide, across, rank, scaled, codes }.kernel();
+        let of = |codes| {
+            move |wide, across, rank, scaled| {
+                HopperProduct { wide, flat: wide == Self::NARROW, across, rank, scaled, codes }.kernel()
+            }
+        };
         let variant = of(None);
         let widths = [256, 128].into_iter();
         let both = widths.flat_map(|wide| [false, true].map(|across| (wide, across)));
@@ -157,7 +170,45 @@ impl HopperProduct {
         let forward = of(Some(HopperCodes { types: [DType::E4M3; 2], promoted: false }));
         let backward = of(Some(HopperCodes { types: [DType::E5M2, DType::E4M3], promoted: true }));
         let codes = [(256, 0), (128, 16)].map(|(wide, rank)| forward(wide, false, rank, rank > 0));
-        numbers.chain(codes).chain([128, 192].map(|wide| backward(wide, true, 16, false))).collect()
+        let narrow = [
+            variant(Self::NARROW, false, 0, false),
+            variant(Self::NARROW, true, 0, false),
+            variant(Self::NARROW, false, 48, true),
+        ];
+        numbers.chain(narrow).chain(codes).chain([128, 192].map(|wide| backward(wide, true, 16, false))).collect()
+    }
+}
+
+/// A product D [rows, n] of few columns, of A [rows, k] and B [n, k], all of bf16, whose bits do not depend on the number of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Thin {
+    pub rows: usize,
+    pub n: usize,
+    pub k: usize,
+    /// Elements from one row of A, B and D to the next.
+    pub row: [usize; 3],
+    pub has_bias: bool,
+}
+
+impl Thin {
+    /// Largest number of columns of a product.
+    pub const COLUMNS: usize = 64;
+    /// Number of rows that a block computes.
+    pub const TALL: usize = 16;
+    pub const THREADS: u32 = 512;
+
+    pub fn kernel(self) -> OwnKernel {
+        let numbers = [
+            ("ROWS", self.rows),
+            ("N", self.n),
+            ("K", self.k),
+            ("A_ROW", self.row[0]),
+            ("B_ROW", self.row[1]),
+            ("D_ROW", self.row[2]),
+            ("HAS_BIAS", self.has_bias as usize),
+        ];
+        let defines = numbers.map(|(name, value)| (name, value.to_string()));
+        OwnKernel::new("thin.cu", include_str!("thin.cu"), &[NUMBER, device::DEPENDENT_LAUNCH], &defines)
     }
 }
 
@@ -172,6 +223,8 @@ pub fn samples() -> Vec<OwnKernel> {
     }
     kernels.push(factor(1.0, 0.0));
     kernels.extend(few_rows::samples());
+    let thin = |n, k, has_bias| Thin { rows: 100, n, k, row: [k, k, n], has_bias }.kernel();
+    kernels.extend([thin(16, 1024, false), thin(48, 40, false), thin(64, 4096, true), thin(5, 72, true)]);
     let slice = |first, count| Addend { columns: (first, count), t_row: 48, b_row: 16 };
     kernels.push(addends(100, 256, 16, 2.0, false, &[slice(0, 96), slice(128, 64)]));
     kernels.push(addends(100, 64, 40, 1.0, true, &[Addend { columns: (0, 64), t_row: 40, b_row: 64 }]));

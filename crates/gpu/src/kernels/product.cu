@@ -7,9 +7,10 @@
 // before the addends' steps, which come last then. Where PROMOTED, the tensor cores sum 128 codes at a time and the rest
 // is added in f32, while they are at the next 128.
 //
-// Two blocks of a cluster take TALL rows each of the same WIDE columns of D, and each fetches half of B for both. One
-// warp fetches, two warpgroups multiply 64 rows each, STAGES steps of DEEP in flight. Persistent blocks walk over D in
-// squares of about GROUP pairs of tiles, so that what is read again is in the L2 cache.
+// Two blocks of a cluster take TALL rows each of the same WIDE columns of D, and each fetches half of B for both; where FLAT,
+// WIDE columns each of the same TALL rows, and half of A. One warp fetches, two warpgroups multiply 64 rows each, STAGES
+// steps of DEEP in flight. Persistent blocks walk over D in squares of about GROUP pairs of tiles, so that what is read again
+// is in the L2 cache.
 #include "handoff.cuh"
 #include "wgmma.cuh"
 
@@ -20,6 +21,11 @@
 #define STAGE_BYTES (A_BYTES + B_BYTES)
 #define PIECE_BYTES (64 * 64 * 2)
 #define GROUP 8
+#ifndef FLAT
+#define FLAT 0
+#endif
+// Columns of D of a cluster.
+#define SPAN (FLAT ? 2 * WIDE : WIDE)
 #ifdef CODES_TYPES
 #define ADDENDS_FIRST 0
 #else
@@ -48,20 +54,28 @@ __device__ __forceinline__ void tile_of(int t, int pairs, int across, int& pair,
   pair = group * GROUP + rest % here, column = rest / here;
 }
 
-// The addends on columns n … n + WIDE: from `first` to before `last`.
+// The addends on columns n … n + SPAN: from `first` to before `last`.
 __device__ __forceinline__ void addends_of(const Slices& slices, int count, int n, int& first, int& last) {
   first = last = 0;
 #pragma unroll
   for (int s = 0; s < SLICES; s++) {
     first += s < count && slices.first[s] + slices.count[s] <= n;
-    last += s < count && slices.first[s] < n + WIDE;
+    last += s < count && slices.first[s] < n + SPAN;
   }
 }
 
-// This block's half of columns n … and rows k … of B, to both blocks.
+// Rows m … of A: where FLAT this block's half of them, to both blocks.
+__device__ __forceinline__ void fetch_left(u32 to, const TensorMap* map, u32 barrier, int k, int m, u32 rank) {
+  if (FLAT) copy_box_to_both(to + rank * (A_BYTES / 2), map, barrier, k, m + rank * (TALL / 2), 0, 0);
+  else copy_box(to, map, barrier, k, m, 0, 0);
+}
+
+// Columns n … and rows k … of B: this block's half of them, to both blocks; where FLAT the block's own.
 template <int ACROSS_>
-__device__ __forceinline__ void fetch_half(u32 to, const TensorMap* map, u32 barrier, int k, int n, u32 rank) {
-  if (ACROSS_ && WIDE % 128)
+__device__ __forceinline__ void fetch_right(u32 to, const TensorMap* map, u32 barrier, int k, int n, u32 rank) {
+  if (FLAT && ACROSS_) copy_box(to, map, barrier, 0, k, n / 64 + rank * (WIDE / 64), 0);
+  else if (FLAT) copy_box(to, map, barrier, k, n + rank * WIDE, 0, 0);
+  else if (ACROSS_ && WIDE % 128)
     for (int box = rank; box < WIDE / 64; box += 2) copy_box_to_both(to + box * 128 * DEEP, map, barrier, 0, k, n / 64 + box, 0);
   else if (ACROSS_) copy_box_to_both(to + rank * (B_BYTES / 2), map, barrier, 0, k, n / 64 + rank * (WIDE / 128), 0);
   else copy_box_to_both(to + rank * (B_BYTES / 2), map, barrier, k, n + rank * (WIDE / 2), 0, 0);
@@ -199,15 +213,15 @@ product(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b
       for (int t = blockIdx.x / 2; t < tiles; t += gridDim.x / 2) {
         int pair, column, s, last;
         tile_of(t, pairs, across, pair, column);
-        const int m = (pair * 2 + rank) * TALL, n = column * WIDE;
+        const int m = (FLAT ? pair : pair * 2 + rank) * TALL, n = column * SPAN;
         addends_of(slices, addend_count, n, s, last);
         const auto fetch_addends = [&] {
           for (; s < last; s++, at.next()) {
             barrier_wait(empty + 8 * at.index, at.phase ^ 1);
             const u32 to = base + at.index * STAGE_BYTES, barrier = full + 8 * at.index;
             barrier_expect(barrier, STAGE_BYTES);
-            copy_box(to, &addends.t[s], barrier, 0, m, 0, 0);
-            fetch_half<ACROSS>(to + A_BYTES, &addends.u[s], barrier, 0, n - slices.first[s], rank);
+            fetch_left(to, &addends.t[s], barrier, 0, m, rank);
+            fetch_right<ACROSS>(to + A_BYTES, &addends.u[s], barrier, 0, n - slices.first[s], rank);
           }
         };
         if (ADDENDS_FIRST) fetch_addends();
@@ -215,8 +229,8 @@ product(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b
           barrier_wait(empty + 8 * at.index, at.phase ^ 1);
           const u32 to = base + at.index * STAGE_BYTES, barrier = full + 8 * at.index;
           barrier_expect(barrier, STAGE_BYTES);
-          copy_box(to, &a, barrier, k * DEEP, m, 0, 0);
-          fetch_half<ACROSS && ADDENDS_FIRST>(to + A_BYTES, &b, barrier, k * DEEP, n, rank);
+          fetch_left(to, &a, barrier, k * DEEP, m, rank);
+          fetch_right<ACROSS && ADDENDS_FIRST>(to + A_BYTES, &b, barrier, k * DEEP, n, rank);
         }
         if (!ADDENDS_FIRST) fetch_addends();
       }
@@ -230,8 +244,8 @@ product(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b
     for (int t = blockIdx.x / 2; t < tiles; t += gridDim.x / 2) {
       int pair, column, s, last, add = 0;
       tile_of(t, pairs, across, pair, column);
-      const int m = (pair * 2 + rank) * TALL + half * 64, n = column * WIDE;
-      addends_of(slices, addend_count, n, s, last);
+      const int m = (FLAT ? pair : pair * 2 + rank) * TALL + half * 64, n = column * SPAN + (FLAT ? rank * WIDE : 0);
+      addends_of(slices, addend_count, column * SPAN, s, last);
 #ifdef CODES_TYPES
       terms_summed(walk, sum, steps, add);
       scaled(sum, *scale_a);

@@ -114,6 +114,7 @@ mod tests {
             scales: None,
             bias: Some(TensorRef::dense(ArenaId(0), 0, DType::BF16, [32])),
             accumulate: false,
+            batch_invariant: false,
             low_rank: vec![LowRank {
                 t: dense([2, 6]),
                 b: dense([16, 6]),

@@ -1,11 +1,11 @@
-//! GEMMs on Hopper with the backend's own kernel, low-rank addends included: which products it supports, and its
-//! launches. `product.rs` decides whether it is used instead of the library.
+//! GEMMs on Hopper with the backend's own kernels, low-rank addends included: which products they support, and their
+//! launches. `product.rs` decides whether they are used instead of the library.
 
 use super::Preparation;
 use super::launch::{Arguments, BoundLaunch};
 use crate::driver::{Described, LaunchShape};
-use crate::error::Result;
-use crate::kernels::{HopperCodes, HopperProduct};
+use crate::error::{Error, Result};
+use crate::kernels::{HopperCodes, HopperProduct, Thin};
 use program::{Gemm, LowRank, TensorRef};
 use tensor::DType;
 
@@ -19,6 +19,15 @@ pub(super) fn variants(p: &Preparation, gemm: &Gemm) -> Vec<HopperProduct> {
     if p.engine.architecture().is_hopper() && takes(gemm) { shapes(gemm) } else { vec![] }
 }
 
+/// Returns the variants for products of any number of rows, those with the widest tiles first: few rows need many tiles, and
+/// blocks that share them.
+fn invariant_variants(p: &Preparation, gemm: &Gemm) -> Vec<HopperProduct> {
+    let variants = variants(p, gemm);
+    let narrow = variants.last().map(|last| HopperProduct { wide: HopperProduct::NARROW, ..*last });
+    let flat = gemm.m <= HopperProduct::TALL;
+    variants.into_iter().chain(narrow).map(|variant| HopperProduct { flat, ..variant }).collect()
+}
+
 fn shapes(gemm: &Gemm) -> Vec<HopperProduct> {
     let rank = gemm.low_rank.iter().map(|a| rank_of(a).expect("a product that the kernel takes")).max().unwrap_or(0);
     let scaled = gemm.low_rank.first().is_some_and(|a| a.scale != 1.0);
@@ -29,7 +38,7 @@ fn shapes(gemm: &Gemm) -> Vec<HopperProduct> {
     // A second sum leaves no registers for the widest tiles.
     let widths: &[usize] = if codes.is_some_and(|codes| codes.promoted) { &[192, 128] } else { &[256, 128] };
     let across = across(gemm);
-    widths.iter().map(|wide| HopperProduct { wide: *wide, across, rank, scaled, codes }).collect()
+    widths.iter().map(|wide| HopperProduct { wide: *wide, flat: false, across, rank, scaled, codes }).collect()
 }
 
 /// True if the addends' second factors are [rank, columns], and B is [k, n] unless it is quantized.
@@ -92,12 +101,21 @@ fn as_pairs(at: &TensorRef) -> TensorRef {
     TensorRef { dtype: DType::BF16, shape: vec![rows, columns / 2], strides: vec![row / 2, 1], ..at.clone() }
 }
 
+/// Returns the number of tiles of D.
+fn tiles(gemm: &Gemm, variant: &HopperProduct) -> usize {
+    gemm.m.div_ceil(HopperProduct::TALL) * gemm.n.div_ceil(variant.wide)
+}
+
 /// Returns the call of a variant.
 pub(super) fn call(p: &mut Preparation, gemm: &Gemm, variant: HopperProduct) -> Result<BoundLaunch> {
     let function = p.engine.own_function(variant.kernel(), "product")?;
     function.allow_shared_memory(variant.shared_bytes())?;
     let maps = Maps { p, variant };
-    let (pairs, across) = (gemm.m.div_ceil(2 * HopperProduct::TALL), gemm.n.div_ceil(variant.wide));
+    let (tall, span) = match variant.flat {
+        true => (HopperProduct::TALL, 2 * variant.wide),
+        false => (2 * HopperProduct::TALL, variant.wide),
+    };
+    let (pairs, across) = (gemm.m.div_ceil(tall), gemm.n.div_ceil(span));
     // A product without addends still has the places of their descriptions, whose contents are not read.
     let factors = match gemm.scales {
         Some(_) => [maps.left(&as_pairs(&gemm.a))?, maps.along(&as_pairs(&gemm.b))?],
@@ -138,6 +156,51 @@ pub(super) fn call(p: &mut Preparation, gemm: &Gemm, variant: HopperProduct) -> 
     Ok(BoundLaunch::new(function, "product", shape, arguments))
 }
 
+/// Returns the call of a product: few columns have a kernel of their own, all others Hopper's, with the widest tiles that give
+/// every multiprocessor one, or the narrowest. Neither of these widths, nor what a row is computed with, changes a bit.
+pub(super) fn invariant(p: &mut Preparation, gemm: &Gemm) -> Result<BoundLaunch> {
+    if let Some(product) = thin(gemm) {
+        return call_of_thin(p, gemm, product);
+    }
+    let variants = invariant_variants(p, gemm);
+    let units = p.engine.device.properties.multiprocessors as usize;
+    let fills = |variant: &&HopperProduct| tiles(gemm, variant) >= units;
+    let Some(variant) = variants.iter().find(fills).or(variants.last()) else {
+        return Err(Error::Unsupported {
+            what: format!("the product of {} and {}", gemm.a, gemm.b),
+            reason: "no kernel sums it in one order for any number of rows; remove `exact_sampling: true`".into(),
+            context: String::new(),
+        });
+    };
+    call(p, gemm, *variant)
+}
+
+fn call_of_thin(p: &mut Preparation, gemm: &Gemm, product: Thin) -> Result<BoundLaunch> {
+    let function = p.engine.own_function(product.kernel(), "thin")?;
+    let operands = [&gemm.a, &gemm.b, &gemm.d].map(|at| p.memory.address(at));
+    let bias = gemm.bias.as_ref().map_or(0, |bias| p.memory.address(bias));
+    let arguments = operands.into_iter().fold(Arguments::new(), Arguments::word).word(bias);
+    let blocks = product.rows.div_ceil(Thin::TALL) as u32;
+    let shape = LaunchShape { grid: [blocks, 1, 1], block: [Thin::THREADS, 1, 1], shared_bytes: 0, early: p.early };
+    Ok(BoundLaunch::new(function, "thin", shape, arguments))
+}
+
+/// Returns a product of few columns as its kernel sees it; `None` where it does not support it.
+fn thin(gemm: &Gemm) -> Option<Thin> {
+    let plain = gemm.batch == 1 && !gemm.transpose_a && gemm.transpose_b && !gemm.accumulate && gemm.scale == 1.0;
+    let operands = [&gemm.a, &gemm.b, &gemm.d];
+    let of_bf16 = operands.into_iter().chain(&gemm.bias).all(|at| at.dtype == DType::BF16);
+    if !plain || !of_bf16 || gemm.n > Thin::COLUMNS || gemm.scales.is_some() || !gemm.low_rank.is_empty() {
+        return None;
+    }
+    let rows = operands.map(|at| at.as_matrix().map(|(_, _, row)| row));
+    let [Some(a), Some(b), Some(d)] = rows else { return None };
+    let step = ALIGNMENT / DType::BF16.size();
+    let aligned = |at: &TensorRef, row: usize| at.offset.is_multiple_of(ALIGNMENT) && row.is_multiple_of(step);
+    let reads = gemm.k.is_multiple_of(step) && aligned(&gemm.a, a) && aligned(&gemm.b, b);
+    reads.then_some(Thin { rows: gemm.m, n: gemm.n, k: gemm.k, row: [a, b, d], has_bias: gemm.bias.is_some() })
+}
+
 /// Descriptions of a product's matrices for the copy engine.
 struct Maps<'a, 'p> {
     p: &'a Preparation<'p>,
@@ -147,28 +210,33 @@ struct Maps<'a, 'p> {
 type Map = [u64; 16];
 
 impl Maps<'_, '_> {
-    /// A, or T of an addend: rows of one block.
+    /// A, or T of an addend: rows of one block, half of them where two blocks share them.
     fn left(&self, at: &TensorRef) -> Result<Map> {
-        self.rows(at, HopperProduct::TALL)
+        self.rows(at, HopperProduct::TALL / if self.variant.flat { 2 } else { 1 })
     }
 
     fn result(&self, at: &TensorRef) -> Result<Map> {
         self.rows(at, BOX)
     }
 
-    /// B, or U of an addend: half the columns of a tile.
+    /// B, or U of an addend: half the columns of a tile, all of them where the other block has others.
     fn right(&self, at: &TensorRef) -> Result<Map> {
         if !self.variant.across {
             return self.along(at);
         }
         let (rows, columns, row) = at.as_matrix().expect("checked to be a matrix");
-        let boxes = [1, (self.variant.wide / 2 / BOX) as u32, HopperProduct::DEEP as u32, BOX as u32];
+        let boxes = [1, (self.columns() / BOX).max(1) as u32, HopperProduct::DEEP as u32, BOX as u32];
         self.describe(at, [1, columns / BOX, rows, BOX], [0, BOX, row, 1], boxes)
     }
 
     /// A second factor whose rows are summed over.
     fn along(&self, at: &TensorRef) -> Result<Map> {
-        self.rows(at, self.variant.wide / 2)
+        self.rows(at, self.columns())
+    }
+
+    /// Columns of B that a block fetches.
+    fn columns(&self) -> usize {
+        self.variant.wide / if self.variant.flat { 1 } else { 2 }
     }
 
     fn rows(&self, at: &TensorRef, tall: usize) -> Result<Map> {
@@ -213,6 +281,7 @@ mod tests {
             scales: None,
             bias: None,
             accumulate: false,
+            batch_invariant: false,
             low_rank: vec![addend(0, 120), addend(120, 80)],
         }
     }
@@ -220,7 +289,10 @@ mod tests {
     #[test]
     fn only_what_the_kernel_computes_is_taken() {
         assert!(takes(&gemm()));
-        assert_eq!(shapes(&gemm())[0], HopperProduct { wide: 256, across: false, rank: 16, scaled: true, codes: None });
+        assert_eq!(
+            shapes(&gemm())[0],
+            HopperProduct { wide: 256, flat: false, across: false, rank: 16, scaled: true, codes: None }
+        );
         assert!(!takes(&Gemm { accumulate: true, ..gemm() }));
         assert!(!takes(&Gemm { scale: 0.5, ..gemm() }));
         assert!(!takes(&Gemm { d: TensorRef { dtype: DType::F32, ..gemm().d }, ..gemm() }));

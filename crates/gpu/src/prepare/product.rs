@@ -63,6 +63,10 @@ pub(crate) struct BoundGemm {
 const LIBRARY: &str = "library";
 
 pub(super) fn plan(p: &mut Preparation, gemm: &Gemm) -> Result<PlannedGemm> {
+    if gemm.batch_invariant {
+        let way = Way::Own(hopper::invariant(p, gemm)?);
+        return Ok(PlannedGemm::new(p, way));
+    }
     if let Some(call) = few_rows::call(p, gemm)? {
         return Ok(PlannedGemm::new(p, Way::Own(call)));
     }
@@ -340,6 +344,7 @@ mod tests {
             scales: None,
             bias: None,
             accumulate: true,
+            batch_invariant: false,
             low_rank: vec![],
         }
     }

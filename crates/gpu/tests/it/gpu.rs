@@ -167,6 +167,7 @@ fn check_gemm(options: &Options, architecture: &str, dtypes: (DType, DType), tra
         scales: None,
         bias: parts.then(|| bias.clone()),
         accumulate: parts,
+        batch_invariant: false,
         low_rank: if parts { vec![low_rank] } else { vec![] },
     };
     let mut session = load(options, layout.program(architecture.into(), vec![], vec![Instruction::Gemm(gemm)]));
@@ -237,6 +238,7 @@ fn products(options: &Options, architecture: &str) -> (gpu::Algorithms, Vec<u8>)
             scales: None,
             bias: None,
             accumulate: true,
+            batch_invariant: false,
             low_rank: vec![],
         })
     };
@@ -403,6 +405,7 @@ fn a_replayed_graph_gives_the_bits_of_the_eager_run() {
         scales: None,
         bias: None,
         accumulate: false,
+        batch_invariant: false,
         low_rank: vec![],
     });
     let mut session = load(&options, layout.program(architecture, vec![], vec![instruction, product]));
@@ -479,6 +482,7 @@ struct Adapted {
     rank: usize,
     scale: f32,
     bias: bool,
+    batch_invariant: bool,
 }
 
 impl Adapted {
@@ -526,12 +530,15 @@ impl Adapted {
                 .map(|(_, fast_sum)| Scales::of_tensors(scales.each_ref().map(|(at, _)| at.clone()), fast_sum)),
             bias: self.bias.then_some(vector),
             accumulate: false,
+            batch_invariant: self.batch_invariant,
             low_rank: low_rank.collect(),
         };
         let mut session = load(options, layout.program(architecture.into(), vec![], vec![Instruction::Gemm(gemm)]));
-        let mut numbers = Numbers::new(8);
+        // Each tensor begins with the same numbers, however many rows it has.
+        let mut seed = 8;
         let mut fill = |at: &TensorRef| {
-            let value = numbers.tensor(at.dtype, &at.shape);
+            seed += 1;
+            let value = Numbers::new(seed).tensor(at.dtype, &at.shape);
             write(&mut session, at, &value);
             value.to_f64()
         };
@@ -580,6 +587,7 @@ fn every_way_to_compute_an_adapted_product_agrees() {
         rank,
         scale,
         bias,
+        batch_invariant: false,
     };
     let cases = [
         case((600, 704, 328), false, &[(8, 120), (192, 512)], 8, 1.5, false),
@@ -619,5 +627,45 @@ fn every_way_to_compute_an_adapted_product_agrees() {
         let wrong = Options { algorithms: [(name.clone(), "own 7".to_owned())].into(), ..options.clone() };
         let refused = std::panic::catch_unwind(|| case.run(&wrong, &architecture).1);
         assert!(refused.is_err(), "a way of another version is refused");
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_row_of_an_invariant_product_has_the_same_bits_among_any_number_of_rows() {
+    let (options, architecture) = gpu();
+    if architecture != "sm_90a" {
+        return;
+    }
+    // Few columns; tiles of every width; addends that end inside a tile and between two blocks that share rows.
+    let of = |n: usize, k: usize, across: bool, slices: &[(usize, usize)], scale: f32, bias: bool| Adapted {
+        extents: (600, n, k),
+        codes: None,
+        across,
+        slices: slices.to_vec(),
+        rank: 16,
+        scale,
+        bias,
+        batch_invariant: true,
+    };
+    let cases = [
+        of(48, 1032, false, &[], 1.0, false),
+        of(8, 40, false, &[], 1.0, true),
+        of(64, 4096, false, &[], 1.0, false),
+        of(64, 200, false, &[(0, 64)], 2.0, false),
+        of(704, 328, false, &[(8, 120), (192, 512)], 1.5, false),
+        of(8256, 264, false, &[(0, 4096), (4096, 64), (4160, 4096)], 1.0, true),
+        of(40_000, 72, false, &[], 1.0, false),
+        of(448, 200, true, &[(64, 192)], 0.75, true),
+    ];
+    for case in cases {
+        let rows =
+            |m: usize| Adapted { extents: (m, case.extents.1, case.extents.2), slices: case.slices.clone(), ..case };
+        let (all, error, _) = rows(600).run(&options, &architecture);
+        assert!(error < 4e-3, "{:?}: relative error {error:.1e}", case.extents);
+        for m in [1, 7, 16, 64, 65, 128, 129, 256, 300] {
+            let (bits, ..) = rows(m).run(&options, &architecture);
+            assert!(bits == all[..bits.len()], "{:?}: other bits among {m} rows", case.extents);
+        }
     }
 }

@@ -165,6 +165,24 @@ pub fn calls() -> Vec<Given> {
         Given::new([1, 600, 2, 1, 256]).branches(&[(64, &[192, 64, 280])]).with_sink(),
         Given::new([1, 400, 1, 1, 512]).branches(&[(60, &[130, 210])]),
         Given::new([1, 513, 2, 2, 40]).values_of(24).branches(&[(33, &[160, 160, 160])]),
+        // One order of sums for each document, wherever it lies: tiles that begin inside others, windows, branches, heads of
+        // one key head in a block's rows.
+        Given::new([1, 70, 2, 1, 40]).documents(&[37, 33]).with("scale", 0.2).with("batch_invariant", true),
+        Given::new([2, 700, 14, 2, 64]).documents(&[1, 2, 63, 64, 65, 505]).with("batch_invariant", true),
+        Given::new([1, 300, 4, 2, 128])
+            .documents(&[100, 200])
+            .with_sink()
+            .with("window", 70)
+            .with("batch_invariant", true),
+        Given::new([1, 90, 1, 1, 256]).values_of(64).with("soft_cap", 5.0).with("batch_invariant", true),
+        Given::new([2, 1000, 4, 2, 128])
+            .branches(&[(70, &[300, 5, 200]), (25, &[]), (130, &[129, 141])])
+            .with("batch_invariant", true),
+        Given::new([1, 513, 2, 2, 40])
+            .values_of(24)
+            .branches(&[(33, &[160, 160, 160])])
+            .with_sink()
+            .with("batch_invariant", true),
         // A row of one document between rows of short ones: on Hopper their gradients are made in different ways.
         Given::new([3, 1100, 2, 1, 72]).values_of(16).documents(&[100; 11]).whole(1),
     ]

@@ -81,6 +81,7 @@ impl Op for Attention {
 
     fn scratch(&self, call: &LowerCall<'_>) -> usize {
         match realisation(call) {
+            _ if portable::takes_in_one_order(call) => 0,
             Realisation::Library => program::library::ATTENTION_SCRATCH,
             Realisation::Hopper => hopper::forward_scratch(),
             Realisation::Portable | Realisation::Scalar => 0,
@@ -90,6 +91,7 @@ impl Op for Attention {
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         Lowered::Kernels(match realisation(call) {
             _ if call.machine.arch == Arch::Cpu => vec![],
+            _ if portable::takes_in_one_order(call) => portable::forward_in_one_order(call),
             Realisation::Scalar => kernels::forward(call),
             Realisation::Portable => portable::forward(call),
             Realisation::Hopper => hopper::forward(call),

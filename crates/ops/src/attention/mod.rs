@@ -19,10 +19,12 @@ mod portable;
 mod sink;
 #[cfg(test)]
 mod tests;
+mod tiles;
 
 use graph::{Dim, Element, ValueType};
 use tensor::Attrs;
 
+use crate::invariance::{self, BATCH_INVARIANT};
 use crate::op::Attribute;
 
 pub use backward::AttentionBackward;
@@ -34,6 +36,8 @@ pub use sink::AttentionSinkGradient;
 
 use operands::{BACKWARD_INPUTS, FORWARD_INPUTS, Optional};
 
+/// Attributes of attention over pages, the first of those of whole rows.
+const OF_PAGES: usize = 4;
 const ATTRIBUTES: &[Attribute] = &[
     Attribute { name: "scale", kind: "float?", doc: "factor of the scores q·k; absent for 1/√D" },
     Attribute {
@@ -42,6 +46,7 @@ const ATTRIBUTES: &[Attribute] = &[
         doc: "keys up to itself that a query sees, itself included; absent for all of its document",
     },
     Attribute { name: "soft_cap", kind: "float?", doc: "c: the score s becomes c·tanh(s/c)" },
+    Attribute { name: BATCH_INVARIANT, kind: "bool?", doc: invariance::DOC },
     Attribute {
         name: "bidirectional",
         kind: "bool?",

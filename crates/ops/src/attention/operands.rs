@@ -7,6 +7,7 @@ use tensor::Attrs;
 
 use super::mask::Mask;
 use crate::call::{Call, Input};
+use crate::invariance::BATCH_INVARIANT;
 use crate::real::Real;
 
 /// Inputs before the optional ones: q, k, v, document_start, and in the backward pass o, lse, d_o.
@@ -36,6 +37,7 @@ impl Reading {
         if let Some(cap) = soft_cap.filter(|cap| !(cap.is_finite() && *cap > 0.0)) {
             return Err(format!("`soft_cap` is {cap}, expected more than 0"));
         }
+        attrs.flag(BATCH_INVARIANT)?;
         let (bidirectional, branches) = (attrs.flag("bidirectional")?, attrs.flag("branches")?);
         if branches && (bidirectional || window.is_some()) {
             return Err(

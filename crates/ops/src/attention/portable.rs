@@ -9,9 +9,12 @@ use division::{ByKey, ByQuery, forward_division, key_division, q_division};
 
 use super::Extents;
 use super::launch::{Launch, assert_dense, optional_args, suits_tensor_cores};
+use super::operands::{Optional, Reading};
+use super::tiles::{SHARERS, STRIP, STRIPS, Tiles, in_one_order, wants_one_order};
 use crate::kernel::{KernelSpec, LowerCall};
 
 const FORWARD: &str = include_str!("portable/forward.cu");
+const INVARIANT: &str = include_str!("portable/invariant.cu");
 const RECORDS: &str = include_str!("portable/records.cu");
 const GRADIENT_Q: &str = include_str!("portable/gradient_q.cu");
 const GRADIENTS: &str = include_str!("portable/gradients.cu");
@@ -19,6 +22,13 @@ const HEADERS: &[(&str, &str)] = &[
     ("tiles.cuh", include_str!("portable/tiles.cuh")),
     ("queries.cuh", include_str!("portable/queries.cuh")),
     ("semaphore.cuh", include_str!("../cuda/semaphore.cuh")),
+    ("types.cuh", include_str!("../cuda/types.cuh")),
+    ("mma.cuh", include_str!("../cuda/mma.cuh")),
+];
+
+const INVARIANT_HEADERS: &[(&str, &str)] = &[
+    ("strips.cuh", include_str!("strips.cuh")),
+    ("tiles.cuh", include_str!("portable/tiles.cuh")),
     ("types.cuh", include_str!("../cuda/types.cuh")),
     ("mma.cuh", include_str!("../cuda/mma.cuh")),
 ];
@@ -112,6 +122,42 @@ pub fn forward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
     let args = inputs.chain([Arg::Output(0), Arg::Output(1)]).collect();
     let size = [blocks, division.threads(), shared];
     vec![spec("attention_forward", FORWARD, call, &tensors, division.defines(), size, args)]
+}
+
+/// True for a forward pass that wants one order of sums, and whose operands have it: causal documents, with branches or without, of operands of 16 bits.
+pub fn takes_in_one_order(call: &LowerCall<'_>) -> bool {
+    let e = Extents::of_call(call.inputs);
+    let reading = Reading::checked(call.attrs, e.head_dim);
+    let limit = Optional::of_call(call.inputs, call.outputs.len()).limit;
+    wants_one_order(call.attrs, &call.machine.arch)
+        && suits_tensor_cores(call, Tiles::WIDEST)
+        && !reading.bidirectional
+        && limit.is_some() == reading.branches
+        && in_one_order([e.head_dim, e.value_dim], &call.machine.arch).is_some()
+}
+
+/// Returns the forward pass whose sums follow from a token's own sequence alone (`batch_invariant`): the tiles, the warps of a
+/// strip and their order are those of attention over pages.
+pub fn forward_in_one_order(call: &LowerCall<'_>) -> Vec<KernelSpec> {
+    let [q, k, v, starts, ..] = call.inputs else { unreachable!("the shape rule requires four inputs") };
+    assert_dense(call, &[starts, &call.outputs[1]]);
+    let e = Extents::of_call(call.inputs);
+    let tiles = in_one_order([e.head_dim, e.value_dim], &call.machine.arch).expect("checked by `takes_in_one_order`");
+    let tensors = [("Q", q), ("K", k), ("V", v), ("O", &call.outputs[0])];
+    let blocks = (e.tokens * e.group()).div_ceil(STRIP * STRIPS);
+    let inputs = (0..4).map(Arg::Input).chain(optional_args(call));
+    let launch = Launch {
+        entry: "attention_invariant",
+        source: INVARIANT,
+        headers: INVARIANT_HEADERS,
+        division: vec![("STRIPS", STRIPS), ("SHARERS", SHARERS), ("TILE", tiles.keys)],
+        tensors: &tensors,
+        grid: [e.batch * blocks, e.kv_heads, 1],
+        threads: 32 * STRIPS * SHARERS,
+        shared_bytes: tiles.bytes(STRIPS * SHARERS),
+        args: inputs.chain([Arg::Output(0), Arg::Output(1)]).collect(),
+    };
+    vec![launch.of(call)]
 }
 
 /// The records of the queries; dq, where the last kernel does not make it; the gradients.

@@ -126,6 +126,7 @@ impl Op for BatchedMatmul {
             scales: None,
             bias: None,
             accumulate: false,
+            batch_invariant: false,
             low_rank: Vec::new(),
         }))
     }

@@ -6,6 +6,7 @@ use tensor::Attrs;
 
 use super::cpu;
 use crate::gradient::{GradientCall, Gradients};
+use crate::invariance::{self, BATCH_INVARIANT};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::registry::id;
@@ -28,6 +29,7 @@ pub(super) struct Reading {
     pub transposed: bool,
     /// The result is f32, and not rounded.
     f32: bool,
+    batch_invariant: bool,
     pub scale: f64,
     /// First column and number of columns of each adapter.
     pub columns: Vec<(usize, usize)>,
@@ -37,6 +39,7 @@ impl Reading {
     pub(super) fn of(attrs: &Attrs) -> Result<Self, String> {
         let bias = attrs.flag("bias")?;
         let (transposed, f32) = (attrs.flag("transposed")?, attrs.flag("f32")?);
+        let batch_invariant = attrs.flag(BATCH_INVARIANT)?;
         if f32 && bias {
             return Err("a result in f32 takes no bias".into());
         }
@@ -52,6 +55,7 @@ impl Reading {
             bias,
             transposed,
             f32,
+            batch_invariant,
             scale,
             columns: columns.chunks(2).map(|pair| (pair[0], pair[1])).collect(),
         })
@@ -119,6 +123,7 @@ impl Op for Linear {
             Attribute { name: "bias", kind: "bool?", doc: "the third input is a bias" },
             Attribute { name: "transposed", kind: "bool?", doc: "the weight is [K, N]: y = x·w" },
             Attribute { name: "f32", kind: "bool?", doc: "the result is f32 whatever x and w are; without a bias" },
+            Attribute { name: BATCH_INVARIANT, kind: "bool?", doc: invariance::DOC },
             Attribute { name: "scale", kind: "float?", doc: "factor of the adapters, 1 if absent" },
             Attribute {
                 name: "columns",
@@ -220,6 +225,7 @@ impl Op for Linear {
             scales: None,
             bias: reading.bias.then(|| call.inputs[2].clone()),
             accumulate: false,
+            batch_invariant: reading.batch_invariant,
             low_rank,
         }))
     }

@@ -155,6 +155,7 @@ impl Op for Matmul {
             scales: None,
             bias: None,
             accumulate: flags.accumulate,
+            batch_invariant: false,
             low_rank: Vec::new(),
         }))
     }

@@ -73,6 +73,7 @@ impl Op for MatmulSum {
             scales: None,
             bias: None,
             accumulate: false,
+            batch_invariant: false,
             low_rank: vec![low_rank],
         }))
     }

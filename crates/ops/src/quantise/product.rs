@@ -252,6 +252,7 @@ impl Op for MatmulCodes {
             }),
             bias: reading.bias.then(|| call.inputs[reading.bias_at()].clone()),
             accumulate: reading.accumulate,
+            batch_invariant: false,
             low_rank: low_rank.collect(),
         }))
     }

@@ -36,8 +36,9 @@ options! {
         /// Maximum tokens of one turn, with `environment`. Null: what is left of `max_completion_length`, in which the turns
         /// and what the environment says between them have to find room.
         max_turn_length: Option<u64> = null, min = 1;
-        /// The sampler gives each token the log-probability that training gives it, bit for bit. `auto`: where that is so, which
-        /// the plan says. `true` is an error elsewhere (docs/reinforcement.md), and ends a run whose sampler and training differ.
+        /// The sampler gives each token the log-probability that training gives it, bit for bit. `auto`: on CPUs, where that is so,
+        /// which the plan says. `true` takes kernels for it on Hopper GPUs, which are slower, is an error where there are none
+        /// (docs/reinforcement.md), and ends a run whose sampler and training differ.
         exact_sampling: Setting<bool> = auto;
         /// Updates with the answers of one step.
         num_iterations: u64 = 1, min = 1, max = 1000;

@@ -105,6 +105,7 @@ impl Model {
             plan: PlanOptions::default(),
             sharding: Sharding::default(),
             branches: None,
+            batch_invariant: false,
         };
         Ok(Model::of(device, source, adapter.map(Path::to_owned), options))
     }

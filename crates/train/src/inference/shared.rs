@@ -111,6 +111,7 @@ fn parameters(source: &ModelSource, options: &AdapterOptions) -> Result<Vec<Para
         plan: PlanOptions::default(),
         sharding: Sharding::default(),
         branches: None,
+        batch_invariant: false,
     };
     let all = compiler::parameters(&source.model, &options)?;
     Ok(all.into_iter().filter(|of| of.adapter && of.name != RANKS_OF_SLOTS).collect())

@@ -25,6 +25,7 @@ use crate::input::shared_prompts;
 use crate::model::other_parts;
 use crate::model::source::{ModelSource, SCORE};
 use crate::model::vision;
+use crate::plan::exact_sampling;
 use crate::plan::formats::{self, dtype_of};
 use crate::plan::quantize_aware;
 use crate::plan::quantized_model;
@@ -119,6 +120,7 @@ impl Plan {
             plan: PlanOptions { passes: passes(&mut notes)?, ..memory_options(config) },
             sharding: sharding(config),
             branches: None,
+            batch_invariant: exact_sampling::is_asked(config),
         };
         compile.branches = shared_prompts::decide(config, source, &compile, length.tokens, (&mut notes, &mut reasons))?;
         notes.extend(quantize_aware::decide(config, source, &mut compile)?);

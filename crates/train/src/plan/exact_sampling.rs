@@ -1,5 +1,6 @@
 //! Exact sampling: the log-probabilities of the sampler are those of training. Says where that is so, and rejects the option
-//! where it is not. Operations do it: those of a CPU sum in an order that follows from the sequence alone.
+//! where it is not. Operations do it: those of a CPU sum in an order that follows from the sequence alone, those of a Hopper
+//! GPU where `exact_sampling: true` asks for it ([`compiler::CompileOptions::batch_invariant`]).
 
 use graph::{Item, NodeSpec};
 use options::Setting;
@@ -18,8 +19,8 @@ const OF_BATCH: &str = "rope_frequencies_of_batch";
 /// gives the same. `dtype`: of the computation.
 fn reason(config: &Config, source: &ModelSource, dtype: DType, machine: &Machine) -> Option<(String, &'static str)> {
     const OTHERWISE: &str = "remove it: `sampling/sampling_logp_difference` shows the distance";
-    if machine.arch != Arch::Cpu {
-        let why = "on GPUs the kernels that sample round otherwise than those of training";
+    if !machine.arch.is_hopper() && machine.arch != Arch::Cpu {
+        let why = "on this GPU the kernels that sample round otherwise than those of training";
         return Some((why.to_owned(), OTHERWISE));
     }
     let dropout = config.lora.lora_dropout.value().copied().filter(|dropout| config.lora.lora && *dropout > 0.0);
@@ -44,6 +45,18 @@ fn reason(config: &Config, source: &ModelSource, dtype: DType, machine: &Machine
         let why = "the model's rotation follows from the longest of the sequences that are computed together";
         return Some((why.to_owned(), OTHERWISE));
     }
+    if machine.arch != Arch::Cpu {
+        return match dtype {
+            DType::BF16 => (!is_asked(config)).then(|| {
+                let why = "on a GPU it takes kernels that are slower; `exact_sampling: true` takes them";
+                (why.to_owned(), OTHERWISE)
+            }),
+            _ => Some((
+                format!("on a GPU only the kernels of bfloat16 have it, not those of {dtype}"),
+                "set `torch_dtype: bfloat16`",
+            )),
+        };
+    }
     (!device::sums_by_sequence(dtype)).then(|| {
         let why = match dtype {
             DType::F32 => "this processor lacks AVX2".to_owned(),
@@ -52,6 +65,11 @@ fn reason(config: &Config, source: &ModelSource, dtype: DType, machine: &Machine
         };
         (why, "set `torch_dtype: float32`, or remove it")
     })
+}
+
+/// True if a run takes kernels whose bits follow from a token's own sequence.
+pub(super) fn is_asked(config: &Config) -> bool {
+    config.task == Task::Grpo && config.reinforcement.exact_sampling == Setting::Value(true)
 }
 
 /// The operations of a model, those of a block once.
@@ -77,7 +95,7 @@ pub(crate) fn note(config: &Config, source: &ModelSource, dtype: DType, machine:
             Err(TrainError::Config(vec![config.mistake("exact_sampling", message, Some(hint.to_owned()))]))
         }
         (Some((why, _)), _) => Ok(Some(format!("sampling is not exact: {why}"))),
-        (None, Setting::Value(false)) => {
+        (None, Setting::Value(false)) if machine.arch == Arch::Cpu => {
             Ok(Some("`exact_sampling: false` has no effect: sampling on a CPU is exact by itself".to_owned()))
         }
         (None, _) => {

@@ -105,6 +105,7 @@ pub(crate) fn options(training: &CompileOptions, scoring: &str) -> CompileOption
         plan: PlanOptions::default(),
         sharding: Sharding { gradients: false, open: false, compression: Default::default(), ..training.sharding },
         branches: training.branches,
+        batch_invariant: training.batch_invariant,
     }
 }
 

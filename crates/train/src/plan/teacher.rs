@@ -145,6 +145,7 @@ impl Teacher {
             plan: PlanOptions::default(),
             sharding: Sharding { gradients: false, open: false, compression: Default::default(), ..training.sharding },
             branches: None,
+            batch_invariant: false,
         }
     }
 

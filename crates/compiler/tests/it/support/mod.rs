@@ -61,6 +61,7 @@ pub fn options() -> CompileOptions {
         plan: PlanOptions { passes: Some(Pass::OPTIONAL.len()), ..PlanOptions::default() },
         sharding: Default::default(),
         branches: None,
+        batch_invariant: false,
     }
 }
 

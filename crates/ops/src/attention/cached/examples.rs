@@ -140,5 +140,11 @@ pub fn of_reading() -> Vec<Example> {
         Given::new([1, 40, 4, 2, 64, 64], 16, &[30]).in_spans(16).with("window", 9),
         Given::new([2, 33, 6, 2, 128, 64], 16, &[170, 0]).in_spans(11).padded(&[33, 20]).with("window", 60).with_sink(),
     ];
-    calls.into_iter().map(Given::reading).collect()
+    let invariant = [
+        Given::new([3, 1, 32, 2, 128, 128], 16, &[900, 64, 63]),
+        Given::new([2, 33, 6, 2, 128, 64], 16, &[170, 0]).padded(&[33, 20]).with("window", 60).with_sink(),
+        Given::new([1, 5, 4, 4, 40, 40], 4, &[130]).with("soft_cap", 5.0),
+    ];
+    let invariant = invariant.map(|of| of.with("batch_invariant", true));
+    calls.into_iter().chain(invariant).map(Given::reading).collect()
 }

@@ -8,7 +8,7 @@ use super::strips::Strips;
 use super::{PLACED_INPUTS, check_places, cpu, examples};
 use crate::attention::launch::{is_aligned, strides};
 use crate::attention::operands::Optional;
-use crate::attention::{ATTRIBUTES, MAX_HEAD_DIM, Reading};
+use crate::attention::{ATTRIBUTES, MAX_HEAD_DIM, OF_PAGES, Reading};
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type};
 use crate::op::{Attribute, Class, Example, Op};
@@ -24,6 +24,7 @@ const HEADERS: &[(&str, &str)] = &[
     device::DEPENDENT_LAUNCH,
 ];
 const STRIPS_HEADERS: &[(&str, &str)] = &[
+    ("strips.cuh", include_str!("../strips.cuh")),
     ("types.cuh", include_str!("../../cuda/types.cuh")),
     ("mma.cuh", include_str!("../../cuda/mma.cuh")),
     ("tiles.cuh", include_str!("../portable/tiles.cuh")),
@@ -148,7 +149,7 @@ impl Op for CachedAttention {
     }
 
     fn attributes(&self) -> &'static [Attribute] {
-        &ATTRIBUTES[..3]
+        &ATTRIBUTES[..OF_PAGES]
     }
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
@@ -282,7 +283,7 @@ impl Work {
                     headers: STRIPS_HEADERS.to_vec(),
                     defines,
                     grid: strips.grid,
-                    block: [Strips::THREADS as u32, 1, 1],
+                    block: [strips.threads() as u32, 1, 1],
                     shared_bytes: strips.shared_bytes as u32,
                     args,
                 }

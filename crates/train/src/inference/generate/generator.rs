@@ -87,6 +87,7 @@ impl Generator {
             plan: PlanOptions::default(),
             sharding: Sharding::default(),
             branches: None,
+            batch_invariant: false,
         };
         let Texts { encoder, defaults } = Texts::read(adapter.as_deref(), &source)?;
         Ok(Generator::of(device, source, adapter, options, encoder, defaults))

@@ -206,5 +206,6 @@ pub fn plain_options() -> CompileOptions {
         plan: PlanOptions::default(),
         sharding: Sharding::default(),
         branches: None,
+        batch_invariant: false,
     }
 }

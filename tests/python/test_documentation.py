@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
@@ -41,6 +44,19 @@ def test_runs_on_pages_parse(text):
 def test_links_of_pages_lead_to_files(page):
     broken = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
     assert not broken
+
+
+def anchors(page: Path) -> set[str]:
+    """Returns the anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.MULTILINE)
+    shown = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in shown}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_into_pages_lead_to_headings(page):
+    links = re.findall(r"\]\(([^)#:\s]*)#([^)]+)\)", page.read_text())
+    assert [(to, part) for to, part in links if part not in anchors(page.parent / to if to else page)] == []
 
 
 #: Pages about the tree itself: each path that they name exists.
@@ -128,6 +144,12 @@ def test_the_page_of_models_is_what_is_registered_and_compared():
     assert page.PATH.read_text(encoding="utf-8") == page.text(), "run python -m surogate.models.page"
     assert list(page.RECORDED) == [*FAMILIES, *MIXTURES]
     assert list(page.RECORDED_IMAGES) == WITH_IMAGES
+
+
+def test_the_page_of_measurements_shows_the_rows_of_bench():
+    command = [sys.executable, str(REPOSITORY / "bench" / "page.py"), "--check"]
+    checked = subprocess.run(command, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
 
 
 def test_there_are_examples_and_pages():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-ROW = re.compile(r"^\| \[([^\]]+)\]\(([^)]+)\) \| (.*) \|$")
+ROW = re.compile(r"^\| \[([^\]]+)\]\(([^)]+)\) \| (.*?) \|(?: [\d,]+ \|)?$")
 LINK = re.compile(r"\]\(([^)#:\s]*)(#[^)\s]*)?\)")
 
 SUMMARY = (

@@ -152,5 +152,16 @@ def test_the_page_of_measurements_shows_the_rows_of_bench():
     assert checked.returncode == 0, checked.stderr
 
 
+def test_the_reading_path_says_how_long_it_is():
+    text = (REPOSITORY / "docs" / "index.md").read_text()
+    rows = re.findall(r"^\| \[[^\]]+\]\(([\w-]+\.md)\) \| .* \| ([\d,]+) \|$", text, re.MULTILINE)
+    said = {page: int(words.replace(",", "")) for page, words in rows}
+    counted = {page: len((REPOSITORY / "docs" / page).read_text().split()) for page in said}
+    assert said == pytest.approx(counted, rel=0.1) and 8 <= len(said) <= 10
+    whole = re.search(r"^Together about ([\d,]+) words", text, re.MULTILINE)
+    assert whole and int(whole[1].replace(",", "")) == pytest.approx(sum(counted.values()), rel=0.05)
+    assert sum(counted.values()) < 13_500
+
+
 def test_there_are_examples_and_pages():
     assert EXAMPLES and len(PAGES) > 5

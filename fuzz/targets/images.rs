@@ -36,7 +36,7 @@ pub fn processor(bytes: &[u8]) -> bool {
     let small = Pixels { height: 6, width: 9, rgb: vec![100; 162] };
     let fits = |(views, _): (Vec<[usize; 2]>, _)| views.iter().map(|[h, w]| h * w).sum::<usize>() < 1 << 20;
     if processor.layout([6, 9]).is_ok_and(fits) {
-        let _ = processor.prepare(&small);
+        let _ = processor.prepare(small);
     }
     true
 }

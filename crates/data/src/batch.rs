@@ -342,8 +342,8 @@ fn check_each<T: std::fmt::Display>(
 /// The images of a micro-batch, P patches with padding and P/G tokens. Empty without images.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Patches {
-    /// [P, width].
-    pub pixels: Vec<f32>,
+    /// [P, width] numbers of 32 bits as devices read them, little-endian: they are many, and are not copied once more.
+    pub pixels: Vec<u8>,
     /// Row and column of each patch in its picture, [P, 2].
     pub places: Vec<i32>,
     /// Number of the patch's entry in a table of positions [P].

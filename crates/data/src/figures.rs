@@ -1,20 +1,26 @@
-//! Benchmark of reading cached rows: tokens per second and memory, for a cache of 2 GiB. Run on demand by
-//! `bench/data/from_cache.py`; asserts only what must hold on any machine.
+//! Benchmarks, run on demand; they assert only what must hold on any machine. Reading cached rows: tokens per second and
+//! memory, for a cache of 2 GiB (`bench/data/from_cache.py`). Laying out images: images per second (`bench/data/images.py`).
 //!
-//! Uses internals of the cache, because encoding 500 million tokens would take too long.
+//! The first uses internals of the cache, because encoding 500 million tokens would take too long.
 
 use std::fs;
 use std::sync::Arc;
+use std::time::Instant;
 
 use tensor::philox::{Purpose, word};
 
+use crate::boxes::{BoxForm, Units};
 use crate::cache::{Key, Lookup, RowCache};
-use crate::corpus::DocumentSet;
+use crate::corpus::{Corpus, DocumentSet};
 use crate::document::Document;
 use crate::document::IGNORE;
 use crate::gather::Gathering;
+use crate::image::{Limits, Processor, size};
+use crate::image_source::{ImageRef, ImageSource};
 use crate::loader::{Loader, extent};
 use crate::loader_spec::{Layout, LoaderSpec, Padding, Share};
+use crate::patches::Form;
+use crate::pictures::ImageReader;
 use crate::row_order::Position;
 use crate::summary::DatasetSummary;
 
@@ -108,5 +114,79 @@ fn reading_kept_rows() {
         tokens as f64 * fill / seconds,
         ready - start,
         most.saturating_sub(before),
+    );
+}
+
+/// The folder of the images that [`laying_out_images`] reads, and batches that are made ahead.
+const IMAGES: &str = "SUROGATE_FIGURE_IMAGES";
+const AHEAD: &str = "SUROGATE_FIGURE_AHEAD";
+/// The token of images, and images of a batch.
+const OF_IMAGE: i32 = 9;
+const AT_ONCE: usize = 8;
+
+/// Seconds that all threads of the process have run.
+fn seconds_of_all() -> f64 {
+    let text = fs::read_to_string("/proc/self/stat").expect("Linux counts the time of processes");
+    let after = text.rsplit(')').next().expect("the name is in brackets");
+    let ticks = |n: usize| after.split_whitespace().nth(n).and_then(|of| of.parse::<f64>().ok()).expect("a number");
+    (ticks(11) + ticks(12)) / 100.0
+}
+
+#[test]
+#[ignore = "measures; bench/data/images.py runs it"]
+fn laying_out_images() {
+    let folder = std::env::var_os(IMAGES).expect("a folder of images is named");
+    let prefetch: usize = std::env::var(AHEAD).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
+    let config = serde_json::json!({
+        "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16, "merge_size": 2, "temporal_patch_size": 2,
+        "size": {"shortest_edge": 65536, "longest_edge": 16777216}, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
+    });
+    let form =
+        Form { token: OF_IMAGE, width: 1536, side: 2, window: 0, table: 48, stretched: true, breaks: false, pad: 0 };
+    let processor = Processor::of("the figures", &config).unwrap();
+    let boxes = BoxForm { units: Units::Pixels, marked: false };
+    let reader = ImageReader { form, processor, limits: Limits::default(), boxes, rooms: Vec::new() };
+    let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
+    files.sort();
+    let documents: Vec<Document> = files
+        .iter()
+        .map(|path| {
+            let bytes = fs::read(path).unwrap();
+            let grids = reader.grids(size(&bytes, &reader.limits).unwrap()).unwrap();
+            let ids = [vec![1], vec![OF_IMAGE; reader.tokens(&grids)], vec![2; 8]].concat();
+            let images = vec![ImageRef::new(ImageSource::Path(path.clone()), &bytes)];
+            Document { images, ..Document::all_trained(ids) }
+        })
+        .collect();
+    let longest = documents.iter().map(Document::len).max().unwrap();
+    let epochs = 64usize.div_ceil(documents.len()).max(1);
+    let spec = LoaderSpec {
+        batch_size: 1,
+        share: Share::WHOLE,
+        seq_len: AT_ONCE * longest,
+        layout: Layout::Packed,
+        padding: Padding::End,
+        shuffle: false,
+        seed: 1,
+        epochs: Some(epochs as u64),
+        pad_id: 0,
+        longest_padding: 128,
+        prefetch,
+        images: Some(Arc::new(reader)),
+    };
+    let images = epochs * documents.len();
+    let loader = Loader::new(DocumentSet::all(Arc::new(Corpus::of(documents))), spec, Position::default()).unwrap();
+    let (begun, before) = (Instant::now(), seconds_of_all());
+    let mut sum = 0;
+    for batch in loader {
+        let batch = batch.unwrap();
+        sum += batch.patches.pixels.len();
+    }
+    let (wall, own) = (begun.elapsed().as_secs_f64(), seconds_of_all() - before);
+    assert!(sum > 0);
+    println!(
+        "FIGURES {{\"images\": {images}, \"images_per_second\": {:.1}, \"images_per_core_second\": {:.1}}}",
+        images as f64 / wall,
+        images as f64 / own
     );
 }

@@ -3,6 +3,8 @@
 //! Models name the rows that they read, the model language offers them, and the loop feeds them; nothing else lists
 //! them. Knows no model.
 
+use std::borrow::Cow;
+
 use rayon::prelude::*;
 use tensor::DType;
 
@@ -15,6 +17,8 @@ pub enum Feed {
     /// Numbers of the micro-batch itself.
     I32(fn(&Batch) -> &[i32]),
     F32(fn(&Batch) -> &[f32]),
+    /// The same as the bytes that a device reads.
+    BytesOfF32(fn(&Batch) -> &[u8]),
     /// Numbers that are made of the preferences of the micro-batch.
     MadeI32(fn(&Batch) -> Vec<i32>),
     MadeF32(fn(&Batch) -> Vec<f32>),
@@ -238,7 +242,7 @@ pub const INPUTS: [Input; 45] = [
     Input {
         name: "patches",
         axes: &["1", "P", "N"],
-        feed: Feed::F32(|batch| &batch.patches.pixels),
+        feed: Feed::BytesOfF32(|batch| &batch.patches.pixels),
         doc: "normalized pixels of each patch",
     },
     Input {
@@ -318,20 +322,22 @@ impl Input {
     pub fn dtype(&self) -> DType {
         match self.feed {
             Feed::I32(_) | Feed::MadeI32(_) => DType::I32,
-            Feed::F32(_) | Feed::MadeF32(_) => DType::F32,
+            Feed::F32(_) | Feed::BytesOfF32(_) | Feed::MadeF32(_) => DType::F32,
             Feed::Scalar(dtype) => dtype,
         }
     }
 
     /// The contents that a batch brings, little-endian; none for a scalar of the step.
-    pub fn bytes(&self, batch: &Batch) -> Option<Vec<u8>> {
-        match self.feed {
-            Feed::I32(of) => Some(little_endian(of(batch), i32::to_le_bytes)),
-            Feed::F32(of) => Some(little_endian(of(batch), f32::to_le_bytes)),
-            Feed::MadeI32(of) => Some(little_endian(&of(batch), i32::to_le_bytes)),
-            Feed::MadeF32(of) => Some(little_endian(&of(batch), f32::to_le_bytes)),
-            Feed::Scalar(_) => None,
-        }
+    pub fn bytes<'a>(&self, batch: &'a Batch) -> Option<Cow<'a, [u8]>> {
+        let made = match self.feed {
+            Feed::BytesOfF32(of) => return Some(Cow::Borrowed(of(batch))),
+            Feed::I32(of) => little_endian(of(batch), i32::to_le_bytes),
+            Feed::F32(of) => little_endian(of(batch), f32::to_le_bytes),
+            Feed::MadeI32(of) => little_endian(&of(batch), i32::to_le_bytes),
+            Feed::MadeF32(of) => little_endian(&of(batch), f32::to_le_bytes),
+            Feed::Scalar(_) => return None,
+        };
+        Some(Cow::Owned(made))
     }
 }
 

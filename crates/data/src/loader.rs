@@ -10,18 +10,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rayon::prelude::*;
-
 use crate::batch::Patches;
 use crate::batch::{Batch, Placed};
 use crate::corpus::{Corpus, DocumentSet};
 use crate::document::IGNORE;
 use crate::error::{DataError, Stop};
-use crate::image::decode;
-use crate::image_source::ImageRef;
 use crate::loader_spec::{Layout, LoaderSpec, Padding, Share};
-use crate::patches::Picture;
-use crate::pictures::ImageReader;
+use crate::round_images::{Made, Reading, most_ahead};
 use crate::row_order::{Position, Round, RowOrder};
 use crate::segment::DocumentView;
 use crate::stream::{Stream, StreamOrder};
@@ -30,10 +25,21 @@ use crate::stream::{Stream, StreamOrder};
 struct Cursor {
     order: Order,
     spec: LoaderSpec,
-    /// Micro-batches of the present round that were not taken yet, and where the round began.
-    round: VecDeque<Result<Batch, DataError>>,
+    /// Rounds whose images are being read.
+    ahead: VecDeque<Begun>,
+    /// Micro-batches of the present round that were not taken yet, and where the round began and ended.
+    round: VecDeque<Made>,
     begun: Position,
+    ended: Position,
     /// True if the epoch ends with the present round.
+    is_last: bool,
+}
+
+/// A round that was drawn, and where it began and ended.
+struct Begun {
+    reading: Reading,
+    begun: Position,
+    ended: Position,
     is_last: bool,
 }
 
@@ -78,27 +84,41 @@ struct Delivered {
 impl Cursor {
     fn next_batch(&mut self) -> Option<Delivered> {
         if self.round.is_empty() {
-            self.begun = self.order.position();
-            self.round = self.next_round()?;
+            self.begin_rounds();
+            let next = self.ahead.pop_front()?;
+            (self.begun, self.ended, self.is_last) = (next.begun, next.ended, next.is_last);
+            self.round = next.reading.finish();
         }
         let batch = self.round.pop_front().expect("a round has a micro-batch for each rank");
         let is_whole = self.round.is_empty();
-        let position = if is_whole { self.order.position() } else { self.begun.clone() };
+        let position = if is_whole { self.ended.clone() } else { self.begun.clone() };
         Some(Delivered { batch, position, ends_epoch: is_whole && self.is_last })
     }
 
-    /// A micro-batch for every rank that is served here; the last ones of an epoch are filled up with rows in which
-    /// nothing is trained, or consist of them.
-    fn next_round(&mut self) -> Option<VecDeque<Result<Batch, DataError>>> {
+    /// Draws the next round, and with images as many after it as keep all threads at work while the first is trained on.
+    fn begin_rounds(&mut self) {
+        let reader = self.spec.images.clone();
+        let most = if self.spec.prefetch > 0 && reader.is_some() { most_ahead() } else { 0 };
+        let size = |ahead: &VecDeque<Begun>| ahead.iter().map(|of| 1 + of.reading.images()).sum::<usize>();
+        while self.ahead.is_empty() || size(&self.ahead) < most {
+            let begun = self.order.position();
+            let Some((made, is_last)) = self.next_round() else { return };
+            let reading = Reading::begin(reader.clone(), made);
+            self.ahead.push_back(Begun { reading, begun, ended: self.order.position(), is_last });
+        }
+    }
+
+    /// A micro-batch for every rank that is served here, and whether the epoch ends with them; the last ones of an epoch are
+    /// filled up with rows in which nothing is trained, or consist of them.
+    fn next_round(&mut self) -> Option<(Vec<Made>, bool)> {
         let batch_size = self.spec.batch_size;
         let Share { rank, here, ranks } = self.spec.share;
         // Ranks in a row have a part of the data.
         let in_part = ranks / self.order.parts();
         let Round { corpus, rows: of_all, is_last } = match self.order.round(batch_size * in_part) {
             Ok(round) => round?,
-            Err(error) => return Some([Err(error)].into()),
+            Err(error) => return Some((vec![Err(error)], false)),
         };
-        self.is_last = is_last;
         let length_of = |row: &Vec<u32>| row.iter().map(|&d| corpus.length(d as usize)).sum::<usize>();
         let fitting = |lengths: &[usize], needed: usize| {
             lengths.iter().copied().find(|&length| length >= needed).expect("the last length holds every micro-batch")
@@ -123,11 +143,7 @@ impl Cursor {
                 false => Ok(Batch::elsewhere(number, length, rows.iter().map(length_of).sum())),
             }
         };
-        let made = (rank..rank + here).map(of);
-        match self.spec.images.clone() {
-            None => Some(made.collect()),
-            Some(reader) => Some(with_images(&reader, made.collect())),
-        }
+        Some(((rank..rank + here).map(of).collect(), is_last))
     }
 
     fn assemble(
@@ -196,34 +212,6 @@ impl Cursor {
             batch.document_start.resize(row_begin + start + end, (start + begin) as i32);
         }
     }
-}
-
-/// A batch, or why there is none.
-type Made = Result<Batch, DataError>;
-
-/// The batches of a round with their images laid out, all with as many patches. Images are decoded by all threads.
-fn with_images(reader: &ImageReader, round: Vec<Made>) -> VecDeque<Made> {
-    let read = |batch: Batch| -> Result<(Batch, Vec<Picture>), DataError> {
-        let of = |image: &ImageRef| -> Result<Vec<Picture>, DataError> {
-            let name = image.source.name();
-            let refused = |problem: String| DataError::invalid(&name, problem);
-            let bytes = image.read().map_err(refused)?;
-            let pixels = decode(&bytes, &reader.limits).map_err(refused)?;
-            reader.pictures(&pixels).map_err(refused)
-        };
-        let pictures: Vec<Vec<Picture>> = batch.images.par_iter().map(of).collect::<Result<_, _>>()?;
-        Ok((Batch { images: Vec::new(), ..batch }, pictures.concat()))
-    };
-    let read: Vec<Result<(Batch, Vec<Picture>), DataError>> =
-        round.into_iter().map(|made| made.and_then(read)).collect();
-    let patches = |pictures: &[Picture]| pictures.iter().map(|of| of.grid[0] * of.grid[1]).sum::<usize>();
-    let most = read.iter().flatten().map(|(_, pictures)| patches(pictures)).max().unwrap_or(0);
-    let most = reader.room(most);
-    let laid_out = |(batch, pictures): (Batch, Vec<Picture>)| {
-        let patches = reader.form.lay_out_among(&batch, &pictures, most)?;
-        Ok(Batch { patches, ..batch })
-    };
-    read.into_iter().map(|read| read.and_then(laid_out)).collect()
 }
 
 fn append(batch: &mut Batch, view: DocumentView<'_>, row_begin: usize) {
@@ -449,7 +437,8 @@ impl Cursor {
         }
         assert!(ranks.is_multiple_of(order.parts()), "every part of the data has as many ranks");
         let begun = order.position();
-        Cursor { order, spec, round: VecDeque::new(), begun, is_last: false }
+        let (ahead, round) = (VecDeque::new(), VecDeque::new());
+        Cursor { order, spec, ahead, round, begun: begun.clone(), ended: begun, is_last: false }
     }
 }
 

@@ -259,6 +259,7 @@ pub(crate) fn common(batch: &Batch) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::patched_view::PatchedView;
     use crate::patches::{Form, Picture};
 
     #[test]
@@ -292,7 +293,19 @@ mod tests {
 
     /// An image of one row of two tokens.
     fn picture() -> Picture {
-        Picture { pixels: (0..8 * 12).map(|n| n as f32).collect(), grid: [2, 4] }
+        let values = Box::new([std::array::from_fn(|value| value as f32); 3]);
+        Picture::of(
+            [2, 4],
+            PatchedView {
+                pixels: 8,
+                rgb: (0..96).collect(),
+                values,
+                patch: 2,
+                side: 2,
+                frames: 1,
+                channel_last: false,
+            },
+        )
     }
 
     #[test]

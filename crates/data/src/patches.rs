@@ -9,6 +9,7 @@ use rayon::prelude::*;
 use crate::batch::{Batch, Patches};
 use crate::error::DataError;
 use crate::pairs;
+use crate::patched_view::PatchedView;
 
 /// Patches are padded to a multiple of this number of groups, so that products have full tiles.
 const UNIT: usize = 16;
@@ -36,13 +37,33 @@ pub struct Form {
     pub pad: i32,
 }
 
-/// One image, or one view of it.
+/// One image, or one view of it, in 8 bits: its patches are made where a batch has them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Picture {
-    /// [rows · columns, width], in block order.
-    pub pixels: Vec<f32>,
     /// Rows and columns of patches.
     pub grid: [usize; 2],
+    /// None where only places are wanted: its patches are zeros.
+    view: Option<PatchedView>,
+}
+
+impl Picture {
+    pub(crate) fn of(grid: [usize; 2], view: PatchedView) -> Picture {
+        Picture { grid, view: Some(view) }
+    }
+
+    /// An image of which only the size is known: its patches are zeros.
+    pub(crate) fn blank(grid: [usize; 2]) -> Picture {
+        Picture { grid, view: None }
+    }
+
+    /// The numbers of all patches, of which each has `width`: [rows · columns, width], in block order.
+    #[cfg(test)]
+    pub(crate) fn numbers(&self, width: usize) -> Vec<f32> {
+        let mut bytes = vec![0; 4 * width * self.grid[0] * self.grid[1]];
+        let view = self.view.as_ref().expect("it has content");
+        bytes.chunks_mut(4 * width).enumerate().for_each(|(index, bytes)| view.write(index, bytes));
+        bytes.as_chunks().0.iter().map(|number| f32::from_le_bytes(*number)).collect()
+    }
 }
 
 impl Form {
@@ -99,15 +120,9 @@ impl Form {
                 self.token
             )));
         }
-        for of in pictures {
-            if of.pixels.len() != of.grid[0] * of.grid[1] * self.width {
-                let [rows, columns] = of.grid;
-                let expected = rows * columns * self.width;
-                return Err(problem(format!(
-                    "an image has {} numbers, expected {rows} · {columns} · {} = {expected}",
-                    of.pixels.len(),
-                    self.width
-                )));
+        for width in pictures.iter().filter_map(|of| Some(of.view.as_ref()?.width())) {
+            if width != self.width {
+                return Err(problem(format!("a patch of an image has {width} numbers, expected {}", self.width)));
             }
         }
         let patches: usize = pictures.iter().map(|of| of.grid[0] * of.grid[1]).sum();
@@ -119,9 +134,11 @@ impl Form {
             self.add(&mut made, &mut order, (number, picture), &own)?;
         }
         self.pad(&mut made, self.padded(patches.max(least)));
-        made.pixels = vec![0.0; made.count() * self.width];
-        made.pixels.par_chunks_mut(self.width).zip(&order).for_each(|(row, (number, patch))| {
-            row.copy_from_slice(&pictures[*number].pixels[patch * self.width..][..self.width]);
+        made.pixels = vec![0; 4 * made.count() * self.width];
+        made.pixels.par_chunks_mut(4 * self.width).zip(&order).for_each(|(bytes, (number, patch))| {
+            if let Some(view) = &pictures[*number].view {
+                view.write(*patch, bytes);
+            }
         });
         self.place(&mut made, batch, pictures, &sizes, &places)?;
         Ok(made)

@@ -58,8 +58,7 @@ impl ImageReader {
         let mut pictures = Vec::new();
         for image in &document.images {
             let size = size(&image.read().map_err(wrong)?, &self.limits).map_err(wrong)?;
-            let blank = |grid: [usize; 2]| Picture { pixels: vec![0.0; grid[0] * grid[1] * self.form.width], grid };
-            pictures.extend(self.grids(size).map_err(wrong)?.into_iter().map(blank));
+            pictures.extend(self.grids(size).map_err(wrong)?.into_iter().map(Picture::blank));
         }
         let (ids, length) = (document.ids.clone(), document.len());
         let batch = Batch::from_labels(1, length, ids, &document.labels, None, None)?;
@@ -68,8 +67,8 @@ impl ImageReader {
     }
 
     /// The views of an image as the model takes them.
-    pub fn pictures(&self, image: &Pixels) -> Result<Vec<Picture>, String> {
+    pub fn pictures(&self, image: Pixels) -> Result<Vec<Picture>, String> {
         let views = self.processor.prepare(image)?.views;
-        views.iter().map(|view| self.processor.patches(view, self.patch(), self.form.side)).collect()
+        views.into_iter().map(|view| self.processor.patches(view, self.patch(), self.form.side)).collect()
     }
 }

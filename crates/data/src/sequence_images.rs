@@ -49,9 +49,7 @@ impl SequenceImages {
             let tokens = own.first().map_or(0..0, |first| *first..own.last().map_or(0, |last| last + 1));
             let patches = grids.iter().map(|[rows, columns]| rows * columns).sum();
             shown.push(Shown { of, size, count: own.len(), patches, tokens });
-            blank.extend(
-                grids.into_iter().map(|grid| Picture { pixels: vec![0.0; grid[0] * grid[1] * form.width], grid }),
-            );
+            blank.extend(grids.into_iter().map(Picture::blank));
         }
         let batch = Batch::from_labels(1, ids.len(), ids.to_vec(), ids, None, None)?;
         let axes = form.lay_out(&batch, &blank)?.axes;
@@ -105,7 +103,7 @@ impl SequenceImages {
         for of in &shown {
             let wrong = |problem: String| DataError::invalid(of.of.source.name(), problem);
             let image = of.of.read().and_then(|bytes| decode(&bytes, &self.reader.limits)).map_err(wrong)?;
-            pictures.extend(self.reader.pictures(&image).map_err(wrong)?);
+            pictures.extend(self.reader.pictures(image).map_err(wrong)?);
         }
         let mut row = ids[part].to_vec();
         // Padding that stands for no image.

@@ -118,13 +118,14 @@ impl ImageProcessor {
         let mut made = Vec::new();
         for (number, image) in images.iter().enumerate() {
             let image = one(number, image)?;
-            let prepared = py.detach(|| self.0.prepare(&image)).map_err(|problem| refused(number, problem))?;
+            let size = (image.height, image.width);
+            let prepared = py.detach(|| self.0.prepare(image)).map_err(|problem| refused(number, problem))?;
             let sizes: Vec<[usize; 2]> = prepared.views.iter().map(|view| [view.height, view.width]).collect();
             let shape = vec![sizes.len(), sizes[0][0], sizes[0][1], 3];
             let rgb: Vec<u8> = prepared.views.into_iter().flat_map(|view| view.rgb).collect();
             let views = PyArray1::from_vec(py, rgb).reshape(shape)?;
             let [rows, columns] = self.0.grid(&sizes, prepared.tiles);
-            made.push((views, self.0.tokens(&sizes), (rows, columns), (image.height, image.width)));
+            made.push((views, self.0.tokens(&sizes), (rows, columns), size));
         }
         Ok(made)
     }

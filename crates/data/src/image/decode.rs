@@ -62,7 +62,14 @@ fn decode_unguarded(bytes: &[u8], limits: &Limits) -> Result<Pixels, String> {
     let (width, height) = (image.width() as usize, image.height() as usize);
     let rgb = match image.color().has_alpha() {
         false => image.into_rgb8().into_raw(),
-        true => image.into_rgba8().pixels().flat_map(|pixel| on_white(pixel.0)).collect(),
+        true => {
+            let rgba = image.into_rgba8().into_raw();
+            let mut rgb = vec![0; rgba.len() / 4 * 3];
+            for (to, pixel) in rgb.as_chunks_mut().0.iter_mut().zip(rgba.as_chunks().0) {
+                *to = on_white(*pixel);
+            }
+            rgb
+        }
     };
     Ok(Pixels { height, width, rgb })
 }

@@ -3,15 +3,16 @@
 //! Reads `preprocessor_config.json`, or `image_processor` of `processor_config.json`, in the spellings of transformers 4
 //! and 5.
 
+use std::borrow::Cow;
 use std::path::Path;
 
-use rayon::prelude::*;
 use serde_json::{Map, Value};
 
 use super::resize::resize;
 use super::sizes::{self, Area};
 use super::{Filter, Pixels};
 use crate::error::DataError;
+use crate::patched_view::PatchedView;
 use crate::patches::Picture;
 use crate::small_file;
 
@@ -390,13 +391,14 @@ impl Processor {
     }
 
     /// The views of an image in the size that the model takes.
-    pub fn prepare(&self, image: &Pixels) -> Result<Prepared, String> {
+    pub fn prepare(&self, image: Pixels) -> Result<Prepared, String> {
         let size = [image.height, image.width];
         let (targets, tiles) = self.layout(size)?;
-        let to = |image: &Pixels, [height, width]: [usize; 2]| resize(image, height, width, self.filter);
+        let resized = |image: Cow<'_, Pixels>, [height, width]: [usize; 2]| resize(image, height, width, self.filter);
+        let to = |image: &Pixels, size: [usize; 2]| resized(Cow::Borrowed(image), size);
         let views = match &self.kind {
             Kind::Tiles { longest, tile, splits } if self.resizes => {
-                let first = to(image, sizes::to_longest(size, *longest));
+                let first = to(&image, sizes::to_longest(size, *longest));
                 let whole =
                     if *splits { to(&first, sizes::to_tiles([first.height, first.width], *tile)) } else { first };
                 let [rows, columns] = tiles;
@@ -410,57 +412,33 @@ impl Processor {
             }
             _ => {
                 let parts = self.crops(size).into_iter().map(|[top, left, h, w]| image.part(top, left, h, w));
-                let all = std::iter::once(image.clone()).chain(parts);
-                all.zip(targets).map(|(of, target)| to(&of, target)).collect()
+                let parts: Vec<Pixels> = parts.collect();
+                let all = std::iter::once(image).chain(parts);
+                all.zip(targets).map(|(of, target)| resized(Cow::Owned(of), target)).collect()
             }
         };
         Ok(Prepared { views, tiles })
     }
 
     /// The numbers of a channel, x/255 normalized, by the values of 8 bits.
-    fn normalized(&self, channel: usize) -> Vec<f32> {
-        let value = |x: u16| ((f64::from(x) / 255.0 - self.mean[channel]) / self.deviation[channel]) as f32;
-        (0..256).map(value).collect()
+    fn normalized(&self, channel: usize) -> [f32; 256] {
+        std::array::from_fn(|x| ((x as f64 / 255.0 - self.mean[channel]) / self.deviation[channel]) as f32)
     }
 
     /// The patches of a view in blocks of `side` × `side`: columns by channel, then row and column; of Gemma 4 the channel
     /// comes last, and Qwen has each channel as often as frames. An error unless whole blocks cover the view.
-    pub fn patches(&self, view: &Pixels, patch: usize, side: usize) -> Result<Picture, String> {
+    pub fn patches(&self, view: Pixels, patch: usize, side: usize) -> Result<Picture, String> {
         let block = patch * side;
         if block == 0 || !view.height.is_multiple_of(block) || !view.width.is_multiple_of(block) {
             let (h, w) = (view.height, view.width);
             return Err(format!("has {h} × {w} pixels, expected multiples of {block}"));
         }
         let grid = [view.height / patch, view.width / patch];
-        let tables: Vec<Vec<f32>> = (0..3).map(|channel| self.normalized(channel)).collect();
-        let (frames, last) = (self.frames(), matches!(self.kind, Kind::Gemma4 { .. }));
-        let plane = patch * patch;
-        let width = 3 * frames * plane;
-        let mut pixels = vec![0f32; grid[0] * grid[1] * width];
-        pixels.par_chunks_mut(width).enumerate().for_each(|(index, numbers)| {
-            let (number, inside) = (index / (side * side), index % (side * side));
-            let blocks = grid[1] / side;
-            let top = (number / blocks * side + inside / side) * patch;
-            let left = (number % blocks * side + inside % side) * patch;
-            for y in 0..patch {
-                let row = view.rgb[3 * ((top + y) * view.width + left)..][..3 * patch].as_chunks::<3>().0;
-                for (x, pixel) in row.iter().enumerate() {
-                    for (channel, table) in tables.iter().enumerate() {
-                        let value = table[usize::from(pixel[channel])];
-                        match last {
-                            true => numbers[3 * (y * patch + x) + channel] = value,
-                            false => numbers[channel * frames * plane + y * patch + x] = value,
-                        }
-                    }
-                }
-            }
-            // All frames of an image are the same.
-            for channel in 0..3 {
-                let begin = channel * frames * plane;
-                (1..frames).for_each(|frame| numbers.copy_within(begin..begin + plane, begin + frame * plane));
-            }
-        });
-        Ok(Picture { pixels, grid })
+        let values = [0, 1, 2].map(|channel| self.normalized(channel));
+        let (frames, channel_last) = (self.frames(), matches!(self.kind, Kind::Gemma4 { .. }));
+        let Pixels { width: pixels, rgb, .. } = view;
+        let values = Box::new(values);
+        Ok(Picture::of(grid, PatchedView { pixels, rgb, values, patch, side, frames, channel_last }))
     }
 }
 
@@ -519,9 +497,10 @@ mod tests {
         .unwrap();
         let rgb = (0..16u8).flat_map(|place| [place, 100, 200]).collect();
         let view = Pixels { height: 4, width: 4, rgb };
-        let picture = processor.patches(&view, 1, 2).unwrap();
-        let first: Vec<u8> = picture.pixels.chunks(3).map(|patch| (patch[0] * 255.0).round() as u8).collect();
+        let picture = processor.patches(view.clone(), 1, 2).unwrap();
+        let numbers = picture.numbers(3);
+        let first: Vec<u8> = numbers.chunks(3).map(|patch| (patch[0] * 255.0).round() as u8).collect();
         assert_eq!((picture.grid, first), ([4, 4], vec![0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15]));
-        assert!(processor.patches(&view, 3, 1).unwrap_err().contains("multiples of 3"));
+        assert!(processor.patches(view, 3, 1).unwrap_err().contains("multiples of 3"));
     }
 }

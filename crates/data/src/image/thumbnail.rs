@@ -1,5 +1,6 @@
 //! Small copies of images, for people to look at. No model reads them.
 
+use std::borrow::Cow;
 use std::io::Cursor;
 
 use ::image::codecs::jpeg::JpegEncoder;
@@ -18,7 +19,7 @@ pub fn within(image: &Pixels, side: usize) -> Pixels {
         return image.clone();
     }
     let scaled = |of: usize| ((of * side + longest / 2) / longest).max(1);
-    resize(image, scaled(image.height), scaled(image.width), Filter::Bilinear)
+    resize(Cow::Borrowed(image), scaled(image.height), scaled(image.width), Filter::Bilinear)
 }
 
 /// The file of an image as JPEG, which is small and not exact.

@@ -5,6 +5,11 @@ use std::sync::Arc;
 
 use tensor::philox::{Purpose, word};
 
+use data::boxes::{BoxForm, Units};
+use data::image::{Limits, Pixels, Processor, png};
+use data::image_source::{ImageRef, ImageSource};
+use data::patches::Form;
+use data::pictures::ImageReader;
 use data::{
     Batch, Corpus, Document, DocumentSet, IGNORE, Layout, Loader, LoaderSpec, Padding, Position, Share, extent,
 };
@@ -437,5 +442,79 @@ fn rows_are_full_for_lengths_of_many_kinds() {
         let fill = extent(&documents, &spec).unwrap().fill;
         println!("{name}: {:.2} % full", 100.0 * fill);
         assert!(fill >= 0.97, "{name}: {fill}");
+    }
+}
+
+/// Documents of up to two images in files of this folder, and what reads them: patches of 4 × 4 pixels, of which 2 × 2 are a
+/// token.
+fn documents_with_images(folder: &std::path::Path) -> (DocumentSet, Arc<ImageReader>) {
+    const TOKEN: i32 = 9;
+    let config = serde_json::json!({
+        "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2,
+        "size": {"shortest_edge": 64, "longest_edge": 4096}, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
+    });
+    let form = Form { token: TOKEN, width: 96, side: 2, window: 0, table: 0, stretched: false, breaks: false, pad: 0 };
+    let processor = Processor::of("a test", &config).unwrap();
+    let boxes = BoxForm { units: Units::Pixels, marked: false };
+    let reader = ImageReader { form, processor, limits: Limits::default(), boxes, rooms: Vec::new() };
+    let document = |d: usize| {
+        let mut made = Document::all_trained(vec![1000 + d as i32]);
+        for number in 0..d % 3 {
+            let (height, width) = (8 * (1 + d % 2), 8 + 5 * number);
+            let rgb = (0..3 * height * width).map(|at| (at * (7 * d + number + 1)) as u8).collect();
+            let bytes = png(&Pixels { height, width, rgb });
+            let path = folder.join(format!("{d}-{number}.png"));
+            std::fs::write(&path, &bytes).unwrap();
+            let tokens = reader.tokens(&reader.grids([height, width]).unwrap());
+            made.ids.extend(std::iter::repeat_n(TOKEN, tokens).chain([2]));
+            made.images.push(ImageRef::new(ImageSource::Path(path), &bytes));
+        }
+        Document { images: made.images, ..Document::all_trained(made.ids) }
+    };
+    (DocumentSet::all(Arc::new(Corpus::of((0..24).map(document)))), Arc::new(reader))
+}
+
+#[test]
+fn images_that_are_read_ahead_are_those_of_their_batches() {
+    let folder = tempfile::tempdir().unwrap();
+    let (documents, reader) = documents_with_images(folder.path());
+    let of = |prefetch: usize| LoaderSpec {
+        batch_size: 1,
+        share: Share { rank: 0, here: 2, ranks: 2 },
+        images: Some(reader.clone()),
+        ..spec(Layout::Packed, prefetch)
+    };
+    let plain = batches(&documents, &of(0), Position::default());
+    assert!(plain.iter().any(|batch| batch.patches.pixels.iter().any(|byte| *byte != 0)));
+    let mut loader = Loader::new(documents.clone(), of(3), Position::default()).unwrap();
+    let mut places = vec![loader.position()];
+    for (number, batch) in plain.iter().enumerate() {
+        assert_eq!(loader.next().unwrap().unwrap(), *batch, "{number}");
+        places.push(loader.position());
+    }
+    assert!(loader.next().is_none());
+    // The place is that of the batch that was handed out, not of the one that is read ahead.
+    for (taken, place) in places.into_iter().enumerate().step_by(2) {
+        assert_eq!(batches(&documents, &of(3), place), plain[taken..], "{taken}");
+    }
+}
+
+#[test]
+fn an_image_that_changes_is_an_error_of_its_batch() {
+    let folder = tempfile::tempdir().unwrap();
+    let (documents, reader) = documents_with_images(folder.path());
+    let of = |prefetch: usize| LoaderSpec {
+        batch_size: 1,
+        shuffle: false,
+        images: Some(reader.clone()),
+        ..spec(Layout::Padded(vec![32]), prefetch)
+    };
+    std::fs::write(folder.path().join("10-0.png"), b"another").unwrap();
+    for prefetch in [0, 2] {
+        let loader = Loader::new(documents.clone(), of(prefetch), Position::default()).unwrap();
+        let wrong: Vec<(usize, String)> =
+            loader.take(20).enumerate().filter_map(|(at, made)| Some((at, made.err()?.to_string()))).collect();
+        assert_eq!(wrong.len(), 1, "{wrong:?}");
+        assert!(wrong[0].0 == 10 && wrong[0].1.contains("10-0.png has changed since the row was read"), "{wrong:?}");
     }
 }

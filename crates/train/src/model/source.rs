@@ -248,7 +248,7 @@ impl ModelSource {
         let reader = self.image_reader()?;
         let mut pictures = Vec::new();
         for (number, image) in images.iter().enumerate() {
-            let views = reader.pictures(image);
+            let views = reader.pictures(image.clone());
             pictures.extend(views.map_err(|problem| TrainError::Usage(format!("image {}: {problem}", number + 1)))?);
         }
         Ok(pictures)

@@ -232,7 +232,7 @@ impl Inputs {
             let bytes = match (of_images, self.of(name)) {
                 (Some(batch), _) => data::inputs::input(name).and_then(|input| input.bytes(batch)),
                 (None, Some(numbers)) => Some(numbers.iter().flat_map(|number| number.to_le_bytes()).collect()),
-                (None, None) if name == "text" => Some(1f32.to_le_bytes().repeat(at.len())),
+                (None, None) if name == "text" => Some(1f32.to_le_bytes().repeat(at.len()).into()),
                 (None, None) => None,
             };
             match (bytes, rank) {

@@ -146,6 +146,43 @@ def test_a_resumed_run_takes_the_same_steps(folder, tmp_path):
     assert resumed == weights
 
 
+def test_rows_with_images_are_kept_and_train_the_same(folder, tmp_path, capsys):
+    output, kept = tmp_path / "run", tmp_path / "rows"
+
+    def told(cache):
+        """What `surogate tokenize` says of the rows."""
+        config = options(folder, tmp_path, output_dir=str(output), save_steps=2, data_cache=str(cache))
+        (tmp_path / "run.yaml").write_text(json.dumps(config))
+        assert main(["tokenize", str(tmp_path / "run.yaml")]) == 0
+        return capsys.readouterr().out
+
+    def trained(*more):
+        assert main(["sft", str(tmp_path / "run.yaml"), "--quiet", *more]) == 0
+        weights = (output / "model/model.safetensors").read_bytes()
+        shutil.rmtree(output / "model")
+        return weights
+
+    assert "cache" not in told("off")
+    plain = trained()
+    shutil.rmtree(output)
+    assert "were encoded and are kept in" in told(kept)
+    assert "are from the cache in" in told(kept)
+    assert trained() == plain
+    shutil.rmtree(output / "checkpoint-4")
+    assert trained("--set", "resume_from_checkpoint=true") == plain
+
+    # Another color of the same size; then none.
+    path = folder / "3.png"
+    content = path.read_bytes()
+    shutil.copyfile(folder / "2.png", path)
+    assert "3.png has changed since the rows of" in told(kept)
+    assert "are from the cache in" in told(kept)
+    path.unlink()
+    assert "3.png" in told(kept) and "there is no file" in told(kept)
+    path.write_bytes(content)
+    assert "were encoded and are kept in" in told(kept)
+
+
 def header(path):
     with open(path, "rb") as file:
         return [name for name in json.loads(file.read(int.from_bytes(file.read(8), "little"))) if name != "__metadata__"]

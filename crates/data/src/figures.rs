@@ -10,7 +10,7 @@ use std::time::Instant;
 use tensor::philox::{Purpose, word};
 
 use crate::boxes::{BoxForm, Units};
-use crate::cache::{Key, Lookup, RowCache};
+use crate::cache::{ImageFiles, Key, Lookup, RowCache};
 use crate::corpus::{Corpus, DocumentSet};
 use crate::document::Document;
 use crate::document::IGNORE;
@@ -73,7 +73,7 @@ fn reading_kept_rows() {
     }
     let (_, writer, failed) = gathering.finish().unwrap();
     assert!(failed.is_none(), "{failed:?}");
-    writer.unwrap().commit(&key, &DatasetSummary::default(), Vec::new()).unwrap();
+    writer.unwrap().commit(&key, &DatasetSummary::default(), (Vec::new(), &ImageFiles::default())).unwrap();
 
     let before = resident();
     let start = processor_seconds();

@@ -73,7 +73,7 @@ impl Corpus {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::{Key, RowCache};
+    use crate::cache::{ImageFiles, Key, RowCache};
     use crate::segment::FULL;
     use crate::summary::DatasetSummary;
 
@@ -107,7 +107,7 @@ mod tests {
         let (written, writer, failed, place) = gather(|_| {});
         assert!(failed.is_none());
         let key = Key { text: "key".to_owned(), digest: "0".repeat(64) };
-        writer.unwrap().commit(&key, &DatasetSummary::default(), Vec::new()).unwrap();
+        writer.unwrap().commit(&key, &DatasetSummary::default(), (Vec::new(), &ImageFiles::default())).unwrap();
         // The disk is full: the entry cannot be written on.
         let (failing, writer, failed, _place) = gather(|folder| {
             let partial = std::fs::read_dir(folder).unwrap().flatten().find(|entry| entry.path().is_dir()).unwrap();

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::boxes::ImageObject;
 use crate::error::shown;
+use crate::image_folders::ImageFolders;
 
 /// Base64 with its padding or without.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -29,7 +30,7 @@ pub enum ImageSource {
 impl ImageSource {
     /// The image that a value of a row stands for. Relative paths are those of one of the `folders`. Errors say what is
     /// wrong with the value.
-    pub fn of(value: &Value, folders: &[PathBuf]) -> Result<ImageSource, String> {
+    pub fn of(value: &Value, folders: &ImageFolders) -> Result<ImageSource, String> {
         match value {
             Value::String(text) => ImageSource::of_text(text, folders),
             Value::Object(fields) => {
@@ -51,7 +52,7 @@ impl ImageSource {
         }
     }
 
-    fn of_text(text: &str, folders: &[PathBuf]) -> Result<ImageSource, String> {
+    fn of_text(text: &str, folders: &ImageFolders) -> Result<ImageSource, String> {
         if let Some(rest) = text.strip_prefix("data:") {
             let (_, data) = rest.split_once(";base64,").ok_or("a data URI that is no base64")?;
             return decoded(data);
@@ -63,11 +64,7 @@ impl ImageSource {
             ));
         }
         let path = Path::new(text.strip_prefix("file://").unwrap_or(text));
-        let found = match path.is_absolute() {
-            true => Some(path.to_owned()),
-            false => folders.iter().map(|folder| folder.join(path)).find(|path| path.is_file()),
-        };
-        found.filter(|path| path.is_file()).map(ImageSource::Path).ok_or_else(|| {
+        folders.find(path).map(ImageSource::Path).ok_or_else(|| {
             let near =
                 folders.first().map_or(String::new(), |folder| format!(" (relative to {})", shown(folder.display())));
             format!("there is no file `{}`{near}", shown(path.display()))
@@ -235,7 +232,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("a b.png");
         std::fs::write(&file, b"abc").unwrap();
-        let folders = [PathBuf::from("/nowhere"), folder.path().to_owned()];
+        let folders = ImageFolders::from(vec![PathBuf::from("/nowhere"), folder.path().to_owned()]);
         let path = ImageSource::Path(file.clone());
         for value in [
             json!("a b.png"),

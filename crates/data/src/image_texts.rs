@@ -3,13 +3,12 @@
 //! In the content of a message an image is [`MARK`]; templates get lists of parts in its place. Each placeholder that a
 //! template writes becomes as many tokens as the image has, framed as the family frames it.
 
-use std::path::PathBuf;
-
 use serde_json::{Map, Value, json};
 
 use crate::boxes::{self, ImageObject, Sizes};
 use crate::error::{RowError, RowReason};
 use crate::image::{Kind, decode, size};
+use crate::image_folders::ImageFolders;
 use crate::image_source::{ImageRef, ImageSource};
 use crate::pictures::ImageReader;
 use crate::spans::{Message, TrainedSpan};
@@ -206,7 +205,7 @@ impl ImageTexts {
         &self,
         messages: &mut [Message],
         column: Option<&[Value]>,
-        folders: &[PathBuf],
+        folders: &ImageFolders,
     ) -> Result<Vec<ImageSource>, RowError> {
         let wrong = |problem: String| RowError::new(RowReason::WrongType, problem);
         if let Some(column) = column {

@@ -21,10 +21,12 @@ mod error;
 mod fast_encoder;
 #[cfg(test)]
 mod figures;
+mod file_stamp;
 mod gather;
 pub mod gguf;
 mod guard;
 pub mod image;
+pub mod image_folders;
 pub mod image_source;
 pub mod image_texts;
 pub mod in_making;

@@ -2,7 +2,7 @@
 //!
 //! Knows neither packing nor batches.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,11 +10,15 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::boxes::OBJECTS;
-use crate::cache::{EntryWriter, Lookup, RowCache, Stamp};
+use crate::cache::{EntryWriter, ImageFiles, Lookup, RowCache};
 use crate::corpus::Corpus;
 use crate::dataset::{DatasetKind, DatasetSpec, IMAGES, RowShard, SAMPLE, absent, as_list, detect, filled, unused};
+use crate::document::Document;
 use crate::error::{DataError, Stop, shown};
+use crate::file_stamp::Stamp;
 use crate::gather::Gathering;
+use crate::image_folders::{ImageFolders, Seen};
+use crate::image_source::ImageSource;
 use crate::image_texts::is_image;
 use crate::pipeline::in_order;
 use crate::preference::{self, Purpose};
@@ -67,14 +71,6 @@ pub fn prepare_cached(
     let mut summary = Summary::default();
     let mut notes = Vec::new();
     let (mut taken, mut kept) = (0, 0);
-    let reads_images = options.dialogue.images.is_some();
-    if reads_images && keeping.is_some() {
-        notes.push(
-            "rows with images are read again in each run: the cache does not see when a file of an image changes"
-                .into(),
-        );
-    }
-    let keeping = keeping.filter(|_| !reads_images);
     for spec in datasets {
         let (files, left_out) = files(spec)?;
         let (name, advice) = (spec.path.display().to_string(), options.length_advice());
@@ -82,7 +78,7 @@ pub fn prepare_cached(
         let set = Set { spec, tokenizer, options, counted, stop };
         let Encoded { rows, counted, from } = match keeping {
             Some(keeping) => set.cached(keeping, &mut notes)?,
-            None => set.encode(None)?.0,
+            None => set.encode(None)?.encoded,
         };
         taken += usize::from(from == Origin::Cache);
         kept += usize::from(from == Origin::Kept);
@@ -185,13 +181,20 @@ impl Set<'_> {
         let digest = self.tokenizer.map(|tokenizer| tokenizer.digest());
         // A file that cannot be read is reported where rows are read.
         let Ok(key) = cache.key(self.spec, &self.counted.files, digest, self.options) else {
-            return Ok(self.encode(None)?.0);
+            return Ok(self.encode(None)?.encoded);
         };
         let name = self.counted.name.clone();
         let clock = |format: &str| self.options.dialogue.clock_reading(format);
         let mut found = cache.find(&key, &clock);
-        if let Lookup::Damaged(problem) = &found {
-            notes.push(format!("the cache holds damaged rows of {name} ({problem}): they are encoded again"));
+        match &found {
+            Lookup::Damaged(problem) => {
+                notes.push(format!("the cache holds damaged rows of {name} ({problem}): they are encoded again"));
+            }
+            Lookup::Changed(path) => notes.push(format!(
+                "the image {} has changed since the rows of {name} in the cache were read: they are encoded again",
+                path.display()
+            )),
+            Lookup::Rows(..) | Lookup::Nothing => {}
         }
         let mut writer = None;
         if !matches!(found, Lookup::Rows(..)) {
@@ -214,7 +217,7 @@ impl Set<'_> {
             });
         }
         let set = Set { counted: self.counted.clone(), ..self };
-        let (mut encoded, writer, failed, clock) = set.encode(writer)?;
+        let Written { mut encoded, writer, failed, clock, images } = set.encode(writer)?;
         if let Some(error) = failed {
             notes.push(not_kept(&name, cache, &error));
         }
@@ -223,7 +226,14 @@ impl Set<'_> {
             notes.push(format!("a file of {name} changed while it was read: its rows are not kept"));
             return Ok(encoded);
         }
-        match writer.commit(&key, &encoded.counted, clock) {
+        let images = match images.map(|(seen, digests)| ImageFiles::of(&seen, &digests)).transpose() {
+            Ok(images) => images.unwrap_or_default(),
+            Err(error) => {
+                notes.push(format!("the rows of {name} are not kept, because of an image ({error})"));
+                return Ok(encoded);
+            }
+        };
+        match writer.commit(&key, &encoded.counted, (clock, &images)) {
             Ok(()) => {
                 encoded.from = Origin::Kept;
                 // By their last names, under which files are found that are not kept open.
@@ -242,7 +252,7 @@ impl Set<'_> {
         self.counted.files.iter().map(|file| Stamp::of(file).ok()).collect()
     }
 
-    /// Encodes the rows. With them: the entry that holds them, why it does not, and what was read off the clock.
+    /// Encodes the rows of the set, into an entry where one is given.
     fn encode(self, writer: Option<EntryWriter>) -> Result<Written, DataError> {
         let Set { spec, tokenizer, options, mut counted, stop } = self;
         let is_guess = spec.kind.is_guess();
@@ -250,6 +260,9 @@ impl Set<'_> {
         let mut folders: Vec<PathBuf> =
             counted.files.iter().filter_map(|file| Some(file.parent()?.to_owned())).collect();
         folders.dedup();
+        let folders = ImageFolders::from(folders);
+        let keeps_images = writer.is_some() && options.dialogue.images.is_some();
+        let folders = Arc::new(if keeps_images { folders.remembering() } else { folders });
         if options.dialogue.images.is_some() {
             let (objects, images) = match spec.kind {
                 DatasetKind::Conversation(_) => (true, true),
@@ -258,19 +271,40 @@ impl Set<'_> {
             };
             counted.unused.retain(|name| !(images && IMAGES.contains(&name.as_str()) || objects && name == OBJECTS));
         }
-        let encoding = RowEncoding::new(&spec, is_guess, tokenizer, options, folders)?;
+        let encoding = RowEncoding::new(&spec, is_guess, tokenizer, options, folders.clone())?;
         let mut gathering = Gathering::new(writer);
-        read_dataset(&spec, (rows, known), &encoding, options.workers, (&mut gathering, &mut counted), stop)?;
+        let mut digests = HashMap::new();
+        let mut keep = |document: &Document| {
+            for image in document.images.iter().filter(|_| keeps_images) {
+                if let ImageSource::Path(path) = &image.source {
+                    digests.insert(path.clone(), image.digest);
+                }
+            }
+            gathering.push(document)
+        };
+        read_dataset(&spec, (rows, known), &encoding, options.workers, (&mut keep, &mut counted), stop)?;
         if spec.shard == RowShard::ALL {
             counted.check()?;
         }
         let (rows, writer, failed) = gathering.finish()?;
         let clock = encoding.clock_readings();
-        Ok((Encoded { rows, counted, from: Origin::Encoded }, writer, failed, clock))
+        let encoded = Encoded { rows, counted, from: Origin::Encoded };
+        let images = keeps_images.then(|| (folders.seen(), digests));
+        Ok(Written { encoded, writer, failed, clock, images })
     }
 }
 
-type Written = (Encoded, Option<EntryWriter>, Option<io::Error>, Vec<(String, String)>);
+/// Rows that were encoded, and what an entry needs to hold them.
+struct Written {
+    encoded: Encoded,
+    writer: Option<EntryWriter>,
+    /// The error that stopped writing.
+    failed: Option<io::Error>,
+    /// Values that templates read off the clock, by format.
+    clock: Vec<(String, String)>,
+    /// The files of images that rows looked for, and digests of what was read of them.
+    images: Option<(Seen, HashMap<PathBuf, [u8; 32]>)>,
+}
 
 fn not_kept(name: &str, cache: &RowCache, error: &io::Error) -> String {
     let folder = cache.folder().display();
@@ -333,7 +367,7 @@ fn read_dataset(
     (rows, mut known): (Rows, HashSet<String>),
     encoding: &RowEncoding,
     workers: usize,
-    (gathering, summary): (&mut Gathering, &mut DatasetSummary),
+    (keep, summary): (&mut dyn FnMut(&Document) -> Result<(), DataError>, &mut DatasetSummary),
     stop: Stop<'_>,
 ) -> Result<(), DataError> {
     let RowShard { number, of } = spec.shard;
@@ -343,6 +377,6 @@ fn read_dataset(
     in_order(rows, workers, &go_on, &|row| encoding.encode(row), &mut |row, outcome| {
         go_on()?;
         let documents = encoding.keep(&row, outcome, &mut known, summary)?;
-        documents.iter().try_for_each(|document| gathering.push(document))
+        documents.iter().try_for_each(&mut *keep)
     })
 }

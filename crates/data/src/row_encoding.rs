@@ -1,12 +1,12 @@
 //! Rows of one set to documents, and what is counted of them. Knows neither files nor where documents go.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::dataset::{DatasetKind, DatasetSpec, Limits, Noticed, RowDocuments, RowForm, encoder, is_talk, late};
 use crate::document::{Document, Truncation};
 use crate::error::{DataError, RowError};
+use crate::image_folders::ImageFolders;
 use crate::prepare_options::PrepareOptions;
 use crate::remarks::Remark;
 use crate::rows::{self, Row};
@@ -40,7 +40,7 @@ impl RowEncoding {
         is_guess: bool,
         tokenizer: Option<&Arc<Tokenizer>>,
         options: &PrepareOptions,
-        folders: Vec<PathBuf>,
+        folders: Arc<ImageFolders>,
     ) -> Result<RowEncoding, DataError> {
         let encoder = encoder(spec, tokenizer, &options.dialogue, &options.preference, folders)?;
         let truncation = spec.kind.truncation(options.truncation);

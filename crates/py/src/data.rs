@@ -155,7 +155,8 @@ impl Tokenizer {
         let texts = ImageTexts::new(reader.clone(), &self.tokenizer).map_err(data_error)?;
         let files = images.map(|images| files(&images)).transpose()?;
         let given: Option<Vec<Value>> = files.map(|files| files.iter().map(|of| Value::from(data_uri(of))).collect());
-        let sources = texts.place(&mut messages, given.as_deref(), &[PathBuf::from(".")]).map_err(data_error)?;
+        let sources =
+            texts.place(&mut messages, given.as_deref(), &vec![PathBuf::from(".")].into()).map_err(data_error)?;
         let options = DialogueOptions { images: Some(Arc::new(texts)), ..dialogue(options)? };
         let encoder = DialogueEncoder::new(self.tokenizer.clone(), &options).map_err(data_error)?;
         let document = encoder.encode_with_images(&messages, sources, tools.as_ref()).map_err(data_error)?;

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::entry::{Entry, is_segment_name};
-use super::files::{ENDING, ENTRY, PARTIAL, VERIFIED};
+use super::files::{ENDING, ENTRY, IMAGES, PARTIAL, VERIFIED};
 
 /// Entries that no run has used for so long are removed.
 const KEPT: Duration = Duration::from_secs(60 * 60 * 24 * 30);
@@ -55,13 +55,16 @@ pub(super) fn remove_own(place: &Path) -> io::Result<()> {
     fs::remove_dir(place)
 }
 
-/// Names of files inside an entry: its list, its stamps (also half written), its segments.
+/// Names of files inside an entry: its list, its stamps and images (also half written), its segments.
 fn is_own(name: &str) -> bool {
     let half =
         |rest: &str| rest.strip_prefix('.').is_some_and(|rest| rest.bytes().all(|c| matches!(c, b'0'..=b'9' | b'-')));
     name == ENTRY
         || is_segment_name(name)
-        || name.strip_prefix(VERIFIED).is_some_and(|rest| rest.is_empty() || half(rest))
+        || [VERIFIED, IMAGES]
+            .iter()
+            .filter_map(|list| name.strip_prefix(list))
+            .any(|rest| rest.is_empty() || half(rest))
 }
 
 /// Removes what processes left of an entry that did not come to an end; only the holder of its lock may.
@@ -147,7 +150,15 @@ mod tests {
         for other in ["17-0", &format!("{key}.17-"), &format!("{key}.17"), &format!("{key}.values"), "mine.17-0"] {
             assert!(!is_temporary_name(other), "{other}");
         }
-        assert!(["entry", "verified", "verified.12-3", "0.rows", "17.rows"].into_iter().all(is_own));
-        assert!(!["entry.txt", "verified.txt", "a.rows", "0.rows.bak", ".rows", "thesis"].into_iter().any(is_own));
+        assert!(
+            ["entry", "verified", "verified.12-3", "images", "images.12-3", "0.rows", "17.rows"]
+                .into_iter()
+                .all(is_own)
+        );
+        assert!(
+            !["entry.txt", "verified.txt", "images.txt", "a.rows", "0.rows.bak", ".rows", "thesis"]
+                .into_iter()
+                .any(is_own)
+        );
     }
 }

@@ -35,6 +35,9 @@ pub(super) struct Entry {
     pub segments: Vec<SegmentFile>,
     /// Values that templates read from the clock: pairs of format and reading.
     pub clock: Vec<(String, String)>,
+    /// True if a list of the files of images stands next to it.
+    #[serde(default)]
+    pub has_images: bool,
 }
 
 impl Entry {

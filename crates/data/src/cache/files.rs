@@ -10,6 +10,8 @@ pub(super) const ENTRY: &str = "entry";
 
 pub(super) const VERIFIED: &str = "verified";
 
+pub(super) const IMAGES: &str = "images";
+
 pub(super) const PARTIAL: &str = "partial";
 
 /// Makes folders for this user alone: what lies in them is trained on.

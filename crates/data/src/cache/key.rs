@@ -3,7 +3,7 @@
 //! Knows no cache folder. A new option does not compile here until it is marked as relevant or not.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, absolute};
 
 use super::stamp::KnownFiles;
 use crate::dataset::DatasetSpec;
@@ -39,6 +39,12 @@ pub(super) fn key(
     text += &format!("tokenizer {}\n", tokenizer.unwrap_or("none"));
     text += &format!("length {max_length} {truncation:?}\nvocabulary {vocab_size}\ndialogue {dialogue:?}\n");
     text += &format!("preference {preference:?}\n");
+    if dialogue.images.is_some() {
+        // Relative paths of images mean other files elsewhere.
+        for folder in files.iter().filter_map(|file| file.parent()) {
+            text += &format!("images of {folder:?} {:?}\n", absolute(folder.join("."))?);
+        }
+    }
     let digest = blake3::hash(text.as_bytes()).to_hex().to_string();
     Ok(Key { text, digest })
 }

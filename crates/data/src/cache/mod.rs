@@ -4,6 +4,7 @@
 //! ```text
 //! FOLDER/KEY/entry        what it is, what became of the rows, digests of the segments
 //! FOLDER/KEY/0.rows …     segments
+//! FOLDER/KEY/images       files of images that the rows were read from, with digests and stamps
 //! FOLDER/KEY/verified     stamps of the segments when their digests were last compared
 //! FOLDER/KEY.lock         held by the process that writes the entry
 //! FOLDER/KEY.N.partial/   an entry in the making
@@ -17,6 +18,7 @@
 mod clearing;
 mod entry;
 mod files;
+mod image_files;
 mod key;
 mod records;
 mod stamp;
@@ -31,13 +33,14 @@ use std::time::{Duration, SystemTime};
 use self::clearing::remove_own;
 use self::entry::{Entry, SegmentFile, segment_name};
 use self::files::{ENTRY, PARTIAL, VERIFIED, private, replace};
+pub(crate) use self::image_files::ImageFiles;
 pub(crate) use self::key::Key;
 pub use self::records::{RecordWriter, Records};
-pub(crate) use self::stamp::Stamp;
 use self::stamp::{KnownFiles, digest_of_file};
 use crate::corpus::Corpus;
 use crate::dataset::DatasetSpec;
 use crate::error::Stop;
+use crate::file_stamp::Stamp;
 use crate::prepare_options::PrepareOptions;
 use crate::segment::Segment;
 use crate::summary::DatasetSummary;
@@ -58,6 +61,8 @@ pub struct RowCache {
 pub(crate) enum Lookup {
     Rows(Corpus, DatasetSummary),
     Nothing,
+    /// The file of an image is another than the rows were read from.
+    Changed(PathBuf),
     /// Something is wrong with what is there.
     Damaged(String),
 }
@@ -94,18 +99,15 @@ impl RowCache {
         if fs::symlink_metadata(&place).is_err() {
             return Lookup::Nothing;
         }
-        match open(&place, key, clock) {
-            Ok(Some((corpus, summary))) => {
-                // The time of use; without the right to write, none is kept.
-                let _ = File::options()
-                    .append(true)
-                    .open(place.join(ENTRY))
-                    .and_then(|file| file.set_modified(SystemTime::now()));
-                Lookup::Rows(corpus, summary)
-            }
-            Ok(None) => Lookup::Nothing,
-            Err(problem) => Lookup::Damaged(problem),
+        let found = open(&place, key, clock).unwrap_or_else(Lookup::Damaged);
+        if let Lookup::Rows(..) = found {
+            // The time of use; without the right to write, none is kept.
+            let _ = File::options()
+                .append(true)
+                .open(place.join(ENTRY))
+                .and_then(|file| file.set_modified(SystemTime::now()));
         }
+        found
     }
 
     /// Waits until no other process writes the entry, and begins one in its place. Errors: the folder cannot be written,
@@ -151,10 +153,8 @@ fn wait_for(lock: &File, stop: Stop<'_>) -> io::Result<bool> {
     }
 }
 
-type Rows = (Corpus, DatasetSummary);
-
-/// Opens an entry. `None`: what its templates read off the clock has changed since. Errors: what is damaged.
-fn open(place: &Path, key: &Key, clock: &dyn Fn(&str) -> Option<String>) -> Result<Option<Rows>, String> {
+/// Opens an entry. Nothing: what its templates read off the clock has changed since. Errors: what is damaged.
+fn open(place: &Path, key: &Key, clock: &dyn Fn(&str) -> Option<String>) -> Result<Lookup, String> {
     let cannot = |what: &'static str| move |e: io::Error| format!("{what}: {e}");
     let of = fs::symlink_metadata(place).map_err(cannot("it cannot be read"))?;
     if !of.is_dir() || !options::cache::is_trusted(&of) {
@@ -163,7 +163,13 @@ fn open(place: &Path, key: &Key, clock: &dyn Fn(&str) -> Option<String>) -> Resu
     let text = fs::read_to_string(place.join(ENTRY)).map_err(cannot("its list cannot be read"))?;
     let entry = Entry::of_text(&text).filter(|entry| entry.key == key.text).ok_or("its list is damaged")?;
     if entry.clock.iter().any(|(format, reading)| clock(format).as_ref() != Some(reading)) {
-        return Ok(None);
+        return Ok(Lookup::Nothing);
+    }
+    if entry.has_images {
+        let images = ImageFiles::read(place).ok_or("its list of images is damaged")?;
+        if let Err(path) = images.check(place) {
+            return Ok(Lookup::Changed(path));
+        }
     }
     let mut stamps = String::new();
     for file in &entry.segments {
@@ -183,7 +189,7 @@ fn open(place: &Path, key: &Key, clock: &dyn Fn(&str) -> Option<String>) -> Resu
         // Not remembering costs another comparison, nothing else.
         let _ = replace(&place.join(VERIFIED), |file| file.write_all(stamps.as_bytes()));
     }
-    Ok(Some((corpus, entry.summary)))
+    Ok(Lookup::Rows(corpus, entry.summary))
 }
 
 fn segment(path: &Path, of: &SegmentFile) -> Result<Segment, String> {
@@ -219,12 +225,12 @@ impl EntryWriter {
         Ok(segment)
     }
 
-    /// Makes the entry appear. Open segments stay valid.
+    /// Makes the entry appear, with what its templates read off the clock and the files of its images. Open segments stay valid.
     pub(crate) fn commit(
         mut self,
         key: &Key,
         summary: &DatasetSummary,
-        clock: Vec<(String, String)>,
+        (clock, images): (Vec<(String, String)>, &ImageFiles),
     ) -> io::Result<()> {
         let segments = std::mem::take(&mut self.segments);
         let mut stamps = String::new();
@@ -232,7 +238,11 @@ impl EntryWriter {
             stamps += &format!("{}\n", Stamp::of(&self.partial.join(&file.name))?.text());
         }
         fs::write(self.partial.join(VERIFIED), stamps)?;
-        let entry = Entry { key: key.text.clone(), summary: summary.clone(), segments, clock };
+        let has_images = !images.is_empty();
+        if has_images {
+            images.write(&self.partial)?;
+        }
+        let entry = Entry { key: key.text.clone(), summary: summary.clone(), segments, clock, has_images };
         let mut file = File::create_new(self.partial.join(ENTRY))?;
         file.write_all(entry.to_text().as_bytes())?;
         file.sync_data()?;

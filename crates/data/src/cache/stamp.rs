@@ -1,47 +1,17 @@
-//! Detects whether a file is unchanged since it was last read, by size, timestamps and inode, without reading it.
-//!
-//! The change time (ctime) is included, which no program can set back. Knows no format.
+//! Digests of files, which are remembered under their stamps. Knows no format.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::files::replace;
+use crate::file_stamp::{Stamp, is_settled};
 
 /// Files up to this size are read each time.
 const SMALL: u64 = 1 << 20;
 
-/// A file that changed this recently may change again without another time.
-const SETTLED: Duration = Duration::from_secs(2);
-
 /// Bytes that are read at once.
 const BLOCK: usize = 1 << 20;
-
-/// Device, number, size and times of a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Stamp(String);
-
-impl Stamp {
-    pub(crate) fn of(path: &Path) -> io::Result<Stamp> {
-        let of = fs::metadata(path)?;
-        let (mtime, ctime) = ((of.mtime(), of.mtime_nsec()), (of.ctime(), of.ctime_nsec()));
-        let text = format!("{} {} {} {mtime:?} {ctime:?}", of.dev(), of.ino(), of.size());
-        Ok(Stamp(text))
-    }
-
-    pub(crate) fn text(&self) -> &str {
-        &self.0
-    }
-}
-
-/// True if a file's last change is old enough that a further change gets another time stamp.
-fn is_settled(path: &Path) -> bool {
-    let changed = fs::metadata(path).map(|of| UNIX_EPOCH + Duration::from_secs(of.ctime().max(0) as u64));
-    let age = changed.ok().and_then(|changed| SystemTime::now().duration_since(changed).ok());
-    age.is_some_and(|age| age > SETTLED)
-}
 
 /// BLAKE3 of a file's content.
 pub(crate) fn digest_of_file(path: &Path) -> io::Result<String> {
@@ -95,6 +65,8 @@ impl KnownFiles {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, SystemTime};
+
     use super::*;
 
     /// Waits until the stamp of a file is trusted.

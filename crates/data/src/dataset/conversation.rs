@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
@@ -19,6 +19,7 @@ use crate::boxes::{self, ImageObject, OBJECTS};
 use crate::dialogue::DialogueEncoder;
 use crate::document::Document;
 use crate::error::{RowError, RowReason};
+use crate::image_folders::ImageFolders;
 use crate::image_source::ImageSource;
 use crate::json_values::parsed;
 use crate::remarks::{Remark, Remarks};
@@ -49,7 +50,7 @@ pub(super) struct ConversationRows {
     encoder: DialogueEncoder,
     columns: ConversationColumns,
     /// Folders in which relative paths of images begin.
-    folders: Vec<PathBuf>,
+    folders: Arc<ImageFolders>,
 }
 
 /// The messages of a column, before they are read.
@@ -60,7 +61,7 @@ struct Listed<'a> {
 }
 
 impl ConversationRows {
-    pub(super) fn new(encoder: DialogueEncoder, columns: ConversationColumns, folders: Vec<PathBuf>) -> Self {
+    pub(super) fn new(encoder: DialogueEncoder, columns: ConversationColumns, folders: Arc<ImageFolders>) -> Self {
         ConversationRows { encoder, columns, folders }
     }
 

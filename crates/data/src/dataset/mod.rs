@@ -28,6 +28,7 @@ use serde_json::{Map, Value};
 use crate::dialogue::{DialogueEncoder, DialogueOptions};
 use crate::document::{Document, Truncation};
 use crate::error::{DataError, RowError};
+use crate::image_folders::ImageFolders;
 use crate::preference::{
     PairRows, PreferenceColumns, PreferenceCounts, PreferenceOptions, UnpairedColumns, UnpairedRows,
 };
@@ -258,7 +259,7 @@ pub(crate) fn encoder(
     tokenizer: Option<&Arc<Tokenizer>>,
     dialogue: &DialogueOptions,
     preference: &PreferenceOptions,
-    folders: Vec<PathBuf>,
+    folders: Arc<ImageFolders>,
 ) -> Result<Box<dyn RowDocuments>, DataError> {
     let needed = || {
         tokenizer.cloned().ok_or_else(|| {

@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
@@ -19,6 +18,7 @@ use crate::dialogue::{Answered, DialogueEncoder, DialogueOptions, label};
 use crate::document::Document;
 use crate::document::IGNORE;
 use crate::error::{DataError, RowError, RowReason};
+use crate::image_folders::ImageFolders;
 use crate::image_source::ImageRef;
 use crate::remarks::Remarks;
 use crate::spans::TrainedSpan;
@@ -34,7 +34,7 @@ struct Answers {
     is_chat: bool,
     options: PreferenceOptions,
     /// Folders in which relative paths of images begin.
-    folders: Vec<PathBuf>,
+    folders: Arc<ImageFolders>,
 }
 
 /// The images of a prompt: their texts, and what is kept of them.
@@ -50,7 +50,7 @@ struct Encoded {
 
 impl Answers {
     fn new(
-        (tokenizer, folders): (Arc<Tokenizer>, Vec<PathBuf>),
+        (tokenizer, folders): (Arc<Tokenizer>, Arc<ImageFolders>),
         dialogue: &DialogueOptions,
         is_chat: bool,
         options: &PreferenceOptions,
@@ -232,7 +232,7 @@ pub(crate) struct PairRows {
 
 impl PairRows {
     pub(crate) fn new(
-        source: (Arc<Tokenizer>, Vec<PathBuf>),
+        source: (Arc<Tokenizer>, Arc<ImageFolders>),
         dialogue: &DialogueOptions,
         columns: PreferenceColumns,
         options: &PreferenceOptions,
@@ -293,7 +293,7 @@ pub(crate) struct UnpairedRows {
 
 impl UnpairedRows {
     pub(crate) fn new(
-        source: (Arc<Tokenizer>, Vec<PathBuf>),
+        source: (Arc<Tokenizer>, Arc<ImageFolders>),
         dialogue: &DialogueOptions,
         columns: UnpairedColumns,
         options: &PreferenceOptions,

@@ -115,7 +115,7 @@ impl SetRows {
             drop(rows);
             shards.release(id);
             if has_rows {
-                let encoding = RowEncoding::new(&spec, set.spec.kind.is_guess(), tokenizer, options, Vec::new())?;
+                let encoding = RowEncoding::new(&spec, set.spec.kind.is_guess(), tokenizer, options, Arc::default())?;
                 return Ok(SetRows {
                     name,
                     files: files.iter().map(|file| Arc::from(file.as_path())).collect(),

@@ -6,6 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use data::boxes::{BoxForm, Units};
+use data::image::{Limits, Pixels, Processor, png};
+use data::image_texts::ImageTexts;
+use data::patches::Form;
+use data::pictures::ImageReader;
 use data::{
     ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, EncodedCorpus, Keeping, Layout,
     Loader, LoaderSpec, Padding, Position, PrepareOptions, RowCache, Share, Tokenizer, Truncation, prepare,
@@ -402,4 +407,155 @@ fn a_date_that_templates_write_makes_rows_old() {
     // Without a clock, what was read of it decides: the year is the same a moment later, the nanosecond is not.
     assert!(!dated("%Y", None) && dated("%Y", None));
     assert!(!dated("%S %N", None) && !dated("%S %N", None));
+}
+
+/// Conversations with an image each, `0.png`, `1.png` and so on, one of which is in another folder.
+struct Images {
+    bench: Bench,
+    options: PrepareOptions,
+    spec: DatasetSpec,
+}
+
+const IMAGES: usize = 4;
+
+fn write_image(path: &Path, value: u8) {
+    let (height, width) = (8, 8);
+    fs::write(path, png(&Pixels { height, width, rgb: vec![value; 3 * height * width] })).unwrap();
+}
+
+fn images() -> Images {
+    let bench = bench();
+    let elsewhere = bench.place.path().join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    let name = |i: usize| match i {
+        0 => elsewhere.join("0.png").to_str().unwrap().to_owned(),
+        _ => format!("{i}.png"),
+    };
+    let talk = |i: usize| {
+        write_image(&bench.place.path().join(name(i)), 40 * i as u8);
+        let asked =
+            serde_json::json!([{"type": "image", "image": name(i)}, {"type": "text", "text": format!("Number {i}?")}]);
+        let turns = serde_json::json!([{"role": "user", "content": asked}, {"role": "assistant", "content": "Yes."}]);
+        format!("{}\n", serde_json::json!({ "messages": turns }))
+    };
+    let path = bench.place.path().join("talks.jsonl");
+    fs::write(&path, (0..IMAGES).map(talk).collect::<String>()).unwrap();
+    let columns = ConversationColumns { messages: "messages".to_owned(), ..ConversationColumns::default() };
+    let spec = DatasetSpec::new(path, DatasetKind::Conversation(columns));
+
+    let (unk, eos) = ("<unk>", &bench.tokenizer.eos().unwrap().text);
+    let template = format!(
+        "{{% for m in messages %}}{{% if m.content is string %}}{{{{ m.content }}}}{{% else %}}{{% for part in m.content %}}\
+         {{% if part.type == 'image' %}}{unk}{{% else %}}{{{{ part.text }}}}{{% endif %}}{{% endfor %}}{{% endif %}}\
+         {eos}{{% endfor %}}"
+    );
+    let config = serde_json::json!({"image_processor_type": "SiglipImageProcessor", "size": 8});
+    let form = Form { token: 0, width: 48, side: 1, window: 0, table: 0, stretched: false, breaks: false, pad: 0 };
+    let reader = ImageReader {
+        form,
+        processor: Processor::of("a test", &config).unwrap(),
+        limits: Limits::default(),
+        boxes: BoxForm { units: Units::Pixels, marked: false },
+        rooms: Vec::new(),
+    };
+    let texts = ImageTexts::new(reader, &bench.tokenizer).unwrap();
+    let dialogue =
+        DialogueOptions { template: Some(template), images: Some(Arc::new(texts)), ..DialogueOptions::default() };
+    Images { bench, options: PrepareOptions { dialogue, ..options() }, spec }
+}
+
+impl Images {
+    fn path(&self, name: &str) -> PathBuf {
+        self.bench.place.path().join(name)
+    }
+
+    /// Prepares the rows with the cache, compares them with those without one, and returns whether they were taken.
+    fn is_taken(&self) -> bool {
+        is_taken(&self.prepared())
+    }
+
+    fn prepared(&self) -> EncodedCorpus {
+        let plain = prepare(std::slice::from_ref(&self.spec), Some(&self.bench.tokenizer), &self.options).unwrap();
+        let prepared = self.bench.prepare(&self.spec, &self.options);
+        assert_same(&plain, &prepared);
+        prepared
+    }
+}
+
+#[test]
+fn rows_with_images_are_kept_while_the_files_of_the_images_stay() {
+    let images = images();
+    assert!(!images.is_taken());
+    let taken = images.prepared();
+    assert!(is_taken(&taken));
+    assert_eq!((taken.corpus.len(), taken.corpus.document(1).unwrap().images.len()), (IMAGES, 1));
+
+    // Another content, be its size and time those of before.
+    for name in ["2.png", "elsewhere/0.png"] {
+        let modified = fs::metadata(images.path(name)).unwrap().modified().unwrap();
+        write_image(&images.path(name), 201);
+        fs::File::options().write(true).open(images.path(name)).unwrap().set_modified(modified).unwrap();
+        let again = images.prepared();
+        assert!(again.notes.iter().any(|note| note.contains(name) && note.contains("has changed since")), "{again:?}");
+        assert!(!is_taken(&again) && images.is_taken());
+    }
+    // Another time of the same content.
+    write_image(&images.path("2.png"), 201);
+    assert!(images.is_taken());
+}
+
+#[test]
+fn images_that_come_and_go_make_rows_with_them_old() {
+    let images = images();
+    assert!(!images.is_taken());
+    fs::remove_file(images.path("3.png")).unwrap();
+    let without = images.prepared();
+    assert!(!is_taken(&without));
+    assert_eq!((without.corpus.len(), without.summary.datasets[0].failures()), (IMAGES - 1, 1));
+    assert!(images.is_taken());
+    // A file that is no image makes the same row an error, which is kept, too.
+    for content in [&b"no image"[..], b"still none"] {
+        fs::write(images.path("3.png"), content).unwrap();
+        assert!(!images.is_taken() && images.is_taken());
+    }
+    write_image(&images.path("3.png"), 7);
+    let whole = images.prepared();
+    assert_eq!((is_taken(&whole), whole.corpus.len(), whole.summary.datasets[0].failures()), (false, IMAGES, 0));
+    assert!(images.is_taken());
+}
+
+#[test]
+fn the_same_rows_elsewhere_have_images_of_their_own() {
+    let mut images = images();
+    assert!(!images.is_taken());
+    let other = images.path("other");
+    fs::create_dir(&other).unwrap();
+    for name in ["talks.jsonl", "1.png", "2.png", "3.png"] {
+        fs::copy(images.path(name), other.join(name)).unwrap();
+    }
+    let spec = DatasetSpec { path: other.join("talks.jsonl"), ..images.spec.clone() };
+    let before = std::mem::replace(&mut images.spec, spec);
+    assert!(!images.is_taken() && images.is_taken());
+    write_image(&other.join("1.png"), 9);
+    assert!(!images.is_taken() && images.is_taken());
+    images.spec = before;
+    assert!(images.is_taken());
+}
+
+#[test]
+fn a_list_of_images_that_was_changed_or_lost_is_damaged() {
+    let images = images();
+    for spoil in [
+        |list: &Path| fs::remove_file(list).unwrap(),
+        |list: &Path| {
+            let text = fs::read_to_string(list).unwrap();
+            fs::write(list, text.replace("3.png", "2.png")).unwrap();
+        },
+    ] {
+        images.prepared();
+        spoil(&images.bench.files("/images")[0]);
+        let again = images.prepared();
+        assert!(again.notes.iter().any(|note| note.contains("its list of images is damaged")), "{:?}", again.notes);
+        assert!(images.is_taken());
+    }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use data::Tokenizer;
 use data::image::PixelLimits;
+use data::image_folders::ImageFolders;
 use data::image_source::ImageSource;
 use data::image_texts::ImageTexts;
 use data::sequence_images::SequenceImages;
@@ -63,7 +64,7 @@ impl PromptImages {
         let list: Vec<Value> = of.messages.iter().cloned().map(Value::Object).collect();
         let wrong = |error: data::RowError| TrainError::Usage(error.to_string());
         let mut messages = data::dataset::messages(&list, &BTreeMap::new()).map_err(wrong)?;
-        let folders = [self.folder.clone()];
+        let folders = ImageFolders::from(vec![self.folder.clone()]);
         let sources = self.texts.place(&mut messages, of.images.as_deref(), &folders).map_err(wrong)?;
         let messages = messages.into_iter().map(|message| message.fields).collect();
         Ok(Marked { messages: Messages { messages, images: None, ..of.clone() }, sources })

@@ -174,7 +174,9 @@ def test_prompts_in_a_list_of_json_are_items_and_other_data_are_refused(tmp_path
         assert lines == ["One day", "A dog"], name
     (tmp_path / "bad.json").write_text('[{"prompt": "x"}, 3]')
     (tmp_path / "rows.csv").write_text("prompt\nOne day\n")
-    for name, words in (("bad.json", "bad.json, item 2: expected a string"), ("rows.csv", "not from .csv")):
+    (tmp_path / "half.jsonl").write_text('"One day"\n{"prompt": "\\ud83d\\ude00 \\ud800"}\n')
+    refused = [("bad.json", "bad.json, item 2: expected a string"), ("rows.csv", "not from .csv")]
+    for name, words in (*refused, ("half.jsonl", "half.jsonl:2: half of a surrogate pair")):
         assert main(["generate", str(STORIES), "--prompts", str(tmp_path / name), *options]) == 2
         assert words in capsys.readouterr().err
 
@@ -248,6 +250,21 @@ def test_tools_of_a_file_reach_the_template(tmp_path, capsys, monkeypatch, talka
     for file, said in (("one.json", "expected a list of function definitions"), ("none.json", "there is no such file")):
         assert main([*with_tools, str(tmp_path / file)]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_tools_that_a_template_does_not_show_are_refused(tmp_path, capsys, talkative):
+    tools, prompts = tmp_path / "tools.json", tmp_path / "prompts.jsonl"
+    tools.write_text(json.dumps(TOOLS))
+    hello = [{"role": "user", "content": "Hello"}]
+    rows = [{"messages": hello, **of} for of in ({"tools": TOOLS}, {"tools": []}, {})]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ["--max-new-tokens", "2", "--device", DEVICE]
+    assert main(["generate", str(talkative), "--chat", "--prompt", "Hello", "--tools", str(tools), *given]) != 0
+    assert "the chat template has no place for tools" in capsys.readouterr().err
+    assert main(["generate", str(talkative), "--prompts", str(prompts), *given]) == 0
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["finish"] for line in out.splitlines()] == ["error", "length", "length"]
+    assert "prompts.jsonl:1: the chat template has no place for tools" in err
 
 
 @pytest.mark.parametrize("content", ["Once upon", "Once upon ", "", None, [{"type": "text", "text": "Once upon"}]])

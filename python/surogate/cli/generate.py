@@ -181,6 +181,10 @@ def _values(path: Path, text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _prompt(value: Any, place: str) -> Any:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{place}: half of a surrogate pair (such as \\ud800), which is no character") from None
     if isinstance(value, str) or isinstance(value, dict) and any(value.get(name) is not None for name in PROMPTS):
         return value
     raise ConfigError(f"{place}: expected a string, or an object with one of {', '.join(PROMPTS)}")

@@ -4,9 +4,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use data::Tokenizer;
 use data::sequence_images::SequenceImages;
 use data::template::{ChatTemplate, Conversation, clock_now};
+use data::{Tokenizer, shows_tools};
 use serde_json::{Map, Value, json};
 
 use super::defaults::Defaults;
@@ -189,12 +189,12 @@ impl PromptEncoder {
         };
         let for_tools = tokenizer.chat_template(true).filter(|_| of.tools.is_some() && self.own.is_none());
         let is_other = for_tools.is_some_and(|text| Some(text) != tokenizer.chat_template(false));
-        let other = if is_other || !of.variables.is_empty() {
-            let source = self.own.as_deref().or(for_tools).or(tokenizer.chat_template(false)).unwrap_or_default();
-            Some(compiled(source, tokenizer, &of.variables)?)
-        } else {
-            None
-        };
+        let source = self.own.as_deref().or(for_tools).or(tokenizer.chat_template(false)).unwrap_or_default();
+        if of.tools.is_some() && !shows_tools(source) {
+            return Err(TrainError::Usage("the chat template has no place for tools, which are given".into()));
+        }
+        let other =
+            if is_other || !of.variables.is_empty() { Some(compiled(source, tokenizer, &of.variables)?) } else { None };
         let template = template.as_ref().map_err(|fault| TrainError::Usage(fault.clone()))?;
         let conversation = Conversation { messages: &of.messages, tools: of.tools.as_ref() };
         let rendered = other.as_ref().unwrap_or(template).render(conversation, prompt);

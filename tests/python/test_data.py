@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import surogate
@@ -285,6 +286,24 @@ def test_rows_that_are_too_long_are_worth_a_warning_and_then_an_error(capsys, tm
     assert code == 4 and "11 of 20 rows are too long" in text and "truncation_strategy" in text, text
     code, text = check(11, truncation_strategy="right")
     assert code == 0 and "55.0 % of the rows of" in text and "cut" in text, text
+
+
+def test_a_warning_of_long_rows_is_told_once(capfd, tmp_path, chat_model):
+    data, path = tmp_path / "talk.jsonl", tmp_path / "run.yaml"
+    model = shutil.copytree(chat_model, tmp_path / "copied")
+    long = [*TALK, {"role": "user", "content": "x " * 110}, TALK[1]]
+    data.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in [long] * 13 + [TALK] * 87))
+    options = {"model": str(model), "sequence_len": 256, "device": "cpu", "dataset": str(data), "max_steps": 1}
+    options |= {"validation_split_ratio": 0, "truncation_strategy": "delete", "output_dir": str(tmp_path / "out")}
+    path.write_text(json.dumps(options))
+    for command in ("plan", "tokenize", "sft"):
+        assert main([command, str(path)]) == 0
+        said = "".join(capfd.readouterr())
+        assert said.count("Warning: 13.0 % of the rows of") == said.count("keeps 99 % of them") == 1, (command, said)
+    with pytest.warns(UserWarning, match="13.0 % of the rows of") as told:
+        surogate.Trainer({**options, "output_dir": str(tmp_path / "trainer")})
+    assert len([warning for warning in told if "too long" in str(warning.message)]) == 1
+    assert "too long" not in "".join(capfd.readouterr())
 
 
 def test_what_rows_hold_and_training_does_not_see_is_reported(capsys, tmp_path, chat_model):

@@ -81,7 +81,9 @@ fn rows_that_nobody_asked_for_hold_the_longest_document() {
     let of = |lengths: &[usize], changed: Value| {
         let folder = tempfile::tempdir().unwrap();
         let preview = planned(&options(folder.path(), lengths, &changed));
-        (preview.shapes.variants.last().unwrap().seq_len, preview.notes.join("\n"))
+        let text = preview.plan_text();
+        assert_eq!(text.matches("Warning: ").count(), preview.warnings.len(), "{text}");
+        (preview.shapes.variants.last().unwrap().seq_len, [preview.notes, preview.warnings].concat().join("\n"))
     };
     let positions = source().max_positions().unwrap();
     assert!(positions < 2048);
@@ -90,7 +92,12 @@ fn rows_that_nobody_asked_for_hold_the_longest_document() {
     assert_eq!(note, format!("`sequence_len` is not set: rows have {positions} tokens, the longest document has 30"));
     let (length, note) = of(&[&[30; 20][..], &[positions + 9; 3]].concat(), json!({"truncation_strategy": "delete"}));
     assert_eq!(length, positions);
+    let (note, warning) = note.split_once('\n').unwrap();
     assert!(note.ends_with("the number of positions of the model; 3 longer documents are dropped"), "{note}");
+    assert!(
+        warning.starts_with("13.0 % of the rows of ") && warning.contains(" are too long and dropped: "),
+        "{warning}"
+    );
     let (length, note) = of(&[30; 20], json!({"max_model_len": 64}));
     assert_eq!(length, 64);
     assert!(!note.contains("sequence_len"), "{note}");

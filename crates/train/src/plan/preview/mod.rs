@@ -14,6 +14,7 @@ mod text;
 use std::sync::Arc;
 
 use compiler::{PassTrace, Passes};
+use data::DatasetSummary;
 use graph::Graph;
 use program::{EntryKind, Machine, Program};
 
@@ -40,6 +41,8 @@ pub struct Preview {
     pub program: Arc<Program>,
     /// Notes for the user, a sentence each.
     pub notes: Vec<String>,
+    /// Sentences on rows that are dropped or cut because they are too long.
+    pub warnings: Vec<String>,
     recommended: Option<Reasons>,
     /// The same, a line each.
     recommendations: Vec<String>,
@@ -98,8 +101,10 @@ impl Preview {
             .map_err(|error| config.located(TrainError::from(error)))?;
         let sampling = Sampling::new(config, &plan, source, &program, machine)?;
         let of_data = data.iter().flat_map(|data| data.notes.clone()).chain(shapes.few.clone());
+        let warnings = data.iter().flat_map(|data| data.summary.datasets.iter().filter_map(DatasetSummary::warning));
         let mut preview = Preview {
             program,
+            warnings: warnings.collect(),
             notes: plan
                 .notes
                 .iter()

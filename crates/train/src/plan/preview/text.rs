@@ -152,7 +152,8 @@ impl Preview {
     fn notes_text(&self) -> String {
         let far_above = self.expected().far_above();
         let notes = self.notes.iter().chain(&far_above).map(|note| format!("Note: {note}\n"));
-        self.recommendations.iter().map(|line| format!("{line}\n")).chain(notes).collect()
+        let warnings = self.warnings.iter().map(|warning| format!("Warning: {warning}\n"));
+        self.recommendations.iter().map(|line| format!("{line}\n")).chain(notes).chain(warnings).collect()
     }
 
     /// Tensors that are kept, recomputed, offloaded or processed in parts, and why. Tensors that are processed whole
@@ -224,6 +225,7 @@ impl Preview {
             "stages": self.stages.as_ref().map(Stages::to_json),
             "recommended": self.recommended,
             "notes": self.notes,
+            "warnings": self.warnings,
             "far_above": self.expected().far_above(),
         })
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -123,6 +124,21 @@ def test_tools_need_a_place_or_a_form(chat_model):
     assert '{"name":"f","parameters":{}}' in tokenizer.decode(ids)
     ids, _, _ = tokenizer.labels(TALK, tools, agent_template="hermes")
     assert "You are a function calling AI model." in tokenizer.decode(ids)
+
+
+def test_the_page_on_data_shows_the_prompt_with_tools_of_the_hermes_models(chat_model):
+    tokenizer = surogate.Tokenizer(chat_model)
+    page = (REPOSITORY / "docs" / "data.md").read_text()
+    blocks = re.findall("```text\n(.*?)\n```", page, re.S)
+    [shown] = [block for block in blocks if block.startswith("You are a function")]
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Paris"}}}
+    talk = [TALK[0], {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "18 C"}]
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": schema}}]
+    ids, _, _ = tokenizer.labels([*talk, TALK[1]], tools, agent_template="hermes")
+    written = tokenizer.decode(ids)
+    places = [written.find(part) for part in shown.split("\n\n")]
+    assert len(places) == 3 and -1 not in places and places == sorted(places), (places, written)
 
 
 def test_the_tokenizer_agrees_with_itself(chat_model):

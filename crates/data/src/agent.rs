@@ -29,7 +29,8 @@ impl AgentForm {
         }
     }
 
-    /// The same conversation in system, user and assistant messages without tools. Weights stay with their messages.
+    /// The same conversation in system, user and assistant messages without tools. Weights stay with their messages; results
+    /// that follow one another are one message, for many templates want turns to alternate.
     pub fn write(self, messages: &[Message], tools: Option<&Value>) -> Vec<Message> {
         let mut written: Vec<Message> = Vec::with_capacity(messages.len() + 1);
         if let Some(tools) = tools {
@@ -37,7 +38,7 @@ impl AgentForm {
             match messages.first().filter(|first| first.role() == "system") {
                 Some(system) => {
                     let mut system = system.clone();
-                    let text = format!("{}\n\n{instructions}", content(&system.fields));
+                    let text = format!("{}\n\n{instructions}", self.content(&system.fields));
                     system.fields.insert("content".to_owned(), json!(text));
                     written.push(system);
                 }
@@ -45,18 +46,29 @@ impl AgentForm {
             }
         }
         let rest = if written.is_empty() || messages.first().is_none_or(|m| m.role() != "system") { 0 } else { 1 };
+        let mut after_result = false;
         for message in &messages[rest..] {
+            let is_result = message.role() == "tool";
+            let follows = std::mem::replace(&mut after_result, is_result) && is_result;
             let mut message = message.clone();
             let calls = message.fields.shift_remove("tool_calls");
             if let Some(Value::Array(calls)) = calls {
-                let text = content(&message.fields);
+                let text = self.content(&message.fields);
                 let lines: Vec<String> = calls.iter().map(|call| self.call(call)).collect();
                 let gap = if text.is_empty() { "" } else { "\n" };
                 message.fields.insert("content".to_owned(), json!(format!("{text}{gap}{}", lines.join("\n"))));
             }
-            if message.role() == "tool" {
-                let text = self.result(&content(&message.fields));
-                message.fields = Message::new("user", &text).fields;
+            if is_result {
+                let text = self.result(&self.content(&message.fields));
+                match written.last_mut().filter(|last| follows && last.weight == message.weight) {
+                    Some(last) => {
+                        last.fields
+                            .insert("content".to_owned(), json!(format!("{}\n{text}", self.content(&last.fields))));
+                        last.images.append(&mut message.images);
+                        continue;
+                    }
+                    None => message.fields = Message::new("user", &text).fields,
+                }
             }
             written.push(message);
         }
@@ -88,8 +100,9 @@ impl AgentForm {
         let function = call.get("function").unwrap_or(call);
         let name = function.get("name").and_then(Value::as_str).unwrap_or_default();
         let arguments = match function.get("arguments") {
-            Some(Value::String(text)) => text.clone(),
+            // A JSON value, as the call around it is.
             Some(other) if self == AgentForm::Hermes => json_dumps(other),
+            Some(Value::String(text)) => text.clone(),
             Some(other) => other.to_string(),
             None => "{}".to_owned(),
         };
@@ -107,6 +120,15 @@ impl AgentForm {
             AgentForm::React => format!("Observation: {text}"),
         }
     }
+
+    fn content(self, fields: &Map<String, Value>) -> String {
+        match fields.get("content") {
+            Some(Value::String(text)) => text.clone(),
+            None | Some(Value::Null) => String::new(),
+            Some(other) if self == AgentForm::Hermes => json_dumps(other),
+            Some(other) => other.to_string(),
+        }
+    }
 }
 
 /// The system prompt of the Hermes models, word for word: they and the servers that read their calls know no other.
@@ -119,17 +141,13 @@ const HERMES: &str = "You are a function calling AI model. You are provided with
     function name and arguments within <tool_call></tool_call> XML tags as follows:\n<tool_call>\n{\"name\": \
     <function-name>, \"arguments\": <args-dict>}\n</tool_call>";
 
-fn content(fields: &Map<String, Value>) -> String {
-    match fields.get("content") {
-        Some(Value::String(text)) => text.clone(),
-        None | Some(Value::Null) => String::new(),
-        Some(other) => other.to_string(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn content(fields: &Map<String, Value>) -> String {
+        AgentForm::React.content(fields)
+    }
 
     #[test]
     fn calls_and_results_become_text() {
@@ -153,5 +171,28 @@ mod tests {
         let system = [Message::new("system", "S"), talk[0].clone()];
         let written = AgentForm::React.write(&system, Some(&tools));
         assert!(written.len() == 2 && content(&written[0].fields).starts_with("S\n\nTools that"));
+    }
+
+    #[test]
+    fn results_in_a_row_are_one_message() {
+        let mut call = Message::new("assistant", "Look:");
+        let of = |arguments: Value| json!({"function": {"name": "é", "arguments": arguments}});
+        call.fields.insert("tool_calls".into(), json!([of(json!({})), of(json!("London"))]));
+        let mut value = Message::new("tool", "");
+        value.fields.insert("content".into(), json!({"t": 18}));
+        let mut apart = Message::new("tool", "c");
+        apart.weight = Some(1.0);
+        let talk = [Message::new("user", "q"), call, Message::new("tool", "a"), value, apart];
+        let written = AgentForm::Hermes.write(&talk, None);
+        let shown: Vec<(&str, String)> = written.iter().map(|m| (m.role(), content(&m.fields))).collect();
+        let calls = "Look:\n<tool_call>\n{\"name\": \"é\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n\
+            {\"name\": \"é\", \"arguments\": \"London\"}\n</tool_call>";
+        assert_eq!(shown[1], ("assistant", calls.to_owned()));
+        let results = "<tool_response>\na\n</tool_response>\n<tool_response>\n{\"t\": 18}\n</tool_response>";
+        assert_eq!(shown[2], ("user", results.to_owned()));
+        assert_eq!(shown[3], ("user", "<tool_response>\nc\n</tool_response>".to_owned()), "of another weight");
+        let written = AgentForm::React.write(&talk, None);
+        assert_eq!(content(&written[2].fields), "Observation: a\nObservation: {\"t\":18}");
+        assert_eq!((written.len(), written[3].weight), (4, Some(1.0)));
     }
 }

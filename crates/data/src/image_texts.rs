@@ -9,6 +9,7 @@ use crate::boxes::{self, ImageObject, Sizes};
 use crate::error::{RowError, RowReason};
 use crate::image::{Kind, decode, size};
 use crate::image_folders::ImageFolders;
+use crate::image_parts::is_image;
 use crate::image_source::{ImageRef, ImageSource};
 use crate::pictures::ImageReader;
 use crate::spans::{Message, TrainedSpan};
@@ -270,25 +271,6 @@ fn mark(message: &mut Message, words: &[&str]) {
     }
 }
 
-/// The image of a part of a content, if it is one: null where the row's column has it.
-pub(crate) fn image_of(part: &Value) -> Option<Value> {
-    let held = |name: &str| part.get(name).filter(|value| !value.is_null());
-    let kind = part.get("type").and_then(Value::as_str);
-    let keys = ["image", "image_url", "input_image", "url", "path", "base64", "bytes"];
-    let is_image = matches!(kind, Some("image" | "image_url" | "input_image"))
-        || (kind.is_none() && ["image", "image_url"].iter().any(|name| held(name).is_some()));
-    if !is_image {
-        return None;
-    }
-    let (name, value) = keys.iter().find_map(|name| Some((*name, held(name)?)))?;
-    Some(match (name, value) {
-        ("base64", Value::String(text)) => json!({ "bytes": text }),
-        ("bytes", value) => json!({ "bytes": value }),
-        (_, Value::Object(fields)) if fields.contains_key("url") => fields["url"].clone(),
-        (_, value) => value.clone(),
-    })
-}
-
 /// A text with a word in the place of each image.
 pub fn in_words(text: &str) -> String {
     text.replace(MARK, WORD)
@@ -297,10 +279,4 @@ pub fn in_words(text: &str) -> String {
 /// Returns true if the content of a message has a part that is an image.
 pub fn shows_image(message: &Map<String, Value>) -> bool {
     message.get("content").and_then(Value::as_array).is_some_and(|parts| parts.iter().any(is_image))
-}
-
-/// Returns true if a part is an image, be it here or in the row's column.
-pub(crate) fn is_image(part: &Value) -> bool {
-    let kind = part.get("type").and_then(Value::as_str);
-    matches!(kind, Some("image" | "image_url" | "input_image")) || (kind.is_none() && image_of(part).is_some())
 }

@@ -27,6 +27,7 @@ pub mod gguf;
 mod guard;
 pub mod image;
 pub mod image_folders;
+mod image_parts;
 pub mod image_source;
 pub mod image_texts;
 pub mod in_making;

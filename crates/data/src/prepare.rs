@@ -19,7 +19,7 @@ use crate::file_stamp::Stamp;
 use crate::gather::Gathering;
 use crate::image_folders::{ImageFolders, Seen};
 use crate::image_source::ImageSource;
-use crate::image_texts::is_image;
+use crate::image_parts::is_image;
 use crate::pipeline::in_order;
 use crate::preference::{self, Purpose};
 use crate::prepare_options::PrepareOptions;

@@ -13,6 +13,10 @@ use crate::json_values::parsed;
 /// Names under which the arguments of a call are found.
 const ARGUMENTS: [&str; 6] = ["arguments", "parameters", "args", "input", "kwargs", "tool_input"];
 
+/// Other names of a function's name and of a call's number.
+const NAMES: [&str; 2] = ["tool_name", "toolName"];
+const IDS: [&str; 3] = ["call_id", "tool_call_id", "toolCallId"];
+
 /// A call or a list of them, each possibly as a text of JSON: `{"name": …, "arguments": …}`, by itself or in `function`.
 /// Arguments that are a text of a JSON object become the object; they may be missing.
 pub(super) fn calls(place: &str, value: &Value) -> Result<Vec<Value>, RowError> {
@@ -34,6 +38,13 @@ pub(super) fn calls(place: &str, value: &Value) -> Result<Vec<Value>, RowError> 
 fn call(place: &str, value: &Value) -> Result<Value, RowError> {
     let expected = "an object with a `name`";
     let mut call = value.as_object().cloned().ok_or_else(|| wrong(place, expected, value))?;
+    for (ours, names) in [("name", &NAMES[..]), ("id", &IDS)] {
+        let is_free = call.get(ours).is_none_or(Value::is_null);
+        if let Some(name) = names.iter().find(|name| is_free && call.get(**name).is_some_and(Value::is_string)) {
+            let value = call.shift_remove(*name).unwrap_or_default();
+            call.insert(ours.to_owned(), value);
+        }
+    }
     let nested = call.get("function").filter(|function| !function.is_null()).cloned();
     let place = if nested.is_some() { format!("{place}.function") } else { place.to_owned() };
     let function = match nested.as_ref().map(|nested| opened(nested).into_owned()) {
@@ -187,6 +198,7 @@ mod tests {
             json!([{"type": "tool_use", "name": "f", "input": {"x": 1}}]),
             json!([{"name": "f", "parameters": {"x": 1}}]),
             json!([{"name": "f", "kwargs": {"x": 1}}]),
+            json!([{"toolName": "f", "args": {"x": 1}}]),
             json!(json!([in_text]).to_string()),
             in_text.clone(),
             twice,

@@ -8,12 +8,13 @@ use serde_json::{Map, Value, json};
 
 use super::calls::calls;
 use super::columns::wrong;
-use super::json_text::{as_list, opened};
+use super::json_text::opened;
+use super::part_kinds::{Kind, joined_text, text_of};
 use super::part_texts::{PartTexts, parts_to_read};
 use super::results;
-use super::roles::{CALLERS, PAIRS, ROLES};
+use super::roles::{PAIRS, ROLES, is_caller, is_name_of, plain_name, stands_for_result};
 use crate::error::{RowError, RowReason};
-use crate::image_texts::{image_of, is_image};
+use crate::image_parts::{image_of, is_image};
 use crate::json_values::kind;
 use crate::spans::Message;
 use crate::spans::REASONING;
@@ -41,8 +42,9 @@ pub(crate) fn messages_with(
             messages.extend(pair);
             continue;
         }
-        for value in results::split(&value).unwrap_or_else(|| vec![value.into_owned()]) {
-            let (message, continues) = message(&value, properties, reads_parts).map_err(in_message)?;
+        let fields = named(&value, properties, reads_parts).map_err(in_message)?;
+        for fields in results::split(&fields).unwrap_or_else(|| vec![fields]) {
+            let (message, continues) = message(fields).map_err(in_message)?;
             match messages.last_mut().filter(|last| continues && last.is_assistant() && last.weight == message.weight) {
                 Some(last) => add_calls(last, message),
                 None => messages.push(message),
@@ -83,13 +85,13 @@ fn add_calls(last: &mut Message, message: Message) {
     last.fields.insert("tool_calls".to_owned(), Value::Array(all));
 }
 
-/// A message in the form that templates read, and whether it continues the turn of an assistant before it. Properties
-/// that are null are left out: columnar files write them, and `content` of a message that calls tools may be null.
-fn message(
+/// The fields of a message under our names. Those that are null are left out: columnar files write them, and `content` of
+/// a message that calls tools may be null. A content that is parts as a text of JSON becomes the parts, if they are read.
+fn named(
     value: &Value,
     properties: &BTreeMap<String, String>,
     reads_parts: bool,
-) -> Result<(Message, bool), RowError> {
+) -> Result<Map<String, Value>, RowError> {
     let object = value
         .as_object()
         .ok_or_else(|| RowError::new(RowReason::WrongType, format!("expected an object, found {}", kind(value))))?;
@@ -106,16 +108,28 @@ fn message(
             fields.insert(ours.to_owned(), value);
         }
     }
+    let role = fields.get("role").and_then(Value::as_str).unwrap_or_default().trim();
+    let never_asks = is_name_of("assistant", role) || stands_for_result(role);
+    if let Some(Value::String(text)) = fields.get("content").filter(|_| !is_caller(role))
+        && let Some(parts) = parts_to_read(text, reads_parts, never_asks)
+    {
+        fields.insert("content".to_owned(), Value::Array(parts));
+    }
+    Ok(fields)
+}
+
+/// A message in the form that templates read, and whether it continues the turn of an assistant before it.
+fn message(mut fields: Map<String, Value>) -> Result<(Message, bool), RowError> {
     let weight = take_weight(&mut fields)?;
     let role = match fields.get("role") {
         Some(Value::String(role)) => role.clone(),
         Some(other) => return Err(wrong("role", "a string", other)),
         None => return Err(RowError::new(RowReason::MissingField, "no `role` (and no `from`)")),
     };
-    let continues = role.trim() == "tool_call";
+    let continues = ["tool_call", "tool_use"].contains(&plain_name(&role).as_str());
     read_role(&role, &mut fields)?;
     read_calls(&mut fields)?;
-    let images = read_content(&mut fields, reads_parts)?;
+    let images = read_content(&mut fields)?;
     Ok((Message { fields, weight, images }, continues))
 }
 
@@ -146,14 +160,14 @@ fn take_weight(fields: &mut Map<String, Value>) -> Result<Option<f32>, RowError>
 /// Writes the usual name of a role, and the calls of a role that stands for them.
 fn read_role(role: &str, fields: &mut Map<String, Value>) -> Result<(), RowError> {
     let role = role.trim();
-    let lower = role.to_ascii_lowercase();
-    let known = ROLES.iter().find(|(_, names)| names.contains(&lower.as_str()));
+    let (lower, plain) = (role.to_ascii_lowercase(), plain_name(role));
+    let known = ROLES.iter().find(|(_, names)| names.contains(&lower.as_str()) || names.contains(&plain.as_str()));
     if let Some((ours, _)) = known {
         fields.insert("role".to_owned(), json!(ours));
-    } else if CALLERS.contains(&role) {
+    } else if is_caller(role) {
         if !fields.contains_key("tool_calls") {
             let content = fields.get("content").cloned().unwrap_or_default();
-            let found = calls("content", content.get(0).and_then(|part| part.get("text")).unwrap_or(&content))?;
+            let found = calls("content", &joined_text(&content).map_or(content, Value::String))?;
             if found.is_empty() {
                 return Err(RowError::new(RowReason::MissingField, "the function call is empty"));
             }
@@ -177,7 +191,10 @@ fn read_calls(fields: &mut Map<String, Value>) -> Result<(), RowError> {
         None => Vec::new(),
     };
     if let Some(call) = fields.shift_remove("function_call") {
-        all.extend(calls("function_call", &call)?);
+        // Logs of the interface may hold a call in both fields.
+        let earlier = calls("function_call", &call)?;
+        let is_new = |call: &Value| !all.iter().any(|of| of["function"] == call["function"]);
+        all = all.iter().cloned().chain(earlier.into_iter().filter(is_new)).collect();
     }
     match all.is_empty() {
         true => drop(fields.shift_remove("tool_calls")),
@@ -188,17 +205,11 @@ fn read_calls(fields: &mut Map<String, Value>) -> Result<(), RowError> {
 
 /// Takes a list of parts apart: text becomes the content, reasoning and calls their fields. Returns its images, which the
 /// content has marks of.
-fn read_content(fields: &mut Map<String, Value>, reads_parts: bool) -> Result<Vec<Value>, RowError> {
+fn read_content(fields: &mut Map<String, Value>) -> Result<Vec<Value>, RowError> {
     let is = |role: &str| fields.get("role").is_some_and(|of| of == role);
     let (is_result, is_assistant) = (is("tool"), is("assistant"));
-    let content = match fields.get("content").cloned() {
-        Some(Value::String(text)) if !is_result => {
-            parts_to_read(&text, reads_parts, is_assistant).map_or(Value::String(text), Value::Array).into()
-        }
-        other => other,
-    };
     let mut images = Vec::new();
-    match content {
+    match fields.get("content").cloned() {
         Some(Value::String(text)) => drop(unmarked(text)?),
         Some(Value::Array(parts)) => match joined(&parts, is_assistant) {
             Ok(mut parts) => {
@@ -230,6 +241,7 @@ struct Parts {
 }
 
 impl Parts {
+    /// Writes the parts into the fields of their message. Calls that its own field repeats are there once.
     fn write(self, fields: &mut Map<String, Value>) {
         let is_call = !self.calls.is_empty() || fields.contains_key("tool_calls");
         match self.text {
@@ -241,13 +253,18 @@ impl Parts {
         }
         if !self.calls.is_empty() {
             let mut all = fields.get("tool_calls").and_then(Value::as_array).cloned().unwrap_or_default();
-            all.extend(self.calls);
+            let given = all.len();
+            for call in self.calls {
+                if !all[..given].iter().any(|of| of["function"] == call["function"]) {
+                    all.push(call);
+                }
+            }
             fields.insert("tool_calls".to_owned(), Value::Array(all));
         }
     }
 }
 
-/// Parts by their type: text, and of an assistant also reasoning and calls. A part without a type is by what it holds.
+/// Takes parts apart: text, and of an assistant also reasoning and calls.
 fn joined(parts: &[Value], is_assistant: bool) -> Result<Parts, RowError> {
     let mut all = Parts::default();
     for (i, part) in parts.iter().enumerate() {
@@ -256,38 +273,37 @@ fn joined(parts: &[Value], is_assistant: bool) -> Result<Parts, RowError> {
             all.images.push(image_of(part).unwrap_or_default());
             continue;
         }
-        let held = |names: &[&str]| names.iter().find_map(|name| part.get(*name).filter(|value| !value.is_null()));
-        let of_type = held(&["type"]).and_then(Value::as_str).unwrap_or(match part {
-            _ if part.is_string() || held(&["text"]).is_some() => "text",
-            _ if held(&["functionCall"]).is_some() => "functionCall",
-            _ => "",
-        });
-        let found = match of_type {
-            "text" | "input_text" | "output_text" => {
-                let text = part.as_str().map(str::to_owned);
-                let text = text.or_else(|| held(&["text", "value", "content"]).and_then(text_of));
-                text.map(|text| unmarked(text).map(|text| *append(&mut all.text) += &text)).transpose()?
+        let found = match Kind::of(part) {
+            Some(Kind::Text) => {
+                text_of(part).map(|text| unmarked(text).map(|text| *append(&mut all.text) += &text)).transpose()?
             }
-            "reasoning" | "thinking" | "think" if is_assistant => {
-                let names = ["value", "text", "thinking", "reasoning", "content"];
-                held(&names).and_then(text_of).map(|text| *append(&mut all.reasoning) += &text)
-            }
-            "tool_call" | "tool_use" | "function_call" | "functionCall" if is_assistant => {
-                let value = held(&["value", "functionCall", "tool_call"]).unwrap_or(part);
-                let value = if std::ptr::eq(value, part) { without_type(part) } else { value.clone() };
-                all.calls.extend(calls(&format!("content[{i}]"), &value)?);
+            Some(Kind::Reasoning) if is_assistant => text_of(part).map(|text| *append(&mut all.reasoning) += &text),
+            Some(Kind::Call) if is_assistant => {
+                all.calls.extend(calls(&format!("content[{i}]"), &call_of(part))?);
                 Some(())
             }
             _ => None,
         };
         if found.is_none() {
-            let what = if of_type.is_empty() { kind(part).to_owned() } else { format!("a part of type `{of_type}`") };
+            let of_type = part.get("type").and_then(Value::as_str);
+            let what = of_type.map_or(kind(part).to_owned(), |name| format!("a part of type `{name}`"));
             let problem =
                 format!("column `content`: a list of parts, of which part {} is {what} (only text is trained)", i + 1);
             return Err(RowError::new(RowReason::WrongType, problem));
         }
     }
     Ok(all)
+}
+
+/// The call that a part is, or holds.
+fn call_of(part: &Value) -> Value {
+    const NAMES: [&str; 6] = ["value", "functionCall", "function_call", "tool_call", "tool_calls", "toolCall"];
+    if let Some(held) = NAMES.iter().find_map(|name| part.get(*name).filter(|value| !value.is_null())) {
+        return held.clone();
+    }
+    let mut call = part.as_object().cloned().unwrap_or_default();
+    call.shift_remove("type");
+    Value::Object(call)
 }
 
 /// The text, which stands next to marks of images. Errors: it has a mark itself.
@@ -302,26 +318,12 @@ fn append(text: &mut Option<String>) -> &mut String {
     text.get_or_insert_default()
 }
 
-/// A text, or the texts of a list of parts.
-fn text_of(value: &Value) -> Option<String> {
-    match value {
-        Value::String(text) => Some(text.clone()),
-        other => as_list(other)?.iter().map(|part| part.get("text")?.as_str()).collect(),
-    }
-}
-
-fn without_type(part: &Value) -> Value {
-    let mut call = part.as_object().cloned().unwrap_or_default();
-    call.shift_remove("type");
-    Value::Object(call)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn read(value: Value) -> Result<Message, RowError> {
-        message(&value, &BTreeMap::new(), true).map(|(message, _)| message)
+        message(named(&value, &BTreeMap::new(), true)?).map(|(message, _)| message)
     }
 
     #[test]
@@ -340,12 +342,9 @@ mod tests {
         ] {
             assert_eq!(read(form.clone()).unwrap(), openai, "{form}");
         }
-        let mapped = message(
-            &json!({"speaker": "user", "says": "hi"}),
-            &BTreeMap::from([("role".into(), "speaker".into()), ("content".into(), "says".into())]),
-            true,
-        );
-        assert_eq!(mapped.unwrap().0, openai);
+        let names = BTreeMap::from([("role".into(), "speaker".into()), ("content".into(), "says".into())]);
+        let mapped = messages(&[json!({"speaker": "user", "says": "hi"})], &names).unwrap();
+        assert_eq!(mapped, std::slice::from_ref(&openai));
         let list = [json!(json!({"role": "user", "content": "hi"}).to_string())];
         assert_eq!(messages(&list, &BTreeMap::new()).unwrap(), std::slice::from_ref(&openai));
         let pair = messages(&[json!({"human": "hi", "assistant": "a"})], &BTreeMap::new()).unwrap();
@@ -360,7 +359,16 @@ mod tests {
         let mut cases: Vec<(&str, &str)> =
             ["gpt", "chatgpt", "bing", "bard", "model", "bot", "Assistant"].map(|name| (name, "assistant")).to_vec();
         cases.extend(
-            ["function", "observation", "function_response", "tool_response", "ipython"].map(|of| (of, "tool")),
+            [
+                "function",
+                "observation",
+                "function_response",
+                "tool_response",
+                "ipython",
+                "Function-Response",
+                "toolResult",
+            ]
+            .map(|of| (of, "tool")),
         );
         cases.extend([("human", "user"), ("HUMAN", "user"), ("critic", "critic"), ("developer", "developer")]);
         cases.extend([(" Bot ", "assistant"), ("user\n", "user"), ("critic ", "critic")]);
@@ -477,9 +485,12 @@ mod tests {
             json!({"from": "function_call", "value": text}),
             json!({"role": "tool_call", "content": text}),
             json!({"role": "tool_calls", "content": [earlier]}),
+            json!({"from": "Function-Call", "value": text}),
+            json!({"role": "toolUse", "content": earlier}),
             json!({"role": "assistant", "content": "", "toolCalls": [earlier]}),
             json!({"role": "assistant", "content": "", "function_call": earlier}),
             json!({"role": "assistant", "content": null, "function_call": earlier.to_string()}),
+            json!({"role": "assistant", "content": null, "function_call": earlier, "tool_calls": expected}),
             json!({"role": "assistant", "content": [{"type": "tool_call", "value": text}]}),
             json!({"role": "model", "parts": [{"functionCall": {"name": "f", "args": {"x": 1}}}]}),
             json!({"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": {"x": 1}}]}),
@@ -509,5 +520,45 @@ mod tests {
         assert_eq!(message.fields["reasoning_content"], "r");
         let error = read(json!({"role": "user", "content": parts})).unwrap_err();
         assert!(error.detail.contains("part 1 is a part of type `reasoning`"), "{error}");
+    }
+
+    fn taken_apart(parts: Value, own: Value) -> Map<String, Value> {
+        let mut fields = own.as_object().unwrap().clone();
+        joined(parts.as_array().unwrap(), true).unwrap().write(&mut fields);
+        fields
+    }
+
+    #[test]
+    fn every_spelling_of_reasoning_and_calls_is_the_same() {
+        let function = json!({"name": "f", "arguments": {"x": 1}});
+        let call = json!([{"type": "function", "function": function}]);
+        let expected = json!({"reasoning_content": "r", "tool_calls": call});
+        let thought = json!({"type": "thinking", "thinking": "r", "signature": "s"});
+        let use_of = json!({"type": "tool_use", "name": "f", "input": {"x": 1}});
+        for parts in [
+            json!([thought, use_of]),
+            json!([{"type": "reasoning", "value": "r"}, {"type": "tool_call", "value": function.to_string()}]),
+            json!([{"type": "reasoning", "value": [{"type": "text", "value": "r"}]}, {"type": "tool_calls", "value": [function]}]),
+            json!([{"type": "reasoning", "summary": [{"type": "summary_text", "text": "r"}]}, {"type": "function", "function": function}]),
+            json!([{"type": "reasoning_content", "text": "r"}, {"type": "tool_calls", "tool_calls": call}]),
+            json!([{"type": "think", "text": "r"}, {"type": "tool-call", "toolName": "f", "args": {"x": 1}}]),
+            json!([{"type": "reasoning", "text": "r"}, {"type": "tool-call", "toolName": "f", "input": {"x": 1}}]),
+            json!([{"text": "r", "thought": true}, {"functionCall": {"name": "f", "args": {"x": 1}}}]),
+            json!([{"reasoning": "r", "text": null}, {"tool_call": function}]),
+            json!([{"thinking": "r"}, {"toolCall": function.to_string()}]),
+        ] {
+            assert_eq!(json!(taken_apart(parts.clone(), json!({}))), expected, "{parts}");
+        }
+        let twice = taken_apart(json!([thought, use_of]), json!({"tool_calls": call}));
+        assert_eq!(twice["tool_calls"], call, "the same call as a part and in its field");
+        let other = json!({"type": "tool_use", "name": "g", "input": {}});
+        assert_eq!(taken_apart(json!([use_of, use_of, other]), json!({}))["tool_calls"].as_array().unwrap().len(), 3);
+        for unknown in
+            [json!({"type": "redacted_thinking", "data": "x"}), json!({"x": 1}), json!({"type": 7}), json!(1)]
+        {
+            let error = joined(&[unknown], true).err().unwrap();
+            assert!(error.detail.contains("of which part 1 is"), "{error}");
+        }
+        assert!(joined(&[thought], false).is_err() && joined(&[use_of], false).is_err());
     }
 }

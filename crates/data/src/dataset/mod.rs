@@ -11,6 +11,7 @@ mod instruction;
 mod json_text;
 mod message;
 pub(crate) mod padding;
+mod part_kinds;
 mod part_texts;
 mod results;
 mod roles;

@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use super::part_kinds::is_known;
 use super::roles::{is_name_of, is_pair, stands_for_result};
-use crate::image_texts::is_image;
+use crate::image_parts::is_image;
 use crate::json_values::parsed;
 use crate::remarks::{Remark, Remarks};
 
@@ -59,12 +60,11 @@ impl PartTexts {
     }
 }
 
-/// The parts that a content is as a text of JSON: objects with a type, of which one at least is a text.
+/// The parts that a content is as a text of JSON: objects with a type, of which one at least is of a known kind.
 pub(super) fn parts_of(content: &str) -> Option<Vec<Value>> {
     let Value::Array(parts) = parsed(content)? else { return None };
     let is_part = |part: &Value| part.get("type").is_some_and(Value::is_string);
-    let is_text = |part: &Value| part["type"] == "text" && part.get("text").is_some_and(Value::is_string);
-    (parts.iter().all(is_part) && parts.iter().any(is_text)).then_some(parts)
+    (parts.iter().all(is_part) && parts.iter().any(is_known)).then_some(parts)
 }
 
 /// The parts of a content that is a text, where they are read: those of a question with an image always.
@@ -100,6 +100,23 @@ mod tests {
         assert!(!counted(json!([{"from": "human", "value": "Write"}, answer])).are_read());
         assert!(!counted(json!([{"human": "Write", "assistant": parts}])).are_read());
         assert!(!counted(json!([{"role": "user", "says": "Write"}, {"role": "assistant", "says": parts}])).are_read());
+    }
+
+    #[test]
+    fn parts_are_known_in_every_spelling() {
+        for parts in [
+            json!([{"type": "text", "value": "hi"}, {"type": "other"}]),
+            json!([{"type": "tool_call", "value": "{}"}]),
+            json!([{"type": "thinking", "thinking": "r"}]),
+            json!([{"type": "tool-result", "result": 1}]),
+        ] {
+            assert_eq!(parts_of(&parts.to_string()), parts.as_array().cloned());
+        }
+        let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {}}}]);
+        for other in [tools, json!([{"type": "text"}]), json!([{"text": "hi"}]), json!({"type": "text", "text": "hi"})]
+        {
+            assert_eq!(parts_of(&other.to_string()), None, "{other}");
+        }
     }
 
     #[test]

@@ -40,8 +40,21 @@ pub(crate) fn late(row: &Map<String, Value>, kind: &DatasetKind, known: &mut Has
 }
 
 /// Columns whose values are data however short they are.
-const DATA: [&str; 10] =
-    ["answer", "response", "output", "completion", "solution", "label", "target", "weight", "sample_weight", "image"];
+const DATA: [&str; 13] = [
+    "answer",
+    "response",
+    "output",
+    "completion",
+    "solution",
+    "reasoning",
+    "reasoning_content",
+    "thinking",
+    "label",
+    "target",
+    "weight",
+    "sample_weight",
+    "image",
+];
 
 /// Numbers, flags and single words say something of a row, such as its number or its source. Words of several scripts are
 /// not separated by spaces.

@@ -105,6 +105,7 @@ fn gemm(m: usize, n: usize, k: usize, a: &TensorRef, b: &TensorRef, d: &TensorRe
         scales: None,
         bias: None,
         accumulate: false,
+        batch_invariant: false,
         low_rank: vec![],
     }
 }

@@ -316,9 +316,9 @@ def test_a_warning_of_long_rows_is_told_once(capfd, tmp_path, chat_model):
         assert main([command, str(path)]) == 0
         said = "".join(capfd.readouterr())
         assert said.count("Warning: 13.0 % of the rows of") == said.count("keeps 99 % of them") == 1, (command, said)
-    with pytest.warns(UserWarning, match="13.0 % of the rows of") as told:
+    with pytest.warns(UserWarning, match="13.0 % of the rows of") as caught:
         surogate.Trainer({**options, "output_dir": str(tmp_path / "trainer")})
-    assert len([warning for warning in told if "too long" in str(warning.message)]) == 1
+    assert len([warning for warning in caught if "too long" in str(warning.message)]) == 1
     assert "too long" not in "".join(capfd.readouterr())
 
 

@@ -149,7 +149,7 @@ def test_a_resumed_run_takes_the_same_steps(folder, tmp_path):
 def test_rows_with_images_are_kept_and_train_the_same(folder, tmp_path, capsys):
     output, kept = tmp_path / "run", tmp_path / "rows"
 
-    def told(cache):
+    def printed(cache):
         """What `surogate tokenize` says of the rows."""
         config = options(folder, tmp_path, output_dir=str(output), save_steps=2, data_cache=str(cache))
         (tmp_path / "run.yaml").write_text(json.dumps(config))
@@ -162,11 +162,11 @@ def test_rows_with_images_are_kept_and_train_the_same(folder, tmp_path, capsys):
         shutil.rmtree(output / "model")
         return weights
 
-    assert "cache" not in told("off")
+    assert "cache" not in printed("off")
     plain = trained()
     shutil.rmtree(output)
-    assert "were encoded and are kept in" in told(kept)
-    assert "are from the cache in" in told(kept)
+    assert "were encoded and are kept in" in printed(kept)
+    assert "are from the cache in" in printed(kept)
     assert trained() == plain
     shutil.rmtree(output / "checkpoint-4")
     assert trained("--set", "resume_from_checkpoint=true") == plain
@@ -175,12 +175,12 @@ def test_rows_with_images_are_kept_and_train_the_same(folder, tmp_path, capsys):
     path = folder / "3.png"
     content = path.read_bytes()
     shutil.copyfile(folder / "2.png", path)
-    assert "3.png has changed since the rows of" in told(kept)
-    assert "are from the cache in" in told(kept)
+    assert "3.png has changed since the rows of" in printed(kept)
+    assert "are from the cache in" in printed(kept)
     path.unlink()
-    assert "3.png" in told(kept) and "there is no file" in told(kept)
+    assert "3.png" in printed(kept) and "there is no file" in printed(kept)
     path.write_bytes(content)
-    assert "were encoded and are kept in" in told(kept)
+    assert "were encoded and are kept in" in printed(kept)
 
 
 def header(path):

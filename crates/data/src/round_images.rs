@@ -95,7 +95,7 @@ fn spawn(reader: Arc<ImageReader>, image: ImageRef) -> Receiver<thread::Result<P
     let (sender, receiver) = sync_channel(1);
     READERS.spawn_fifo(move || {
         let read = catch_unwind(AssertUnwindSafe(|| pictures(&reader, &image)));
-        // Nobody waits for it where the loader has ended.
+        // Nothing waits for it where the loader has ended.
         let _ = sender.send(read);
     });
     receiver

@@ -17,7 +17,7 @@ options! {
         /// `distil`: 0 is the forward KL divergence, 1, where it begins, the reverse one, and between is the generalized
         /// Jensen-Shannon divergence.
         beta: f64 = 0.1, min = 0, max = 1000000;
-        /// Probability that a pair is labelled the wrong way round. With `sigmoid` this is conservative DPO, where TRL
+        /// Probability that a pair is labeled the wrong way round. With `sigmoid` this is conservative DPO, where TRL
         /// ignores it. Of `dpo` and `cpo`.
         label_smoothing: f64 = 0.0, min = 0, below = 1;
         /// The divergence from the reference.

@@ -112,7 +112,9 @@ def test_an_environment_may_put_words_after_the_prompt(tmp_path):
     assert shown and all(answer["turns"] == 3 and answer["text"].count(" Tom laughed.") == 2 for answer in shown), logged
 
 
-def test_messages_go_through_the_chat_template(shared, tmp_path):
+@pytest.mark.parametrize("more", [{}, {"tools": []}, {"tools": None}, {"tools": [{"name": "go", "description": "Goes on."}]}])
+def test_messages_go_through_the_chat_template(shared, tmp_path, more):
+    """Also with tools that the template has no place for: an environment may read them."""
     model = tmp_path / "chat"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(tiny_llama(vocab_size=49152, max_position_embeddings=128)))
@@ -120,7 +122,7 @@ def test_messages_go_through_the_chat_template(shared, tmp_path):
         if file.name.startswith(("tokenizer", "chat_template", "special")):
             (model / file.name).write_bytes(file.read_bytes())
     run = game(tmp_path, "Chat", "chatted") | {"model": str(model), "init": "random", "max_steps": 1}
-    (tmp_path / "prompts.jsonl").write_text(json.dumps({"question": "Who are you?"}) + "\n")
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"question": "Who are you?", **more}) + "\n")
     surogate.Trainer(run).step()
     tokenizer = surogate.Tokenizer(model)
     said = tokenizer.encode("<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False)

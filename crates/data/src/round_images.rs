@@ -32,10 +32,12 @@ static READERS: LazyLock<ThreadPool> = LazyLock::new(|| {
 
 /// Images and rounds that are begun ahead, for each thread: one is read, and the next one waits.
 const OF_THREAD: usize = 2;
+/// Images and rounds that are begun ahead at most: the views of the largest images are some fifty megabytes each.
+const MOST_AHEAD: usize = 64;
 
 /// Returns the images, and rounds, that keep all threads at work.
 pub(crate) fn most_ahead() -> usize {
-    OF_THREAD * READERS.current_num_threads()
+    (OF_THREAD * READERS.current_num_threads()).min(MOST_AHEAD)
 }
 
 /// A round whose images are being read.

@@ -71,8 +71,8 @@ fn of_product(graph: &Graph, node: &Node) -> Option<String> {
     }
     // Few columns have a kernel of their own, which writes any number.
     let is_thin = n <= BOX && !has_adapters;
-    let odd =
-        node.inputs.iter().map(columns).chain((!is_thin).then_some(n)).find(|columns| !columns.is_multiple_of(STEP));
+    let matrices = node.inputs.iter().filter(|id| graph.value(**id).shape.len() > 1);
+    let odd = matrices.map(columns).chain((!is_thin).then_some(n)).find(|columns| !columns.is_multiple_of(STEP));
     odd.map(|columns| format!("an operand of a product has {columns} columns, expected a multiple of {STEP}"))
 }
 

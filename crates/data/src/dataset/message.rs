@@ -109,9 +109,13 @@ fn named(
         }
     }
     let role = fields.get("role").and_then(Value::as_str).unwrap_or_default().trim();
-    let never_asks = is_name_of("assistant", role) || stands_for_result(role);
+    let is_result = stands_for_result(role);
+    let never_asks = is_name_of("assistant", role) || is_result;
+    // A result that is JSON stays as it stands, but for parts that hold a result.
+    let is_read =
+        |part: &Value| !is_result || matches!(Kind::of(part), Some(Kind::Text | Kind::Result)) || is_image(part);
     if let Some(Value::String(text)) = fields.get("content").filter(|_| !is_caller(role))
-        && let Some(parts) = parts_to_read(text, reads_parts, never_asks)
+        && let Some(parts) = parts_to_read(text, reads_parts, never_asks).filter(|parts| parts.iter().all(is_read))
     {
         fields.insert("content".to_owned(), Value::Array(parts));
     }
@@ -167,7 +171,15 @@ fn read_role(role: &str, fields: &mut Map<String, Value>) -> Result<(), RowError
     } else if is_caller(role) {
         if !fields.contains_key("tool_calls") {
             let content = fields.get("content").cloned().unwrap_or_default();
-            let found = calls("content", &joined_text(&content).map_or(content, Value::String))?;
+            let found = match joined_text(&content) {
+                // A call in pieces, or a call in each of several texts.
+                Some(text) => calls("content", &Value::String(text)).or_else(|error| {
+                    let texts = content.as_array().into_iter().flatten().filter_map(text_of).map(Value::String);
+                    let each = texts.map(|text| calls("content", &text)).collect::<Result<Vec<_>, _>>();
+                    each.map(|each| each.concat()).map_err(|_| error)
+                }),
+                None => calls("content", &content),
+            }?;
             if found.is_empty() {
                 return Err(RowError::new(RowReason::MissingField, "the function call is empty"));
             }
@@ -352,6 +364,36 @@ mod tests {
         let pair = messages(&[json!({"user": "hi", "gpt": "a", "system": "s", "id": 7})], &BTreeMap::new()).unwrap();
         assert_eq!((&pair[0], &pair[2]), (&Message::new("system", "s"), &Message::new("assistant", "a")));
         assert_eq!((&pair[1].fields["content"], &pair[1].fields["id"]), (&json!("hi"), &json!(7)));
+    }
+
+    #[test]
+    fn a_mark_of_thoughts_does_not_hide_a_call() {
+        let call = json!({"name": "f", "args": {"x": 1}});
+        let usual = read(json!({"role": "assistant", "content": [{"functionCall": call}]})).unwrap();
+        assert!(usual.fields["tool_calls"].is_array());
+        let marked =
+            read(json!({"role": "model", "parts": [{"thought": false, "functionCall": call, "text": null}]})).unwrap();
+        assert_eq!(marked.fields["tool_calls"], usual.fields["tool_calls"]);
+    }
+
+    #[test]
+    fn a_result_of_json_stays_as_it_stands_unless_its_parts_are_read() {
+        let resource = r#"[{"type":"text","text":"x"},{"type":"resource","uri":"u"}]"#;
+        assert_eq!(read(json!({"role": "tool", "content": resource})).unwrap().fields["content"], resource);
+        let parts = r#"[{"type":"tool_result","content":"x"}]"#;
+        assert_ne!(read(json!({"role": "tool", "content": parts})).unwrap().fields["content"], parts);
+    }
+
+    #[test]
+    fn calls_in_several_texts_are_all_read() {
+        let [first, second] = ["f", "g"].map(|name| json!({"name": name, "arguments": {}}).to_string());
+        let parts = json!([{"type": "text", "text": first}, {"type": "text", "text": second}]);
+        let calls = read(json!({"role": "tool_call", "content": parts})).unwrap().fields["tool_calls"].clone();
+        assert_eq!(calls.as_array().unwrap().iter().map(|of| &of["function"]["name"]).collect::<Vec<_>>(), ["f", "g"]);
+        let (head, tail) = first.split_at(7);
+        let pieces = json!([{"type": "text", "text": head}, {"type": "text", "text": tail}]);
+        let calls = read(json!({"role": "tool_call", "content": pieces})).unwrap().fields["tool_calls"].clone();
+        assert_eq!(calls[0]["function"]["name"], "f");
     }
 
     #[test]

@@ -43,12 +43,13 @@ impl Kind {
             Kind::NAMES.into_iter().find(|(_, names)| names.contains(&name.as_str())).map(|(kind, _)| kind)
         };
         let is_given = |name: &str| part.get(name).is_some_and(|value| !value.is_null());
+        // Google's interface marks parts of any kind as thoughts or not.
+        let held = |value: &Value| !value.is_null() && !value.is_boolean();
         let found = match part.get("type").filter(|of| !of.is_null()) {
             Some(of) => named(of.as_str()?)?,
             None if part.is_string() || is_given("text") => Kind::Text,
-            None => part.as_object()?.iter().filter(|(_, value)| !value.is_null()).find_map(|(name, _)| named(name))?,
+            None => part.as_object()?.iter().filter(|(_, value)| held(value)).find_map(|(name, _)| named(name))?,
         };
-        // Google's interface marks a text that is a thought.
         let is_thought = found == Kind::Text && part.get("thought") == Some(&Value::Bool(true));
         Some(if is_thought { Kind::Reasoning } else { found })
     }

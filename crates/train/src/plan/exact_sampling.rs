@@ -48,7 +48,7 @@ fn reason(config: &Config, source: &ModelSource, dtype: DType, machine: &Machine
     if machine.arch != Arch::Cpu {
         return match dtype {
             DType::BF16 => (!is_asked(config)).then(|| {
-                let why = "on a GPU it takes kernels that are slower; `exact_sampling: true` takes them";
+                let why = "on a GPU it takes kernels that are slower; `exact_sampling: true` takes them where a model has them";
                 (why.to_owned(), OTHERWISE)
             }),
             _ => Some((

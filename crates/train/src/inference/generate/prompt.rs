@@ -162,6 +162,12 @@ impl PromptEncoder {
         }
     }
 
+    /// Returns true if the template of conversations with tools shows these.
+    pub fn shows_tools(&self) -> bool {
+        let of_tokenizer = || self.tokenizer.as_ref().and_then(|of| of.chat_template(true).or(of.chat_template(false)));
+        self.own.as_deref().or_else(of_tokenizer).is_some_and(shows_tools)
+    }
+
     fn needed(&self) -> Result<&Tokenizer> {
         self.tokenizer.as_deref().ok_or_else(|| {
             TrainError::Usage(format!(
@@ -191,7 +197,10 @@ impl PromptEncoder {
         let is_other = for_tools.is_some_and(|text| Some(text) != tokenizer.chat_template(false));
         let source = self.own.as_deref().or(for_tools).or(tokenizer.chat_template(false)).unwrap_or_default();
         if of.tools.is_some() && !shows_tools(source) {
-            return Err(TrainError::Usage("the chat template has no place for tools, which are given".into()));
+            let hint = "write their definitions into the system prompt, as the model was trained to see them";
+            return Err(TrainError::Usage(format!(
+                "the chat template has no place for tools, which are given ({hint})"
+            )));
         }
         let other =
             if is_other || !of.variables.is_empty() { Some(compiled(source, tokenizer, &of.variables)?) } else { None };

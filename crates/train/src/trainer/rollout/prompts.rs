@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::config::{Config, Dataset, DatasetType, SystemPromptType};
 use crate::error::{Result, TrainError};
-use crate::inference::generate::{PromptEncoder, Request, read_messages};
+use crate::inference::generate::{Prompt, PromptEncoder, Request, read_messages};
 use crate::input::dataset_spec;
 use crate::words::count;
 
@@ -24,6 +24,8 @@ pub(super) struct Row {
     /// A text or messages, as reward functions see it.
     pub prompt: Value,
     pub ids: Vec<i32>,
+    /// The tools that the template shows.
+    pub tools: Option<Value>,
     /// The columns of its row other than the prompt.
     pub columns: Map<String, Value>,
 }
@@ -121,6 +123,14 @@ impl Prompts {
                 Err(fault) => wrong.push(format!("{place}: {fault}")),
             }
         }
+        let has_tools =
+            |row: &&Row| data::dataset::tools("tools", row.columns.get("tools")).is_ok_and(|of| of.is_some());
+        let hidden =
+            self.rows[self.rows.len() - kept..].iter().filter(|row| row.tools.is_none()).filter(has_tools).count();
+        if hidden > 0 && !encoder.shows_tools() {
+            let rows = count(hidden as u64, "row");
+            self.notes.push(format!("{}: the chat template does not show the `tools` of {rows}", of.path));
+        }
         if kept == 0 {
             let why = wrong.first().cloned().unwrap_or_else(|| match long.first() {
                 Some(place) => format!("{place}: its prompt has more than {longest} tokens"),
@@ -186,12 +196,19 @@ impl Row {
         for name in ["tools", "chat_template_kwargs"] {
             request.extend(fields.get(name).filter(|_| prompt.is_array()).map(|of| (name.to_owned(), of.clone())));
         }
-        let Request { prompt: asked, .. } = Request::from_json(&Value::Object(request)).map_err(|e| e.to_string())?;
+        let Request { prompt: mut asked, .. } =
+            Request::from_json(&Value::Object(request)).map_err(|e| e.to_string())?;
+        let tools = match &mut asked {
+            // Tools that only an environment reads are a column like others.
+            Prompt::Messages(of) if !encoder.shows_tools() => of.tools.take().and(None),
+            Prompt::Messages(of) => of.tools.clone(),
+            Prompt::Text(_) | Prompt::Ids(_) => None,
+        };
         let ids = encoder.encode(&asked).map_err(|e| e.to_string())?;
         if ids.is_empty() {
             return Err(format!("`{name}` has no tokens"));
         }
-        Ok(Row { prompt, ids, columns: fields })
+        Ok(Row { prompt, ids, tools, columns: fields })
     }
 }
 

@@ -114,7 +114,7 @@ fn messages(said: &[Value], row: &Row) -> Result<Messages> {
         TrainError::Failed(format!("the environment said {}, expected messages with `role`", Value::from(said)))
     })?;
     let variables = row.columns.get("chat_template_kwargs").and_then(Value::as_object).cloned().unwrap_or_default();
-    Ok(Messages { tools: row.columns.get("tools").cloned(), variables, ..Messages::of(objects) })
+    Ok(Messages { tools: row.tools.clone(), variables, ..Messages::of(objects) })
 }
 
 fn other_kind(reply: &Value, row: &Row) -> TrainError {
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn words_of_another_kind_than_the_prompt_are_refused() {
         let encoder = PromptEncoder::open(&[]).unwrap();
-        let row = Row { prompt: json!("text"), ids: vec![1], columns: Map::new() };
+        let row = Row { prompt: json!("text"), ids: vec![1], tools: None, columns: Map::new() };
         let mut answer = Answer::to(vec![1]);
         let error = answer.hear(json!([{"role": "user"}]), &row, &encoder, 9).unwrap_err().to_string();
         assert!(error.contains("expected a text, as the prompt is"), "{error}");

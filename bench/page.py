@@ -24,7 +24,7 @@ TABLES = {
     "cpu-network-limits.jsonl": "CPU: exchanges of nodes over limited networks",
 }
 
-#: What makes two rows of a file of runs rows of the same run; those of the last day are shown.
+#: Fields in which rows of the same run agree; those of the last day are shown.
 SAME = ("work", "model", "precision", "batch", "accumulation", "seq_len")
 
 HEAD = """# Measurements

@@ -150,7 +150,7 @@ def test_rows_with_images_are_kept_and_train_the_same(folder, tmp_path, capsys):
     output, kept = tmp_path / "run", tmp_path / "rows"
 
     def printed(cache):
-        """What `surogate tokenize` says of the rows."""
+        """The words of `surogate tokenize` on the rows."""
         config = options(folder, tmp_path, output_dir=str(output), save_steps=2, data_cache=str(cache))
         (tmp_path / "run.yaml").write_text(json.dumps(config))
         assert main(["tokenize", str(tmp_path / "run.yaml")]) == 0

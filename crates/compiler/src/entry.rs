@@ -57,7 +57,9 @@ pub(crate) fn graph_of(
     // Before what an adapter gives the gradient of its input becomes part of an element-wise sum.
     passes.run(kind, Pass::DropoutLinear, &mut graph, |g| passes::dropout_linear::run(g, machine))?;
     // Last: fused nodes are opaque to every rule above.
-    passes.run(kind, Pass::Fuse, &mut graph, passes::fuse::run)?;
+    // The sampler has the loss alone: joined to its gradient it is summed in another order.
+    let joins_losses = !options.batch_invariant;
+    passes.run(kind, Pass::Fuse, &mut graph, |g| passes::fuse::run(g, joins_losses))?;
     // After the rules, which take some of what has a form; codes are then joined with what is left.
     passes.run(kind, Pass::ProducedCodes, &mut graph, passes::produced_codes::run)?;
     passes.run(kind, Pass::JoinForms, &mut graph, passes::join_forms::run)?;

@@ -9,12 +9,15 @@ use tensor::Attrs;
 
 use crate::CompileError;
 
-pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
+/// `joins_losses`: a loss and its gradient may become one operation.
+pub fn run(graph: &mut Graph, joins_losses: bool) -> Result<(), CompileError> {
     let rules: Vec<(OpId, Fusion)> =
         ops::all().iter().flat_map(|op| op.fusions().into_iter().map(|f| (op.id(), f))).collect();
     sum_products(graph);
     sum_grouped_products(graph);
-    losses_with_gradients(graph);
+    if joins_losses {
+        losses_with_gradients(graph);
+    }
     for (fused, rule) in &rules {
         apply_rule(graph, *fused, rule);
     }
@@ -267,13 +270,13 @@ mod tests {
     #[test]
     fn flags_that_a_fused_operation_does_not_take_are_off_or_it_is_not_made() {
         let mut fused = normed(false);
-        run(&mut fused).unwrap();
+        run(&mut fused, true).unwrap();
         assert_eq!(fused.nodes.iter().map(|node| node.op).collect::<Vec<_>>(), [id::RMSNORM_ROPE]);
         assert!(fused.nodes[0].attrs.get("skip").is_none());
         ops::verify(&fused).unwrap();
 
         let mut apart = normed(true);
-        run(&mut apart).unwrap();
+        run(&mut apart, true).unwrap();
         assert_eq!(apart.nodes.iter().map(|node| node.op).collect::<Vec<_>>(), [id::RMSNORM, id::ROPE]);
         ops::verify(&apart).unwrap();
     }

@@ -42,6 +42,21 @@ fn products_and_attention_of_the_forward_pass_are_asked_also_where_they_are_reco
 }
 
 #[test]
+fn the_loss_is_that_of_the_sampler() {
+    let joined = |options: &CompileOptions| {
+        let program = compile(&model(), options, &Machine::h200()).unwrap();
+        let steps = program.entries.iter().flat_map(|entry| &entry.steps);
+        let is_joined = |step: &program::Step| match &step.instruction {
+            Instruction::Launch(launch) => launch.op == "cross_entropy_with_gradient",
+            _ => false,
+        };
+        steps.filter(|step| is_joined(step)).count()
+    };
+    assert!(joined(&CompileOptions { batch_invariant: false, ..asked() }) > 0);
+    assert_eq!(joined(&asked()), 0);
+}
+
+#[test]
 fn nothing_is_asked_without_the_option_or_on_a_cpu() {
     for (options, machine) in
         [(CompileOptions { batch_invariant: false, ..asked() }, Machine::h200()), (asked(), Machine::cpu(1 << 30, 2))]

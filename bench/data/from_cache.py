@@ -10,36 +10,9 @@ process grows by at most. Needs cargo; the median is what counts.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import pathlib
 import statistics
-import subprocess
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-TEST = [
-    "cargo",
-    "test",
-    "--quiet",
-    "--release",
-    "-p",
-    "data",
-    "--lib",
-    "reading_kept_rows",
-    "--",
-    "--ignored",
-    "--nocapture",
-]
-
-
-def measure(tokens: int) -> dict[str, float]:
-    """One round in a process of its own."""
-    reported = subprocess.run(
-        TEST, cwd=ROOT, check=True, text=True, capture_output=True,
-        env={**os.environ, "SUROGATE_FIGURE_TOKENS": str(tokens)},
-    )  # fmt: skip
-    line = next(line for line in reported.stdout.splitlines() if line.startswith("FIGURES "))
-    return json.loads(line.removeprefix("FIGURES "))
+from figures import measure
 
 
 def main() -> None:
@@ -49,7 +22,7 @@ def main() -> None:
     a = parser.parse_args()
     rounds = []
     for number in range(a.times):
-        rounds.append(measure(a.tokens))
+        rounds.append(measure("reading_kept_rows", SUROGATE_FIGURE_TOKENS=str(a.tokens)))
         of = rounds[-1]
         print(
             f"{number + 1}: {of['tokens_per_second'] / 1e6:.1f} M tokens/s, {of['memory_bytes'] / 2**20:.0f} MiB more "

@@ -35,7 +35,7 @@ const CIRCLES: &[(&str, usize)] = &[
     ("gpu", 25),
     ("graph", 0),
     ("net", 0),
-    ("ops", 164),
+    ("ops", 163),
     ("options", 4),
     ("program", 2),
     ("py", 4),

@@ -68,6 +68,13 @@ impl Given {
         self
     }
 
+    /// Every row holds documents of these lengths, each of which sees itself whole.
+    fn images(self, lengths: &[usize]) -> Given {
+        let begins = lengths.iter().scan(0, |first, length| Some(std::mem::replace(first, *first + length)));
+        let spans: Vec<(usize, usize)> = begins.zip(lengths).map(|(first, length)| (first, first + length)).collect();
+        self.documents(lengths).spans(&spans)
+    }
+
     /// Every row holds documents of a common beginning and branches after it, of these lengths.
     fn branches(mut self, documents: &[(usize, &[usize])]) -> Given {
         let lengths: Vec<usize> =
@@ -138,6 +145,10 @@ pub fn calls() -> Vec<Given> {
         Given::new([2, 65, 2, 2, 24]).documents(&[40, 25]).spans(&[(3, 9), (20, 40), (64, 65)]).with("window", 7),
         Given::new([2, 63, 2, 1, 16]).with("bidirectional", true),
         Given::new([1, 33, 2, 1, 8]).with("bidirectional", true).with("window", 4),
+        // Images, whose patches see one another whole, shorter and longer than a block's queries and a tile of keys.
+        Given::new([1, 900, 2, 2, 64]).images(&[64, 300, 5, 531]),
+        Given::new([2, 600, 2, 2, 72]).images(&[150, 450]),
+        Given::new([1, 400, 1, 1, 112]).images(&[1, 399]),
         // Capped scores, sinks, values of another size.
         Given::new([1, 40, 2, 1, 16]).with("soft_cap", 2.0),
         Given::new([1, 33, 4, 2, 16]).documents(&[1, 31, 1]).with_sink().with("window", 8),

@@ -10,7 +10,8 @@ use division::{Division, widths};
 use passes::{Passes, Scratch, keys_for_one_pass, padded};
 
 use super::launch::{Launch, assert_dense, optional_args, suits_tensor_cores};
-use super::operands::{Extents, Reading};
+use super::operands::{Extents, Optional};
+use super::reading::Reading;
 use crate::kernel::{KernelSpec, LowerCall};
 
 const BEGIN: &str = include_str!("hopper/begin.cu");
@@ -92,7 +93,9 @@ pub fn forward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
     assert_dense(call, &[&call.inputs[3], &call.outputs[1]]);
     let e = Extents::of_call(call.inputs);
     let span = Reading::checked(call.attrs, e.head_dim).hiding_window(e.tokens).unwrap_or(e.tokens);
-    let (division, (w, wv)) = (Division::forward(&e, span, call.documents != Documents::Rows), widths(&e));
+    let packed = call.documents != Documents::Rows;
+    let intervals = Optional::of_call(call.inputs, call.outputs.len()).limit.is_some();
+    let (division, (w, wv)) = (Division::forward(&e, span, packed, intervals), widths(&e));
     let [limit, sink] = optional_args(call);
     let ticket = Arg::Scratch(0);
     let begin = KernelSpec {

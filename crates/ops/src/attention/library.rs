@@ -6,7 +6,8 @@
 
 use program::{Documents, Realisation, library};
 
-use super::operands::{Extents, Optional, Reading};
+use super::operands::{Extents, Optional};
+use super::reading::Reading;
 use super::{hopper, portable};
 use crate::kernel::LowerCall;
 

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::Reading;
+use super::reading::Reading;
 use crate::real::Real;
 
 /// One row's intervals. First and last keys never fall from one query to the next, and hold the query itself.

@@ -16,6 +16,7 @@ mod mask;
 mod operands;
 mod panels;
 mod portable;
+mod reading;
 mod sink;
 #[cfg(test)]
 mod tests;
@@ -31,7 +32,8 @@ pub use backward::AttentionBackward;
 pub use cached::{CacheWrite, CachedAttention, Sequences};
 pub use forward::Attention;
 pub use mask::Mask;
-pub use operands::{Extents, Operands, Reading, Scoring};
+pub use operands::{Extents, Operands, Scoring};
+pub use reading::Reading;
 pub use sink::AttentionSinkGradient;
 
 use operands::{BACKWARD_INPUTS, FORWARD_INPUTS, Optional};

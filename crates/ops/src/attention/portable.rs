@@ -9,7 +9,8 @@ use division::{ByKey, ByQuery, forward_division, key_division, q_division};
 
 use super::Extents;
 use super::launch::{Launch, assert_dense, optional_args, suits_tensor_cores};
-use super::operands::{Optional, Reading};
+use super::operands::Optional;
+use super::reading::Reading;
 use super::tiles::{SHARERS, STRIP, STRIPS, Tiles, in_one_order, wants_one_order};
 use crate::kernel::{KernelSpec, LowerCall};
 

@@ -11,6 +11,7 @@
 #define PAIRS (BATCH * KV_HEADS)
 #define WIDE ((D + 63) / 64 * 64)     // columns of q and k in shared memory
 #define WIDE_V ((DV + 63) / 64 * 64)  // columns of v and o
+#define COLUMNS_V (DV > 64 && DV <= 112 ? (DV + 15) / 16 * 16 : WIDE_V)  // those of them that products compute
 #define DELTAS ((size_t)BATCH * HEADS * PADDED)  // statistics: lse log2(e) of all rows, then delta of all rows
 #define HALF 8192                     // bytes of 64 rows of 64 columns
 #define PADDED ((TOKENS + 63) / 64 * 64 + 64)  // rows of the statistics of a head, and of the intervals of a row

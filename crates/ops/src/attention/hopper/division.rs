@@ -17,28 +17,34 @@ pub struct Division {
     /// Stages of queries' tiles, and of values'; keys have two.
     pub q_stages: usize,
     pub v_stages: usize,
+    /// True if all warpgroups visit all tiles of keys of a block's queries, one after the other, also those that only others see.
+    pub joint: bool,
 }
 
 impl Division {
-    /// `span`: keys that a query sees at most.
-    pub fn forward(e: &Extents, span: usize, packed: bool) -> Division {
+    /// `span`: keys that a query sees at most. `intervals`: neighbouring queries see the same keys, as those of one image do.
+    pub fn forward(e: &Extents, span: usize, packed: bool, intervals: bool) -> Division {
         let (w, wv) = widths(e);
         let heads = if e.group().is_multiple_of(2) { 2 } else { 1 };
-        let of = |keys: usize, q_stages: usize| Division { warpgroups: 2, heads, keys, q_stages, v_stages: 2 };
+        let joint = intervals && heads == 1;
+        let of = |keys: usize, q_stages: usize| Division { warpgroups: 2, heads, keys, q_stages, v_stages: 2, joint };
         match () {
             () if w + wv > 384 => of(if heads == 2 { 80 } else { 64 }, 1),
             () if w.max(wv) > 128 => of(if w + wv > 320 { 96 } else { 128 }, 1),
             () if w + wv > 128 && span >= VERY_LONG => of(160, 1),
             () if w + wv > 128 => of(128, 2),
-            () if heads == 1 && e.group().is_multiple_of(3) => Division { warpgroups: 3, heads: 3, ..of(128, 2) },
-            () => of(if packed { 96 } else { 192 }, 2),
+            () if heads == 1 && e.group().is_multiple_of(3) => {
+                Division { warpgroups: 3, heads: 3, joint: false, ..of(128, 2) }
+            }
+            () => of(if packed && !joint { 96 } else { 192 }, 2),
         }
     }
 
     pub fn gradient_q(e: &Extents) -> Division {
         let (w, wv) = widths(e);
         let heads = if e.group().is_multiple_of(2) { 2 } else { 1 };
-        let of = |keys: usize, q_stages: usize| Division { warpgroups: 2, heads, keys, q_stages, v_stages: 2 };
+        let of =
+            |keys: usize, q_stages: usize| Division { warpgroups: 2, heads, keys, q_stages, v_stages: 2, joint: false };
         match () {
             () if w + wv > 384 => Division { v_stages: 1, ..of(48, 1) },
             () if w.max(wv) > 128 => of(if w + wv > 320 { 48 } else { 64 }, 1),
@@ -52,6 +58,7 @@ impl Division {
         vec![
             ("WARPGROUPS", self.warpgroups),
             ("HEADS_PER_BLOCK", self.heads),
+            ("JOINT", usize::from(self.joint)),
             ("KEYS", self.keys),
             ("STAGES", 2),
             ("V_STAGES", self.v_stages),

@@ -130,13 +130,14 @@ attention_forward(const __grid_constant__ TensorMap q, const __grid_constant__ T
     barrier_wait(on.known + 8 * slot.stage, slot.parity);
     const Item item = items[slot.stage];
     if (item.b < 0) break;
-    const Sight sight = sight_of(intervals[slot.stage] + my_rows, item.key);
+    Sight sight = sight_of(intervals[slot.stage] + my_rows, item.key);
+    if (JOINT) sight.begin = 0, sight.end = item.tiles;
     meet<128>(5 + mine);
     if (thread == 0) barrier_arrive(on.forgotten + 8 * slot.stage);
     slot.advance();
 
     const u32 q_tile = at + AT_Q + of_q.stage * Q_STAGE + mine * Q_TILE;
-    float output[WIDE_V / 2], s[KEYS / 2], greatest[2] = {-INFINITE, -INFINITE}, sum[2] = {0.0f, 0.0f}, factor[2];
+    float output[COLUMNS_V / 2], s[KEYS / 2], greatest[2] = {-INFINITE, -INFINITE}, sum[2] = {0.0f, 0.0f}, factor[2];
     u32 p[KEYS / 4];
     clear(output);
     pass_by(item.tiles - 1, sight.end, of_k, of_v, on);
@@ -161,7 +162,7 @@ attention_forward(const __grid_constant__ TensorMap q, const __grid_constant__ T
       products_commit();
       barrier_wait(on.v_ready + 8 * of_v.stage, of_v.parity);
       products_begin();
-      weighted_rows<KEYS, WIDE_V>(output, p, at + AT_V + of_v.stage * V_STAGE);
+      weighted_rows<KEYS, COLUMNS_V>(output, p, at + AT_V + of_v.stage * V_STAGE);
       products_commit();
       pass_turn(mine);
       products_wait<1>();
@@ -172,13 +173,13 @@ attention_forward(const __grid_constant__ TensorMap q, const __grid_constant__ T
       products_wait<0>();
       if (thread == 0) barrier_arrive(on.v_taken + 8 * of_v.stage);
 #pragma unroll
-      for (int i = 0; i < WIDE_V / 2; i++) output[i] *= factor[i / 2 % 2];
+      for (int i = 0; i < COLUMNS_V / 2; i++) output[i] *= factor[i / 2 % 2];
       round_pairs(p, s);
       of_k.advance(), of_v.advance();
     }
     barrier_wait(on.v_ready + 8 * of_v.stage, of_v.parity);
     products_begin();
-    weighted_rows<KEYS, WIDE_V>(output, p, at + AT_V + of_v.stage * V_STAGE);
+    weighted_rows<KEYS, COLUMNS_V>(output, p, at + AT_V + of_v.stage * V_STAGE);
     products_commit();
 
     const int head = item.head + mine % HEADS_PER_BLOCK;
@@ -199,7 +200,7 @@ attention_forward(const __grid_constant__ TensorMap q, const __grid_constant__ T
     products_wait<0>();
     if (thread == 0) barrier_arrive(on.v_taken + 8 * of_v.stage);
     of_v.advance();
-    lay_rows<WIDE_V>(q_tile, output, share[0], share[1]);
+    lay_rows<COLUMNS_V>(q_tile, output, share[0], share[1]);
     publish_to_products();
     meet<128>(5 + mine);
     if (thread == 0) store_rows<WIDE_V>(q_tile, &o, item.b, item.query + my_rows, head);

@@ -3,7 +3,8 @@
 use program::Documents;
 
 use super::division::widths;
-use crate::attention::operands::{Extents, Reading};
+use crate::attention::operands::Extents;
+use crate::attention::reading::Reading;
 use crate::kernel::LowerCall;
 
 /// Window from which the gradients in one pass are the faster for whole rows: below, tiles wait for each other too

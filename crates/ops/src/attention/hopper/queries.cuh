@@ -1,5 +1,6 @@
 // The work of kernels whose blocks own queries: items of QUERIES queries of HEADS_PER_BLOCK heads that share a key
-// head, WARPGROUPS times 64 rows, drawn by ticket; what the rows see is looked up one item ahead.
+// head, WARPGROUPS times 64 rows, drawn by ticket; what the rows see is looked up one item ahead. JOINT: all
+// warpgroups visit all tiles of an item.
 #pragma once
 #include "blocks.cuh"
 
@@ -7,7 +8,7 @@
 #define Q_BLOCKS ((TOKENS + QUERIES - 1) / QUERIES)
 #define PACKS (GROUP / HEADS_PER_BLOCK)
 #define ITEMS_OF_PAIR (PACKS * Q_BLOCKS)
-#define TURNS (WARPGROUPS > 1 && HEADS_PER_BLOCK == WARPGROUPS)
+#define TURNS (JOINT || WARPGROUPS > 1 && HEADS_PER_BLOCK == WARPGROUPS)
 #define K_STAGE (KEYS * WIDE * 2)    // bytes of a tile of keys, and of values
 #define V_STAGE (KEYS * WIDE_V * 2)
 

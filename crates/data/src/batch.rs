@@ -342,8 +342,10 @@ fn check_each<T: std::fmt::Display>(
 /// The images of a micro-batch, P patches with padding and P/G tokens. Empty without images.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Patches {
-    /// [P, width] numbers of 32 bits as devices read them, little-endian: they are many, and are not copied once more.
+    /// [P, width] bytes: red, green and blue of each pixel.
     pub pixels: Vec<u8>,
+    /// The number that each value of a pixel is for the model, by channel [3, 256].
+    pub values: Vec<f32>,
     /// Row and column of each patch in its picture, [P, 2].
     pub places: Vec<i32>,
     /// Number of the patch's entry in a table of positions [P].

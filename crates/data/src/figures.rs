@@ -142,7 +142,7 @@ fn laying_out_images() {
         "size": {"shortest_edge": 65536, "longest_edge": 16777216}, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
     });
     let form =
-        Form { token: OF_IMAGE, width: 1536, side: 2, window: 0, table: 48, stretched: true, breaks: false, pad: 0 };
+        Form { token: OF_IMAGE, width: 768, side: 2, window: 0, table: 48, stretched: true, breaks: false, pad: 0 };
     let processor = Processor::of("the figures", &config).unwrap();
     let boxes = BoxForm { units: Units::Pixels, marked: false };
     let reader = ImageReader { form, processor, limits: Limits::default(), boxes, rooms: Vec::new() };

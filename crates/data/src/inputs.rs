@@ -17,8 +17,7 @@ pub enum Feed {
     /// Numbers of the micro-batch itself.
     I32(fn(&Batch) -> &[i32]),
     F32(fn(&Batch) -> &[f32]),
-    /// The same as the bytes that a device reads.
-    BytesOfF32(fn(&Batch) -> &[u8]),
+    U8(fn(&Batch) -> &[u8]),
     /// Numbers that are made of the preferences of the micro-batch.
     MadeI32(fn(&Batch) -> Vec<i32>),
     MadeF32(fn(&Batch) -> Vec<f32>),
@@ -44,7 +43,7 @@ const WIDE: &[&str] = &["B", "T", "N"];
 const PATCHES: &[&str] = &["1", "P"];
 
 /// Every input that there is.
-pub const INPUTS: [Input; 45] = [
+pub const INPUTS: [Input; 46] = [
     Input { name: "input_ids", axes: ROWS, feed: Feed::I32(|batch| &batch.input_ids), doc: "tokens" },
     Input {
         name: "position_ids",
@@ -242,8 +241,14 @@ pub const INPUTS: [Input; 45] = [
     Input {
         name: "patches",
         axes: &["1", "P", "N"],
-        feed: Feed::BytesOfF32(|batch| &batch.patches.pixels),
-        doc: "normalized pixels of each patch",
+        feed: Feed::U8(|batch| &batch.patches.pixels),
+        doc: "red, green and blue of each pixel of each patch, row by row",
+    },
+    Input {
+        name: "pixel_values",
+        axes: &["3", "256"],
+        feed: Feed::F32(|batch| &batch.patches.values),
+        doc: "normalized number of each value of a pixel, by channel",
     },
     Input {
         name: "patch_places",
@@ -322,7 +327,8 @@ impl Input {
     pub fn dtype(&self) -> DType {
         match self.feed {
             Feed::I32(_) | Feed::MadeI32(_) => DType::I32,
-            Feed::F32(_) | Feed::BytesOfF32(_) | Feed::MadeF32(_) => DType::F32,
+            Feed::F32(_) | Feed::MadeF32(_) => DType::F32,
+            Feed::U8(_) => DType::U8,
             Feed::Scalar(dtype) => dtype,
         }
     }
@@ -330,7 +336,7 @@ impl Input {
     /// The contents that a batch brings, little-endian; none for a scalar of the step.
     pub fn bytes<'a>(&self, batch: &'a Batch) -> Option<Cow<'a, [u8]>> {
         let made = match self.feed {
-            Feed::BytesOfF32(of) => return Some(Cow::Borrowed(of(batch))),
+            Feed::U8(of) => return Some(Cow::Borrowed(of(batch))),
             Feed::I32(of) => little_endian(of(batch), i32::to_le_bytes),
             Feed::F32(of) => little_endian(of(batch), f32::to_le_bytes),
             Feed::MadeI32(of) => little_endian(&of(batch), i32::to_le_bytes),

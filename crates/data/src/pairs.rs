@@ -294,18 +294,7 @@ mod tests {
     /// An image of one row of two tokens.
     fn picture() -> Picture {
         let values = Box::new([std::array::from_fn(|value| value as f32); 3]);
-        Picture::of(
-            [2, 4],
-            PatchedView {
-                pixels: 8,
-                rgb: (0..96).collect(),
-                values,
-                patch: 2,
-                side: 2,
-                frames: 1,
-                channel_last: false,
-            },
-        )
+        Picture::of([2, 4], PatchedView { pixels: 8, rgb: (0..96).collect(), values, patch: 2, side: 2 })
     }
 
     #[test]

@@ -21,7 +21,7 @@ const STEPS: usize = 8;
 pub struct Form {
     /// The token that stands for a part of an image.
     pub token: i32,
-    /// Numbers of a patch: pixels times channels times frames.
+    /// Bytes of a patch: pixels times channels.
     pub width: usize,
     /// Rows and columns of patches that become one token.
     pub side: usize,
@@ -56,13 +56,13 @@ impl Picture {
         Picture { grid, view: None }
     }
 
-    /// The numbers of all patches, of which each has `width`: [rows · columns, width], in block order.
+    /// The bytes of all patches, of which each has `width`: [rows · columns, width], in block order.
     #[cfg(test)]
-    pub(crate) fn numbers(&self, width: usize) -> Vec<f32> {
-        let mut bytes = vec![0; 4 * width * self.grid[0] * self.grid[1]];
+    pub(crate) fn bytes(&self, width: usize) -> Vec<u8> {
+        let mut bytes = vec![0; width * self.grid[0] * self.grid[1]];
         let view = self.view.as_ref().expect("it has content");
-        bytes.chunks_mut(4 * width).enumerate().for_each(|(index, bytes)| view.write(index, bytes));
-        bytes.as_chunks().0.iter().map(|number| f32::from_le_bytes(*number)).collect()
+        bytes.chunks_mut(width).enumerate().for_each(|(index, bytes)| view.write(index, bytes));
+        bytes
     }
 }
 
@@ -70,6 +70,11 @@ impl Form {
     /// Returns the number of patches that make one token.
     pub fn group(&self) -> usize {
         self.side * self.side
+    }
+
+    /// Returns the patches of a whole window; 0 without windows.
+    pub fn patches_of_window(&self) -> usize {
+        self.window * self.window * self.group()
     }
 
     /// Tokens of a picture; an error unless its grid is made of whole blocks.
@@ -120,10 +125,13 @@ impl Form {
                 self.token
             )));
         }
-        for width in pictures.iter().filter_map(|of| Some(of.view.as_ref()?.width())) {
-            if width != self.width {
-                return Err(problem(format!("a patch of an image has {width} numbers, expected {}", self.width)));
-            }
+        let views = || pictures.iter().filter_map(|of| of.view.as_ref());
+        if let Some(width) = views().map(PatchedView::width).find(|width| *width != self.width) {
+            return Err(problem(format!("a patch of an image has {width} bytes, expected {}", self.width)));
+        }
+        let values = views().next().map(|of| &of.values);
+        if views().any(|of| Some(&of.values) != values) {
+            return Err(problem("images of several processors".to_owned()));
         }
         let patches: usize = pictures.iter().map(|of| of.grid[0] * of.grid[1]).sum();
         let mut made = Patches::default();
@@ -134,8 +142,9 @@ impl Form {
             self.add(&mut made, &mut order, (number, picture), &own)?;
         }
         self.pad(&mut made, self.padded(patches.max(least)));
-        made.pixels = vec![0; 4 * made.count() * self.width];
-        made.pixels.par_chunks_mut(4 * self.width).zip(&order).for_each(|(bytes, (number, patch))| {
+        made.values = values.map_or_else(|| vec![0.0; 3 * 256], |of| of.as_flattened().to_vec());
+        made.pixels = vec![0; made.count() * self.width];
+        made.pixels.par_chunks_mut(self.width).zip(&order).for_each(|(bytes, (number, patch))| {
             if let Some(view) = &pictures[*number].view {
                 view.write(*patch, bytes);
             }

@@ -22,8 +22,7 @@ pub struct ImageReader {
 impl ImageReader {
     /// Pixels a side of a patch.
     fn patch(&self) -> usize {
-        let of_pixel = 3 * self.processor.frames();
-        (self.form.width / of_pixel).isqrt()
+        (self.form.width / 3).isqrt()
     }
 
     /// Rows and columns of patches of each view of an image of this size. Errors: an image that cannot have a size, or one

@@ -132,7 +132,7 @@ mod tests {
             "size": {"shortest_edge": 64, "longest_edge": 4096}, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
         });
         let form =
-            Form { token: TOKEN, width: 96, side: 2, window: 0, table: 0, stretched: false, breaks: false, pad: 0 };
+            Form { token: TOKEN, width: 48, side: 2, window: 0, table: 0, stretched: false, breaks: false, pad: 0 };
         let processor = Processor::of("a test", &config).unwrap();
         let boxes = BoxForm { units: Units::Pixels, marked: false };
         Arc::new(ImageReader { form, processor, limits: Limits::default(), boxes, rooms: Vec::new() })

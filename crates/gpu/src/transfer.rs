@@ -9,44 +9,80 @@ use crate::error::Result;
 use rayon::prelude::*;
 use std::sync::Arc;
 
-/// Bytes of one part of the upload memory. A larger write is copied from its source directly, and the host waits for
-/// it.
+/// Bytes of one part of the upload memory.
 const PART: usize = 4 << 20;
+/// Bytes of one part of the memory that larger writes go through.
+const LARGE_PART: usize = 16 << 20;
 /// Number of parts, which are filled alternately.
 const PARTS: usize = 2;
 
 /// Bytes of a write that a thread copies: one thread copies slower than the device takes them.
 const SHARE: usize = 128 << 10;
 
-/// Page-locked memory through which small writes go.
+/// Page-locked memory through which writes go.
 pub(crate) struct Uploads {
-    parts: Vec<(PinnedBuffer, Event, bool)>,
+    parts: Vec<Part>,
     current: usize,
     used: usize,
+    /// Filled alternately by the pieces of writes of more than [`PART`] bytes; empty before the first.
+    large: Vec<Part>,
+    next_large: usize,
+}
+
+/// A part of the upload memory.
+struct Part {
+    buffer: PinnedBuffer,
+    /// Comes after the copies from it.
+    event: Event,
+    /// True if copies may be queued from it.
+    queued: bool,
+}
+
+impl Part {
+    fn new(device: &Arc<Device>, size: usize) -> Result<Part> {
+        Ok(Part { buffer: PinnedBuffer::new(device, size)?, event: Event::new(device)?, queued: false })
+    }
+
+    /// Waits for the copies from it.
+    fn wait(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.queued) { self.event.synchronise() } else { Ok(()) }
+    }
+
+    /// Marks the end of the copies from it.
+    fn record(&mut self, stream: &Stream) -> Result<()> {
+        self.event.record(stream)?;
+        self.queued = true;
+        Ok(())
+    }
+}
+
+/// Copies on as many threads as it has shares.
+fn copy(place: &mut [u8], source: &[u8]) {
+    let shares = place.par_chunks_mut(SHARE).zip(source.par_chunks(SHARE));
+    shares.for_each(|(place, share)| place.copy_from_slice(share));
 }
 
 impl Uploads {
     pub fn new(device: &Arc<Device>) -> Result<Uploads> {
-        let part = |_| Ok((PinnedBuffer::new(device, PART)?, Event::new(device)?, false));
-        Ok(Uploads { parts: (0..PARTS).map(part).collect::<Result<_>>()?, current: 0, used: 0 })
+        let parts = (0..PARTS).map(|_| Part::new(device, PART)).collect::<Result<_>>()?;
+        Ok(Uploads { parts, current: 0, used: 0, large: Vec::new(), next_large: 0 })
     }
 
     /// Copies `source` to byte `offset` of a buffer; `source` may be dropped at once.
     pub fn write(&mut self, stream: &Stream, to: &DeviceBuffer, offset: usize, source: &[u8]) -> Result<()> {
-        if source.is_empty() || source.len() > PART {
-            return to.write(stream, offset, source);
+        if source.is_empty() {
+            return Ok(());
+        }
+        if source.len() > PART {
+            return self.write_large(stream, to, offset, source);
         }
         if self.used + source.len() > PART {
             self.turn(stream)?;
         }
-        let (buffer, _, _) = &mut self.parts[self.current];
-        let place = &mut buffer.bytes_mut()[self.used..self.used + source.len()];
+        let place = &mut self.parts[self.current].buffer.bytes_mut()[self.used..self.used + source.len()];
         match source.len() <= SHARE {
             true => place.copy_from_slice(source),
-            false => {
-                let shares = place.par_chunks_mut(SHARE).zip(source.par_chunks(SHARE));
-                shares.for_each(|(place, share)| place.copy_from_slice(share));
-            }
+            false => copy(place, source),
         }
         // SAFETY: the place is written again only after `turn` has waited for what was queued from it, and
         // freed only after the session has waited for its stream.
@@ -58,13 +94,29 @@ impl Uploads {
 
     /// Continues with the next part, after all copies from it have run.
     fn turn(&mut self, stream: &Stream) -> Result<()> {
-        let (_, event, queued) = &mut self.parts[self.current];
-        event.record(stream)?;
-        *queued = true;
+        self.parts[self.current].record(stream)?;
         self.current = (self.current + 1) % PARTS;
         self.used = 0;
-        let (_, event, queued) = &mut self.parts[self.current];
-        if std::mem::take(queued) { event.synchronise() } else { Ok(()) }
+        self.parts[self.current].wait()
+    }
+
+    /// Copies a large source in pieces: while one goes to the device, the next is copied to the other part.
+    fn write_large(&mut self, stream: &Stream, to: &DeviceBuffer, offset: usize, source: &[u8]) -> Result<()> {
+        while self.large.len() < PARTS {
+            self.large.push(Part::new(&stream.device, LARGE_PART)?);
+        }
+        for (piece, source) in source.chunks(LARGE_PART).enumerate() {
+            let part = &mut self.large[self.next_large];
+            part.wait()?;
+            let place = &mut part.buffer.bytes_mut()[..source.len()];
+            copy(place, source);
+            // SAFETY: the part is written again only after `wait`, and freed only after the session has waited for its
+            // stream.
+            unsafe { to.write_pinned(stream, offset + piece * LARGE_PART, place)? };
+            part.record(stream)?;
+            self.next_large = (self.next_large + 1) % PARTS;
+        }
+        Ok(())
     }
 }
 

@@ -43,14 +43,22 @@ pub struct Model {
     pub tasks: Vec<Task>,
 }
 
+/// Returns the default of a count of frames.
+fn one() -> usize {
+    1
+}
+
 /// The reading of images by a vision tower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImageForm {
     /// The token that stands for a part of an image.
     pub token: i32,
-    /// Numbers of a patch: pixels times channels times frames.
+    /// Bytes of a patch: pixels times channels.
     pub width: usize,
+    /// Frames of a patch, which an image has alike.
+    #[serde(default = "one")]
+    pub frames: usize,
     /// Rows and columns of patches that become one token.
     pub side: usize,
     /// Tokens a side of the windows of attention inside the tower; 0 without windows.

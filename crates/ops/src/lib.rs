@@ -30,6 +30,7 @@ mod magnitude;
 mod matmul;
 mod norm;
 pub mod optimizer;
+mod pixels;
 pub mod quantise;
 mod rope;
 mod rows;

@@ -17,6 +17,7 @@ use crate::matmul;
 use crate::norm;
 use crate::op::Op;
 use crate::optimizer;
+use crate::pixels;
 use crate::quantise;
 use crate::rope;
 use crate::rows;
@@ -136,6 +137,7 @@ operations! {
     SAMPLE_TOKEN = "sample_token": rows::SampleToken,
     PICK_TOKEN = "pick_token": rows::PickToken,
     TAKE_ROWS = "take_rows": rows::TakeRows,
+    PIXELS = "pixels": pixels::Pixels,
     SPLIT = "split": view::Split,
     CONCAT = "concat": view::Concat,
     SPLIT_HEADS = "split_heads": view::SplitHeads,

@@ -548,6 +548,15 @@ def take_rows(*inputs: Tensor | Parameter) -> Any:
     Each row of x is taken at most once: `inverse` has for it the place in y, or −1. x […, N], index i32 […],
     inverse i32 like the rows of x → y [index, N]."""
 
+def pixels(*inputs: Tensor | Parameter, dtype: str | each[str], frames: int | each[int] | None = None, channel_last: bool | each[bool] | None = None) -> Any:
+    """Numbers of pixels of 8 bits: values[c, x[…, p, c]], ordered by channel, frame and pixel, or with
+    `channel_last` by pixel and channel. All frames are the same. x u8 […, 3·pixels], the channels of a pixel side
+    by side, values f32 [3, 256] → dtype […, 3·frames·pixels].
+
+    dtype: the type of y, as that of `cast`
+    frames: frames of a patch, 1 if it is not given
+    channel_last: true if the channels of a pixel stay side by side"""
+
 def split(*inputs: Tensor | Parameter, sizes: list[int] | each[list[int]]) -> Any:
     """x […, N] taken apart along the last axis → one part […, sizeᵢ] for each size. A view: the parts lie inside x.
 

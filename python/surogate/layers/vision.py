@@ -61,7 +61,7 @@ class TowerConfig(ModelConfig):
 
     @property
     def width(self) -> int:
-        """Numbers of a patch."""
+        """Bytes of a patch."""
         return self.num_channels * self.patch_size**2
 
 
@@ -76,9 +76,10 @@ class PatchEmbedding(Linear):
         self.weight = Parameter(outputs, width, stored=(outputs, *axes))
 
 
-def pixels(batch: Batch, width: int) -> Tensor:
-    """The patches in the type of the activations [1, P, width]."""
-    return ops.cast(batch.of("patches", width), dtype="float")
+def pixels(batch: Batch, width: int, **order: int | bool) -> Tensor:
+    """The normalized patches in the type of the activations [1, P, frames · width], from `width` bytes each; `order` as
+    :func:`ops.pixels` has it."""
+    return ops.pixels(batch.of("patches", width), batch.pixel_values, dtype="float", **order)
 
 
 Interval = tuple[Tensor, Tensor]

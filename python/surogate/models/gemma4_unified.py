@@ -43,7 +43,7 @@ class UnifiedVisionConfig(TowerConfig):
 
     @property
     def width(self) -> int:
-        """Numbers of a patch, which is as large as `pooling_kernel_size` ones of the processor each way."""
+        """Bytes of a patch, which is as large as `pooling_kernel_size` ones of the processor each way."""
         return self.num_channels * (self.patch_size * self.pooling_kernel_size) ** 2
 
     def form(self, pad: int) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class PatchEmbedder(Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """The features [1, P, mm_embed_dim] of the patches of a batch."""
-        x = self.patch_ln2(self.patch_dense(self.patch_ln1(pixels(batch, self.width))))
+        x = self.patch_ln2(self.patch_dense(self.patch_ln1(pixels(batch, self.width, channel_last=True))))
         sizes = [self.inner] * 2
         of_column, _ = ops.split(ops.embedding(batch.patch_columns, self.pos_embedding), sizes=sizes)
         _, of_row = ops.split(ops.embedding(batch.patch_rows, self.pos_embedding), sizes=sizes)

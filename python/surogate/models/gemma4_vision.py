@@ -153,10 +153,10 @@ class PatchEmbedder(Module):
         self.position_embedding_table = Parameter(2 * self.size, c.hidden_size, stored=(2, self.size, c.hidden_size))
 
     def forward(self, batch: Batch) -> Tensor:
-        pixels = ops.cast((batch.of("patches", self.width) - 0.5) * 2.0, dtype="float")
+        pixels = ops.pixels(batch.of("patches", self.width), batch.pixel_values, dtype="f32", channel_last=True)
         of_column, of_row = ops.unstack(self.position_embedding_table, sizes=[self.size] * 2)
         places = ops.embedding(batch.patch_columns, of_column) + ops.embedding(batch.patch_rows, of_row)
-        return self.input_proj(pixels) + places
+        return self.input_proj(ops.cast((pixels - 0.5) * 2.0, dtype="float")) + places
 
 
 class Gemma4Tower(Module):

@@ -48,16 +48,13 @@ class QwenTowerConfig(TowerConfig):
             reader.problem("num_heads", f"{self.num_heads} heads do not have a multiple of 4 columns each")
 
     @property
-    def width(self) -> int:
-        return super().width * self.temporal_patch_size
-
-    @property
     def patch_axes(self) -> list[int]:
         return [self.num_channels, self.temporal_patch_size, self.patch_size, self.patch_size]
 
     def form(self, **more: Any) -> dict[str, Any]:
         """The layout of batches for this tower."""
-        return {"token": self.image_token, "width": self.width, "side": self.spatial_merge_size, **more}
+        own = {"token": self.image_token, "width": self.width, "side": self.spatial_merge_size}
+        return {**own, "frames": self.temporal_patch_size, **more}
 
 
 class QwenAttention(Module):
@@ -119,10 +116,12 @@ class Stem(Module):
     """The convolution that makes patches to rows."""
 
     def __init__(self, c: QwenTowerConfig, hidden: int, *, bias: bool) -> None:
+        self.width, self.frames = c.width, c.temporal_patch_size
         self.proj = PatchEmbedding(c.patch_axes, hidden, bias=bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.proj(x)
+    def forward(self, batch: Batch) -> Tensor:
+        """The rows [1, P, hidden] of the patches of a batch."""
+        return self.proj(pixels(batch, self.width, frames=self.frames))
 
 
 class Qwen2VisionConfig(QwenTowerConfig):
@@ -142,7 +141,6 @@ class Qwen2VisionConfig(QwenTowerConfig):
 class Qwen2Tower(Module):
     def __init__(self, c: Qwen2VisionConfig) -> None:
         hidden = c.hidden_size
-        self.width = c.width
         self.patch_embed = Stem(c, hidden, bias=False)
         self.rotary = AxialRotary.of_halves(hidden // c.num_heads, c.theta)
         mlp = PlainMLP(hidden, int(hidden * c.mlp_ratio), c.hidden_act, ("fc1", "fc2"))
@@ -150,7 +148,7 @@ class Qwen2Tower(Module):
         self.merger = PatchMerger(c, LayerNorm(hidden, 1e-6), hidden, c.out_hidden_size)
 
     def forward(self, batch: Batch) -> Tensor:
-        x = self.patch_embed(pixels(batch, self.width))
+        x = self.patch_embed(batch)
         return self.merger(repeat(self.blocks, x, self.rotary(batch), *of_image(batch)))
 
 
@@ -182,7 +180,6 @@ class Qwen2_5VisionConfig(QwenTowerConfig):
 class Qwen2_5Tower(Module):
     def __init__(self, c: Qwen2_5VisionConfig) -> None:
         hidden = c.hidden_size
-        self.width = c.width
         self.patch_embed = Stem(c, hidden, bias=False)
         self.rotary = AxialRotary.of_halves(hidden // c.num_heads, c.theta)
         self.full = [i in c.full for i in range(c.depth)]
@@ -195,7 +192,7 @@ class Qwen2_5Tower(Module):
         self.merger = PatchMerger(c, RMSNorm(hidden, 1e-6), hidden, c.out_hidden_size)
 
     def forward(self, batch: Batch) -> Tensor:
-        x = self.patch_embed(pixels(batch, self.width))
+        x = self.patch_embed(batch)
         whole, window = of_image(batch), of_window(batch)
         first, last = (each([whole[end] if full else window[end] for full in self.full]) for end in (0, 1))
         return self.merger(repeat(self.blocks, x, self.rotary(batch), first, last))
@@ -279,7 +276,7 @@ class Qwen3Tower(Module):
 
     def __init__(self, c: Qwen3VisionConfig) -> None:
         hidden = c.hidden_size
-        self.width, self.deep = c.width, c.deep
+        self.deep = c.deep
         self.patch_embed = Stem(c, hidden, bias=True)
         self.pos_embed = PositionTable(c.num_position_embeddings, hidden)
         self.rotary = AxialRotary.of_halves(hidden // c.num_heads, c.theta)
@@ -298,7 +295,7 @@ class Qwen3Tower(Module):
         self.hidden = hidden
 
     def forward(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        x = self.patch_embed(pixels(batch, self.width)) + self.pos_embed(batch)
+        x = self.patch_embed(batch) + self.pos_embed(batch)
         unset = [Unset(1, "P", self.hidden) for _ in self.deep]
         x, *kept = repeat(self.blocks, (x, *unset), self.rotary(batch), *of_image(batch))
         deep = [self.deepstack_merger_list(number, of) for number, of in enumerate(kept)]

@@ -425,8 +425,7 @@ impl Processor {
         std::array::from_fn(|x| ((x as f64 / 255.0 - self.mean[channel]) / self.deviation[channel]) as f32)
     }
 
-    /// The patches of a view in blocks of `side` × `side`: columns by channel, then row and column; of Gemma 4 the channel
-    /// comes last, and Qwen has each channel as often as frames. An error unless whole blocks cover the view.
+    /// The patches of a view in blocks of `side` × `side`. An error unless whole blocks cover the view.
     pub fn patches(&self, view: Pixels, patch: usize, side: usize) -> Result<Picture, String> {
         let block = patch * side;
         if block == 0 || !view.height.is_multiple_of(block) || !view.width.is_multiple_of(block) {
@@ -434,11 +433,9 @@ impl Processor {
             return Err(format!("has {h} × {w} pixels, expected multiples of {block}"));
         }
         let grid = [view.height / patch, view.width / patch];
-        let values = [0, 1, 2].map(|channel| self.normalized(channel));
-        let (frames, channel_last) = (self.frames(), matches!(self.kind, Kind::Gemma4 { .. }));
+        let values = Box::new([0, 1, 2].map(|channel| self.normalized(channel)));
         let Pixels { width: pixels, rgb, .. } = view;
-        let values = Box::new(values);
-        Ok(Picture::of(grid, PatchedView { pixels, rgb, values, patch, side, frames, channel_last }))
+        Ok(Picture::of(grid, PatchedView { pixels, rgb, values, patch, side }))
     }
 }
 
@@ -498,8 +495,7 @@ mod tests {
         let rgb = (0..16u8).flat_map(|place| [place, 100, 200]).collect();
         let view = Pixels { height: 4, width: 4, rgb };
         let picture = processor.patches(view.clone(), 1, 2).unwrap();
-        let numbers = picture.numbers(3);
-        let first: Vec<u8> = numbers.chunks(3).map(|patch| (patch[0] * 255.0).round() as u8).collect();
+        let first: Vec<u8> = picture.bytes(3).chunks(3).map(|patch| patch[0]).collect();
         assert_eq!((picture.grid, first), ([4, 4], vec![0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15]));
         assert!(processor.patches(view, 3, 1).unwrap_err().contains("multiples of 3"));
     }

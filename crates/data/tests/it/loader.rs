@@ -453,7 +453,7 @@ fn documents_with_images(folder: &std::path::Path) -> (DocumentSet, Arc<ImageRea
         "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2,
         "size": {"shortest_edge": 64, "longest_edge": 4096}, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
     });
-    let form = Form { token: TOKEN, width: 96, side: 2, window: 0, table: 0, stretched: false, breaks: false, pad: 0 };
+    let form = Form { token: TOKEN, width: 48, side: 2, window: 0, table: 0, stretched: false, breaks: false, pad: 0 };
     let processor = Processor::of("a test", &config).unwrap();
     let boxes = BoxForm { units: Units::Pixels, marked: false };
     let reader = ImageReader { form, processor, limits: Limits::default(), boxes, rooms: Vec::new() };

@@ -99,6 +99,12 @@ fn reader_of(folder: &Path, form: ImageForm) -> Result<ImageReader> {
         let folder = folder.display();
         TrainError::Usage(format!("{folder}: there is no `preprocessor_config.json`, which says how images are read"))
     })?;
+    if processor.frames() != form.frames {
+        let (folder, found, wanted) = (folder.display(), processor.frames(), form.frames);
+        return Err(TrainError::Usage(format!(
+            "{folder}: `temporal_patch_size` is {found} in `preprocessor_config.json`, {wanted} in `config.json`"
+        )));
+    }
     let units = if form.boxes_in_pixels { Units::Pixels } else { Units::Thousandths };
     let boxes = BoxForm { units, marked: form.boxes_marked };
     Ok(ImageReader { form: read_as(form), processor, limits: Limits::default(), boxes, rooms: Vec::new() })

@@ -38,6 +38,14 @@ def losses(config, steps=4):
     return [trainer.step()["loss"] for _ in range(steps)]
 
 
+def test_a_processor_with_another_number_of_frames_than_the_model_is_refused(folder, tmp_path):
+    path = folder / "model/preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"temporal_patch_size": 1}))
+    wanted = "`temporal_patch_size` is 1 in `preprocessor_config.json`, 2 in `config.json`"
+    with pytest.raises(ConfigError, match=re.escape(wanted)):
+        surogate.Trainer(options(folder, tmp_path))
+
+
 def test_the_color_of_an_image_is_learned(folder, tmp_path):
     config = options(folder, tmp_path, max_steps=120, learning_rate=1e-2, lr_scheduler_type="constant")
     trainer = surogate.Trainer(config)
@@ -333,3 +341,25 @@ def test_rows_with_images_calibrate_nothing(folder, tmp_path, capsys):
     assert main(["quantize", str(tmp_path / "model"), "--output", str(tmp_path / "out"), *asked]) == 4
     assert "message 1 has an image, and only text is trained here" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_the_expected_time_of_a_tower_depends_on_the_images_and_not_on_the_layout_of_rows(folder, tmp_path, capsys):
+    path = folder / "model/config.json"
+    config = json.loads(path.read_text())
+    config["vision_config"] |= {"hidden_size": 1024, "num_heads": 16, "intermediate_size": 4096, "depth": 12}
+    config["vision_config"]["deepstack_visual_indexes"] = []
+    config["text_config"]["max_position_embeddings"] = 4096
+    path.write_text(json.dumps(config))
+    processor = folder / "model/preprocessor_config.json"
+    fields = json.loads(processor.read_text())
+    fields["size"] = {"shortest_edge": 65536, "longest_edge": 65536}  # 1024 patches
+    processor.write_text(json.dumps(fields))
+    found = {}
+    for packed, length, rows in [(True, 8 * 320, 1), (False, 320, 8)]:
+        run = options(folder, tmp_path, sample_packing=packed, sequence_len=length, per_device_train_batch_size=rows,
+                      device="auto", torch_dtype="bfloat16", lora=True, lora_dropout=0.0)  # fmt: skip
+        file = tmp_path / f"{packed}.json"
+        file.write_text(json.dumps(run))
+        assert main(["plan", str(file), "--machine", "h200", "--json"]) == 0
+        found[packed] = json.loads(capsys.readouterr().out)["estimate"]["step_seconds"]
+    assert found[True] == pytest.approx(found[False], rel=0.15), found

@@ -176,7 +176,7 @@ fn probe_of(
 /// Returns the share of the pairs of a token and an earlier one of its row that lie within documents.
 fn seen(starts: &[i32], row: usize) -> Seen {
     let pairs: f64 = starts.iter().enumerate().map(|(at, start)| (at % row - *start as usize + 1) as f64).sum();
-    Seen(pairs / (starts.len() / row) as f64 / (row * (row + 1) / 2) as f64)
+    Seen::of_documents(pairs / (starts.len() / row) as f64 / (row * (row + 1) / 2) as f64)
 }
 
 /// Documents of log-normal lengths (σ 0.8), packed into rows: the start of each token's, in its row.
@@ -277,8 +277,8 @@ mod tests {
         assert_eq!(starts.len(), 8192);
         assert!(starts.iter().enumerate().all(|(at, start)| *start as usize <= at % 4096));
         // Keys that a query sees in the mean: 1.8 medians, less what rows cut off.
-        let keys = seen(&starts, 4096).0 * 4097.0 / 2.0;
+        let keys = seen(&starts, 4096).documents * 4097.0 / 2.0;
         assert!((250.0..800.0).contains(&keys), "{keys}");
-        assert_eq!(seen(&[0; 64], 32).0, 1.0);
+        assert_eq!(seen(&[0; 64], 32).documents, 1.0);
     }
 }

@@ -62,4 +62,4 @@ pub use stages::{
 pub use target::{Arch, Codes};
 pub use unite::unite;
 pub use variant::{EntryKind, Variant};
-pub use work::{Cause, Extents, Seen, Spread, Times, Work, clock, expected_times, products_ceiling};
+pub use work::{Cause, Extents, OfPatch, Seen, Spread, Times, Work, clock, expected_times, products_ceiling};

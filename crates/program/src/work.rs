@@ -16,14 +16,47 @@ use crate::program::{Entry, Program};
 use crate::target::Arch;
 pub use times::{Times, clock, expected_times};
 
-/// The documents in the rows: of all pairs of a token and an earlier one of its row, the share that lie in one
-/// document. 1 where every row is one document.
+/// The part of a row that attention sees, as the data of a batch decide it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Seen(pub f64);
+pub struct Seen {
+    /// The share of the pairs of a token and an earlier one of its row that lie in one document: 1 where every row is one
+    /// document.
+    pub documents: f64,
+    /// Patches that a patch sees in the mean, padding included; none where nothing is known of images.
+    pub patches: Option<OfPatch>,
+}
+
+/// Patches that one sees where all of an image see one another, and where those of a window do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OfPatch {
+    pub image: f64,
+    pub window: f64,
+}
 
 impl Default for Seen {
     fn default() -> Seen {
-        Seen(1.0)
+        Seen::of_documents(1.0)
+    }
+}
+
+impl Seen {
+    /// Rows of text with this share of pairs inside documents.
+    pub fn of_documents(documents: f64) -> Seen {
+        Seen { documents, patches: None }
+    }
+
+    /// The keys of a query whose first key is the input `first` of a launch, where the batch's images decide them.
+    fn keys(&self, first: &TensorRef, program: &Program) -> Option<f64> {
+        let of = self.patches?;
+        let is = |name: &str| {
+            let mut inputs = program.entries.iter().flat_map(|entry| &entry.inputs);
+            inputs.any(|(known, at)| known == name && at == first)
+        };
+        match () {
+            () if is("image_first_patch") => Some(of.image),
+            () if is("window_first_patch") => Some(of.window),
+            () => None,
+        }
     }
 }
 
@@ -118,7 +151,7 @@ impl Spread {
             all => tokens * (1.0 - (1.0 - all / causal).max(0.0).sqrt()),
         };
         // A window that is shorter than the documents hides more than they do.
-        let of_documents = if seen.0 < 1.0 { seen.0 * causal } else { f64::INFINITY };
+        let of_documents = if seen.documents < 1.0 { seen.documents * causal } else { f64::INFINITY };
         let keys = unhidden.min(of_documents);
         let hidden = match () {
             () if of_documents < unhidden => Hidden::Documents,
@@ -181,6 +214,11 @@ impl Work {
             }
             Instruction::Launch(launch) => {
                 let calls = &launch.calls;
+                if let Arithmetic::Attention { backward, by } = launch.arithmetic
+                    && let Some(keys) = seen.keys(&launch.inputs[if backward { 6 } else { 3 }], program)
+                {
+                    return Some(Work::of_images(cost, [&launch.inputs[0], &launch.inputs[1]], backward, by, keys));
+                }
                 match Work::of_operation(cost, launch.arithmetic, [&launch.inputs, &launch.outputs], seen) {
                     Work::Kernel { cost, dtype, .. } => Work::Kernel {
                         cost,
@@ -232,6 +270,16 @@ impl Work {
         of.halves = backward && by == Realisation::Hopper && group.is_multiple_of(2) && of.hidden != Hidden::Window;
         let cost = Cost { flops: cost.flops * if all > 0.0 { of.keys / all } else { 1.0 }, ..cost };
         Work::Attention { cost, dtype: Some(q.dtype), backward, by, head_dim, of }
+    }
+
+    /// Attention of patches that see this many others.
+    fn of_images(cost: Cost, operands: [&TensorRef; 2], backward: bool, by: Realisation, keys: f64) -> Work {
+        let mut work = Work::attention(cost, operands, backward, by, Seen::default());
+        if let Work::Attention { cost, of, .. } = &mut work {
+            cost.flops *= keys / of.keys.max(1.0);
+            *of = Spread { hidden: Hidden::None, keys, longest: 1.0, ..*of };
+        }
+        work
     }
 
     /// True for a kernel of the project's own that multiplies.

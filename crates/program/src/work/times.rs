@@ -245,10 +245,11 @@ mod tests {
     fn documents_and_windows_hide_keys() {
         let q = TensorRef::dense(crate::ArenaId(0), 0, DType::BF16, [1, 1023, 2, 64]);
         let full = Cost { flops: 4.0 * 512.0 * q.len() as f64, bytes: 0.0 };
-        let found = |cost, seen| match Work::attention(cost, [&q, &q], false, Realisation::Library, Seen(seen)) {
-            Work::Attention { of, cost, .. } => (of, cost.flops / q.len() as f64 / 4.0),
-            _ => unreachable!(),
-        };
+        let found =
+            |cost, seen| match Work::attention(cost, [&q, &q], false, Realisation::Library, Seen::of_documents(seen)) {
+                Work::Attention { of, cost, .. } => (of, cost.flops / q.len() as f64 / 4.0),
+                _ => unreachable!(),
+            };
         let keys = |cost, seen| (found(cost, seen).0.hidden, found(cost, seen).0.keys, found(cost, seen).1);
         assert_eq!(keys(full, 1.0), (Hidden::None, 512.0, 512.0));
         assert_eq!(keys(full, 0.25), (Hidden::Documents, 128.0, 128.0));

@@ -6,13 +6,14 @@ mod check;
 
 use std::sync::Arc;
 
+use data::patches::Form;
 use data::pictures::ImageReader;
 use data::show::ShownRow;
 use data::{
     Batch, DatasetSummary, DocumentSet, Extent, IGNORE, Layout, Loader, LoaderSpec, Mark, Padding, Placed, Position,
     Share, Stop, Summary, Tokenizer,
 };
-use program::{Documents, Variant};
+use program::{Documents, OfPatch, Variant};
 
 use crate::config::{Config, Side};
 use crate::error::{Result, TrainError};
@@ -127,19 +128,19 @@ impl Feed {
 
     /// The shapes of the batches, as far as they are known before the first.
     pub fn variants(&self) -> Vec<Variant> {
-        let patches = self.spec.images.as_ref().and_then(|reader| reader.rooms.last()).copied().unwrap_or(0);
-        let shape = |batch: usize, seq_len: usize, documents| Variant { batch, seq_len, documents, patches };
+        let rooms = self.spec.images.as_ref().map_or(&[0][..], |reader| &reader.rooms);
         let batch = self.spec.batch_size;
         // Padding before a document, or a document after another, are distinguished by their starts.
-        match &self.spec.layout {
-            Layout::Padded(lengths) if self.one_per_row => {
-                lengths.iter().map(|&n| shape(batch, n, Documents::Rows)).collect()
-            }
-            Layout::Padded(lengths) => lengths.iter().map(|&n| shape(batch, n, Documents::Packed)).collect(),
-            Layout::Joined(lengths) => lengths.iter().map(|&n| shape(1, n, Documents::Packed)).collect(),
-            Layout::Packed if self.documents_fill_rows() => vec![shape(batch, self.spec.seq_len, Documents::Rows)],
-            Layout::Packed => vec![shape(batch, self.spec.seq_len, Documents::Packed)],
-        }
+        let (batch, lengths, documents) = match &self.spec.layout {
+            Layout::Padded(lengths) if self.one_per_row => (batch, &lengths[..], Documents::Rows),
+            Layout::Padded(lengths) => (batch, &lengths[..], Documents::Packed),
+            Layout::Joined(lengths) => (1, &lengths[..], Documents::Packed),
+            Layout::Packed if self.documents_fill_rows() => (batch, &[self.spec.seq_len][..], Documents::Rows),
+            Layout::Packed => (batch, &[self.spec.seq_len][..], Documents::Packed),
+        };
+        let of_length =
+            |&seq_len: &usize| rooms.iter().map(move |&patches| Variant { batch, seq_len, documents, patches });
+        lengths.iter().flat_map(of_length).collect()
     }
 
     /// Rows of a whole pass over the data.
@@ -188,17 +189,28 @@ impl Feed {
     /// The lengths of the first batches' rows, and the tokens of documents in one.
     pub(crate) fn first_shapes(&self) -> Result<FirstShapes> {
         let loader = self.first_batches()?;
-        let (mut lengths, mut tokens, mut seen, mut looked_at) = (Vec::new(), 0, 0.0, 0u32);
+        let (mut extents, mut pairs, mut tokens, mut seen, mut looked_at) = (Vec::new(), 0, 0, 0.0, 0u32);
         for batch in loader.take(COUNTED_BATCHES) {
             let batch = batch.map_err(TrainError::Data)?;
-            lengths.push(batch.seq_len);
+            let patches = |reader: &Arc<ImageReader>| {
+                let images = patches_of(&reader.form, &batch);
+                pairs += images.iter().map(|image| image * image).sum::<usize>();
+                reader.room(images.iter().sum())
+            };
+            extents.push((batch.seq_len, self.spec.images.as_ref().map_or(0, patches)));
             tokens += tokens_of(&batch);
             if batch.remote.is_none() {
                 (seen, looked_at) = (seen + seen_share(&batch), looked_at + 1);
             }
         }
-        let count = lengths.len().max(1) as f64;
-        Ok(FirstShapes { lengths, tokens: tokens as f64 / count, seen: seen / f64::from(looked_at.max(1)) })
+        let count = extents.len().max(1) as f64;
+        let seen = seen / f64::from(looked_at.max(1));
+        let patches = extents.iter().map(|(_, patches)| patches).sum::<usize>().max(1) as f64;
+        let patches = self.spec.images.as_ref().map(|reader| {
+            let image = (pairs as f64 / patches).max(1.0);
+            OfPatch { image, window: (reader.form.patches_of_window() as f64).min(image) }
+        });
+        Ok(FirstShapes { extents, tokens: tokens as f64 / count, seen, patches })
     }
 
     /// Batches of one pass over the data that are held out.
@@ -400,18 +412,46 @@ impl Feed {
     }
 }
 
-/// The reader with the patches that batches have room for: those of the largest of the first batches, and half of that.
+/// Returns the patches of each image of a batch: of tokens that lie side by side, or with one between them that ends a row.
+fn patches_of(form: &Form, batch: &Batch) -> Vec<usize> {
+    let (mut images, mut last) = (Vec::new(), None);
+    let between = if form.breaks { 2 } else { 1 };
+    for at in (0..batch.input_ids.len()).filter(|at| batch.input_ids[*at] == form.token) {
+        match images.last_mut() {
+            Some(image) if last.is_some_and(|last| at - last <= between) => *image += form.group(),
+            _ => images.push(form.group()),
+        }
+        last = Some(at);
+    }
+    images
+}
+
+/// Batches with a number of patches, as a share of all, from which they get a shape of their own.
+const OWN_SHAPE: f64 = 0.25;
+
+/// The reader with the patches that batches have room for: those of the largest of the first batches, and half of that or
+/// next to none if many have no more.
 fn with_rooms(reader: ImageReader, documents: &DocumentSet, spec: &LoaderSpec) -> Result<ImageReader> {
     let spec = LoaderSpec { prefetch: 0, epochs: Some(1), ..spec.clone() };
     let loader = Loader::new(documents.clone(), spec, Position::default()).map_err(TrainError::Data)?;
     let form = &reader.form;
-    let mut most = 0;
-    for batch in loader.take(COUNTED_BATCHES) {
-        let ids = batch.map_err(TrainError::Data)?.input_ids;
-        most = most.max(form.group() * ids.iter().filter(|id| **id == form.token).count());
+    let batches = loader.take(COUNTED_BATCHES).map(|batch| batch.map_err(TrainError::Data));
+    let counts = batches.map(|batch| Ok(patches_of(form, &batch?).iter().sum())).collect::<Result<Vec<usize>>>()?;
+    Ok(ImageReader { rooms: rooms(&counts, |patches| form.padded(patches)), ..reader })
+}
+
+/// The patches that batches have room for, ascending, after the counts of some.
+fn rooms(counts: &[usize], padded: impl Fn(usize) -> usize) -> Vec<usize> {
+    let most = counts.iter().copied().max().unwrap_or(0);
+    let mut rooms: Vec<usize> = Vec::new();
+    for room in [0, most.div_ceil(2)].map(&padded) {
+        let is_new = |count: &&usize| **count <= room && rooms.last().is_none_or(|smaller| *count > smaller);
+        if room < most && counts.iter().filter(is_new).count() as f64 >= OWN_SHAPE * counts.len() as f64 {
+            rooms.push(room);
+        }
     }
-    let rooms = vec![form.padded(most.div_ceil(2)), form.padded(most)];
-    Ok(ImageReader { rooms, ..reader })
+    rooms.push(padded(most));
+    rooms
 }
 
 /// The layout of rows for documents of at most `longest` tokens.
@@ -432,12 +472,14 @@ fn layout(config: &Config, longest: usize, sequence_len: usize) -> Layout {
 
 /// The shapes of the first batches.
 pub(crate) struct FirstShapes {
-    /// Tokens of a row, padding included, by batches.
-    pub lengths: Vec<usize>,
+    /// Tokens of a row and patches of images, padding included, by batches.
+    pub extents: Vec<(usize, usize)>,
     /// Tokens of documents in a batch, in the mean.
     pub tokens: f64,
     /// Share of a row's pairs of tokens that lie in one document, in the mean.
     pub seen: f64,
+    /// Patches that one sees, in the mean; none without images.
+    pub patches: Option<OfPatch>,
 }
 
 /// Returns the pairs of a token of the rejected side and one of the chosen side, where both share a prompt.
@@ -534,5 +576,25 @@ mod tests {
         let labels = [1, 1, 1, -100, -100, -100, -100, -100];
         let batch = Batch::from_labels(1, 8, vec![1; 8], &labels, Some(vec![0, 1, 2, 0, 1, 2, 3, 4]), None).unwrap();
         assert_eq!(tokens_of(&batch), 3);
+    }
+
+    #[test]
+    fn shapes_of_images_are_those_that_many_batches_need() {
+        let of = |counts: &[usize]| rooms(counts, |patches| patches.max(1).next_multiple_of(64));
+        assert_eq!(of(&[]), [64]);
+        assert_eq!(of(&[1000, 980, 1000, 960, 400]), [1024]);
+        assert_eq!(of(&[1000, 500, 1000, 400]), [512, 1024]);
+        assert_eq!(of(&[1000, 0, 0, 900]), [64, 1024]);
+        assert_eq!(of(&[1000, 0, 0, 400, 500, 900]), [64, 512, 1024]);
+        assert_eq!(of(&[40, 0, 60]), [64]);
+    }
+
+    #[test]
+    fn images_are_told_apart_by_the_tokens_between_them() {
+        let form = Form { token: 9, width: 12, side: 2, window: 0, table: 0, stretched: false, breaks: false, pad: 0 };
+        let ids = vec![1, 9, 9, 2, 9, 9, 9, 3, 4, 9];
+        let batch = Batch::from_labels(1, 10, ids, &[1; 10], None, None).unwrap();
+        assert_eq!(patches_of(&form, &batch), [8, 12, 4]);
+        assert_eq!(patches_of(&Form { breaks: true, ..form }, &batch), [20, 4]);
     }
 }

@@ -2,7 +2,7 @@
 //! where the data are not available.
 
 use data::Purpose;
-use program::{Documents, Seen, Variant};
+use program::{Documents, OfPatch, Seen, Variant};
 
 use crate::config::Config;
 use crate::error::Result;
@@ -25,6 +25,8 @@ pub(super) fn prompt_and_answer(config: &Config, sequence_len: usize) -> (usize,
 
 /// Documents of a packed row that are estimated with where the data are not known.
 const DOCUMENTS_PER_ROW: usize = 16;
+/// Patches of an image of which nothing is known: one megapixel in patches of 16 × 16.
+const ASSUMED_IMAGE: usize = 4096;
 
 /// Micro-batches of more tokens than these fit on no machine, and are not made to look at them.
 const MOST_TOKENS: usize = 1 << 25;
@@ -71,14 +73,16 @@ impl Shapes {
     pub(crate) fn of_feed(config: &Config, plan: &Plan, feed: &Feed) -> Result<Shapes> {
         let variants = feed.variants();
         let seen = feed.first_shapes()?;
-        let count = |variant: &Variant| seen.lengths.iter().filter(|length| **length == variant.seq_len).count();
-        let all = seen.lengths.len().max(1) as f64;
+        let count =
+            |variant: &Variant| seen.extents.iter().filter(|of| **of == (variant.seq_len, variant.patches)).count();
+        let all = seen.extents.len().max(1) as f64;
         let shares = variants.iter().map(|variant| count(variant) as f64 / all).collect();
         let steps = feed.total_steps(config);
         let of_steps = Milestones::new(config, feed, steps)?.count_of_evaluations(steps);
         let evaluations = (of_steps, feed.validation_batches()?);
         let whole = variants.iter().all(|variant| variant.documents == Documents::Rows);
-        let (tokens, seen) = (seen.tokens, if whole { Seen::default() } else { Seen(seen.seen) });
+        let (tokens, seen) =
+            (seen.tokens, Seen { documents: if whole { 1.0 } else { seen.seen }, patches: seen.patches });
         let few = feed.note_on_steps(config);
         let passes = passes(config, plan.reference.as_ref());
         Ok(Shapes { variants, shares, tokens, seen, passes, steps: Some(steps), evaluations, few, assumed: None })
@@ -95,7 +99,7 @@ impl Shapes {
         let documents = if packed { Documents::Packed } else { Documents::Rows };
         let shared = (samples && plan.compile.branches.is_some()).then(|| shared_shape(config, of_prompt, of_answer));
         let images = source.image_form();
-        let what = if images.is_some() { "images" } else { "text" };
+        let what = if images.is_some() { format!("images of {ASSUMED_IMAGE} patches") } else { "text".to_owned() };
         let mut assumed = format!("rows of {row} tokens of {what}, all of them full");
         if samples {
             assumed = format!("prompts of {of_prompt} tokens, answers of {of_answer}");
@@ -112,15 +116,16 @@ impl Shapes {
             None => (Variant { batch, seq_len, documents, patches }, None),
         };
         let tokens = if of_shared.is_some() { variant.seq_len } else { tokens };
+        let of_packing = if config.data.sample_packing { 1.0 / DOCUMENTS_PER_ROW as f64 } else { 1.0 };
+        let documents = of_shared.unwrap_or(of_packing);
+        let image = patches.min(ASSUMED_IMAGE) as f64;
+        let of_patch =
+            OfPatch { image, window: images.map_or(image, |form| form.patches_of_window() as f64).min(image) };
         Shapes {
             variants: vec![variant],
             shares: vec![1.0],
             tokens: tokens as f64,
-            seen: Seen(of_shared.unwrap_or(if config.data.sample_packing {
-                1.0 / DOCUMENTS_PER_ROW as f64
-            } else {
-                1.0
-            })),
+            seen: Seen { documents, patches: images.map(|_| of_patch) },
             passes: passes(config, plan.reference.as_ref()),
             steps: config.training.fixed_steps(),
             evaluations: (0, 0),

@@ -3,7 +3,7 @@
     images.py FOLDER [--times 3]
 
 FOLDER holds images of about one size, JPEG or PNG. Batches have eight of them, as Qwen3-VL reads them: decoded,
-resized to whole blocks of 32 pixels, patches in f32. One core: all images divided by the CPU time of the process.
+resized to whole blocks of 32 pixels, and cut into patches. One core: all images divided by the CPU time of the process.
 Needs cargo; the median is what counts.
 """
 

@@ -22,7 +22,7 @@ class Batch:
         return Trace.current().input(name)
 
     def of(self, name: str, size: int) -> Tensor:
-        """A tensor of which the architecture says a number: `batch.of("patches", 588)`, patches of 588 numbers."""
+        """A tensor of which the architecture says a number: `batch.of("patches", 588)`, patches of 588 bytes."""
         if name not in BATCH:
             raise AttributeError(f"a batch has no `{name}`; it has {', '.join(BATCH)}")
         return Trace.current().input(name, size)

@@ -26,16 +26,14 @@ impl Division {
     pub fn forward(e: &Extents, span: usize, packed: bool, intervals: bool) -> Division {
         let (w, wv) = widths(e);
         let heads = if e.group().is_multiple_of(2) { 2 } else { 1 };
-        let joint = intervals && heads == 1;
+        let joint = intervals && e.group() == 1;
         let of = |keys: usize, q_stages: usize| Division { warpgroups: 2, heads, keys, q_stages, v_stages: 2, joint };
         match () {
             () if w + wv > 384 => of(if heads == 2 { 80 } else { 64 }, 1),
             () if w.max(wv) > 128 => of(if w + wv > 320 { 96 } else { 128 }, 1),
             () if w + wv > 128 && span >= VERY_LONG => of(160, 1),
             () if w + wv > 128 => of(128, 2),
-            () if heads == 1 && e.group().is_multiple_of(3) => {
-                Division { warpgroups: 3, heads: 3, joint: false, ..of(128, 2) }
-            }
+            () if heads == 1 && e.group().is_multiple_of(3) => Division { warpgroups: 3, heads: 3, ..of(128, 2) },
             () => of(if packed && !joint { 96 } else { 192 }, 2),
         }
     }

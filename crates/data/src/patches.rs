@@ -52,7 +52,7 @@ impl Picture {
     }
 
     /// An image of which only the size is known: its patches are zeros.
-    pub(crate) fn blank(grid: [usize; 2]) -> Picture {
+    pub fn blank(grid: [usize; 2]) -> Picture {
         Picture { grid, view: None }
     }
 

@@ -6,7 +6,6 @@ mod check;
 
 use std::sync::Arc;
 
-use data::patches::Form;
 use data::pictures::ImageReader;
 use data::show::ShownRow;
 use data::{
@@ -20,6 +19,7 @@ use crate::error::{Result, TrainError};
 use crate::input::data_digest::DataDigest;
 use crate::input::encoded::{Encoded, workers};
 use crate::input::few_steps::Steps;
+use crate::input::image_shapes::{ImageShapes, images_of};
 use crate::model::source::ModelSource;
 use crate::words::count;
 
@@ -55,6 +55,8 @@ pub struct Feed {
     pub encoded: Encoded,
     /// Every row is one document and padding after it.
     pub one_per_row: bool,
+    /// The shapes of batches with images.
+    shapes: ImageShapes,
 }
 
 /// The note on evaluations of few documents or prompts that decide which weights are the result, or when the run ends.
@@ -113,7 +115,9 @@ impl Feed {
         let epochs = config.training.fixed_steps().map_or(train_spec.epochs, |_| None);
         let train_spec = LoaderSpec { epochs, ..train_spec };
         let documents = train.clone();
-        let images = images.map(|reader| with_rooms(reader, &documents, &train_spec)).transpose()?.map(Arc::new);
+        let form = images.as_ref().map(|reader| &reader.form);
+        let shapes = form.map(|form| ImageShapes::of(form, &documents, &train_spec)).transpose()?.unwrap_or_default();
+        let images = images.map(|reader| Arc::new(ImageReader { rooms: shapes.rooms.clone(), ..reader }));
         let train_spec = LoaderSpec { images: images.clone(), ..train_spec };
         let validation_spec = LoaderSpec { images, ..validation_spec };
         let spec = train_spec.clone();
@@ -123,12 +127,22 @@ impl Feed {
         };
         let validation = (!held_out.is_empty()).then_some((held_out, validation_spec));
         let epochs = config.run.num_epochs.0;
-        Ok(Feed { train, train_extent, rows_in_epoch, epochs, documents, spec, validation, encoded, one_per_row })
+        Ok(Feed {
+            train,
+            train_extent,
+            rows_in_epoch,
+            epochs,
+            documents,
+            spec,
+            validation,
+            encoded,
+            one_per_row,
+            shapes,
+        })
     }
 
     /// The shapes of the batches, as far as they are known before the first.
     pub fn variants(&self) -> Vec<Variant> {
-        let rooms = self.spec.images.as_ref().map_or(&[0][..], |reader| &reader.rooms);
         let batch = self.spec.batch_size;
         // Padding before a document, or a document after another, are distinguished by their starts.
         let (batch, lengths, documents) = match &self.spec.layout {
@@ -138,9 +152,10 @@ impl Feed {
             Layout::Packed if self.documents_fill_rows() => (batch, &[self.spec.seq_len][..], Documents::Rows),
             Layout::Packed => (batch, &[self.spec.seq_len][..], Documents::Packed),
         };
-        let of_length =
-            |&seq_len: &usize| rooms.iter().map(move |&patches| Variant { batch, seq_len, documents, patches });
-        lengths.iter().flat_map(of_length).collect()
+        let of_text = lengths.iter().map(|seq_len| (*seq_len, 0));
+        let extents = if self.spec.images.is_some() { self.shapes.extents.clone() } else { of_text.collect() };
+        let variant = |(seq_len, patches)| Variant { batch, seq_len, documents, patches };
+        extents.into_iter().map(variant).collect()
     }
 
     /// Rows of a whole pass over the data.
@@ -186,22 +201,25 @@ impl Feed {
         self.encoded.stream.as_ref().map_or_else(|| self.encoded.summary.clone(), |stream| stream.counted())
     }
 
-    /// The lengths of the first batches' rows, and the tokens of documents in one.
+    /// The shapes of the first batches, their tokens, and what attention sees in them.
     pub(crate) fn first_shapes(&self) -> Result<FirstShapes> {
-        let loader = self.first_batches()?;
+        let ranks = self.spec.share.here.max(1);
+        let batches = self.first_batches()?.take(COUNTED_BATCHES.next_multiple_of(ranks));
+        let batches = batches.collect::<std::result::Result<Vec<Batch>, _>>().map_err(TrainError::Data)?;
         let (mut extents, mut pairs, mut tokens, mut seen, mut looked_at) = (Vec::new(), 0, 0, 0.0, 0u32);
-        for batch in loader.take(COUNTED_BATCHES) {
-            let batch = batch.map_err(TrainError::Data)?;
-            let patches = |reader: &Arc<ImageReader>| {
-                let images = patches_of(&reader.form, &batch);
+        for round in batches.chunks(ranks) {
+            let mut most = 0;
+            for batch in round {
+                tokens += tokens_of(batch);
+                if batch.remote.is_none() {
+                    (seen, looked_at) = (seen + seen_share(batch), looked_at + 1);
+                }
+                let images = self.spec.images.as_ref().map_or(Vec::new(), |reader| images_of(&reader.form, batch));
                 pairs += images.iter().map(|image| image * image).sum::<usize>();
-                reader.room(images.iter().sum())
-            };
-            extents.push((batch.seq_len, self.spec.images.as_ref().map_or(0, patches)));
-            tokens += tokens_of(&batch);
-            if batch.remote.is_none() {
-                (seen, looked_at) = (seen + seen_share(&batch), looked_at + 1);
+                most = most.max(images.iter().sum());
             }
+            let room = self.spec.images.as_ref().map_or(0, |reader| reader.room(most));
+            extents.extend(vec![(round[0].seq_len, room); round.len()]);
         }
         let count = extents.len().max(1) as f64;
         let seen = seen / f64::from(looked_at.max(1));
@@ -412,48 +430,6 @@ impl Feed {
     }
 }
 
-/// Returns the patches of each image of a batch: of tokens that lie side by side, or with one between them that ends a row.
-fn patches_of(form: &Form, batch: &Batch) -> Vec<usize> {
-    let (mut images, mut last) = (Vec::new(), None);
-    let between = if form.breaks { 2 } else { 1 };
-    for at in (0..batch.input_ids.len()).filter(|at| batch.input_ids[*at] == form.token) {
-        match images.last_mut() {
-            Some(image) if last.is_some_and(|last| at - last <= between) => *image += form.group(),
-            _ => images.push(form.group()),
-        }
-        last = Some(at);
-    }
-    images
-}
-
-/// Batches with a number of patches, as a share of all, from which they get a shape of their own.
-const OWN_SHAPE: f64 = 0.25;
-
-/// The reader with the patches that batches have room for: those of the largest of the first batches, and half of that or
-/// next to none if many have no more.
-fn with_rooms(reader: ImageReader, documents: &DocumentSet, spec: &LoaderSpec) -> Result<ImageReader> {
-    let spec = LoaderSpec { prefetch: 0, epochs: Some(1), ..spec.clone() };
-    let loader = Loader::new(documents.clone(), spec, Position::default()).map_err(TrainError::Data)?;
-    let form = &reader.form;
-    let batches = loader.take(COUNTED_BATCHES).map(|batch| batch.map_err(TrainError::Data));
-    let counts = batches.map(|batch| Ok(patches_of(form, &batch?).iter().sum())).collect::<Result<Vec<usize>>>()?;
-    Ok(ImageReader { rooms: rooms(&counts, |patches| form.padded(patches)), ..reader })
-}
-
-/// The patches that batches have room for, ascending, after the counts of some.
-fn rooms(counts: &[usize], padded: impl Fn(usize) -> usize) -> Vec<usize> {
-    let most = counts.iter().copied().max().unwrap_or(0);
-    let mut rooms: Vec<usize> = Vec::new();
-    for room in [0, most.div_ceil(2)].map(&padded) {
-        let is_new = |count: &&usize| **count <= room && rooms.last().is_none_or(|smaller| *count > smaller);
-        if room < most && counts.iter().filter(is_new).count() as f64 >= OWN_SHAPE * counts.len() as f64 {
-            rooms.push(room);
-        }
-    }
-    rooms.push(padded(most));
-    rooms
-}
-
 /// The layout of rows for documents of at most `longest` tokens.
 fn layout(config: &Config, longest: usize, sequence_len: usize) -> Layout {
     if config.data.sample_packing {
@@ -491,7 +467,7 @@ fn hidden(of: &Placed) -> usize {
 }
 
 /// Returns the share of pairs of a token and one up to it in its row that lie in one document.
-fn seen_share(batch: &Batch) -> f64 {
+pub(crate) fn seen_share(batch: &Batch) -> f64 {
     let places = batch.document_start.iter().enumerate().map(|(index, start)| (index % batch.seq_len, *start));
     let seen: f64 = places.map(|(at, start)| (at + 1) as f64 - f64::from(start)).sum();
     let seen = seen - batch.marks.iter().map(|of| hidden(of) as f64).sum::<f64>();
@@ -576,25 +552,5 @@ mod tests {
         let labels = [1, 1, 1, -100, -100, -100, -100, -100];
         let batch = Batch::from_labels(1, 8, vec![1; 8], &labels, Some(vec![0, 1, 2, 0, 1, 2, 3, 4]), None).unwrap();
         assert_eq!(tokens_of(&batch), 3);
-    }
-
-    #[test]
-    fn shapes_of_images_are_those_that_many_batches_need() {
-        let of = |counts: &[usize]| rooms(counts, |patches| patches.max(1).next_multiple_of(64));
-        assert_eq!(of(&[]), [64]);
-        assert_eq!(of(&[1000, 980, 1000, 960, 400]), [1024]);
-        assert_eq!(of(&[1000, 500, 1000, 400]), [512, 1024]);
-        assert_eq!(of(&[1000, 0, 0, 900]), [64, 1024]);
-        assert_eq!(of(&[1000, 0, 0, 400, 500, 900]), [64, 512, 1024]);
-        assert_eq!(of(&[40, 0, 60]), [64]);
-    }
-
-    #[test]
-    fn images_are_told_apart_by_the_tokens_between_them() {
-        let form = Form { token: 9, width: 12, side: 2, window: 0, table: 0, stretched: false, breaks: false, pad: 0 };
-        let ids = vec![1, 9, 9, 2, 9, 9, 9, 3, 4, 9];
-        let batch = Batch::from_labels(1, 10, ids, &[1; 10], None, None).unwrap();
-        assert_eq!(patches_of(&form, &batch), [8, 12, 4]);
-        assert_eq!(patches_of(&Form { breaks: true, ..form }, &batch), [20, 4]);
     }
 }

@@ -7,6 +7,7 @@ pub(crate) mod dataset_spec;
 pub(crate) mod encoded;
 pub(crate) mod feed;
 pub(crate) mod few_steps;
+mod image_shapes;
 pub(crate) mod images;
 pub(crate) mod mixture;
 pub(crate) mod node_folder;

@@ -99,7 +99,9 @@ impl Shapes {
         let documents = if packed { Documents::Packed } else { Documents::Rows };
         let shared = (samples && plan.compile.branches.is_some()).then(|| shared_shape(config, of_prompt, of_answer));
         let images = source.image_form();
-        let what = if images.is_some() { format!("images of {ASSUMED_IMAGE} patches") } else { "text".to_owned() };
+        let patches = images.map_or(0, |form| form.padded(tokens * form.group()));
+        let image = patches.min(ASSUMED_IMAGE);
+        let what = if images.is_some() { format!("images of {image} patches") } else { "text".to_owned() };
         let mut assumed = format!("rows of {row} tokens of {what}, all of them full");
         if samples {
             assumed = format!("prompts of {of_prompt} tokens, answers of {of_answer}");
@@ -110,7 +112,6 @@ impl Shapes {
         if config.data.sample_packing {
             assumed += &format!(" of {DOCUMENTS_PER_ROW} documents");
         }
-        let patches = images.map_or(0, |form| form.padded(tokens * form.group()));
         let (variant, of_shared) = match shared {
             Some((variant, seen)) => (variant, Some(seen)),
             None => (Variant { batch, seq_len, documents, patches }, None),
@@ -118,7 +119,7 @@ impl Shapes {
         let tokens = if of_shared.is_some() { variant.seq_len } else { tokens };
         let of_packing = if config.data.sample_packing { 1.0 / DOCUMENTS_PER_ROW as f64 } else { 1.0 };
         let documents = of_shared.unwrap_or(of_packing);
-        let image = patches.min(ASSUMED_IMAGE) as f64;
+        let image = image as f64;
         let of_patch =
             OfPatch { image, window: images.map_or(image, |form| form.patches_of_window() as f64).min(image) };
         Shapes {

@@ -82,7 +82,8 @@ impl Preview {
         let rows = match self.shapes.variants.as_slice() {
             [one] => format!("{} × {} tokens", one.batch, one.seq_len),
             several => {
-                let lengths: Vec<String> = several.iter().map(|of| of.seq_len.to_string()).collect();
+                let mut lengths: Vec<String> = several.iter().map(|of| of.seq_len.to_string()).collect();
+                lengths.dedup();
                 format!("{} × {} tokens", several[0].batch, lengths.join(", "))
             }
         };
@@ -236,7 +237,11 @@ fn above((cause, seconds): (&Cause, f64)) -> Value {
 }
 
 fn shape((of, share): (&Variant, &f64)) -> Value {
-    json!({"rows": of.batch, "tokens": of.seq_len, "share": share})
+    let mut all = json!({"rows": of.batch, "tokens": of.seq_len, "share": share});
+    if of.patches > 0 {
+        all["patches"] = of.patches.into();
+    }
+    all
 }
 
 fn host_text(of: &HostEstimate) -> String {

@@ -109,7 +109,7 @@ pub(super) fn options(more: &Value) -> Arc<Config> {
 pub fn config(bytes: &[u8]) -> bool {
     written("config", "config.json", bytes);
     let Ok(source) = ModelSource::open(&scratch("config"), IR) else { return false };
-    let _ = (source.vocab_size(), source.max_positions(), source.position_limit(), source.attention_width());
+    let _ = (source.vocab_size(), source.max_positions(), source.position_limit());
     let _ = (source.model_type(), source.dtype());
     for method in ["linear", "dynamic", "yarn"] {
         let stretched = options(&json!({"rope_scaling": method, "max_model_len": 8192}));

@@ -41,7 +41,7 @@ def losses(config, steps=4):
 def test_a_processor_with_another_number_of_frames_than_the_model_is_refused(folder, tmp_path):
     path = folder / "model/preprocessor_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"temporal_patch_size": 1}))
-    wanted = "`temporal_patch_size` is 1 in `preprocessor_config.json`, 2 in `config.json`"
+    wanted = "patches have 2 frames by `config.json`, and 1 by the processor of `preprocessor_config.json`"
     with pytest.raises(ConfigError, match=re.escape(wanted)):
         surogate.Trainer(options(folder, tmp_path))
 

@@ -128,7 +128,7 @@ impl Backward {
 }
 
 /// Returns for every value if a trained parameter flows into it.
-fn depends_on_trained(graph: &Graph) -> Vec<bool> {
+pub(crate) fn depends_on_trained(graph: &Graph) -> Vec<bool> {
     let mut needed = vec![false; graph.values.len()];
     for parameter in graph.parameters.iter().filter(|p| p.trainable) {
         needed[parameter.value.0 as usize] = true;

@@ -73,17 +73,6 @@ impl HfConfig {
         self.size(POSITIONS)
     }
 
-    /// Σ over layers of heads × head size.
-    pub fn attention_width(&self) -> Option<usize> {
-        let either = |names: [&str; 2]| names.into_iter().find_map(|name| self.size(name));
-        let layers = either(["num_hidden_layers", "n_layer"])?;
-        let width = match (self.size("head_dim"), self.size("num_attention_heads")) {
-            (Some(head), Some(heads)) => head * heads,
-            _ => either(["hidden_size", "n_embd"])?,
-        };
-        Some(layers * width)
-    }
-
     /// The element type that the weights were saved in.
     pub fn dtype(&self) -> Option<DType> {
         let name = DTYPE.iter().find_map(|key| self.0.get(key).or_else(|| self.text().get(key)));

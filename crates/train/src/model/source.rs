@@ -102,7 +102,8 @@ fn reader_of(folder: &Path, form: ImageForm) -> Result<ImageReader> {
     if processor.frames() != form.frames {
         let (folder, found, wanted) = (folder.display(), processor.frames(), form.frames);
         return Err(TrainError::Usage(format!(
-            "{folder}: `temporal_patch_size` is {found} in `preprocessor_config.json`, {wanted} in `config.json`"
+            "{folder}: patches have {wanted} frames by `config.json`, and {found} by the processor of \
+             `preprocessor_config.json`: their `temporal_patch_size` must be equal"
         )));
     }
     let units = if form.boxes_in_pixels { Units::Pixels } else { Units::Thousandths };
@@ -325,11 +326,6 @@ impl ModelSource {
     /// The longest row that the model allows, stretched positions included.
     pub fn position_limit(&self) -> Option<usize> {
         self.model.max_positions.or_else(|| self.config.stretched_positions())
-    }
-
-    /// Σ over layers of heads × head size.
-    pub fn attention_width(&self) -> Option<usize> {
-        self.config.attention_width()
     }
 
     pub fn model_type(&self) -> &str {

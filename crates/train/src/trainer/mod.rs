@@ -28,6 +28,7 @@ pub(crate) mod step;
 pub(crate) mod teacher;
 pub(crate) mod teacher_table;
 pub(crate) mod trained;
+mod utilization;
 
 pub use state::Trainer;
 pub(crate) use state::{is_run_id, run_name};

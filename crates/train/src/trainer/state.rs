@@ -1,11 +1,12 @@
 //! A model in training: options, data and the compiled model, its progress, and how it resumes from a checkpoint.
 //! `step.rs` has the step.
 
+use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use compiler::CompileOptions;
+use compiler::{CompileOptions, ModelFlops};
 use data::{Batch, Position, Purpose, Records, Stop};
 use program::{Choices, Variant, scalar};
 
@@ -94,8 +95,8 @@ pub struct Trainer {
     data_digest: Option<DataDigest>,
     /// The shapes of the batches, once they were requested.
     shapes: Option<Shapes>,
-    /// FLOPs of the weights for one token.
-    pub(crate) flops: OnceLock<Option<f64>>,
+    /// FLOPs of a micro-step by its shape.
+    pub(crate) flops: HashMap<Variant, Option<ModelFlops>>,
 }
 
 impl Trainer {
@@ -189,7 +190,7 @@ impl Trainer {
             digesting: None,
             data_digest,
             shapes: None,
-            flops: OnceLock::new(),
+            flops: HashMap::new(),
         };
         if let Some(phase) = trainer.precompute_reference(stop)? {
             startup.done(phase);

@@ -11,8 +11,6 @@ use crate::engine::instruments::resident;
 use crate::engine::probe;
 use crate::error::{Result, TrainError};
 use crate::input::feed::tokens_of;
-use crate::plan::flops;
-use crate::plan::reference;
 use crate::trainer::Trainer;
 use crate::trainer::flushed::Flushed;
 use crate::trainer::in_flight::{Fed, Started};
@@ -249,10 +247,7 @@ impl Trainer {
         let begin = self.in_flight.read.map_or(begin, |read| read.max(begin));
         let seconds = now.duration_since(begin).as_secs_f64();
         let tokens: u64 = fed.batches.iter().map(tokens_of).sum();
-        let of_rank = tokens as f64 / (self.config.ranks() * self.config.stages()) as f64;
-        // A row may join several documents, none of which is longer than this.
-        let longest = fed.batches[0].seq_len.min(self.plan.sequence_len);
-        let rate = self.flops_per_second(longest, of_rank / seconds.max(1e-9));
+        let rate = self.flops_of(&fed).map(|flops| flops / seconds.max(1e-9));
         let machine = &self.device.machine;
         let mfu = rate.zip(program::peak(&machine.name)).map(|(rate, peak)| rate / peak);
         let ceiling = rate.zip(self.ceiling()).map(|(rate, ceiling)| rate / ceiling);
@@ -289,20 +284,6 @@ impl Trainer {
     pub(crate) fn epochs(&self, steps: u64) -> Option<f64> {
         let of_prompts = || self.rollouts.as_ref().map(|of| of.epochs(&self.config, steps));
         self.feed.as_ref().map(|feed| feed.epochs(&self.config, steps)).or_else(of_prompts)
-    }
-
-    /// The arithmetic that the tokens of a rank ask for, FLOP/s; none with images, whose patches are not counted.
-    fn flops_per_second(&self, sequence_len: usize, tokens_per_second: f64) -> Option<f64> {
-        if self.source.model.images.is_some() {
-            return None;
-        }
-        let program = self.engine.as_ref()?.program();
-        let of_weights = (*self.flops.get_or_init(|| flops::of_weights(program)))?;
-        let of_attention = flops::of_attention(&self.source, sequence_len)?;
-        // Of three passes over trained weights, or two over frozen ones, the reference takes one.
-        let passes = reference::passes(&self.config, self.plan.reference.as_ref());
-        let of_pass = of_weights / if self.config.lora.lora { 2.0 } else { 3.0 } + of_attention / 3.0;
-        Some(tokens_per_second * (of_weights + of_attention + passes * of_pass))
     }
 
     /// The FLOP/s that the device was measured to reach at most on the products of a micro-step, each in its type; None

@@ -44,7 +44,7 @@ pub fn model_flops(
     let Some(entry) = options.entries.iter().find(|entry| entry.kind == EntryKind::FirstMicroStep) else {
         return Ok(None);
     };
-    let alone = CompileOptions { sharding: Sharding { sequence: 1, ..options.sharding.clone() }, ..options.clone() };
+    let alone = CompileOptions { sharding: Sharding { sequence: 1, ..options.sharding }, ..options.clone() };
     let graph = whole_graph(model, &alone, machine, entry, variant, &mut Passes::default())?;
     let needed = depends_on_trained(&graph);
     let mut sum = ModelFlops::default();

@@ -19,15 +19,12 @@ use crate::error::{Result, TrainError};
 use crate::input::data_digest::DataDigest;
 use crate::input::encoded::{Encoded, workers};
 use crate::input::few_steps::Steps;
-use crate::input::image_shapes::{ImageShapes, images_of};
+use crate::input::image_shapes::{COUNTED_BATCHES, ImageShapes, images_of};
 use crate::model::source::ModelSource;
 use crate::words::count;
 
 /// Micro-batches that are made ahead of the loop.
 pub const PREFETCH: usize = 4;
-
-/// Batches that are looked at to learn what the data are like.
-const COUNTED_BATCHES: usize = 64;
 
 /// Packed rows are filled up with documents of at most this number of tokens: attention over them costs little.
 const LONGEST_PADDING: usize = 128;
@@ -467,7 +464,7 @@ fn hidden(of: &Placed) -> usize {
 }
 
 /// Returns the share of pairs of a token and one up to it in its row that lie in one document.
-pub(crate) fn seen_share(batch: &Batch) -> f64 {
+fn seen_share(batch: &Batch) -> f64 {
     let places = batch.document_start.iter().enumerate().map(|(index, start)| (index % batch.seq_len, *start));
     let seen: f64 = places.map(|(at, start)| (at + 1) as f64 - f64::from(start)).sum();
     let seen = seen - batch.marks.iter().map(|of| hidden(of) as f64).sum::<f64>();

@@ -2,12 +2,12 @@
 //! images of the first batches; no pixel is read.
 
 use data::patches::Form;
-use data::{Batch, DocumentSet, Loader, LoaderSpec, Position};
+use data::{Batch, DocumentSet, Layout, Loader, LoaderSpec, Position};
 
 use crate::error::{Result, TrainError};
 
-/// Batches whose images are counted.
-const COUNTED_BATCHES: usize = 64;
+/// Batches that are looked at to learn what the data are like.
+pub(super) const COUNTED_BATCHES: usize = 64;
 /// Rounds with a number of patches, as a share of all, from which they get a shape of their own.
 const OWN_SHAPE: f64 = 0.25;
 /// Shapes that are compiled before the first step, at most.
@@ -26,18 +26,22 @@ impl ImageShapes {
     /// Counts the images of the first batches. Ranks take the batches of a round in one shape.
     pub fn of(form: &Form, documents: &DocumentSet, spec: &LoaderSpec) -> Result<ImageShapes> {
         let ranks = spec.share.here.max(1);
-        let spec = LoaderSpec { prefetch: 0, epochs: Some(1), ..spec.clone() };
-        let loader = Loader::new(documents.clone(), spec, Position::default()).map_err(TrainError::Data)?;
+        let first = LoaderSpec { prefetch: 0, epochs: Some(1), ..spec.clone() };
+        let loader = Loader::new(documents.clone(), first, Position::default()).map_err(TrainError::Data)?;
         let extents = |batch: Batch| (batch.seq_len, images_of(form, &batch).iter().sum::<usize>());
         let batches = loader.take(COUNTED_BATCHES.next_multiple_of(ranks));
         let batches = batches.map(|batch| Ok(extents(batch.map_err(TrainError::Data)?))).collect::<Result<Vec<_>>>()?;
         let most = |round: &[(usize, usize)]| (round[0].0, round.iter().map(|of| of.1).max().unwrap_or(0));
         let rounds: Vec<(usize, usize)> = batches.chunks(ranks).map(most).collect();
-        Ok(ImageShapes::of_rounds(&rounds, |patches| form.padded(patches)))
+        let longest = match &spec.layout {
+            Layout::Padded(lengths) | Layout::Joined(lengths) => lengths.last().copied().unwrap_or(spec.seq_len),
+            Layout::Packed => spec.seq_len,
+        };
+        Ok(ImageShapes::of_rounds(&rounds, longest, |patches| form.padded(patches)))
     }
 
-    /// The same from the tokens of a row and the patches of rounds.
-    fn of_rounds(rounds: &[(usize, usize)], padded: impl Fn(usize) -> usize) -> ImageShapes {
+    /// The same from the tokens of a row and the patches of rounds, where rows have at most `longest` tokens.
+    fn of_rounds(rounds: &[(usize, usize)], longest: usize, padded: impl Fn(usize) -> usize) -> ImageShapes {
         let counts: Vec<usize> = rounds.iter().map(|of| of.1).collect();
         let rooms = rooms(&counts, padded);
         let room = |patches: usize| *rooms.iter().find(|room| **room >= patches).expect("the last has room for all");
@@ -47,12 +51,11 @@ impl ImageShapes {
         extents.dedup();
         // Of many shapes those of most rounds.
         extents.sort_by_key(|of| std::cmp::Reverse(found.iter().filter(|found| *found == of).count()));
-        extents.truncate(MOST_SHAPES);
-        let longest = rounds.iter().map(|of| of.0).max();
-        let largest = longest.map(|longest| (longest, *rooms.last().expect("there is one")));
-        extents.retain(|of| Some(*of) != largest);
+        let largest = (longest, *rooms.last().expect("there is one"));
+        extents.retain(|of| *of != largest);
+        extents.truncate(MOST_SHAPES - 1);
         extents.sort_unstable();
-        extents.extend(largest);
+        extents.push(largest);
         ImageShapes { rooms, extents }
     }
 }
@@ -115,16 +118,14 @@ mod tests {
 
     #[test]
     fn only_shapes_that_rounds_have_are_compiled_ahead() {
-        let of = |rounds: &[(usize, usize)]| ImageShapes::of_rounds(rounds, padded).extents;
-        assert_eq!(of(&[]), []);
-        assert_eq!(of(&[(256, 1000), (128, 300), (256, 400), (128, 500)]), [(128, 512), (256, 512), (256, 1024)]);
-        // The longest rows may get the most patches, though none did so far.
-        assert_eq!(
-            of(&[(256, 1000), (128, 1000), (512, 300), (512, 200)]),
-            [(128, 1024), (256, 1024), (512, 512), (512, 1024)]
-        );
+        let of = |rounds: &[(usize, usize)], longest| ImageShapes::of_rounds(rounds, longest, padded).extents;
+        assert_eq!(of(&[], 256), [(256, 64)]);
+        let two = [(256, 1000), (128, 300), (256, 400), (128, 500)];
+        assert_eq!(of(&two, 256), [(128, 512), (256, 512), (256, 1024)]);
+        // The longest rows may get the most patches, and may be none of the first.
+        assert_eq!(of(&two, 512), [(128, 512), (256, 512), (256, 1024), (512, 1024)]);
         let many: Vec<(usize, usize)> = (1..20).flat_map(|n| vec![(64 * n, 1000); n]).collect();
-        let found = of(&many);
+        let found = of(&many, 64 * 19);
         assert_eq!((found.len(), found.last(), found[0]), (MOST_SHAPES, Some(&(64 * 19, 1024)), (64 * 14, 1024)));
     }
 

@@ -75,7 +75,8 @@ impl Shapes {
         let seen = feed.first_shapes()?;
         let count =
             |variant: &Variant| seen.extents.iter().filter(|of| **of == (variant.seq_len, variant.patches)).count();
-        let all = seen.extents.len().max(1) as f64;
+        // Batches of shapes that are compiled when they come are taken for the others.
+        let all = variants.iter().map(count).sum::<usize>().max(1) as f64;
         let shares = variants.iter().map(|variant| count(variant) as f64 / all).collect();
         let steps = feed.total_steps(config);
         let of_steps = Milestones::new(config, feed, steps)?.count_of_evaluations(steps);

@@ -45,7 +45,7 @@ pub use autodiff::differentiate;
 pub use call::compile_call;
 pub use entry::entry_graph;
 pub use error::CompileError;
-pub use flops::{ModelFlops, PassFlops, model_flops};
+pub use flops::{Flops, Keys, ModelFlops, model_flops};
 pub use matrices::{MatrixUse, matrices};
 pub use ops::optimizer::Blocks;
 pub use ops::sampling;

@@ -318,6 +318,11 @@ pub const INPUTS: [Input; 46] = [
     },
 ];
 
+/// For each token the index in its row of the last token that may see it, documents aside.
+pub fn last_queries(batch: &Batch) -> Vec<i32> {
+    pairs::last_queries(batch)
+}
+
 /// The row of a name.
 pub fn input(name: &str) -> Option<&'static Input> {
     INPUTS.iter().find(|input| input.name == name)

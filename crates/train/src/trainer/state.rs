@@ -96,7 +96,7 @@ pub struct Trainer {
     /// The shapes of the batches, once they were requested.
     shapes: Option<Shapes>,
     /// FLOPs of a micro-step by its shape.
-    pub(crate) flops: HashMap<Variant, Option<ModelFlops>>,
+    pub(crate) flops: HashMap<Variant, Option<Arc<ModelFlops>>>,
 }
 
 impl Trainer {

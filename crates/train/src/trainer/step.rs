@@ -247,10 +247,11 @@ impl Trainer {
         let begin = self.in_flight.read.map_or(begin, |read| read.max(begin));
         let seconds = now.duration_since(begin).as_secs_f64();
         let tokens: u64 = fed.batches.iter().map(tokens_of).sum();
-        let rate = self.flops_of(&fed).map(|flops| flops / seconds.max(1e-9));
-        let machine = &self.device.machine;
-        let mfu = rate.zip(program::peak(&machine.name)).map(|(rate, peak)| rate / peak);
-        let ceiling = rate.zip(self.ceiling()).map(|(rate, ceiling)| rate / ceiling);
+        let (peak, ceiling) = (program::peak(&self.device.machine.name), self.ceiling());
+        let flops = if peak.is_some() || ceiling.is_some() { self.flops_of(&fed) } else { None };
+        let rate = flops.map(|flops| flops / seconds.max(1e-9));
+        let mfu = rate.zip(peak).map(|(rate, peak)| rate / peak);
+        let ceiling = rate.zip(ceiling).map(|(rate, ceiling)| rate / ceiling);
         self.in_flight.read = Some(now);
         self.in_flight.last = Some(fed);
         let loss = f64::from(sum) / f64::from(weight);

@@ -1,74 +1,99 @@
 //! The arithmetic that a step requires of the model, whatever a program does: what model FLOPs utilization counts.
 
-use compiler::{ModelFlops, PassFlops, model_flops};
-use data::{Batch, Patches};
+use std::ops::Range;
+use std::sync::Arc;
+
+use compiler::{Keys, ModelFlops, model_flops};
+use data::{Batch, IGNORE, Patches};
 
 use crate::engine::variant_of;
-use crate::input::feed::{seen_share, tokens_of};
 use crate::plan::reference;
 use crate::trainer::Trainer;
 use crate::trainer::in_flight::Fed;
 
-/// The parts of a micro-batch of one shape that are no padding.
+/// The parts of a micro-batch that are no padding.
 struct Parts {
-    /// Tokens, as a share of all that the shape has room for.
+    /// Shares of the tokens and of the patches that the shape has room for.
     tokens: f64,
-    /// The share of the pairs of a token and an earlier one of its row that lie in one document.
-    seen: f64,
-    /// The same as `tokens` of patches, of the pairs of patches of an image, and of a window, relative to causal pairs.
     patches: f64,
-    pairs: [f64; 2],
+    /// For each token of documents the number of tokens from it on that see it: those of its document, of an answer after a
+    /// shared prompt those of the answer.
+    seen_by: Vec<usize>,
+    /// Pairs of patches of an image, and of a window.
+    pairs: [usize; 2],
 }
 
 impl Trainer {
-    /// FLOPs of a step on one rank; none where the model cannot be counted.
+    /// FLOPs of a step on one rank; none where the model cannot be counted, or batches of other nodes alone have documents.
     pub(super) fn flops_of(&mut self, fed: &Fed) -> Option<f64> {
         let passes = reference::passes(&self.config, self.plan.reference.as_ref());
-        let (mut sum, mut counted, mut all) = (0.0, 0, 0);
+        let (mut sum, mut counted, mut elsewhere) = (0.0, 0, 0);
         for batch in &fed.batches {
-            all += tokens_of(batch);
             // Of a batch of another node only the tokens are known.
-            if batch.remote.is_none() {
-                counted += tokens_of(batch);
-                sum += Parts::of(batch).flops(&self.model_flops(batch, fed.one_per_row)?, passes);
+            if let Some(tokens) = batch.remote {
+                elsewhere += tokens;
+                continue;
             }
+            let parts = Parts::of(batch);
+            counted += parts.seen_by.len();
+            sum += parts.flops(&*self.model_flops(batch, fed.one_per_row)?, passes);
         }
         let ranks = self.config.ranks() * self.config.stages();
-        Some(sum * all as f64 / counted.max(1) as f64 / ranks as f64)
+        (counted > 0).then(|| sum * (counted + elsewhere) as f64 / counted as f64 / ranks as f64)
     }
 
     /// FLOPs of the micro-step of a batch's shape.
-    fn model_flops(&mut self, batch: &Batch, one_per_row: bool) -> Option<ModelFlops> {
+    fn model_flops(&mut self, batch: &Batch, one_per_row: bool) -> Option<Arc<ModelFlops>> {
         let variant = variant_of(std::slice::from_ref(batch), one_per_row);
         let engine = self.engine.as_ref()?;
         let count = || model_flops(&self.source.model, engine.options(), &self.device.machine, variant).ok().flatten();
-        *self.flops.entry(variant).or_insert_with(count)
+        self.flops.entry(variant).or_insert_with(|| count().map(Arc::new)).clone()
     }
 }
 
 impl Parts {
     fn of(batch: &Batch) -> Parts {
         let (patches, pairs) = real_patches(&batch.patches);
-        let (count, room) = (batch.patches.count().max(1) as f64, batch.batch * batch.seq_len);
-        Parts {
-            tokens: tokens_of(batch) as f64 / room as f64,
-            seen: seen_share(batch),
-            patches: patches as f64 / count,
-            pairs: pairs.map(|pairs| pairs as f64 / (count * (count + 1.0) / 2.0)),
-        }
+        let last = data::inputs::last_queries(batch);
+        let seen_by = documents(batch).into_iter().flat_map(|document| {
+            let (row, last) = (document.start / batch.seq_len * batch.seq_len, &last);
+            document.clone().map(move |at| (row + last[at] as usize).min(document.end - 1) + 1 - at)
+        });
+        let seen_by: Vec<usize> = seen_by.collect();
+        let room = (batch.batch * batch.seq_len) as f64;
+        let tokens = seen_by.len() as f64 / room;
+        Parts { tokens, patches: patches as f64 / batch.patches.count().max(1) as f64, seen_by, pairs }
     }
 
     /// FLOPs of the micro-step, and of `passes` forward passes more.
     fn flops(&self, of: &ModelFlops, passes: f64) -> f64 {
-        let part = |of: &PassFlops, products: f64, attention: f64| {
-            products * (of.products + passes * of.forward_products)
-                + attention * (of.attention + passes * of.forward_attention)
+        let pairs = |keys: Keys| match keys {
+            Keys::Tokens { window } => {
+                self.seen_by.iter().map(|queries| (*queries).min(window.unwrap_or(usize::MAX))).sum()
+            }
+            Keys::Image => self.pairs[0],
+            Keys::Window => self.pairs[1],
         };
-        let [image, window] = self.pairs;
-        part(&of.tokens, self.tokens, self.seen)
-            + part(&of.patches, self.patches, image)
-            + part(&of.windows, 0.0, window)
+        let products = [(self.tokens, of.tokens), (self.patches, of.patches)];
+        let attention = of.pairs.iter().map(|(keys, of)| (pairs(*keys) as f64, *of));
+        products.into_iter().chain(attention).map(|(count, of)| count * (of.all + passes * of.forward)).sum()
     }
+}
+
+/// The places of the documents of a batch in which something is trained: padding is none.
+fn documents(batch: &Batch) -> Vec<Range<usize>> {
+    let mut found = Vec::new();
+    for (row, starts) in batch.document_start.chunks(batch.seq_len).enumerate() {
+        let mut begin = row * batch.seq_len;
+        for document in starts.chunk_by(|a, b| a == b) {
+            let end = begin + document.len();
+            if batch.targets[begin..end].iter().any(|target| *target != IGNORE) {
+                found.push(begin..end);
+            }
+            begin = end;
+        }
+    }
+    found
 }
 
 /// Returns the number of patches of images, and of pairs of them in one image, and in one window.
@@ -81,8 +106,9 @@ fn real_patches(of: &Patches) -> (usize, [usize; 2]) {
 
 #[cfg(test)]
 mod tests {
-    use compiler::CompileOptions;
+    use compiler::{CompileOptions, Flops};
     use data::patches::Form;
+    use data::{Mark, Placed};
     use program::{Documents, Machine, Variant};
     use serde_json::{Value, json};
 
@@ -117,16 +143,19 @@ mod tests {
         for lora in [json!({"lora": false}), json!({"lora": true})] {
             let found: Vec<ModelFlops> = layouts.iter().map(|layout| of(&source, &[&lora, layout])).collect();
             assert!(found.iter().all(|of| *of == found[0]), "{lora}: {found:?}");
-            assert_eq!((found[0].patches, found[0].windows), Default::default());
+            assert_eq!((found[0].patches, found[0].pairs.len()), (Default::default(), 1));
         }
-        let [full, adapters] = [false, true].map(|lora| of(&source, &[&json!({"lora": lora, "lora_rank": 16})]).tokens);
-        assert_eq!(of(&source, &[&json!({"qlora_bnb": true, "lora_rank": 16})]).tokens, adapters);
-        assert_eq!(full.products, 3.0 * full.forward_products);
-        assert_eq!(full.attention, 3.0 * full.forward_attention);
-        assert_eq!(adapters.forward_attention, full.forward_attention);
+        let [full, adapters] = [false, true].map(|lora| of(&source, &[&json!({"lora": lora, "lora_rank": 16})]));
+        assert_eq!(of(&source, &[&json!({"qlora_bnb": true, "lora_rank": 16})]), adapters);
+        let dora = json!({"lora_rank": 16, "lora_dora": true});
+        let [with, without] = [0.1, 0.0].map(|dropout| of(&source, &[&dora, &json!({"lora_dropout": dropout})]));
+        assert_eq!(with, without);
+        assert_eq!(full.tokens.all, 3.0 * full.tokens.forward);
+        let [(_, whole), (_, frozen)] = [&full, &adapters].map(|of| of.pairs[0]);
+        assert_eq!((whole.all, whole.forward), (3.0 * whole.forward, frozen.forward));
         // Frozen weights have no gradients of their own, and nothing before the first layer has any.
-        assert!(adapters.products < 2.0 * adapters.forward_products + full.forward_products / 4.0);
-        assert!(adapters.products > 1.5 * adapters.forward_products);
+        let (tokens, base) = (adapters.tokens, full.tokens.forward);
+        assert!(tokens.all < 2.0 * tokens.forward + base / 4.0 && tokens.all > 1.5 * tokens.forward, "{tokens:?}");
     }
 
     #[test]
@@ -141,10 +170,10 @@ mod tests {
         std::fs::write(folder.path().join("config.json"), fields.to_string()).unwrap();
         let source = ModelSource::open(folder.path(), include_str!("../../tests/ir/olmoe.json")).unwrap();
         let layer: f64 = hidden * (4.0 * hidden + experts + visited * 3.0 * inner);
-        let found = of(&source, &[&json!({"lora": false})]).tokens;
-        assert_eq!(found.products, 256.0 * 6.0 * (layers * layer + hidden * vocabulary));
-        // A token sees half of its row, and itself.
-        assert_eq!(found.attention, 256.0 * 6.0 * layers * hidden * 129.0);
+        let found = of(&source, &[&json!({"lora": false})]);
+        assert_eq!(found.tokens.all, 256.0 * 6.0 * (layers * layer + hidden * vocabulary));
+        let of_pair = Flops { all: 12.0 * layers * hidden, forward: 4.0 * layers * hidden };
+        assert_eq!(found.pairs, [(Keys::Tokens { window: None }, of_pair)]);
         // In codes or not, whether the experts have adapters or not.
         let modules = json!({"lora_target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"], "lora_dropout": 0});
         for targets in [json!({}), json!({"lora_target_parameters": ["experts.gate_up_proj", "experts.down_proj"]})] {
@@ -165,10 +194,36 @@ mod tests {
         let batch = Batch { patches: form.lay_out(&batch, &pictures).unwrap(), ..batch };
         assert_eq!((batch.patches.count(), real_patches(&batch.patches)), (64, (12, [8 * 8 + 4 * 4, 12 * 4])));
         let parts = Parts::of(&batch);
-        assert_eq!((parts.seen, parts.patches), (1.0, 12.0 / 64.0));
-        let one = PassFlops { products: 64.0, attention: 2080.0, forward_products: 32.0, forward_attention: 1040.0 };
-        let of = ModelFlops { patches: one, windows: PassFlops { products: 0.0, ..one }, ..Default::default() };
-        assert_eq!(parts.flops(&of, 0.0), 12.0 + 80.0 + 48.0);
+        assert_eq!((parts.patches, parts.pairs), (12.0 / 64.0, [80, 48]));
+        let one = Flops { all: 64.0, forward: 32.0 };
+        let pairs =
+            vec![(Keys::Image, Flops { all: 1.0, forward: 0.5 }), (Keys::Window, Flops { all: 2.0, forward: 1.0 })];
+        let of = ModelFlops { patches: one, pairs, ..Default::default() };
+        assert_eq!(parts.flops(&of, 0.0), 12.0 + 80.0 + 96.0);
         assert_eq!(parts.flops(&of, 1.0), 1.5 * parts.flops(&of, 0.0));
+    }
+
+    #[test]
+    fn pairs_are_those_inside_of_documents_and_windows() {
+        let labels = [1, 1, 1, 1, 1, -100, -100, -100];
+        let batch = Batch::from_labels(1, 8, vec![1; 8], &labels, Some(vec![0, 1, 2, 0, 1, 0, 1, 2]), None).unwrap();
+        let parts = Parts::of(&batch);
+        assert_eq!((parts.tokens, &parts.seen_by[..]), (5.0 / 8.0, &[3, 2, 1, 2, 1][..]));
+        let one = Flops { all: 1.0, forward: 1.0 };
+        let pairs = |window| {
+            let of = ModelFlops { pairs: vec![(Keys::Tokens { window }, one)], ..Default::default() };
+            parts.flops(&of, 0.0)
+        };
+        assert_eq!([None, Some(8), Some(2), Some(1)].map(pairs), [9.0, 9.0, 8.0, 5.0]);
+    }
+
+    #[test]
+    fn answers_that_share_a_prompt_do_not_see_each_other() {
+        // A prompt of two tokens, answers of three and two.
+        let labels = [-100, -100, 1, 1, 1, 1, 1, -100];
+        let batch = Batch::from_labels(1, 8, vec![1; 8], &labels, Some(vec![0, 1, 2, 3, 4, 5, 6, 0]), None).unwrap();
+        let mark = Mark::Pair { chosen: 5, shared: 2, margin: None };
+        let batch = Batch { marks: vec![Placed { begin: 0, tokens: 7, mark }], ..batch };
+        assert_eq!(Parts::of(&batch).seen_by, [7, 6, 3, 2, 1, 2, 1]);
     }
 }

@@ -1,8 +1,8 @@
 //! The images of a round of batches: read by threads of their own, an image each, while earlier rounds are trained on, and
 //! laid out when their round comes. Knows no order of rows.
 //!
-//! Pixels are decoded again in each epoch, and not kept on disk: those of a megapixel are 3 MB, the file a tenth of that
-//! or less. Reading them back would take a disk as fast as the cores decode.
+//! Pixels are decoded again in each epoch, and not kept on disk: those of a megapixel are 3 MB, the file is a part of
+//! that. Reading them back would take a disk as fast as the cores decode.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

@@ -147,6 +147,10 @@ mod tests {
         }
         let [full, adapters] = [false, true].map(|lora| of(&source, &[&json!({"lora": lora, "lora_rank": 16})]));
         assert_eq!(of(&source, &[&json!({"qlora_bnb": true, "lora_rank": 16})]), adapters);
+        // What a larger rank adds takes three passes, but for the first layer's factors of what has no gradient.
+        let wide = of(&source, &[&json!({"lora_rank": 32})]).tokens;
+        let (all, forward) = (wide.all - adapters.tokens.all, wide.forward - adapters.tokens.forward);
+        assert!(all > 2.7 * forward && all < 3.0 * forward, "{all} {forward}");
         let dora = json!({"lora_rank": 16, "lora_dora": true});
         let [with, without] = [0.1, 0.0].map(|dropout| of(&source, &[&dora, &json!({"lora_dropout": dropout})]));
         assert_eq!(with, without);

@@ -546,7 +546,7 @@ def pick_token(*inputs: Tensor | Parameter) -> Any:
 def take_rows(*inputs: Tensor | Parameter) -> Any:
     """Rows by index: y[i] = x[index[i]] with all axes of x but the last counted as one, zeros where the index is −1.
     Each row of x is taken at most once: `inverse` has for it the place in y, or −1. x […, N], index i32 […],
-    inverse i32 like the rows of x → y [index, N]."""
+    inverse i32 like the rows of x → y [index, N]. If x has the axes of the inverse alone, a row is an element."""
 
 def pixels(*inputs: Tensor | Parameter, dtype: str | each[str], frames: int | each[int] | None = None, channel_last: bool | each[bool] | None = None) -> Any:
     """Numbers of pixels of 8 bits: values[c, x[…, p, c]], ordered by channel, frame and pixel, or with

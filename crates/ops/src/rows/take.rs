@@ -21,8 +21,9 @@ const THREADS: u32 = 128;
 pub struct TakeRows;
 
 fn reference<T: Real>(call: &mut Call<'_, T>) {
-    let [x, index, _] = call.inputs else { unreachable!("the shape rule requires three inputs") };
-    let (columns, rows, x) = (x.columns(), x.rows(), x.real());
+    let [x, index, inverse] = call.inputs else { unreachable!("the shape rule requires three inputs") };
+    let (rows, x) = (inverse.int().len(), x.real());
+    let columns = x.len() / rows.max(1);
     let [y] = call.outputs_mut();
     y.real().par_chunks_mut(columns).zip(index.int()).for_each(|(y, index)| match usize::try_from(*index) {
         Ok(row) if row < rows => y.copy_from_slice(&x[row * columns..][..columns]),
@@ -42,21 +43,23 @@ impl Op for TakeRows {
     fn doc(&self) -> &'static str {
         "Rows by index: y[i] = x[index[i]] with all axes of x but the last counted as one, zeros where the index is −1. \
          Each row of x is taken at most once: `inverse` has for it the place in y, or −1. x […, N], index i32 […], \
-         inverse i32 like the rows of x → y [index, N]."
+         inverse i32 like the rows of x → y [index, N]. If x has the axes of the inverse alone, a row is an element."
     }
 
     fn infer(&self, inputs: &[ValueType], _attrs: &Attrs) -> Result<Vec<ValueType>, String> {
         let [x, index, inverse] = inputs else { return Err("takes x, the index and its inverse".into()) };
-        let [rows @ .., columns @ Dim::Fixed(_)] = x.shape.as_slice() else {
-            return Err("x must be […, N], N known".into());
+        let (rows, columns) = match x.shape.as_slice() {
+            all if *all == inverse.shape[..] => (all, None),
+            [rows @ .., columns @ Dim::Fixed(_)] => (rows, Some(columns)),
+            _ => return Err("x must be […, N], N known".into()),
         };
         if !x.dtype.is_float() || [index, inverse].iter().any(|of| of.dtype != Element::I32) {
             return Err("x must be floating point, the index and its inverse i32".into());
         }
-        if inverse.shape != rows {
+        if inverse.shape[..] != *rows {
             return Err("the inverse must have one number for each row of x".into());
         }
-        let shape: Vec<Dim> = index.shape.iter().chain([columns]).cloned().collect();
+        let shape: Vec<Dim> = index.shape.iter().chain(columns).cloned().collect();
         Ok(vec![ValueType::new(x.dtype, shape)])
     }
 
@@ -70,7 +73,16 @@ impl Op for TakeRows {
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
-        let (x, y) = (&call.inputs[0], &call.outputs[0]);
+        // An element is a row of one column.
+        let of_rows = |at: &TensorRef| match call.inputs[0].shape.len() == call.inputs[2].shape.len() {
+            true => TensorRef {
+                shape: at.shape.iter().copied().chain([1]).collect(),
+                strides: at.strides.iter().copied().chain([1]).collect(),
+                ..at.clone()
+            },
+            false => at.clone(),
+        };
+        let (x, y) = (&of_rows(&call.inputs[0]), &of_rows(&call.outputs[0]));
         let columns = *x.shape.last().expect("the shape rule requires columns");
         let numbers = [("ROWS", x.len() / columns), ("COLUMNS", columns), ("THREADS", THREADS as usize)];
         let mut defines: Vec<_> = numbers.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec();
@@ -104,6 +116,16 @@ impl Op for TakeRows {
         vec![
             example(&[1, 4, 24], (&[2, 3], vec![-1, 3, 0, 2, -1, -1])).differentiate(&[0]),
             example(&[2, 3, 300], (&[1, 4], vec![5, 0, -1, 2])).differentiate(&[0]),
+            // Elements are taken.
+            Example::new(
+                vec![
+                    ExampleInput::Normal { shape: vec![2, 5], scale: 1.0 },
+                    ExampleInput::Ints { shape: vec![1, 4], values: vec![7, 0, -1, 3] },
+                    ExampleInput::Ints { shape: vec![2, 5], values: vec![1, -1, -1, 3, -1, -1, -1, 0, -1, -1] },
+                ],
+                Attrs::new(),
+            )
+            .differentiate(&[0]),
             // Nothing is taken.
             example(&[1, 2, 8], (&[1, 3], vec![-1, -1, -1])),
         ]

@@ -347,6 +347,7 @@ ELSEWHERE = {
     "save_grace_seconds": "tests/python/test_preempted.py",
     "batch_size": "tests/python/test_preempted.py",
     "micro_batch_size": "crates/train/tests/it/split.rs",
+    "trained_logits_only": "tests/python/test_trained_logits.py",
     "wandb_project": "tests/python/test_trackers.py",
     "wandb_name": "tests/python/test_trackers.py",
     "aim_experiment": "tests/python/test_trackers.py",

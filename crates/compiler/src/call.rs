@@ -53,7 +53,7 @@ pub fn compile_call(
         entries: vec![Entry {
             kind: EntryKind::Forward,
             name: String::new(),
-            variant: Some(Variant { batch: 1, seq_len: 1, documents, patches: 0 }),
+            variant: Some(Variant { batch: 1, seq_len: 1, documents, patches: 0, logits: 0 }),
             steps: vec![Step { instruction, provenance, cost }],
             inputs: named_inputs,
             outputs: named_outputs,

@@ -113,6 +113,8 @@ pub(crate) fn whole_graph(
     passes.run(kind, Pass::Results, &mut graph, |g| passes::results::run(g, entry))?;
     // After adapters and merging, so that parameters lie as ever; before dead code takes what only whole rows need.
     passes.run(kind, Pass::Cache, &mut graph, |g| passes::cache::run(g, options, entry, variant, machine))?;
+    // Before autodiff, which spreads the gradients of hidden states; after the results, of which some read other tokens.
+    passes.run(kind, Pass::TrainedLogits, &mut graph, |g| passes::trained_logits::run(g, variant))?;
     // Before autodiff, which sends gradients the way back; after the passes that add dropout.
     passes.run(kind, Pass::Sequence, &mut graph, |g| passes::sequence::run(g, sharding, variant))?;
     Ok(graph)
@@ -125,6 +127,6 @@ pub(crate) fn set_rates(graph: &mut Graph, options: &CompileOptions) -> Result<(
 /// The model as the first entry asks for it, for one token.
 pub(crate) fn first_entry(model: &Model, options: &CompileOptions) -> Result<Graph, CompileError> {
     let entry = options.entries.first().expect("at least one entry is requested");
-    let variant = Variant { batch: 1, seq_len: 1, documents: Documents::Rows, patches: 0 };
+    let variant = Variant { batch: 1, seq_len: 1, documents: Documents::Rows, patches: 0, logits: 0 };
     expand(model, options, entry, variant)
 }

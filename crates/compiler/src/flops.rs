@@ -12,6 +12,7 @@ use crate::entry::whole_graph;
 use crate::error::CompileError;
 use crate::options::{CompileOptions, Sharding, Training};
 use crate::pass::Passes;
+use crate::passes::trained_logits;
 
 /// FLOPs of a training step, and the part of its forward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -36,6 +37,8 @@ pub enum Keys {
 pub struct ModelFlops {
     /// Products of all tokens of the shape, and what layers with a state from token to token compute.
     pub tokens: Flops,
+    /// Products of the tokens with a target, where logits are computed for these alone.
+    pub logits: Flops,
     /// Products of all patches, in a tower.
     pub patches: Flops,
     /// Attention, for each pair of a query and a key.
@@ -62,6 +65,7 @@ pub fn model_flops(
     };
     let graph = whole_graph(model, &alone, machine, entry, variant, &mut Passes::default())?;
     let needed = depends_on_trained(&graph);
+    let of_targets = trained_logits::states(&graph);
     let mut sum = ModelFlops::default();
     for node in graph.nodes.iter().filter(|node| node.phase == Phase::Forward) {
         let op = ops::get(node.op);
@@ -86,7 +90,11 @@ pub fn model_flops(
             _ => continue,
         };
         let of_patches = graph.value(node.outputs[0]).axis(Axis::Patches).is_some();
-        let of = if of_patches { &mut sum.patches } else { &mut sum.tokens };
+        let of = match () {
+            () if of_patches => &mut sum.patches,
+            () if node.inputs.first().is_some_and(|id| of_targets.contains(id)) => &mut sum.logits,
+            () => &mut sum.tokens,
+        };
         (of.all, of.forward) = (of.all + all, of.forward + forward);
     }
     Ok(Some(sum))

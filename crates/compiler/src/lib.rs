@@ -79,6 +79,13 @@ pub fn branches_obstacle(
     Ok(passes::branches::obstacle(&first_entry(model, options)?, longest))
 }
 
+/// True if the logits of a micro-step can be computed for the tokens with a target alone. Cheap, as [`parameters`] is.
+pub fn takes_trained_logits(model: &Model, options: &CompileOptions) -> Result<bool, CompileError> {
+    let mut graph = first_entry(model, options)?;
+    passes::results::run(&mut graph, options.entries.first().expect("at least one entry is requested"))?;
+    passes::trained_logits::applies(&mut graph)
+}
+
 /// The weights of the layers' products that the recipe leaves in the compute type, by their names with a star for the layer;
 /// none where it quantises nothing at all. Cheap, as [`parameters`] is.
 pub fn unquantised(model: &Model, options: &CompileOptions) -> Result<Vec<String>, CompileError> {

@@ -174,7 +174,8 @@ mod tests {
     use crate::fabric::Fabric;
 
     const STAGES: usize = 3;
-    const VARIANT: Variant = Variant { batch: 1, seq_len: 1, documents: program::Documents::Rows, patches: 0 };
+    const VARIANT: Variant =
+        Variant { batch: 1, seq_len: 1, documents: program::Documents::Rows, patches: 0, logits: 0 };
 
     fn at(kind: ArenaKind, offset: usize) -> TensorRef {
         TensorRef::dense(kind.id(), offset, DType::F32, [1])

@@ -40,6 +40,8 @@ pub struct Batch {
     pub patches: Patches,
     /// Its images, in the order of their tokens, until they are laid out; they stay where no reader lays them out.
     pub images: Vec<ImageRef>,
+    /// Tokens whose logits are computed, as many as its shape has room for: those with a target; 0: all tokens.
+    pub logits: usize,
     /// Tokens of its documents, where another node has the batch: then there are no vectors.
     pub remote: Option<usize>,
 }
@@ -72,6 +74,40 @@ pub struct Placed {
 }
 
 impl Batch {
+    /// The tokens that have a target.
+    fn with_target(&self) -> impl Iterator<Item = usize> {
+        self.targets.iter().enumerate().filter(|(_, target)| **target != IGNORE).map(|(at, _)| at)
+    }
+
+    /// Returns the number of tokens that have a target.
+    pub fn targets(&self) -> usize {
+        self.with_target().count()
+    }
+
+    /// The tokens whose logits are computed, by index among those of all rows, [logits]; −1 after the last.
+    pub(crate) fn tokens_of_logits(&self) -> Vec<i32> {
+        let mut tokens: Vec<i32> = self.with_target().map(|at| at as i32).collect();
+        assert!(tokens.len() <= self.logits, "a batch has room for the logits of its targets");
+        tokens.resize(self.logits, -1);
+        tokens
+    }
+
+    /// The place of each token among those whose logits are computed; −1 for the others.
+    pub(crate) fn places_of_logits(&self) -> Vec<i32> {
+        let mut places = vec![-1; self.targets.len()];
+        for (place, at) in self.with_target().enumerate() {
+            places[at] = place as i32;
+        }
+        places
+    }
+
+    /// The targets of the tokens whose logits are computed, [logits]; −100 after the last.
+    pub(crate) fn targets_of_logits(&self) -> Vec<i32> {
+        let mut targets: Vec<i32> = self.with_target().map(|at| self.targets[at]).collect();
+        targets.resize(self.logits, IGNORE);
+        targets
+    }
+
     /// The index in its row of the last token of the image that each token belongs to, of text its own. `rows`: −1 for text.
     pub(crate) fn last_keys(&self, rows: &[i32]) -> Vec<i32> {
         let mut last: Vec<i32> = (0..rows.len()).map(|t| (t % self.seq_len) as i32).collect();
@@ -107,13 +143,14 @@ impl Batch {
             divergence: 0.0,
             patches: Patches::default(),
             images: Vec::new(),
+            logits: 0,
             remote,
         }
     }
 
     /// Returns the rows of batches of one row length, without images and distributions of a teacher, as one batch.
     pub fn joined(batches: &[Batch]) -> Batch {
-        let mut joined = batches[0].clone();
+        let mut joined = Batch { logits: 0, ..batches[0].clone() };
         for of in &batches[1..] {
             assert!(of.seq_len == joined.seq_len && of.patches.count() == 0, "rows of texts, of one length");
             assert!(of.teacher.is_empty(), "rows without a teacher");
@@ -194,6 +231,7 @@ impl Batch {
             divergence: 0.0,
             patches: Patches::default(),
             images: Vec::new(),
+            logits: 0,
             remote: None,
         })
     }

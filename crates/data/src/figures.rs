@@ -90,6 +90,7 @@ fn reading_kept_rows() {
         pad_id: 0,
         longest_padding: SEQ_LEN,
         prefetch: 0,
+        logits: Vec::new(),
         images: None,
     };
     let documents = DocumentSet::all(Arc::new(corpus));
@@ -172,6 +173,7 @@ fn laying_out_images() {
         pad_id: 0,
         longest_padding: 128,
         prefetch,
+        logits: Vec::new(),
         images: Some(Arc::new(reader)),
     };
     let images = epochs * documents.len();

@@ -323,9 +323,31 @@ pub fn last_queries(batch: &Batch) -> Vec<i32> {
     pairs::last_queries(batch)
 }
 
+/// The places of the tokens whose logits are computed, which the compiler reads where these are not all: no model does.
+pub const LOGITS: [Input; 3] = [
+    Input {
+        name: "logit_tokens",
+        axes: &["1", "N"],
+        feed: Feed::MadeI32(Batch::tokens_of_logits),
+        doc: "index among all tokens of the batch of each token with a target; −1 after the last",
+    },
+    Input {
+        name: "logit_places",
+        axes: ROWS,
+        feed: Feed::MadeI32(Batch::places_of_logits),
+        doc: "place of the token among those with a target; −1 for the others",
+    },
+    Input {
+        name: "logit_targets",
+        axes: &["1", "N"],
+        feed: Feed::MadeI32(Batch::targets_of_logits),
+        doc: "`targets` of the tokens that have one; −100 after the last",
+    },
+];
+
 /// The row of a name.
 pub fn input(name: &str) -> Option<&'static Input> {
-    INPUTS.iter().find(|input| input.name == name)
+    INPUTS.iter().chain(&LOGITS).find(|input| input.name == name)
 }
 
 impl Input {

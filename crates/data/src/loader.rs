@@ -143,7 +143,12 @@ impl Cursor {
                 false => Ok(Batch::elsewhere(number, length, rows.iter().map(length_of).sum())),
             }
         };
-        Some(((rank..rank + here).map(of).collect(), is_last))
+        let mut made: Vec<Made> = (rank..rank + here).map(of).collect();
+        // Ranks take one shape.
+        let most = made.iter().flatten().map(Batch::targets).max().unwrap_or(0);
+        let logits = self.spec.logits.iter().find(|of| of.0 == length && of.1 >= most).map_or(0, |of| of.1);
+        made.iter_mut().flatten().for_each(|batch| batch.logits = logits);
+        Some((made, is_last))
     }
 
     fn assemble(
@@ -171,6 +176,7 @@ impl Cursor {
             divergence: 0.0,
             patches: Patches::default(),
             images: Vec::new(),
+            logits: 0,
             remote: None,
         };
         let mut copy = Vec::new();

@@ -68,6 +68,8 @@ pub struct LoaderSpec {
     pub longest_padding: usize,
     /// Micro-batches prepared ahead by a thread; 0: prepared when requested.
     pub prefetch: usize,
+    /// By tokens of a row, the tokens of a micro-batch whose logits are computed, where those with a target are no more.
+    pub logits: Vec<(usize, usize)>,
     /// Makes patches of images, where the model reads them.
     pub images: Option<Arc<ImageReader>>,
 }

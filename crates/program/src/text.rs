@@ -60,7 +60,8 @@ impl fmt::Display for Entry {
         write!(f, "entry {}{separator}{}", self.kind.name(), self.name)?;
         if let Some(v) = self.variant {
             let patches = if v.patches == 0 { String::new() } else { format!(", {} patches", v.patches) };
-            write!(f, " [{} × {}, {:?}{patches}]", v.batch, v.seq_len, v.documents)?;
+            let logits = if v.logits == 0 { String::new() } else { format!(", {} logits", v.logits) };
+            write!(f, " [{} × {}, {:?}{patches}{logits}]", v.batch, v.seq_len, v.documents)?;
         }
         let has_blocks = |step: &&Step| matches!(&step.instruction, Instruction::Gemm(gemm) if gemm.has_blocks());
         match self.steps.iter().filter(has_blocks).count() {

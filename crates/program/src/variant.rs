@@ -40,4 +40,6 @@ pub struct Variant {
     pub documents: Documents,
     /// Patches of all images of a batch; 0 where it has no images.
     pub patches: usize,
+    /// Tokens of a batch whose logits the loss reads; 0: all tokens.
+    pub logits: usize,
 }

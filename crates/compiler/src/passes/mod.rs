@@ -28,5 +28,6 @@ pub mod sequence;
 mod stacked_adapters;
 pub mod stacked_parameters;
 pub mod stage;
+pub mod trained_logits;
 pub mod without_adapters;
 pub mod without_images;

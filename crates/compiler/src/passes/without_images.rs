@@ -83,7 +83,7 @@ mod tests {
     }
 
     fn shape(patches: usize) -> Variant {
-        Variant { batch: 1, seq_len: 1, documents: Documents::Rows, patches }
+        Variant { batch: 1, seq_len: 1, documents: Documents::Rows, patches, logits: 0 }
     }
 
     #[test]

@@ -27,13 +27,23 @@ pub struct Head {
     rows: usize,
     /// Number of tokens in a batch.
     pub tokens: usize,
-    /// Bytes of the batch's logits.
-    pub bytes: usize,
+    /// The logits of the batch.
+    of_batch: ValueId,
     /// True if its nodes include a gradient of the head's weight.
     pub trained: bool,
 }
 
 impl Head {
+    /// Node indices in order; the first computes the logits.
+    pub(crate) fn nodes(&self) -> &[usize] {
+        &self.nodes
+    }
+
+    /// True if some of its nodes wait for the losses of all rows.
+    pub(crate) fn waits(&self) -> bool {
+        !self.late.is_empty()
+    }
+
     /// Finds the head. `None` where there is no loss over it, where the logits are requested, or where
     /// something is in between that cannot be done for a part of the rows.
     pub fn find(graph: &Graph) -> Option<Head> {
@@ -88,12 +98,10 @@ impl Head {
             return None;
         }
         let logits_again = if late.is_empty() { Vec::new() } else { of_logits };
-        let value = graph.value(logits);
         let gradients: HashSet<ValueId> = graph.gradients.iter().map(|(_, id)| *id).collect();
         let trained =
             nodes.iter().chain(&late).any(|index| graph.nodes[*index].outputs.iter().any(|id| gradients.contains(id)));
-        let bytes = value.shape.iter().product::<usize>() * crate::memory::dtype_of(graph, logits).size();
-        Some(Head { nodes, late, logits: logits_again, rows, tokens: rows * tokens, bytes, trained })
+        Some(Head { nodes, late, logits: logits_again, of_batch: logits, rows, tokens: rows * tokens, trained })
     }
 }
 
@@ -114,6 +122,12 @@ fn depending(graph: &Graph, head: &[usize]) -> HashSet<ValueId> {
 }
 
 impl Head {
+    /// Returns the bytes of the batch's logits.
+    pub fn bytes(&self, graph: &Graph) -> usize {
+        graph.value(self.of_batch).shape.iter().product::<usize>()
+            * crate::memory::dtype_of(graph, self.of_batch).size()
+    }
+
     /// True if parts cost no time: a trained head adds its gradient up again for each, and late nodes compute the logits
     /// once more.
     pub fn is_cheap_in_parts(&self) -> bool {
@@ -127,7 +141,7 @@ fn class(node: &Node) -> Class {
 
 /// Returns the axes of rows and tokens of a value that has an entry for every token. Names decide, not extents: a
 /// matrix of an adapter may be as large as a batch.
-fn by_tokens(value: &Value) -> Option<[usize; 2]> {
+pub(crate) fn by_tokens(value: &Value) -> Option<[usize; 2]> {
     Some([value.axis(Axis::Rows)?, value.axis(Axis::Tokens)?])
 }
 

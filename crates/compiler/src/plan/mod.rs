@@ -11,7 +11,7 @@ mod attention;
 mod axes;
 mod decision;
 mod dequantise;
-mod head;
+pub(crate) mod head;
 mod levels;
 mod memory;
 mod parts;
@@ -369,7 +369,7 @@ impl Search<'_> {
                 );
                 Err(CompileError::option("lmhead_chunks", text, "remove `lmhead_chunks`"))
             }
-            (None, Some(head)) if head.is_cheap_in_parts() && head.bytes > SMALL_LOGITS => {
+            (None, Some(head)) if head.is_cheap_in_parts() && head.bytes(self.graph) > SMALL_LOGITS => {
                 Ok(head.tokens.div_ceil(FULL_ROWS).min(MOST_PARTS))
             }
             _ => Ok(1),
@@ -380,7 +380,7 @@ impl Search<'_> {
     fn axes(&self, options: &CompileOptions, head: Option<&Head>, open: Parts, start: &Decision) -> Vec<Axis> {
         let trains = self.kind == EntryKind::FirstMicroStep;
         let head = head.filter(|_| options.plan.head_chunks.is_none());
-        let (tokens, bytes) = head.map_or((0, 0), |head| (head.tokens, head.bytes));
+        let (tokens, bytes) = head.map_or((0, 0), |head| (head.tokens, head.bytes(self.graph)));
         let few = doubled(start.head_parts, |parts| tokens / parts >= FULL_ROWS && bytes > SMALL_LOGITS);
         let many = doubled(start.head_parts, |parts| tokens / parts >= FEWEST_ROWS);
         let heads = match options.plan.attention_chunks {

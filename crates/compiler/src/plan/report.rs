@@ -137,7 +137,8 @@ impl Table<'_> {
         let head = Head::find(self.graph);
         let obstacle = head.is_none().then_some(Obstacle::LogitsAreRead);
         let reason = self.why_parts(self.reasons.plan.head_chunks, obstacle, |of| of.head_parts);
-        let bytes = head.map_or(0, |head| head.bytes - head.bytes / parts);
+        let bytes = head.map_or(0, |head| head.bytes(self.graph));
+        let bytes = bytes - bytes / parts;
         PlanDecision { bytes, ..self.line(Subject::OutputHead, Choice::Chunks(parts), reason) }
     }
 

@@ -61,7 +61,7 @@ fn link(directions: &[StreamId], machine: &Machine) -> Program {
         entries: vec![Entry {
             kind: EntryKind::Forward,
             name: String::new(),
-            variant: Some(Variant { batch: 1, seq_len: 1, documents: Documents::Rows, patches: 0 }),
+            variant: Some(Variant { batch: 1, seq_len: 1, documents: Documents::Rows, patches: 0, logits: 0 }),
             steps: stream.steps,
             inputs: Vec::new(),
             outputs: Vec::new(),

@@ -25,6 +25,7 @@ fn asked(shapes: &[(usize, usize)]) -> CompileOptions {
         seq_len: *seq_len,
         documents: Documents::Rows,
         patches: 0,
+        logits: 0,
     };
     CompileOptions {
         variants: shapes.iter().map(variant).collect(),
@@ -186,7 +187,7 @@ fn what_trains_and_what_generates_share_a_program() {
 }
 
 fn shared(model: &Model) {
-    let shape = |batch, seq_len| Variant { batch, seq_len, documents: Documents::Rows, patches: 0 };
+    let shape = |batch, seq_len| Variant { batch, seq_len, documents: Documents::Rows, patches: 0, logits: 0 };
     let entries = |generates: bool| {
         let usual = options().entries.into_iter().map(|entry| entry.keeping_cache(CACHE));
         let own = EntryOptions::generate(CACHE).keeping(["logits"]).in_shapes(vec![shape(1, 8), shape(3, 1)]);
@@ -208,7 +209,7 @@ fn shared(model: &Model) {
 
 #[test]
 fn the_plan_of_a_training_leaves_room_for_pages() {
-    let shape = Variant { batch: 2, seq_len: 32, documents: Documents::Rows, patches: 0 };
+    let shape = Variant { batch: 2, seq_len: 32, documents: Documents::Rows, patches: 0, logits: 0 };
     let entries: Vec<EntryOptions> = options().entries.into_iter().map(|entry| entry.keeping_cache(CACHE)).collect();
     let of = |memory_limit| {
         let plan = PlanOptions { memory_limit, ..options().plan };

@@ -125,7 +125,7 @@ fn the_head_is_planned_as_without_a_scale() {
     assert!(ops(&half(), &machine()).iter().any(|op| op == "cross_entropy_with_gradient"));
     let parts = |parts: usize| CompileOptions {
         plan: PlanOptions { head_chunks: Some(parts), ..options().plan },
-        variants: vec![Variant { batch: 2, seq_len: 8, documents: Documents::Rows, patches: 0 }],
+        variants: vec![Variant { batch: 2, seq_len: 8, documents: Documents::Rows, patches: 0, logits: 0 }],
         adapter: Some(adapter()),
         ..half()
     };

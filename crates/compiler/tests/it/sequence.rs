@@ -11,7 +11,7 @@ const SHAPES: [(usize, usize); 3] = [(1, 64), (3, 16), (2, 24)];
 
 fn shared(ranks: usize, sequence: usize, (batch, seq_len): (usize, usize), options: &CompileOptions) -> CompileOptions {
     let sharding = Sharding { ranks, sequence, bucket_bytes: Some(64 << 10), ..Sharding::default() };
-    let variants = vec![Variant { batch, seq_len, documents: Documents::Packed, patches: 0 }];
+    let variants = vec![Variant { batch, seq_len, documents: Documents::Packed, patches: 0, logits: 0 }];
     CompileOptions { sharding, variants, ..options.clone() }
 }
 

@@ -204,7 +204,7 @@ fn quantised(program: &Program, kind: EntryKind, forward: bool) -> usize {
 fn codes_are_whole_in_one_layer_at_a_time() {
     const LAYERS: [usize; 2] = [4, 16];
     const TIMES: usize = 64;
-    const LARGE: Variant = Variant { batch: 4, seq_len: 4096, documents: Documents::Rows, patches: 0 };
+    const LARGE: Variant = Variant { batch: 4, seq_len: 4096, documents: Documents::Rows, patches: 0, logits: 0 };
     /// Elements of a layer's matrices.
     const ELEMENTS: usize = 3 * support::HIDDEN * support::INNER * TIMES * TIMES;
     for (recipe, machine) in [Recipe::Fp8Hybrid(FP8), Recipe::Nvfp4(FP4)]

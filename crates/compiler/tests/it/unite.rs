@@ -6,7 +6,7 @@ use compiler::{CompileOptions, compile};
 use program::{Arena, ArenaKind, Documents, Machine, MemorySpace, Program, Variant, unite};
 
 fn shapes() -> [Variant; 3] {
-    let shape = |batch, seq_len, documents| Variant { batch, seq_len, documents, patches: 0 };
+    let shape = |batch, seq_len, documents| Variant { batch, seq_len, documents, patches: 0, logits: 0 };
     let packed = Documents::Packed;
     [VARIANT, shape(1, 16, packed), shape(3, 4, Documents::Rows)]
 }

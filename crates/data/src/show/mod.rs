@@ -122,6 +122,7 @@ mod tests {
             seq_len: 8,
             patches: crate::batch::Patches::default(),
             images: Vec::new(),
+            logits: 0,
             remote: None,
             marks: Vec::new(),
             reference_logps: Vec::new(),

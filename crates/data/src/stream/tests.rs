@@ -159,6 +159,7 @@ fn spec(share: Share, shuffle: bool) -> LoaderSpec {
         pad_id: 0,
         longest_padding: 8,
         prefetch: 2,
+        logits: Vec::new(),
         images: None,
     }
 }

@@ -372,6 +372,7 @@ fn kept_rows_that_are_cut_short_while_they_are_read_are_an_error() {
             pad_id: 0,
             longest_padding: 64,
             prefetch,
+            logits: Vec::new(),
             images: None,
         };
         let mut loader = Loader::new(documents.clone(), spec, Position::default()).unwrap();

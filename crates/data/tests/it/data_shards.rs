@@ -63,6 +63,7 @@ fn spec(layout: Layout, ranks: usize) -> LoaderSpec {
         pad_id: 0,
         longest_padding: 8,
         prefetch: 0,
+        logits: Vec::new(),
         images: None,
     }
 }

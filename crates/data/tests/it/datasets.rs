@@ -109,6 +109,7 @@ fn instructions_train_the_answer_and_the_end_token() {
         pad_id: 0,
         longest_padding: usize::MAX,
         prefetch: 1,
+        logits: Vec::new(),
         images: None,
     };
     let fill = extent(&documents, &spec).unwrap().fill;

@@ -39,6 +39,7 @@ fn spec(layout: Layout, prefetch: usize) -> LoaderSpec {
         pad_id: PAD,
         longest_padding: usize::MAX,
         prefetch,
+        logits: Vec::new(),
         images: None,
     }
 }

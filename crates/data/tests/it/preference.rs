@@ -637,6 +637,7 @@ fn loader_spec() -> data::LoaderSpec {
         pad_id: 0,
         longest_padding: usize::MAX,
         prefetch: 0,
+        logits: Vec::new(),
         images: None,
     }
 }

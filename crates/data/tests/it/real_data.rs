@@ -177,6 +177,7 @@ fn alpaca_rows_come_from_json_lines_and_parquet_and_packing_is_full() {
         pad_id: 0,
         longest_padding: usize::MAX,
         prefetch: 0,
+        logits: Vec::new(),
         images: None,
     };
     let extent = extent(&DocumentSet::all(whole.corpus), &spec).unwrap();

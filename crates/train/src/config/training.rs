@@ -23,6 +23,9 @@ options! {
         micro_batch_size: Setting<u32> = "auto", min = 1, max = 1048576, resumable;
         /// Number of steps. -1 derives it from `num_epochs` and the data.
         max_steps: i64 = -1, min = -1, resumable;
+        /// Compute logits only for the tokens that are trained, if a batch has many others: prompts, images, padding. The losses are
+        /// the same. `false` computes those of all tokens, as do several nodes, stages and sequence parallelism.
+        trained_logits_only: bool = true, resumable;
         /// NEFTune: add noise to the embeddings in training steps, uniform between ±alpha / √(tokens · hidden size),
         /// where tokens are those of the document, without padding. Evaluations have no noise. 5 is a common value.
         neftune_noise_alpha: Option<f64> = null, above = 0, max = 1000;

@@ -514,15 +514,16 @@ impl Engine {
 /// is padding, which may see it.
 pub fn variant_of(round: &[Batch], one_per_row: bool) -> Variant {
     let (rows, length) = (round[0].batch, round[0].seq_len);
-    let patches = round[0].patches.count();
-    let is_alike = |of: &Batch| (of.batch, of.seq_len, of.patches.count()) == (rows, length, patches);
+    let (patches, logits) = (round[0].patches.count(), round[0].logits);
+    let extents = |of: &Batch| (of.batch, of.seq_len, of.patches.count(), of.logits);
+    let is_alike = |of: &Batch| extents(of) == (rows, length, patches, logits);
     assert!(round.iter().all(is_alike), "ranks run one shape");
     let mut starts = round.iter().flat_map(|batch| &batch.document_start);
     let documents = match one_per_row || starts.all(|start| *start == 0) {
         true => Documents::Rows,
         false => Documents::Packed,
     };
-    Variant { batch: rows, seq_len: length, documents, patches }
+    Variant { batch: rows, seq_len: length, documents, patches, logits }
 }
 
 /// The options with every state where it is in a program, and cut as there.
@@ -564,7 +565,7 @@ fn make_room(variants: &mut Vec<Variant>, wanted: &[Variant]) {
 fn fits(known: &Variant, wanted: &Variant) -> bool {
     // Packed rows say where their documents start, one or many.
     let documents = known.documents != Documents::Rows || wanted.documents == Documents::Rows;
-    let extents = |of: &Variant| (of.batch, of.seq_len, of.patches);
+    let extents = |of: &Variant| (of.batch, of.seq_len, of.patches, of.logits);
     extents(known) == extents(wanted) && documents
 }
 
@@ -589,7 +590,7 @@ mod tests {
     use super::*;
 
     fn variant(batch: usize, documents: Documents) -> Variant {
-        Variant { batch, seq_len: 8, documents, patches: 0 }
+        Variant { batch, seq_len: 8, documents, patches: 0, logits: 0 }
     }
 
     #[test]

@@ -150,6 +150,7 @@ impl Scoring {
             input_ids: Vec::with_capacity(size),
             patches: data::Patches::default(),
             images: Vec::new(),
+            logits: 0,
             remote: None,
             marks: Vec::new(),
             reference_logps: Vec::new(),

@@ -10,7 +10,7 @@ use data::pictures::ImageReader;
 use data::show::ShownRow;
 use data::{
     Batch, DatasetSummary, DocumentSet, Extent, IGNORE, Layout, Loader, LoaderSpec, Mark, Padding, Placed, Position,
-    Share, Stop, Summary, Tokenizer,
+    Share, Stop, Stream, Summary, Tokenizer,
 };
 use program::{Documents, OfPatch, Variant};
 
@@ -20,6 +20,7 @@ use crate::input::data_digest::DataDigest;
 use crate::input::encoded::{Encoded, workers};
 use crate::input::few_steps::Steps;
 use crate::input::image_shapes::{COUNTED_BATCHES, ImageShapes, images_of};
+use crate::input::logit_shapes;
 use crate::model::source::ModelSource;
 use crate::words::count;
 
@@ -74,8 +75,14 @@ pub(crate) fn note_on_judges(config: &Config, held_out: usize, what: &str) -> Op
 
 impl Feed {
     /// Lays documents out in rows and batches. The options may differ from those that they were read with, as long as
-    /// no document is longer than a row. `sequence_len` is the length of packed rows.
-    pub fn new(config: &Config, encoded: Encoded, sequence_len: usize, stop: Stop<'_>) -> Result<Feed> {
+    /// no document is longer than a row. `sequence_len` is the length of packed rows; `trained_logits`: logits may be
+    /// computed for tokens with a target alone.
+    pub fn new(
+        config: &Config,
+        encoded: Encoded,
+        (sequence_len, trained_logits): (usize, bool),
+        stop: Stop<'_>,
+    ) -> Result<Feed> {
         let Encoded { train, held_out, pad_id, images, .. } = encoded.clone();
         let workers = workers(config);
         let stream = encoded.stream.clone();
@@ -101,6 +108,7 @@ impl Feed {
             pad_id,
             longest_padding: LONGEST_PADDING,
             prefetch: if workers == 0 { 0 } else { PREFETCH },
+            logits: Vec::new(),
             images: None,
         };
         let train_extent = data::extent_unless(&train, &train_spec, stop).map_err(TrainError::data)?;
@@ -115,8 +123,15 @@ impl Feed {
         let form = images.as_ref().map(|reader| &reader.form);
         let shapes = form.map(|form| ImageShapes::of(form, &documents, &train_spec)).transpose()?.unwrap_or_default();
         let images = images.map(|reader| Arc::new(ImageReader { rooms: shapes.rooms.clone(), ..reader }));
-        let train_spec = LoaderSpec { images: images.clone(), ..train_spec };
-        let validation_spec = LoaderSpec { images, ..validation_spec };
+        let logits = match trained_logits {
+            true => logit_shapes::of(
+                first_batches(&documents, stream.as_ref(), &train_spec)?,
+                train_spec.share.here.max(1),
+            )?,
+            false => Vec::new(),
+        };
+        let train_spec = LoaderSpec { images: images.clone(), logits: logits.clone(), ..train_spec };
+        let validation_spec = LoaderSpec { images, logits, ..validation_spec };
         let spec = train_spec.clone();
         let train = match &stream {
             Some(stream) => Loader::streamed(stream, train_spec, Position::default()),
@@ -151,8 +166,20 @@ impl Feed {
         };
         let of_text = lengths.iter().map(|seq_len| (*seq_len, 0));
         let extents = if self.spec.images.is_some() { self.shapes.extents.clone() } else { of_text.collect() };
-        let variant = |(seq_len, patches)| Variant { batch, seq_len, documents, patches };
+        let variant =
+            |(seq_len, patches)| Variant { batch, seq_len, documents, patches, logits: self.logits_of(seq_len) };
         extents.into_iter().map(variant).collect()
+    }
+
+    /// Tokens whose logits are computed in a micro-batch of rows of a length; 0: all.
+    fn logits_of(&self, seq_len: usize) -> usize {
+        self.spec.logits.iter().find(|of| of.0 == seq_len).map_or(0, |of| of.1)
+    }
+
+    /// The note on logits that are not computed.
+    pub(crate) fn note_on_logits(&self) -> Option<String> {
+        let rows = if matches!(self.spec.layout, Layout::Joined(_)) { 1 } else { self.spec.batch_size };
+        logit_shapes::note(&self.spec.logits, rows)
     }
 
     /// Rows of a whole pass over the data.
@@ -186,11 +213,7 @@ impl Feed {
 
     /// The first batches that training takes, with images as they are in the rows; of a stream as far as it is known before the first step.
     fn first_batches(&self) -> Result<Loader> {
-        let spec = LoaderSpec { prefetch: 0, epochs: Some(1), images: None, ..self.spec.clone() };
-        match &self.encoded.stream {
-            Some(stream) => Ok(Loader::beginning_of(stream, spec)),
-            None => Loader::new(self.documents.clone(), spec, Position::default()).map_err(TrainError::Data),
-        }
+        first_batches(&self.documents, self.encoded.stream.as_ref(), &self.spec)
     }
 
     /// Counts of the rows; of a stream those of the rows that were read so far.
@@ -216,11 +239,11 @@ impl Feed {
                 most = most.max(images.iter().sum());
             }
             let room = self.spec.images.as_ref().map_or(0, |reader| reader.room(most));
-            extents.extend(vec![(round[0].seq_len, room); round.len()]);
+            extents.extend(vec![(round[0].seq_len, room, round[0].logits); round.len()]);
         }
         let count = extents.len().max(1) as f64;
         let seen = seen / f64::from(looked_at.max(1));
-        let patches = extents.iter().map(|(_, patches)| patches).sum::<usize>().max(1) as f64;
+        let patches = extents.iter().map(|(_, patches, _)| patches).sum::<usize>().max(1) as f64;
         let patches = self.spec.images.as_ref().map(|reader| {
             let image = (pairs as f64 / patches).max(1.0);
             OfPatch { image, window: (reader.form.patches_of_window() as f64).min(image) }
@@ -443,10 +466,20 @@ fn layout(config: &Config, longest: usize, sequence_len: usize) -> Layout {
     Layout::Joined(lengths.into_iter().map(|length| length * rows).collect())
 }
 
+/// The first batches that training takes, with images as they are in the rows; of a stream as far as it is known before the
+/// first step.
+fn first_batches(documents: &DocumentSet, stream: Option<&Arc<Stream>>, spec: &LoaderSpec) -> Result<Loader> {
+    let spec = LoaderSpec { prefetch: 0, epochs: Some(1), images: None, ..spec.clone() };
+    match stream {
+        Some(stream) => Ok(Loader::beginning_of(stream, spec)),
+        None => Loader::new(documents.clone(), spec, Position::default()).map_err(TrainError::Data),
+    }
+}
+
 /// The shapes of the first batches.
 pub(crate) struct FirstShapes {
-    /// Tokens of a row and patches of images, padding included, by batches.
-    pub extents: Vec<(usize, usize)>,
+    /// Tokens of a row, patches of images, padding included, and tokens whose logits are computed, by batches.
+    pub extents: Vec<(usize, usize, usize)>,
     /// Tokens of documents in a batch, in the mean.
     pub tokens: f64,
     /// Share of a row's pairs of tokens that lie in one document, in the mean.

@@ -9,6 +9,7 @@ pub(crate) mod feed;
 pub(crate) mod few_steps;
 mod image_shapes;
 pub(crate) mod images;
+mod logit_shapes;
 pub(crate) mod mixture;
 pub(crate) mod node_folder;
 pub(crate) mod remote_shards;

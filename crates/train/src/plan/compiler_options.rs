@@ -41,6 +41,8 @@ pub struct Plan {
     pub sequence_len: usize,
     /// The length of rows follows from the documents, which are not known yet.
     pub length_is_open: bool,
+    /// Logits are computed for tokens with a target alone, where batches have many others.
+    trained_logits: bool,
     /// Choices for options that were left open.
     pub reasons: Reasons,
     /// Notes for the user, a sentence each.
@@ -57,6 +59,11 @@ impl Plan {
     /// The length of rows as far as it is known, and true if answers share their prompts: what the reading of the data follows.
     pub(crate) fn rows(&self) -> (RowLength, bool) {
         (RowLength { tokens: self.sequence_len, is_open: self.length_is_open }, self.compile.branches.is_some())
+    }
+
+    /// Tokens of a row, and true if logits may be computed for tokens with a target alone: what the layout of the data follows.
+    pub(crate) fn rows_of_feed(&self) -> (usize, bool) {
+        (self.sequence_len, self.trained_logits)
     }
 
     /// The models whose results training reads besides its own.
@@ -126,10 +133,12 @@ impl Plan {
         notes.extend(quantize_aware::decide(config, source, &mut compile)?);
         notes.extend(formats::note_on_products(config, source, &compile)?);
         notes.extend(formats::note_on_experts(config, source, &compile)?);
+        let trained_logits = takes_trained_logits(config) && compiler::takes_trained_logits(&source.model, &compile)?;
         Ok(Plan {
             compile,
             sequence_len: length.tokens,
             length_is_open: length.is_open,
+            trained_logits,
             reasons,
             notes,
             samples,
@@ -156,6 +165,13 @@ impl Plan {
     pub(crate) fn note_on_teacher(&self, config: &Config) -> Option<String> {
         self.teacher.as_ref().map(|teacher| teacher.note(config, self.sequence_len))
     }
+}
+
+/// True if the task, and how the batch is divided, leave tokens without a target to themselves.
+fn takes_trained_logits(config: &Config) -> bool {
+    let task = matches!(config.task, Task::Sft | Task::Dpo | Task::Kto | Task::Orpo | Task::Cpo);
+    let whole = config.nodes() == 1 && config.sequence() == 1 && config.stages() == 1;
+    config.training.trained_logits_only && task && whole
 }
 
 /// The note on the head of a reward model that its files lack.

@@ -260,7 +260,8 @@ mod tests {
     use super::*;
 
     fn decision(tokens: usize, choice: Choice, reason: Reason) -> PlanDecision {
-        let variant = program::Variant { batch: 2, seq_len: tokens, documents: program::Documents::Rows, patches: 0 };
+        let variant =
+            program::Variant { batch: 2, seq_len: tokens, documents: program::Documents::Rows, patches: 0, logits: 0 };
         let entry = EntryKind::FirstMicroStep;
         let (subject, layers) = (Subject::OutputHead, Vec::new());
         PlanDecision { entry, variant, subject, layers, choice, reason, bytes: 0, seconds: 0.0 }

@@ -122,7 +122,7 @@ fn fewer_rows(
     let is_open = [BATCH, ACCUMULATION, "batch_size"].iter().all(|name| !config.is_written(name));
     let Some(data) = data.filter(|_| is_open) else { return Ok((config, Reasons::new())) };
     let plan = Plan::new(&config, source)?.with_data(data);
-    let feed = Feed::new(&config, data.clone(), plan.sequence_len, stop)?;
+    let feed = Feed::new(&config, data.clone(), (plan.sequence_len, false), stop)?;
     let Some(steps) =
         Steps::of(&config, feed.rows_in_epoch(), feed.documents() as u64).filter(|steps| steps.most_rows(rows) < rows)
     else {

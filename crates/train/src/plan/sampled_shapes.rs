@@ -70,7 +70,10 @@ impl Shapes {
     /// Returns the shapes, those of long rows last.
     pub fn variants(&self) -> Vec<Variant> {
         let (batch, documents) = if self.share { (1, Documents::Packed) } else { (self.answers, Documents::Rows) };
-        self.lengths.iter().map(|seq_len| Variant { batch, seq_len: *seq_len, documents, patches: 0 }).collect()
+        self.lengths
+            .iter()
+            .map(|seq_len| Variant { batch, seq_len: *seq_len, documents, patches: 0, logits: 0 })
+            .collect()
     }
 }
 

@@ -142,6 +142,9 @@ pub struct ShapeRecord {
     /// Patches of images, where a batch has any.
     #[serde(default, skip_serializing_if = "is_zero")]
     patches: usize,
+    /// Tokens whose logits are computed, where these are not all.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    logits: usize,
     /// The former spelling in earlier checkpoints.
     #[serde(skip_serializing)]
     longest: Option<usize>,
@@ -149,10 +152,10 @@ pub struct ShapeRecord {
 
 impl ShapeRecord {
     fn check(&self) -> std::result::Result<(), String> {
-        let ShapeRecord { batch, seq_len, packed: _, patches, longest } = self;
+        let ShapeRecord { batch, seq_len, packed: _, patches, logits, longest } = self;
         let tokens = batch.checked_mul(*seq_len).filter(|tokens| (1..=COUNTED as usize).contains(tokens));
         let packed = longest.is_none_or(|longest| (1..=*seq_len).contains(&longest));
-        let counted = *patches <= COUNTED as usize;
+        let counted = *patches <= COUNTED as usize && tokens.is_none_or(|tokens| *logits <= tokens);
         let text = || serde_json::to_string(self).expect("a shape is always representable as JSON");
         if tokens.is_some() && packed && counted {
             Ok(())
@@ -165,7 +168,14 @@ impl ShapeRecord {
 impl From<&Variant> for ShapeRecord {
     fn from(of: &Variant) -> ShapeRecord {
         let packed = (of.documents == Documents::Packed).then_some(true);
-        ShapeRecord { batch: of.batch, seq_len: of.seq_len, packed, patches: of.patches, longest: None }
+        ShapeRecord {
+            batch: of.batch,
+            seq_len: of.seq_len,
+            packed,
+            patches: of.patches,
+            logits: of.logits,
+            longest: None,
+        }
     }
 }
 
@@ -173,7 +183,7 @@ impl From<&ShapeRecord> for Variant {
     fn from(of: &ShapeRecord) -> Variant {
         let packed = of.packed == Some(true) || of.longest.is_some();
         let documents = if packed { Documents::Packed } else { Documents::Rows };
-        Variant { batch: of.batch, seq_len: of.seq_len, documents, patches: of.patches }
+        Variant { batch: of.batch, seq_len: of.seq_len, documents, patches: of.patches, logits: of.logits }
     }
 }
 
@@ -335,7 +345,7 @@ mod tests {
             model: ModelDigest { config: String::new(), weights: None },
             data: None,
             validation: None,
-            shapes: vec![ShapeRecord { batch: 1, seq_len: 8, packed: None, patches: 0, longest: None }],
+            shapes: vec![ShapeRecord { batch: 1, seq_len: 8, packed: None, patches: 0, logits: 0, longest: None }],
             choices: Choices::new(),
             files: BTreeMap::new(),
         };
@@ -407,7 +417,7 @@ mod tests {
     #[test]
     fn shapes_are_read_as_they_were_written() {
         for (documents, patches) in [(Documents::Rows, 0), (Documents::Packed, 0), (Documents::Packed, 128)] {
-            let variant = Variant { batch: 2, seq_len: 64, documents, patches };
+            let variant = Variant { batch: 2, seq_len: 64, documents, patches, logits: 0 };
             let text = serde_json::to_string(&ShapeRecord::from(&variant)).unwrap();
             assert_eq!(Variant::from(&serde_json::from_str::<ShapeRecord>(&text).unwrap()), variant);
         }

@@ -22,7 +22,7 @@ pub fn check_data(config: &Config, source: &ModelSource, rows: usize, stop: Stop
     }
     let encoded = Encoded::read(config, source, plan.rows(), None, stop)?;
     let row = encoded.sequence_len;
-    let feed = Feed::new(config, encoded, row, stop)?;
+    let feed = Feed::new(config, encoded, (row, false), stop)?;
     let few: Vec<String> = feed.note_on_steps(config).into_iter().chain(feed.note_on_judges(config)).collect();
     let notes: String = feed.encoded.notes.iter().chain(&few).map(|note| format!("Note: {note}\n")).collect();
     let rows = if rows == 0 { Vec::new() } else { feed.first_rows(source, rows)? };

@@ -212,7 +212,7 @@ impl Trainer {
     /// Logits of the live weights, in a program of their own without the training step's memory.
     fn live_logits(&mut self, batch: &Batch) -> Result<HostTensor> {
         let (rows, seq_len, patches) = (batch.batch, batch.seq_len, batch.patches.count());
-        let variant = Variant { batch: rows, seq_len, documents: Documents::Rows, patches };
+        let variant = Variant { batch: rows, seq_len, documents: Documents::Rows, patches, logits: 0 };
         let options = CompileOptions {
             variants: vec![variant],
             training: None,

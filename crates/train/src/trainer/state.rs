@@ -139,7 +139,7 @@ impl Trainer {
             false => source,
         };
         check_batch_size(&config, plan.sequence_len, device.machine.memory)?;
-        let feed = encoded.map(|encoded| Feed::new(&config, encoded, plan.sequence_len, stop)).transpose()?;
+        let feed = encoded.map(|encoded| Feed::new(&config, encoded, plan.rows_of_feed(), stop)).transpose()?;
         let has_prompts = samples && config.data.datasets.is_some();
         let rollouts = has_prompts.then(|| Rollouts::new(&config, &source, &device, &plan)).transpose()?;
         let on_policy = OnPolicy::new(&config, &source)?;
@@ -148,7 +148,8 @@ impl Trainer {
         let of_data = of_data.or(rollouts.as_ref().map(|of| of.total_steps(&config)));
         let total = of_data.or(config.training.fixed_steps());
         if let Some(feed) = &feed {
-            plan.notes.extend(feed.note_on_steps(&config).into_iter().chain(feed.note_on_judges(&config)));
+            let notes = [feed.note_on_steps(&config), feed.note_on_judges(&config), feed.note_on_logits()];
+            plan.notes.extend(notes.into_iter().flatten());
         }
         if let Some(total) = total {
             let problems = config.check_steps(total);

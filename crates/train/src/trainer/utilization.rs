@@ -16,6 +16,8 @@ struct Parts {
     /// Shares of the tokens and of the patches that the shape has room for.
     tokens: f64,
     patches: f64,
+    /// The share of tokens with a target among those whose logits are computed.
+    logits: f64,
     /// For each token of documents the number of tokens from it on that see it: those of its document, of an answer after a
     /// shared prompt those of the answer.
     seen_by: Vec<usize>,
@@ -62,7 +64,8 @@ impl Parts {
         let seen_by: Vec<usize> = seen_by.collect();
         let room = (batch.batch * batch.seq_len) as f64;
         let tokens = seen_by.len() as f64 / room;
-        Parts { tokens, patches: patches as f64 / batch.patches.count().max(1) as f64, seen_by, pairs }
+        let logits = batch.targets() as f64 / batch.logits.max(1) as f64;
+        Parts { tokens, logits, patches: patches as f64 / batch.patches.count().max(1) as f64, seen_by, pairs }
     }
 
     /// FLOPs of the micro-step, and of `passes` forward passes more.
@@ -74,7 +77,7 @@ impl Parts {
             Keys::Image => self.pairs[0],
             Keys::Window => self.pairs[1],
         };
-        let products = [(self.tokens, of.tokens), (self.patches, of.patches)];
+        let products = [(self.tokens, of.tokens), (self.logits, of.logits), (self.patches, of.patches)];
         let attention = of.pairs.iter().map(|(keys, of)| (pairs(*keys) as f64, *of));
         products.into_iter().chain(attention).map(|(count, of)| count * (of.all + passes * of.forward)).sum()
     }
@@ -117,7 +120,7 @@ mod tests {
     use crate::model::source::ModelSource;
     use crate::plan::Plan;
 
-    const SHAPE: Variant = Variant { batch: 2, seq_len: 128, documents: Documents::Rows, patches: 0 };
+    const SHAPE: Variant = Variant { batch: 2, seq_len: 128, documents: Documents::Rows, patches: 0, logits: 0 };
 
     fn of(source: &ModelSource, options: &[&Value]) -> ModelFlops {
         let mut all = json!({"model": "m", "sequence_len": 128});

@@ -86,7 +86,7 @@ fn tensors(folder: &Path) -> BTreeMap<String, HostTensor> {
 
 /// Compiles a trainer's options, with a change, for rows of one length.
 fn compiled(trainer: &Trainer, length: usize, change: impl Fn(&mut CompileOptions)) -> Result<Program, CompileError> {
-    let variants = vec![Variant { batch: 2, seq_len: length, documents: Documents::Packed, patches: 0 }];
+    let variants = vec![Variant { batch: 2, seq_len: length, documents: Documents::Packed, patches: 0, logits: 0 }];
     let mut options = CompileOptions { variants, ..trainer.plan.compile.clone() };
     change(&mut options);
     compiler::compile(&source().model, &options, &trainer.device.machine)

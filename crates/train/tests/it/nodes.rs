@@ -244,7 +244,7 @@ fn nodes_send_what_the_plan_says() {
     let request = DeviceRequest { threads: Some(2), ..DeviceRequest::of(&config, Vec::new()) };
     let trainer = Trainer::begin(config, source(), Arc::new(Device::open(&request).unwrap())).unwrap();
     let mut options = trainer.plan.compile.clone();
-    options.variants = vec![Variant { batch: 1, seq_len: 16, documents: Documents::Rows, patches: 0 }];
+    options.variants = vec![Variant { batch: 1, seq_len: 16, documents: Documents::Rows, patches: 0, logits: 0 }];
     let blocks = [Blocks::Int8, Blocks::TopK, Blocks::OneBit].map(Compression::Blocks);
     let kinds = [Compression::None, Compression::Bf16, blocks[0], blocks[1], blocks[2]];
     let scopes = [(Scope::Node, false), (Scope::Node, true), (Scope::World, false), (Scope::World, true)];

@@ -23,7 +23,7 @@ pub const VOCABULARY: usize = 40;
 pub const TASK: &str = "causal_lm";
 /// Loss scale of loaded programs, where they have one.
 pub const LOSS_SCALE: f32 = 64.0;
-pub const VARIANT: Variant = Variant { batch: 2, seq_len: 8, documents: Documents::Rows, patches: 0 };
+pub const VARIANT: Variant = Variant { batch: 2, seq_len: 8, documents: Documents::Rows, patches: 0, logits: 0 };
 
 /// Two gated layers between an embedding and a tied head: every kind of rewrite finds something.
 pub fn model() -> Model {

@@ -8,7 +8,7 @@ use program::{Documents, EntryKind, Instruction, Launch, Machine, Phase, Program
 use super::{VARIANT, adapter, fill, loaded, model, numbers, write};
 
 /// Rows that are no multiple of 16: what is transposed or rotated is filled up.
-pub const ODD: Variant = Variant { batch: 3, seq_len: 7, documents: Documents::Rows, patches: 0 };
+pub const ODD: Variant = Variant { batch: 3, seq_len: 7, documents: Documents::Rows, patches: 0, logits: 0 };
 
 /// A program in the reference's memory with contents for everything that it reads; its codes are made.
 pub fn prepared(options: &CompileOptions, machine: &Machine) -> Box<dyn Session> {

@@ -54,7 +54,7 @@ impl Rows {
         let plan = Plan::new(config, source)?;
         let encoded = Encoded::read(config, source, plan.rows(), None, stop)?;
         let row = encoded.sequence_len;
-        let mut feed = Feed::new(config, encoded, row, stop)?;
+        let mut feed = Feed::new(config, encoded, (row, false), stop)?;
         let mut rows = Rows::default();
         let of = |batches: &[Batch]| batches.iter().map(|batch| batch.batch).sum::<usize>();
         let are_enough = |batches: &[Batch]| {

@@ -117,7 +117,7 @@ impl Capacity {
 }
 
 pub fn variant(batch: usize, seq_len: usize) -> Variant {
-    Variant { batch, seq_len, documents: Documents::Rows, patches: 0 }
+    Variant { batch, seq_len, documents: Documents::Rows, patches: 0, logits: 0 }
 }
 
 #[cfg(test)]

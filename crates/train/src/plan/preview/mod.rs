@@ -100,7 +100,7 @@ impl Preview {
         let program = programs::compiled(&source.model, &options, machine)
             .map_err(|error| config.located(TrainError::from(error)))?;
         let sampling = Sampling::new(config, &plan, source, &program, machine)?;
-        let of_data = data.iter().flat_map(|data| data.notes.clone()).chain(shapes.few.clone());
+        let of_data = data.iter().flat_map(|data| data.notes.clone()).chain(shapes.notes.clone());
         let warnings = data.iter().flat_map(|data| data.summary.datasets.iter().filter_map(DatasetSummary::warning));
         let mut preview = Preview {
             program,

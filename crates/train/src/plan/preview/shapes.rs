@@ -48,8 +48,8 @@ pub struct Shapes {
     pub steps: Option<u64>,
     /// Number of evaluations of the held-out data, and their batches.
     pub evaluations: (u64, u64),
-    /// The note on a run of few steps.
-    pub few: Option<String>,
+    /// The notes on a run of few steps, and on logits that are not computed.
+    pub notes: Vec<String>,
     /// The assumptions, because the data are not available; a sentence.
     pub assumed: Option<String>,
 }
@@ -66,15 +66,15 @@ impl Shapes {
 
     /// Exactly those of the run.
     fn of_data(config: &Config, plan: &Plan, encoded: &Encoded) -> Result<Shapes> {
-        Shapes::of_feed(config, plan, &Feed::new(config, encoded.clone(), plan.sequence_len, &|| false)?)
+        Shapes::of_feed(config, plan, &Feed::new(config, encoded.clone(), plan.rows_of_feed(), &|| false)?)
     }
 
     /// The shapes of data that are laid out in rows.
     pub(crate) fn of_feed(config: &Config, plan: &Plan, feed: &Feed) -> Result<Shapes> {
         let variants = feed.variants();
         let seen = feed.first_shapes()?;
-        let count =
-            |variant: &Variant| seen.extents.iter().filter(|of| **of == (variant.seq_len, variant.patches)).count();
+        let extents = |of: &Variant| (of.seq_len, of.patches, of.logits);
+        let count = |variant: &Variant| seen.extents.iter().filter(|of| **of == extents(variant)).count();
         // Batches of shapes that are compiled when they come are taken for the others.
         let all = variants.iter().map(count).sum::<usize>().max(1) as f64;
         let shares = variants.iter().map(|variant| count(variant) as f64 / all).collect();
@@ -84,9 +84,9 @@ impl Shapes {
         let whole = variants.iter().all(|variant| variant.documents == Documents::Rows);
         let (tokens, seen) =
             (seen.tokens, Seen { documents: if whole { 1.0 } else { seen.seen }, patches: seen.patches });
-        let few = feed.note_on_steps(config);
+        let notes = feed.note_on_steps(config).into_iter().chain(feed.note_on_logits()).collect();
         let passes = passes(config, plan.reference.as_ref());
-        Ok(Shapes { variants, shares, tokens, seen, passes, steps: Some(steps), evaluations, few, assumed: None })
+        Ok(Shapes { variants, shares, tokens, seen, passes, steps: Some(steps), evaluations, notes, assumed: None })
     }
 
     /// Rows that are full to the last token: no run of these options has larger ones.
@@ -115,7 +115,7 @@ impl Shapes {
         }
         let (variant, of_shared) = match shared {
             Some((variant, seen)) => (variant, Some(seen)),
-            None => (Variant { batch, seq_len, documents, patches }, None),
+            None => (Variant { batch, seq_len, documents, patches, logits: 0 }, None),
         };
         let tokens = if of_shared.is_some() { variant.seq_len } else { tokens };
         let of_packing = if config.data.sample_packing { 1.0 / DOCUMENTS_PER_ROW as f64 } else { 1.0 };
@@ -131,7 +131,7 @@ impl Shapes {
             passes: passes(config, plan.reference.as_ref()),
             steps: config.training.fixed_steps(),
             evaluations: (0, 0),
-            few: None,
+            notes: Vec::new(),
             assumed: Some(assumed),
         }
     }

@@ -1,0 +1,62 @@
+//! The number of tokens of a micro-batch whose logits are computed: those with a target are often the smaller part. Found by
+//! the first batches.
+
+use std::collections::BTreeMap;
+
+use data::{Batch, Loader};
+
+use crate::error::{Result, TrainError};
+use crate::input::image_shapes::COUNTED_BATCHES;
+
+/// Tokens beyond those of the first batches, as a share of them.
+const MARGIN: f64 = 0.03;
+/// The share of all tokens above which the logits of all are computed.
+const WORTHWHILE: f64 = 0.9;
+
+/// Returns, by tokens of a row, the tokens whose logits are computed; none for lengths of which all or nearly all have a
+/// target. `first`: the first batches, a round of one for each rank after the other.
+pub(super) fn of(first: Loader, ranks: usize) -> Result<Vec<(usize, usize)>> {
+    let batches = first.take(COUNTED_BATCHES.next_multiple_of(ranks));
+    let counted = |batch: Batch| (batch.seq_len, batch.batch * batch.seq_len, batch.targets());
+    let batches = batches.map(|batch| batch.map(counted).map_err(TrainError::Data)).collect::<Result<Vec<_>>>()?;
+    Ok(rooms(&batches))
+}
+
+/// The same from the tokens of a row, of the batch, and those with a target.
+fn rooms(batches: &[(usize, usize, usize)]) -> Vec<(usize, usize)> {
+    let mut most: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+    for (length, tokens, targets) in batches {
+        let of = most.entry(*length).or_insert((*tokens, 0));
+        of.1 = of.1.max(*targets);
+    }
+    let room = |(length, (tokens, targets)): (usize, (usize, usize))| {
+        let unit = (tokens / 32).next_multiple_of(16).max(16);
+        let room = ((targets as f64 * (1.0 + MARGIN)).ceil() as usize).max(1).next_multiple_of(unit);
+        ((room as f64) < WORTHWHILE * tokens as f64).then_some((length, room))
+    };
+    most.into_iter().filter_map(room).collect()
+}
+
+/// Returns the note on logits that are not computed. `rooms`: as of [`of`]; `rows`: those of a micro-batch.
+pub(super) fn note(rooms: &[(usize, usize)], rows: usize) -> Option<String> {
+    let (length, logits) = *rooms.last()?;
+    let share = logits as f64 / (rows * length) as f64;
+    Some(format!(
+        "logits are computed for the tokens that are trained, with room for {:.0} % of all (`trained_logits_only: false` \
+         computes those of all)",
+        100.0 * share
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rooms_hold_the_targets_of_the_first_batches_and_some_more() {
+        assert_eq!(rooms(&[(2048, 16384, 5000), (2048, 16384, 6200)]), [(2048, 6656)]);
+        assert_eq!(rooms(&[(64, 128, 10), (128, 256, 250), (256, 512, 0)]), [(64, 16), (256, 16)]);
+        assert_eq!(rooms(&[(2048, 16384, 15000)]), []);
+        assert_eq!(rooms(&[]), []);
+    }
+}

@@ -1,0 +1,122 @@
+"""Logits of the trained tokens alone (`trained_logits_only`): the numbers are those of a run that computes all."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import surogate
+from conftest import REPOSITORY
+from surogate.cli.commands import main
+
+MODEL = REPOSITORY / "examples" / "stories" / "model"
+#: Adapters without dropout, so that nothing is drawn by the shape of the head.
+LORA = {"lora": True, "lora_rank": 4, "lora_dropout": 0.0}
+PAIRED = {"task": "dpo", "type": "preference", **LORA}
+
+
+def documents(path, count, trained):
+    """Writes documents of 24 tokens; `trained` gives the number of trained ones at the end of each."""
+    rows = []
+    for number in range(count):
+        ids = [3 + (7 * number + 5 * at + at * at) % 400 for at in range(24)]
+        rows.append({"input_ids": ids, "labels": [-100] * (24 - trained(number)) + ids[24 - trained(number) :]})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def pairs(path):
+    words = "the cat sat on a mat and then it ran away from home".split()
+    text = lambda start, count: " ".join(words[(start + 3 * at) % len(words)] for at in range(count))  # noqa: E731
+    rows = [
+        {"prompt": text(n, 20 + n % 5) + " ", "chosen": text(n + 1, 6), "rejected": text(n + 2, 5)} for n in range(40)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """Trains with the logits of some tokens, or of all; gives the trainer, its steps and an evaluation."""
+    documents(tmp_path / "tokens.jsonl", 80, lambda number: 4 + number % 5)
+    pairs(tmp_path / "preference.jsonl")
+
+    def train(only, steps=4, **options):
+        kind = options.pop("type", "tokens")
+        config = {
+            "model": str(MODEL), "device": "cpu", "torch_dtype": "float32", "lora": False, "optimizer": "adamw",
+            "datasets": [{"path": str(tmp_path / f"{kind}.jsonl"), "type": kind}], "data_cache": "off", "learning_rate": 1e-3,
+            "sequence_len": 64, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "max_steps": steps,
+            "validation_split_ratio": 0.1, "trained_logits_only": only, "output_dir": str(tmp_path / "run"), **options,
+        }  # fmt: skip
+        trainer = surogate.Trainer(config)
+        rows = [trainer.step() for _ in range(steps)]
+        numbers = [
+            {name: value for name, value in row.items() if name in ("loss", "grad_norm") or "/" in name} for row in rows
+        ]
+        return trainer, numbers, (trainer.evaluate() or {}).get("loss")
+
+    return train
+
+
+def shapes(trainer, tmp_path):
+    """The tokens whose logits are computed, by the shapes in a checkpoint; 0: all."""
+    trainer.save(tmp_path / "kept")
+    state = json.loads((tmp_path / "kept" / "state.json").read_text())
+    return {shape.get("logits", 0) for shape in state["shapes"]}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        LORA,
+        {**LORA, "sample_packing": False},
+        {**LORA, "torch_dtype": "bfloat16"},
+        {**LORA, "gpus": 2},
+        {"neftune_noise_alpha": 5.0},
+        {**PAIRED},
+        {**PAIRED, "precompute_ref_log_probs": True, "sample_packing": False},
+        {**PAIRED, "task": "cpo", "share_prompts": False, "sequence_len": 128},
+    ],
+    ids=["lora", "padded", "bfloat16", "ranks", "all weights", "dpo", "dpo precomputed", "cpo"],
+)
+def test_trained_logits_make_the_bits_of_all_logits(trained, options):
+    some, expected = trained(True, **options), trained(False, **options)
+    assert some[1:] == expected[1:]
+
+
+@pytest.mark.parametrize(
+    "options", [{"lmhead_chunks": 3}, {"gpus": 2, "zero_level": 3}, {"task": "dpo", "type": "preference"}]
+)
+def test_gradients_of_a_trained_head_are_the_same_but_for_the_order_of_sums(trained, options):
+    some, expected = trained(True, **options), trained(False, **options)
+    for row, other in zip(some[1], expected[1], strict=True):
+        assert row == pytest.approx(other, rel=1e-4, abs=1e-5)
+    assert some[2] == pytest.approx(expected[2], rel=1e-5)
+
+
+@pytest.mark.parametrize(("only", "logits"), [(True, 64), (False, 0)])
+def test_the_head_has_room_for_the_trained_tokens_and_a_note_says_so(trained, tmp_path, capfd, only, logits):
+    trainer, *_ = trained(only, **LORA)
+    assert shapes(trainer, tmp_path) == {logits}, "of 4 × 64 tokens"
+    run = tmp_path / "run.yaml"
+    values = {
+        "model": str(MODEL), "device": "cpu", "datasets": [{"path": str(tmp_path / "tokens.jsonl"), "type": "tokens"}],
+        "sequence_len": 64, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "max_steps": 2,
+        "trained_logits_only": only, "output_dir": str(tmp_path / "other"),
+    }  # fmt: skip
+    run.write_text(json.dumps(values))
+    assert main(["sft", str(run)]) == 0
+    shown = capfd.readouterr()
+    assert ("with room for 25 % of all" in shown.out + shown.err) == only
+
+
+def test_a_batch_with_more_trained_tokens_takes_the_logits_of_all(trained, tmp_path):
+    documents(tmp_path / "tokens.jsonl", 2 * 4 * 70, lambda number: 4 if number < 2 * 4 * 66 else 24)
+    options = {**LORA, "shuffle": False, "validation_split_ratio": 0.0, "sample_packing": True, "steps": 70}
+    some, expected = trained(True, **options), trained(False, **options)
+    assert some[1:] == expected[1:]
+    assert shapes(some[0], tmp_path) == {0, 48}
+
+
+def test_all_logits_are_computed_where_nearly_all_tokens_are_trained(trained, tmp_path):
+    documents(tmp_path / "tokens.jsonl", 80, lambda _: 24)
+    assert shapes(trained(True, sequence_len=48, **LORA)[0], tmp_path) == {0}

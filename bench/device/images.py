@@ -6,7 +6,8 @@ TOKENIZER is a folder with the tokenizer of Qwen3. Writes a model of SHAPE, imag
 `surogate sft` on them: rows packed or padded, images of one size or of four. Prints a line for each: tokens and images a second,
 MFU, the share of the floor, and what the plan said. The floor is the time of the products and of attention alone, tower included:
 products at 665 TFLOP/s, attention at 643 and 519 forward and backward, and in the tower, whose heads have 64 or 72 columns, at 435
-(cuDNN with heads of 64), all on an H200. Neither it nor MFU counts adapters, padding or work that is done twice. With `--peer` also
+(cuDNN with heads of 64), all on an H200. Neither it nor MFU counts adapters, padding or work that is done twice; both count
+the logits of all tokens, of which a run computes those of the trained tokens. With `--peer` also
 transformers with adapters by hand on the first batch, compiled layers, PyTorch's attention.
 """
 

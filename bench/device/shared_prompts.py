@@ -1,6 +1,6 @@
 """Pairs a second with prompts computed once and for each answer: DPO with LoRA on random weights and random words.
 
-`shared_prompts.py FOLDER STEPS` takes `config.json` of a folder and the tokenizer of the shipped example; it prints a line for each ratio of
+`shared_prompts.py FOLDER STEPS [RATIO...]` takes `config.json` of a folder and the tokenizer of the shipped example; it prints a line for each ratio of
 prompt to answer and each value of `share_prompts`.
 """
 
@@ -15,7 +15,7 @@ import surogate
 
 WORDS = "the cat sat on a mat and then it ran away from home because of rain in spring time".split()
 RATIOS = {"3:1": ((230, 240), (70, 80)), "1:1": ((150, 160), (140, 160))}
-PAIRS = 800
+PAIRS = 4000
 
 
 def write_pairs(path, prompt, answer):
@@ -56,7 +56,8 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         model = model_of(folder, place / "model")
-        for ratio, spans in RATIOS.items():
+        for ratio in sys.argv[3:] or list(RATIOS):
+            spans = RATIOS[ratio]
             write_pairs(place / "pairs.jsonl", *spans)
             for share in (False, True):
                 pairs, tokens, mfu = measure(model, place / "pairs.jsonl", share, steps, place / "run")

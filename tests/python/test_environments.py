@@ -164,3 +164,15 @@ def test_replies_are_messages_texts_or_nothing(tmp_path):
     assert environments.reset(["a"], {}) == [None]
     with pytest.raises(ConfigError, match="it returned 5, expected messages, a text or None"):
         environments.step([(0, "b")])
+
+
+@pytest.mark.filterwarnings("error")
+def test_methods_of_environments_may_be_asynchronous_and_raise_anything(tmp_path):
+    step = "    async def step(self, text):\n        return text\n"
+    reset = "    def reset(self, prompt):\n        return exit() if prompt == 'b' else None\n"
+    (tmp_path / "late.py").write_text(f"class Late:\n{step}{reset}")
+    environments = Environments(f"{tmp_path / 'late.py'}:Late")
+    assert environments.reset(["a"], {}) == [None]
+    assert environments.step([(0, "on")]) == ["on"]
+    with pytest.raises(ConfigError, match="(?s)environment `Late`: answer 1, 'b': .*SystemExit"):
+        environments.reset(["b"], {})

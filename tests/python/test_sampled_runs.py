@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import os
 import signal
@@ -9,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import surogate
 import yaml
@@ -348,14 +351,103 @@ def test_built_in_functions(given, completions, columns, expected):
     assert call(load(given), [""] * len(completions), completions, columns) == expected
 
 
+class Unreadable(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
 @pytest.mark.parametrize(
     ("returned", "said"),
-    [("1.0", "expected 1 numbers"), ([float("inf")], "expected a finite number"), (["x"], "expected a number or None"), (3, "expected 1")],
+    [
+        ("1.0", "a value of type str, 1.0, expected 2 numbers"),
+        (3, "a value of type int, 3, expected 2"),
+        ({0: 1.0, 1: 1.0}, "a value of type dict, .* expected 2 numbers"),
+        ({1.0, 2.0}, "a value of type set"),
+        (b"ab", "a value of type bytes"),
+        (None, "a value of type NoneType"),
+        (np.float32(1), "expected 2 numbers"),
+        (np.array(1.0), "expected 2 numbers"),
+        ([1.0], r"it returned \[1.0\], expected 2 numbers, one for each answer"),
+        (itertools.count(), "expected 2 numbers"),
+        ([0, float("inf")], "it returned inf for answer 2, expected a finite number"),
+        ([0, float("nan")], "it returned nan for answer 2, expected a finite number, or None"),
+        (np.array([np.nan, 1]), "it returned nan for answer 1"),
+        (["x", 0], "it returned 'x' for answer 1, expected a number or None"),
+        ([0, 10**400], "for answer 2, expected a number or None"),
+    ],
 )
 def test_wrong_rewards_are_refused(returned, said):
     with pytest.raises(ConfigError, match=said):
-        call(lambda **_: returned, [""], [""], {})
-    assert call(lambda **_: [float("nan")], [""], [""], {}) == [None]
+        call(lambda **_: returned, ["", ""], ["", ""], {})
+
+
+@pytest.mark.parametrize("returned", [[1, None], (1, None), np.array([1, None]), iter([1, None])])
+def test_rewards_are_a_number_or_nothing_for_each_answer(returned):
+    assert call(lambda **_: returned, ["", ""], ["", ""], {}) == [1.0, None]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Unreadable(), "Unreadable, whose text cannot be read; first for the answer 'b'"),
+        (KeyboardInterrupt(), "KeyboardInterrupt; first for the answer 'b'"),
+        (SystemExit(3), "SystemExit: 3; first for the answer 'b'"),
+    ],
+)
+def test_whatever_a_reward_function_raises_is_its_error(error, said):
+    def raises(completions, **_):
+        if "b" in completions:
+            raise error
+        return [0] * len(completions)
+
+    with pytest.raises(ConfigError, match=said):
+        call(raises, ["", ""], ["a", "b"], {})
+
+
+def test_a_reward_module_that_exits_is_named(tmp_path):
+    (tmp_path / "exits.py").write_text("raise SystemExit(2)")
+    with pytest.raises(ConfigError, match="exits.py cannot be imported: SystemExit: 2"):
+        load({"function": f"{tmp_path / 'exits.py'}:any"})
+
+
+def test_reward_functions_may_change_their_arguments():
+    def changes(prompts, completions, name, **_):
+        completions[0][0].clear()
+        for of in (prompts, completions, name):
+            of.clear()
+        return [1, 2]
+
+    completions = [[{"role": "assistant", "content": "a"}], [{"role": "assistant", "content": "b"}]]
+    given = (["p", "q"], completions, {"name": ["x", "y"]})
+    before = json.dumps(given)
+    assert call(changes, *given) == [1, 2]
+    assert json.dumps(given) == before
+
+
+@pytest.mark.filterwarnings("error")
+def test_asynchronous_reward_functions_are_awaited():
+    async def lengths(completions, **_):
+        await asyncio.sleep(0)
+        return [1 / len(of) for of in completions]
+
+    assert call(lengths, ["", ""], ["a", "bc"], {}) == [1, 0.5]
+    with pytest.raises(ConfigError, match="ZeroDivisionError: division by zero; first for the answer ''"):
+        call(lengths, ["", ""], ["a", ""], {})
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda completions, trainer_state, **_: [0], r"`trainer_state`, which is not passed \(give it the default None\)"),
+        (lambda completions, age, **_: [0], "takes `age`, which is not passed; prompts, completions, name are passed"),
+        (lambda prompts, completions: [0], "does not take `name`; prompts, completions, name are passed"),
+    ],
+)
+def test_arguments_that_do_not_fit_a_reward_function_are_named(function, said):
+    with pytest.raises(ConfigError, match=said):
+        call(function, [""], [""], {"name": [""]})
+    with pytest.raises(ConfigError, match="a column `prompts`, which is an argument of reward functions"):
+        call(function, [""], [""], {"prompts": [""]})
 
 
 @pytest.mark.parametrize("loss", [{}, {"loss_type": "bnpo", "beta": 0.05}, {"num_iterations": 2}])

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import ConfigError
-from .functions import named
+from .functions import awaited, named
 
 
 class Environments:
@@ -45,10 +45,10 @@ class Environments:
 
     def _guarded(self, index: int, about: Any, call: Callable[[], Any]) -> Any:
         try:
-            reply = call()
+            reply = awaited(call())
         except ConfigError:
             raise
-        except Exception:
+        except BaseException:
             why = traceback.format_exc(limit=-3)
             raise ConfigError(f"environment `{self._name}`: answer {index + 1}, {str(about)[-300:]!r}: {why}") from None
         if call is self._class:
@@ -56,7 +56,7 @@ class Environments:
         if isinstance(reply, Mapping):
             reply = [reply]
         try:
-            json.dumps(reply)
+            json.dumps(reply, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"environment `{self._name}`: answer {index + 1}: it returned {reply!r:.200}: {error}") from None
         if not (reply is None or isinstance(reply, (str, list))):

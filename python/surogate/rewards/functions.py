@@ -2,26 +2,32 @@
 
 A function takes `prompts` and `completions`, lists of texts or of messages, and the columns of the rows by name, each a list
 with a value for each answer, as functions for TRL do. It returns a number for each answer, or None for one that it does not
-judge.
+judge. It may be asynchronous.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import importlib
 import importlib.util
 import inspect
+import itertools
 import json
 import math
 import numbers
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
 
 RewardFunction = Callable[..., Sequence[float | None]]
+
+#: Arguments of functions for TRL that are not passed here.
+NOT_PASSED = ("trainer_state", "log_extra", "log_metric")
 
 #: Signs of a number, with groups of thousands, a fraction and an exponent.
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
@@ -67,8 +73,8 @@ def named(name: str, option: str = "rewards") -> Callable[..., Any]:
             if str(Path.cwd()) not in sys.path:
                 sys.path.append(str(Path.cwd()))
             module = importlib.import_module(place)
-    except Exception as error:
-        raise ConfigError(f"{option}: `{name}`: {place} cannot be imported: {type(error).__name__}: {error}") from None
+    except BaseException as error:
+        raise ConfigError(f"{option}: `{name}`: {place} cannot be imported: {in_words(error)}") from None
     function = getattr(module, attribute, None)
     if not callable(function):
         known = [of for of, value in vars(module).items() if (inspect.isfunction(value) or inspect.isclass(value)) and not of.startswith("_")]
@@ -142,41 +148,101 @@ def _length(tokens: int) -> RewardFunction:
     return length
 
 
+def in_words(error: BaseException) -> str:
+    """The type and the text of an exception, also of one whose text cannot be read."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except BaseException:
+        return f"{name}, whose text cannot be read"
+    return f"{name}: {text}" if text else name
+
+
+def awaited(value: Any) -> Any:
+    """The result of an asynchronous function. Another value is returned as it is."""
+    return _runner().run(_result(value)) if inspect.isawaitable(value) else value
+
+
+@functools.cache
+def _runner() -> asyncio.Runner:
+    """One loop for all calls: clients that a module keeps belong to the loop of their first call."""
+    return asyncio.Runner()
+
+
+async def _result(value: Any) -> Any:
+    return await value
+
+
 def call(function: RewardFunction, prompts: list[Any], completions: list[Any], columns: Mapping[str, Any]) -> list[float | None]:
     """Calls a function. Errors: it raises, with the first answer that makes it do so, or its result is not a number for each
     answer."""
+    given = {"prompts": prompts, "completions": completions}
+    if taken := given.keys() & columns.keys():
+        raise ConfigError(f"the rows have a column `{min(taken)}`, which is an argument of reward functions: rename it")
+    given |= columns
+    _check_arguments(function, given)
     try:
-        found = function(prompts=prompts, completions=completions, **columns)
+        rewards = _called(function, given, len(completions))
     except ConfigError:
         raise
-    except Exception as error:
-        raise ConfigError(f"{type(error).__name__}: {error}{_place(function, prompts, completions, columns)}") from error
-    if inspect.isawaitable(found):
-        raise ConfigError("it is an asynchronous function, expected a plain one")
-    rewards = list(found) if not isinstance(found, (str, bytes)) and hasattr(found, "__iter__") else None
-    if rewards is None or len(rewards) != len(completions):
-        raise ConfigError(f"it returned {str(found)[:80]}, expected {len(completions)} numbers")
-    return [_reward(reward) for reward in rewards]
+    except BaseException as error:
+        raise ConfigError(f"{in_words(error)}{_place(function, given)}") from error
+    return [_reward(reward, number) for number, reward in enumerate(rewards, 1)]
 
 
-def _reward(reward: Any) -> float | None:
+def _check_arguments(function: RewardFunction, given: Mapping[str, Any]) -> None:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return
+    named = [of for of in parameters if of.kind in (of.POSITIONAL_OR_KEYWORD, of.KEYWORD_ONLY)]
+    passed = f"{', '.join(given)} are passed"
+    missing = [of.name for of in named if of.default is of.empty and of.name not in given]
+    if missing:
+        hint = " (give it the default None)" if missing[0] in NOT_PASSED else ""
+        raise ConfigError(f"it takes `{missing[0]}`, which is not passed{hint}; {passed}")
+    unknown = sorted(set(given) - {of.name for of in named})
+    if unknown and not any(of.kind == of.VAR_KEYWORD for of in parameters):
+        raise ConfigError(f"it does not take `{unknown[0]}`; {passed} (`**_` takes what a function does not read)")
+
+
+def _called(function: RewardFunction, given: Mapping[str, Any], count: int) -> list[Any]:
+    """What a function returns for copies of its arguments, a value for each answer."""
+    found = awaited(function(**{name: _copy(value) for name, value in given.items()}))
+    is_listed = hasattr(found, "__iter__") and not isinstance(found, (str, bytes, bytearray, Mapping, Set))
+    rewards = list(itertools.islice(found, count + 1)) if is_listed and getattr(found, "ndim", 1) else None
+    if rewards is None or len(rewards) != count:
+        what = "" if is_listed else f"a value of type {type(found).__name__}, "
+        raise ConfigError(f"it returned {what}{str(found)[:80]}, expected {count} numbers, one for each answer")
+    return rewards
+
+
+def _copy(value: Any) -> Any:
+    """A copy of lists and of objects of JSON. What they hold of other types is shared."""
+    if type(value) is list:
+        return [_copy(of) if type(of) in (list, dict) else of for of in value]
+    return {name: _copy(of) for name, of in value.items()} if type(value) is dict else value
+
+
+def _reward(reward: Any, number: int) -> float | None:
     if reward is None:
         return None
     try:
         value = float(reward)
-    except (TypeError, ValueError):
-        raise ConfigError(f"it returned {reward!r}, expected a number or None") from None
-    if math.isinf(value):
-        raise ConfigError(f"it returned {value}, expected a finite number or None")
-    return None if math.isnan(value) else value
+    except BaseException:
+        raise ConfigError(f"it returned {reward!r:.80} for answer {number}, expected a number or None") from None
+    if not math.isfinite(value):
+        raise ConfigError(f"it returned {value} for answer {number}, expected a finite number, or None for no verdict")
+    return value
 
 
-def _place(function: RewardFunction, prompts: list[Any], completions: list[Any], columns: Mapping[str, Any]) -> str:
+def _place(function: RewardFunction, given: Mapping[str, Any]) -> str:
     """The first answer alone for which a function raises, in words; empty where there is none."""
-    for index, completion in enumerate(completions):
-        row = {name: [values[index]] for name, values in columns.items()}
+    for index, completion in enumerate(given["completions"]):
         try:
-            function(prompts=[prompts[index]], completions=[completion], **row)
-        except Exception:
-            return f"; first for the answer {text_of(completion)[:120]!r} to {str(prompts[index])[:120]!r}"
+            _called(function, {name: [values[index]] for name, values in given.items()}, 1)
+        except ConfigError:
+            continue
+        except BaseException:
+            return f"; first for the answer {text_of(completion)[:120]!r} to {str(given['prompts'][index])[:120]!r}"
     return ""

@@ -30,7 +30,7 @@ def main() -> None:
             answer = process.answer(request)
         except ConfigError as error:
             answer = {"error": str(error)}
-        except Exception:
+        except BaseException:
             answer = {"error": f"rewards: {traceback.format_exc(limit=-3)}"}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()

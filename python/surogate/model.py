@@ -16,7 +16,7 @@ from .dsl import reads_images
 from .environment.cuda_libraries import site_packages
 from .errors import SurogateError
 from .images import Image, as_json, given, have_images
-from .rewards.scores import batches, encoded, is_reward_model, refuse, with_score
+from .rewards.scores import batches, encoded, is_reward_model, refuse, rows_of, with_score
 from .run import plain
 from .storage import hub
 from .tokenizer import Tokenizer
@@ -215,18 +215,18 @@ class Model:
         loss, each, gradients = native.loss_and_gradients(*arrays, pictures)
         return (each if per_token else loss), gradients
 
-    def rewards(self, rows: Iterable[Any]) -> list[float]:
+    def rewards(self, rows: Iterable[Any], places: Sequence[str] | None = None) -> list[float]:
         """The scores of a reward model, one for each row: a text, a conversation (a list of messages), a mapping with
         `prompt` and `completion` or with `messages`, or token ids. Rows become tokens as in training: EOS ends a text, the chat
-        template a conversation."""
+        template a conversation. Errors name a row by its place, the default is its index."""
         if not self._gives_scores:
             raise SurogateError("rewards: this model gives logits; `surogate reward` trains one that gives scores")
-        found, tokenizer = list(rows), None
+        found, tokenizer = rows_of(rows), None
         ids = []
         for index, row in enumerate(found):
             if tokenizer is None and not (isinstance(row, Sequence) and row and isinstance(row[0], int)):
                 tokenizer = Tokenizer(self._folder)
-            ids.append(encoded(tokenizer, row, f"rows[{index}]"))  # type: ignore[arg-type]
+            ids.append(encoded(tokenizer, row, places[index] if places else f"rows[{index}]"))  # type: ignore[arg-type]
         scores = [0.0] * len(ids)
         for of in batches([len(row) for row in ids]):
             logits = self.forward([ids[index] for index in of])

@@ -1,6 +1,7 @@
 """Reward models: a score for each answer, from training to what serves it."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -9,7 +10,8 @@ import pytest
 import surogate
 from conftest import tiny_llama
 from recorded_preferences import DEVICE, GOLDEN, MODELS, arrays, read, scored_of
-from surogate.errors import SurogateError
+from surogate.cli.commands import main
+from surogate.errors import DataError, SurogateError
 
 
 def rows_of(model):
@@ -83,6 +85,70 @@ def test_a_reward_model_refuses_what_needs_logits(shared):
             call()
     with pytest.raises(SurogateError, match="this model gives logits"):
         surogate.load(GOLDEN / "llama").rewards([[1, 2]])
+
+
+@pytest.fixture
+def with_tokenizer(shared, tmp_path):
+    """The folder of a reward model that has a tokenizer."""
+    folder = tmp_path / "model"
+    shutil.copytree(GOLDEN / "preference" / "llama" / "reward_model", folder)
+    shutil.copytree(shared / "assets" / "tokenizers" / "smollm2", folder, dirs_exist_ok=True)
+    return folder
+
+
+EXPECTED = "expected `messages`, `prompt` and `completion`, or `text`"
+
+
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        ({}, f"has no text, {EXPECTED}"),
+        ({"text": None}, f"has no text, {EXPECTED}"),
+        ({"messages": None}, f"has no text, {EXPECTED}"),
+        ({"prompt": "Once", "completion": None}, "`completion` is null, expected a text or messages"),
+        ({"prompt": None, "completion": "upon"}, "`prompt` is null, expected a text or messages"),
+        ({"prompt": "Once", "completion": 5}, "`completion` is 5, expected a text or messages"),
+        ({"completion": "Once", "text": "upon"}, f"has completion, text, {EXPECTED}"),
+        ({"messages": [{"role": "user", "content": "Hi"}], "prompt": "Once"}, f"has messages, prompt, {EXPECTED}"),
+        ({"messages": 5}, ""),
+        ({"response": "a", 1: "b"}, "has 1, response; expected some of completion, messages"),
+        (None, f"is None, {EXPECTED}"),
+        ([], "is \\[\\], expected"),
+        ([1.5], "is \\[1.5\\], expected"),
+        (["a"], "is \\['a'\\], expected"),
+        (b"ab", "is b'ab', expected"),
+        ("", "the text is empty"),
+        ({"prompt": "", "completion": ""}, "the text is empty"),
+    ],
+)
+def test_rows_without_a_score_are_named(row, named, with_tokenizer):
+    model = surogate.load(with_tokenizer)
+    with pytest.raises(DataError, match=f"^rows\\[1\\]: {named}"):
+        model.rewards([[1, 2], row])
+
+
+@pytest.mark.parametrize("rows", ["abc", b"abc", {"prompt": "Once", "completion": "upon"}])
+def test_one_row_alone_is_no_list_of_rows(rows, shared):
+    model = surogate.load(GOLDEN / "preference" / "llama" / "reward_model")
+    with pytest.raises(DataError, match=r"expected a list of rows: `rewards\(\[row\]\)`"):
+        model.rewards(rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[1, 2]\n\n{}\n", ":3: has no text, expected `messages`"),
+        ("[1, 2]\n{", ":2: this is not JSON"),
+        ("\n", ": the file holds no rows, expected one per line"),
+        (None, ": the rows cannot be read"),
+    ],
+)
+def test_the_command_names_the_line_of_a_row(text, named, with_tokenizer, tmp_path, capsys):
+    file = tmp_path / "rows.jsonl"
+    if text is not None:
+        file.write_text(text)
+    assert main(["score", str(with_tokenizer), "--prompts", str(file)]) != 0
+    assert f"{file}{named}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -370,8 +370,8 @@ def _score(options: Namespace, overrides: Overrides) -> int:
     from ..rewards.scores import read
     from .generate import open_model
 
-    rows = [row for _, row in read(Path(options.prompts))]
-    for number, reward in enumerate(open_model(options).rewards(rows)):
+    rows = read(Path(options.prompts))
+    for number, reward in enumerate(open_model(options).rewards(rows.values(), list(rows))):
         show(json.dumps({"row": number, "reward": reward}) if options.json else f"{reward:.6f}")
     return 0
 

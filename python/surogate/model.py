@@ -376,9 +376,22 @@ class Model:
             yield from (text for _, text, _ in generation.step() if text)
 
 
+#: Values of options of drawing that leave no token out.
+OFF = {"top_k": 0, "top_p": 1, "min_p": 0}
+
+
 def _settings(options: dict[str, Any]) -> list[tuple[str, str]]:
-    """Options of generation as YAML texts."""
-    return [(name, value if isinstance(value, str) else json.dumps(value, default=plain)) for name, value in options.items()]
+    """Options of generation as YAML texts. Where nothing is drawn, options that leave no token out are none."""
+    texts = {name: of if isinstance(of, str) else json.dumps(of, default=plain) for name, of in options.items()}
+    draws = not _is(texts.get("temperature"), 0)
+    return [(name, text) for name, text in texts.items() if draws or name not in OFF or not _is(text, OFF[name])]
+
+
+def _is(text: str | None, number: float) -> bool:
+    try:
+        return text is not None and float(text) == number
+    except ValueError:
+        return False
 
 
 def load(

@@ -97,6 +97,12 @@ def test_an_adapter_is_applied(tmp_path, golden_folder):
     assert found != answers(base, prompt, max_new_tokens=30, ignore_end_tokens=True)[0]
 
 
+@pytest.mark.parametrize("off", [{"top_k": 0, "top_p": 1, "min_p": 0.0}, {"temperature": "0.0", "top_k": "0", "top_p": "1.0"}])
+def test_options_that_leave_no_token_out_go_with_temperature_zero(stories, off):
+    options = {"temperature": 0, "max_new_tokens": 5}
+    assert answers(stories, [PROMPT], **{**options, **off}) == answers(stories, [PROMPT], **options)
+
+
 def test_what_cannot_be_generated_is_refused(stories, tmp_path):
     for prompt, options, message in [
         ([3] * 512, {}, "the prompt has 512 tokens, and the model allows sequences of 512"),

@@ -5,6 +5,7 @@ the device they name. A request begins as soon as there is room for its sequence
 from __future__ import annotations
 
 import contextlib
+import json
 import queue
 import threading
 import time
@@ -16,7 +17,7 @@ from .._native import Generation
 from ..errors import SurogateError
 from ..model import Model
 from .models import Models
-from .protocol import BadRequest, Request
+from .protocol import OPTIONS, BadRequest, Request
 
 #: Tokens of a prompt for which there is room next to the answer; longer ones wait for a generation of their own.
 PROMPT = 1024
@@ -164,6 +165,10 @@ class Engine:
 
 def _failure(error: BaseException) -> BadRequest:
     """The answer to a request that failed."""
+    if problems := json.loads(getattr(error, "problems", None) or "[]"):
+        # Of an option; no field is `auto` here.
+        text = "; ".join(problem["message"].removesuffix(", or `auto`") for problem in problems)
+        return BadRequest(text, problems[0]["path"] if problems[0]["path"] in OPTIONS else None)
     is_known = isinstance(error, SurogateError)
     return BadRequest(f"{error}" if is_known else f"{type(error).__name__}: {error}", status=400 if is_known else 500)
 
@@ -208,7 +213,8 @@ class _Answers:
             return
         job, index = self._owners[number]
         if end == "error" or end == "context" and generation.refusal(number):
-            job.events.put(BadRequest(generation.refusal(number) or "the prompt cannot be answered", "messages"))
+            field_of = "messages" if job.request.is_chat else "prompt"
+            job.events.put(BadRequest(generation.refusal(number) or "the prompt cannot be answered", field_of))
             self._drop(generation, job)
             return
         job.events.put((index, text, end))

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..model import OFF
+
 #: Reasons of the engine for the end of an answer, in the API's words.
 ENDS = {"end": "stop", "stop": "stop", "length": "length", "context": "length"}
 
@@ -49,11 +51,13 @@ MOST_STOPS, MOST_ANSWERS = 16, 64
 
 
 class BadRequest(Exception):
-    """An error for the client: a message, the field, and a status of HTTP."""
+    """An error for the client: a message, the field, a status of HTTP, and headers."""
 
-    def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, param: str | None = None, status: int = 400, code: str | None = None, **headers: str
+    ) -> None:
         super().__init__(message)
-        self.param, self.status, self.code = param, status, code
+        self.param, self.status, self.code, self.headers = param, status, code, headers
 
     def body(self) -> dict[str, Any]:
         """The error as the JSON object that OpenAI's clients read."""
@@ -99,6 +103,9 @@ def read(body: bytes, is_chat: bool, most_tokens: int, most_sequences: int) -> R
     tokens = _whole(of, name, most_tokens, 1, most_tokens)
     prompts = [{**text, "max_new_tokens": tokens} for text in texts for _ in range(count)]
     options = {option: json.dumps(_number(of, name)) for name, option in OPTIONS.items() if of.get(name) is not None}
+    if of.get("temperature") == 0 and (narrows := [name for name, off in OFF.items() if of.get(name, off) not in (None, off)]):
+        hint = f"give a temperature above 0, or leave `{narrows[0]}` out"
+        raise BadRequest(f"`{narrows[0]}` narrows what is drawn, and with `temperature: 0` nothing is ({hint})", narrows[0])
     if (stop := of.get("stop")) is not None:
         stops = [stop] if isinstance(stop, str) else stop
         if not isinstance(stops, list) or len(stops) > MOST_STOPS or not all(isinstance(text, str) and text for text in stops):

@@ -39,6 +39,13 @@ FIRST = 1.0
 PAGE = Path(__file__).with_name("chat.html").read_text(encoding="utf-8")
 
 
+#: Paths of POST, and whether they take conversations.
+COMPLETIONS = {"/v1/chat/completions": True, "/v1/completions": False}
+
+#: Paths of GET.
+PAGES = ("/", "/health", "/v1/models")
+
+
 @dataclass(frozen=True)
 class Limits:
     """Limits of a request."""
@@ -187,7 +194,7 @@ class Handler(BaseHTTPRequestHandler):
             except BadRequest as error:
                 # The rest of the body would be read as the next request.
                 self.close_connection = True
-                self._send(error.status, error.body())
+                self._send(error.status, error.body(), error.headers)
 
     def _check_host(self) -> None:
         """A page of another site whose name leads to this machine sends its own name."""
@@ -216,19 +223,18 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/":
             return self._send_page()
         if path != "/v1/models":
-            raise BadRequest(f"there is no {path}", status=404)
+            raise self._no_place(path)
         self._check_token()
         engine = self.server.engine
         self._send(200, protocol.models(engine.names(), engine.started))
 
     def _post(self) -> None:
-        kinds = {"/v1/chat/completions": True, "/v1/completions": False}
         path = self.path.partition("?")[0]
-        if path not in kinds:
-            raise BadRequest(f"there is no {path}", status=404)
+        if path not in COMPLETIONS:
+            raise self._no_place(path)
         self._check_token()
         limits = self.server.limits
-        request = protocol.read(self._body(limits.body), kinds[path], limits.tokens, limits.sequences)
+        request = protocol.read(self._body(limits.body), COMPLETIONS[path], limits.tokens, limits.sequences)
         job = self.server.engine.submit(request)
         try:
             events = self._events(job)
@@ -240,6 +246,13 @@ class Handler(BaseHTTPRequestHandler):
                 self._whole(job, first, events)
         finally:
             job.is_cancelled.set()
+
+    def _no_place(self, path: str) -> BadRequest:
+        """The error of a path that this method does not have."""
+        other = "POST" if path in COMPLETIONS else "GET"
+        if other != self.command and (path in COMPLETIONS or path in PAGES):
+            return BadRequest(f"{path} takes {other}, not {self.command}", status=405, Allow=other)
+        return BadRequest(f"there is no {path}", status=404)
 
     def _body(self, most: int) -> bytes:
         if self.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
@@ -323,8 +336,9 @@ class Handler(BaseHTTPRequestHandler):
     def _write(self, data: bytes) -> None:
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
 
-    def _send(self, status: int, value: dict[str, Any]) -> None:
-        self._send_bytes(status, "application/json; charset=utf-8", json.dumps(value, ensure_ascii=False).encode(), {})
+    def _send(self, status: int, value: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+        body = json.dumps(value, ensure_ascii=False).encode()
+        self._send_bytes(status, "application/json; charset=utf-8", body, headers or {})
 
     def _send_page(self) -> None:
         """The chat page, which may load nothing from elsewhere and send nothing there."""

@@ -23,6 +23,9 @@ Arrays = tuple[Integers, Integers, Integers | None, Floats | None, list[int] | N
 #: Kinds of memory in DLPack that the host reads: its own, and what CUDA has page-locked.
 HOST = (1, 3)
 
+#: Shapes of a batch, by the number of axes.
+AXES = {2: "[B, T]", 3: "[accumulation, B, T]"}
+
 #: What stands in padding.
 FILL = {"labels": -100}
 
@@ -55,9 +58,9 @@ def batch(
 def integers(name: str, value: Any, shape: tuple[int, ...] | None = None, axes: int = 2) -> Integers:
     """Whole numbers as int32. Raises ValueError where they do not fit; nothing is rounded or cut."""
     array = _array(name, value)
+    _check_shape(name, array, shape, axes)
     if array.dtype.kind not in "iu":
         raise ValueError(f"{name}: has type {array.dtype}, expected whole numbers")
-    _check_shape(name, array, shape, axes)
     limits = np.iinfo(np.int32)
     if array.size and (array.min() < limits.min or array.max() > limits.max):
         raise ValueError(f"{name}: holds numbers beyond 32 bits")
@@ -67,10 +70,52 @@ def integers(name: str, value: Any, shape: tuple[int, ...] | None = None, axes: 
 def floats(name: str, value: Any, shape: tuple[int, ...] | None = None, axes: int = 2) -> Floats:
     """Numbers as float32."""
     array = _array(name, value)
+    _check_shape(name, array, shape, axes)
     if array.dtype.kind not in "fiub":
         raise ValueError(f"{name}: has type {array.dtype}, expected numbers")
-    _check_shape(name, array, shape, axes)
     return np.ascontiguousarray(array, np.float32)
+
+
+def for_tokens(name: str, value: Any, input_ids: Rows, shape: tuple[int, ...]) -> Floats:
+    """Numbers for tokens, [accumulation, B, T]: rows have the lengths of those of the ids, whose array has this shape, and may be
+    padded with 0 up to the longest. The first axis may be missing where it is 1."""
+    lengths = _unequal(input_ids, 2 if depth(input_ids) == 2 else 3)
+    axes = 2 if depth(value) == 2 else 3
+    if lengths is not None:
+        rows = [_array(name, row) for row in _rows(name, value, axes)]
+        if len(rows) == len(lengths):
+            longest = max(lengths)
+            of_lengths = zip(rows, lengths, strict=True)
+            rows = [row if len(row) > longest or row[of:].any() else row[:of] for row, of in of_lengths]
+        filled = _filled(name, rows, lengths, 2)
+        value = filled if axes == 2 else filled.reshape(len(value), -1, filled.shape[1])
+    return floats(name, value, shape[1:] if axes == 2 and shape[0] == 1 else shape, axes).reshape(shape)
+
+
+def for_rows(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers for rows, [accumulation, B], given like that or as [B]."""
+    expected = f"expected {list(shape)} finite numbers, one for each row"
+    try:
+        array = _array(name, value)
+    except ValueError as error:
+        raise ValueError(f"batch: {error}; {expected}") from None
+    array = array[None] if array.ndim == 1 else array
+    largest = np.finfo(np.float32).max
+    if array.shape != shape or array.dtype.kind not in "fiub" or not (np.abs(array * 1.0) <= largest).all():
+        raise ValueError(f"batch: {name} is {list(array.shape)} of {array.dtype}, {expected}")
+    return array
+
+
+def depth(rows: Any) -> int:
+    """Axes of an array, or of sequences in each other."""
+    if hasattr(rows, "ndim"):
+        return int(rows.ndim)
+    return 1 + depth(rows[0]) if isinstance(rows, (list, tuple)) and len(rows) > 0 else 0
+
+
+def row_lengths(input_ids: Rows, shape: tuple[int, ...]) -> list[int]:
+    """The tokens of each row of ids, whose array has this shape, [accumulation, B, T]."""
+    return _unequal(input_ids, 2 if depth(input_ids) == 2 else 3) or [shape[2]] * (shape[0] * shape[1])
 
 
 def optional(convert: Any, name: str, value: Any, shape: tuple[int, ...]) -> Any:
@@ -83,7 +128,8 @@ def _array(name: str, value: Any) -> np.ndarray:
         try:
             return np.asarray(value)
         except ValueError as error:
-            raise ValueError(f"{name}: is no array: {error}") from None
+            why = "its rows have unequal lengths" if "inhomogeneous" in str(error) else error
+            raise ValueError(f"{name}: is no array: {why}") from None
     kind = int(value.__dlpack_device__()[0])
     if kind not in HOST:
         raise ValueError(f"{name}: lies on a device (DLPack's kind {kind}), expected host memory: pass `{name}.cpu()`")
@@ -94,17 +140,19 @@ def _array(name: str, value: Any) -> np.ndarray:
 
 
 def _check_shape(name: str, array: np.ndarray, shape: tuple[int, ...] | None, axes: int) -> None:
+    found = f"has shape {list(array.shape)}" if array.size else f"is empty: has shape {list(array.shape)}"
     if shape is not None and array.shape != shape:
-        raise ValueError(f"{name}: has shape {list(array.shape)}, expected {list(shape)} like input_ids")
-    if array.ndim != axes or 0 in array.shape:
-        letters = {2: "[B, T]", 3: "[accumulation, B, T]"}[axes]
-        raise ValueError(f"{name}: has shape {list(array.shape)}, expected {letters}")
+        raise ValueError(f"{name}: {found}, expected {list(shape)} like input_ids")
+    if array.ndim != axes or array.size == 0:
+        raise ValueError(f"{name}: {found}, expected {AXES[axes]}")
 
 
 def _rows(name: str, value: Any, axes: int) -> list[Any]:
     """The rows of nested sequences. Raises ValueError for micro-batches with unequal numbers of rows."""
     if axes == 2:
         return list(value)
+    if any(isinstance(row, (int, float, np.generic)) for part in value for row in part):
+        raise ValueError(f"{name}: holds rows in the place of micro-batches, expected {AXES[3]}")
     counts = [len(part) for part in value]
     if len(set(counts)) > 1:
         raise ValueError(f"{name}: its micro-batches have {', '.join(map(str, counts))} rows, expected as many in each")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import _native, notebook
-from .arrays import Arrays, Integers, Rows
+from .arrays import Arrays, Integers, Rows, depth, for_rows, for_tokens, row_lengths
 from .arrays import batch as arrays
 from .callbacks import Callback, ends, prepared
 from .environment.cuda_libraries import site_packages
@@ -27,6 +27,13 @@ from .storage import buckets, hub
 
 #: What a batch may hold.
 BATCH = ("input_ids", "labels", "position_ids", "weights")
+
+#: What a batch holds by the task, where it is more than ids and labels, and the columns that only it has.
+OF_TASKS = {
+    **dict.fromkeys(("dpo", "orpo", "cpo", "reward"), ("`chosen` and `rejected`", {"chosen", "rejected"})),
+    "kto": ("`input_ids`, `labels` and `desirable`", {"desirable"}),
+    "grpo": ("`input_ids`, `labels` and `advantages`", {"advantages"}),
+}
 
 
 class Trainer:
@@ -49,7 +56,7 @@ class Trainer:
         self._folder, self._padding = folder, _padding(hub.model_config(folder))
         self._reads_images = json.loads(ir).get("images") is not None
         self._gives_scores = "reward" in json.loads(loaded.recorded_tasks)
-        self._is_distilled = loaded.task == "distil"
+        self._task = loaded.task
         trackers = json.loads(loaded.trackers)
         readers = LogReaders(trackers, report=False) if trackers else None
         try:
@@ -146,7 +153,12 @@ class Trainer:
         their scale), and in the first step `fp8_flushed`: the `tensor` of which the largest share of values
         became 0 in 8 bits, and this `share`.
         """
-        if batch is not None and "chosen" in batch:
+        if batch is not None and self._task in OF_TASKS:
+            columns, own = OF_TASKS[self._task]
+            if not own & set(batch):
+                given = ", ".join(map(str, batch)) or "nothing"
+                raise ConfigError(f"`task: {self._task}` trains on batches of {columns}, and this one has {given}")
+        if batch is not None and ("chosen" in batch or "rejected" in batch):
             pairs, margins = _pairs(batch, self._padding)
             return self._native.step(pairs, learning_rate, {"pairs": margins})
         if batch is not None and "advantages" in batch:
@@ -158,7 +170,7 @@ class Trainer:
         if batch is not None and "desirable" in batch:
             answers, desirable = _answers(batch)
             return self._native.step(answers, learning_rate, {"desirable": desirable})
-        if batch is not None and self._is_distilled and set(batch) == {"input_ids", "labels"}:
+        if batch is not None and self._task == "distil" and set(batch) == {"input_ids", "labels"}:
             return self._native.step((*_rows(batch), None, None, None), learning_rate)
         return self._native.step(None if batch is None else _arrays(batch), learning_rate)
 
@@ -224,7 +236,7 @@ def _arrays(batch: Mapping[str, Rows]) -> Arrays:
 
 def _rows(of: Mapping[str, Any], place: str = "") -> tuple[Integers, Integers]:
     """The ids and labels of answers, [accumulation, B, T], given like that or as [B, T]."""
-    axes = 2 if _depth(of["input_ids"]) == 2 else 3
+    axes = 2 if depth(of["input_ids"]) == 2 else 3
     try:
         ids, labels, *_ = arrays(of["input_ids"], of["labels"], axes=axes)
     except ValueError as error:
@@ -232,18 +244,13 @@ def _rows(of: Mapping[str, Any], place: str = "") -> tuple[Integers, Integers]:
     return (ids, labels) if axes == 3 else (ids[None], labels[None])
 
 
-def _depth(rows: Any) -> int:
-    """Axes of an array, or of sequences in each other."""
-    if hasattr(rows, "ndim"):
-        return int(rows.ndim)
-    return 1 + _depth(rows[0]) if isinstance(rows, (list, tuple)) and len(rows) > 0 else 0
-
-
 def _pairs(batch: Mapping[str, Any], padding: int | None) -> tuple[Arrays, list[list[float | None]]]:
     """The sides of pairs as alternating rows, padded on the right: chosen, rejected, …, and their margins, if there are any."""
     if not {"chosen", "rejected"} <= set(batch) <= {"chosen", "rejected", "margin"}:
         raise ValueError(f"batch: has {', '.join(batch)}; expected chosen and rejected, and with `task: reward` margin")
     for side in ("chosen", "rejected"):
+        if not isinstance(batch[side], Mapping):
+            raise ValueError(f"batch: `{side}` is of type {type(batch[side]).__name__}, expected input_ids and labels by name")
         if not {"input_ids"} <= set(batch[side]) <= {"input_ids", "labels"}:
             raise ValueError(f"batch: `{side}` has {', '.join(batch[side])}; expected input_ids and labels")
     chosen, rejected = (_side(batch[side], f"{side}.", padding) for side in ("chosen", "rejected"))
@@ -260,11 +267,7 @@ def _pairs(batch: Mapping[str, Any], padding: int | None) -> tuple[Arrays, list[
 
     margins: list[list[float | None]] = [[None] * chosen[0].shape[1] for _ in range(chosen[0].shape[0])]
     if batch.get("margin") is not None:
-        of_pairs = np.asarray(batch["margin"], np.float32)
-        of_pairs = of_pairs[None] if of_pairs.ndim == 1 else of_pairs
-        if of_pairs.shape != chosen[0].shape[:2] or not np.isfinite(of_pairs).all():
-            raise ValueError(f"batch: margin is {list(of_pairs.shape)}, expected {list(chosen[0].shape[:2])} finite numbers")
-        margins = of_pairs.tolist()
+        margins = for_rows("margin", batch["margin"], chosen[0].shape[:2]).astype(np.float32).tolist()
     return (rows(0, 0), rows(1, -100), None, None, None), margins
 
 
@@ -284,13 +287,9 @@ def _answers(batch: Mapping[str, Any]) -> tuple[Arrays, list[list[bool]]]:
     if set(batch) != {"input_ids", "labels", "desirable"}:
         raise ValueError(f"batch: has {', '.join(batch)}; expected input_ids, labels and desirable")
     ids, labels = _rows(batch)
-    desirable = np.asarray(batch["desirable"])
-    desirable = desirable[None] if desirable.ndim == 1 else desirable
-    if desirable.shape != ids.shape[:2] or desirable.dtype.kind not in "biu":
-        found = f"{list(desirable.shape)} of {desirable.dtype}"
-        raise ValueError(f"batch: desirable is {found}, expected {list(ids.shape[:2])} of true and false")
-    if not np.isin(desirable, (0, 1)).all():
-        raise ValueError("batch: desirable holds numbers other than 0 and 1")
+    desirable = for_rows("desirable", batch["desirable"], ids.shape[:2])
+    if desirable.dtype.kind == "f" or not np.isin(desirable, (0, 1)).all():
+        raise ValueError(f"batch: desirable is of type {desirable.dtype}, expected true and false, or 1 and 0")
     return (ids, labels, None, None, None), desirable.astype(bool).tolist()
 
 
@@ -308,28 +307,15 @@ def _samples(batch: Mapping[str, Any]) -> tuple[Arrays, list[Sampled]]:
         optional = ", ".join(LOGPS)
         raise ValueError(f"batch: has {', '.join(batch)}; expected {', '.join(known)}, and optionally {optional}")
     ids, labels = _rows(batch)
-    advantages = np.asarray(batch["advantages"], np.float32)
-    advantages = advantages[None] if advantages.ndim == 1 else advantages
-    if advantages.shape != ids.shape[:2] or not np.isfinite(advantages).all():
-        found = list(advantages.shape)
-        raise ValueError(f"batch: advantages is {found}, expected {list(ids.shape[:2])} finite numbers")
-    logps = [_values(batch.get(name), name, ids.shape) for name in LOGPS]
+    advantages = for_rows("advantages", batch["advantages"], ids.shape[:2]).astype(np.float32)
+    logps = [None if (of := batch.get(name)) is None else _values(of, name, batch, ids.shape) for name in LOGPS]
     parts = [[None] * len(ids) if of is None else [row.ravel().tolist() for row in of] for of in logps]
     return (ids, labels, None, None, None), list(zip(advantages.tolist(), *parts, strict=True))
 
 
-def _values(rows: Any, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Numbers in the shape of the labels, [accumulation, B, T]; rows of unequal lengths are padded on the right with 0."""
-    if rows is None:
-        return None
-    values = np.zeros(shape, np.float32)
-    given = [rows] if _depth(rows) == 2 else rows
-    for index, batch in enumerate(given):
-        for row, of in enumerate(batch):
-            line = np.asarray(of, np.float32)
-            if index >= shape[0] or row >= shape[1] or line.ndim != 1 or len(line) > shape[2]:
-                raise ValueError(f"batch: {name} is not in the shape of labels, {list(shape)}")
-            values[index, row, : len(line)] = line
+def _values(rows: Any, name: str, batch: Mapping[str, Any], shape: tuple[int, ...]) -> np.ndarray:
+    """Log-probabilities in the shape of the labels, [accumulation, B, T], with 0 in padding."""
+    values = for_tokens(name, rows, batch["input_ids"], shape)
     if not np.isfinite(values).all():
         raise ValueError(f"batch: {name} holds numbers that are not finite")
     return values
@@ -345,8 +331,9 @@ def _taught(batch: Mapping[str, Any]) -> tuple[Arrays, list[Taught]]:
     if set(batch) != set(known):
         raise ValueError(f"batch: has {', '.join(batch)}; expected {', '.join(known)}")
     ids, labels = _rows(batch)
-    tokens = _each_label(batch["teacher_topk_ids"], "teacher_topk_ids", ids.shape, np.int32, -1)
-    logps = _each_label(batch["teacher_topk_logps"], "teacher_topk_logps", ids.shape, np.float32, 0)
+    lengths = row_lengths(batch["input_ids"], ids.shape)
+    tokens = _each_label(batch["teacher_topk_ids"], "teacher_topk_ids", ids.shape, lengths, np.int32, -1)
+    logps = _each_label(batch["teacher_topk_logps"], "teacher_topk_logps", ids.shape, lengths, np.float32, 0)
     if tokens.shape != logps.shape:
         raise ValueError(f"batch: teacher_topk_logps is {list(logps.shape)}, expected {list(tokens.shape)} as the tokens")
     ordered = np.sort(tokens, -1)
@@ -358,15 +345,19 @@ def _taught(batch: Mapping[str, Any]) -> tuple[Arrays, list[Taught]]:
     return (ids, labels, None, None, None), parts
 
 
-def _each_label(rows: Any, name: str, shape: tuple[int, ...], dtype: type, fill: int) -> np.ndarray:
-    """Numbers of each label, [accumulation, B, T, K]; rows of unequal lengths are padded on the right."""
-    given = [rows] if _depth(rows) == 3 else rows
-    lines: list[list[np.ndarray]] = [[np.asarray(of, dtype) for of in batch] for batch in given]
-    fits = [len(batch) for batch in lines] == [shape[1]] * shape[0] and all(
-        line.ndim == 2 and len(line) <= shape[2] for batch in lines for line in batch
-    )
+def _each_label(rows: Any, name: str, shape: tuple[int, ...], lengths: list[int], dtype: type, fill: int) -> np.ndarray:
+    """Numbers of each label, [accumulation, B, T, K]; rows have these lengths or more, and are padded on the right."""
+    given = [rows] if depth(rows) == 3 else rows
+    try:
+        lines = [[np.asarray(of, dtype) for of in batch] for batch in given]
+    except (TypeError, ValueError):
+        raise ValueError(f"batch: {name} has not the same count of numbers for each label") from None
+    fits = [len(batch) for batch in lines] == [shape[1]] * shape[0] and all(line.ndim == 2 for of in lines for line in of)
     if not fits or len({line.shape[1] for batch in lines for line in batch}) != 1:
         raise ValueError(f"batch: {name} is not in the shape of labels, {list(shape)}, with as many numbers for each")
+    found = [len(line) for batch in lines for line in batch]
+    if max(found) > shape[2] or any(count < length for count, length in zip(found, lengths, strict=True)):
+        raise ValueError(f"{name}: its rows have {found} tokens, expected {lengths} like input_ids")
     values = np.full((*shape, lines[0][0].shape[1]), fill, dtype)
     for index, batch in enumerate(lines):
         for row, line in enumerate(batch):

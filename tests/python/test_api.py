@@ -42,7 +42,9 @@ def trainer(model, tmp_path, **options) -> surogate.Trainer:
     [
         (([1, 2, 3],), r"input_ids: has shape \[3\], expected \[B, T\]"),
         (([[1.5]],), "input_ids: has type float64, expected whole numbers"),
-        ((np.zeros((0, 4), int),), r"input_ids: has shape \[0, 4\]"),
+        ((np.zeros((0, 4), int),), r"input_ids: is empty: has shape \[0, 4\], expected \[B, T\]"),
+        (([],), r"input_ids: is empty: has shape \[0\], expected \[B, T\]"),
+        (([[], []],), r"input_ids: is empty: has shape \[2, 0\]"),
         (([[1, 2, 3]], [[0, 1]]), r"position_ids: has shape \[1, 2\], expected \[1, 3\] like input_ids"),
         (([[1, 2**40]],), "beyond 32 bits"),
         (([[-1]],), "-1 is negative"),

@@ -192,7 +192,10 @@ def test_a_teacher_with_another_vocabulary_is_refused(shared):
         ({"teacher_topk_ids": [[[1] * 8] * 17] * 3}, "names a token twice"),
         ({"teacher_topk_ids": [[[1, 2, 3, 4, 5, 6, 7, 999]] * 17] * 3}, "token id 999 of the teacher is outside"),
         ({"teacher_topk_logps": [[[0.5] * 8] * 17] * 3}, "no log-probabilities"),
-        ({"teacher_topk_logps": [[[-1.0] * 8] * 18] * 3}, "not in the shape of labels"),
+        ({"teacher_topk_logps": [[[-1.0] * 8] * 18] * 3}, "teacher_topk_logps: its rows have .* like input_ids"),
+        ({"teacher_topk_logps": [[[-1.0] * 8] * 3] * 3}, "teacher_topk_logps: its rows have .* like input_ids"),
+        ({"teacher_topk_logps": [[[-1.0] * 8]] * 2}, "not in the shape of labels"),
+        ({"teacher_topk_logps": [[[-1.0], [-1.0, -2.0]]] * 3}, "not the same count of numbers for each label"),
         ({"weights": [[1.0] * 17] * 3}, "has input_ids, labels, teacher_topk_ids, teacher_topk_logps, weights"),
     ],
 )

@@ -293,3 +293,32 @@ def test_the_plan_counts_the_forward_passes_of_the_reference(text_run, tmp_path,
     assert added == pytest.approx(dpo["micro_steps"] * dpo["passes_seconds"], rel=0.05)
     kto = estimate(task="kto")
     assert kto["passes_seconds"] > 2 * estimate(task="kto", loss_type="apo_zero_unpaired")["passes_seconds"] > 0
+
+
+ROWS = {"input_ids": [[1, 2, 3], [4, 5]], "labels": [[1, 2, 3], [4, 5]]}
+ROW = {"input_ids": [[1, 2]], "labels": [[1, 2]]}
+
+
+@pytest.mark.parametrize(
+    ("task", "batch", "said"),
+    [
+        ("dpo", ROWS, "`task: dpo` trains on batches of `chosen` and `rejected`, and this one has input_ids, labels"),
+        ("orpo", ROWS, "`task: orpo` trains on batches of `chosen` and `rejected`"),
+        ("cpo", ROWS, "`task: cpo` trains on batches of `chosen` and `rejected`"),
+        ("reward", ROWS, "`task: reward` trains on batches of `chosen` and `rejected`"),
+        ("grpo", ROWS, "`task: grpo` trains on batches of `input_ids`, `labels` and `advantages`"),
+        ("kto", ROWS, "`task: kto` trains on batches of `input_ids`, `labels` and `desirable`"),
+        ("kto", {}, "and this one has nothing"),
+        ("dpo", {"rejected": ROW}, "has rejected; expected chosen and rejected"),
+        ("dpo", {"chosen": [[1, 2]], "rejected": [[1, 3]]}, "`chosen` is of type list, expected input_ids and labels by name"),
+        ("kto", {**ROW, "desirable": [[True], [True, False]]}, "desirable: .* unequal lengths; expected"),
+        ("kto", {**ROW, "desirable": [1.0]}, "desirable is of type float64, expected true and false"),
+        ("sft", ROWS, "input_ids: holds rows in the place of micro-batches"),
+        ("sft", {"input_ids": [], "labels": []}, "input_ids: is empty"),
+    ],
+)
+def test_what_a_batch_lacks_for_its_task_is_named(task, batch, said, shared):
+    case = {"options": {}, "policy": "lora", "reference": "adapter_off"}
+    more = {"rewards": [{"function": "json"}], "num_generations": 2} if task == "grpo" else {}
+    with pytest.raises((ValueError, ConfigError), match=said):
+        surogate.Trainer(run_of("llama", case, task=task, **more)).step(batch)

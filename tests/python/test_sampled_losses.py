@@ -127,7 +127,11 @@ def test_each_setting_changes_the_loss(usual, changed, shared):
     [
         ({"advantages": [1.0]}, "advantages is"),
         ({"advantages": [float("nan")] * 8}, "finite numbers"),
-        ({"old_logps": [[0.0] * 99] * 8}, "old_logps is not in the shape of labels"),
+        ({"advantages": [[1.0], [1.0, 2.0]]}, r"advantages: .* unequal lengths; expected \[1, 8\] finite numbers"),
+        ({"advantages": ["a"] * 8}, "advantages is"),
+        ({"advantages": [1e39] * 8}, "finite numbers"),
+        ({"old_logps": [[0.0] * 99] * 8}, r"old_logps: its rows have \[99.*, expected .* like input_ids"),
+        ({"old_logps": [[]] * 8}, "old_logps: its rows have"),
         ({"rewards": [1.0] * 8}, "has input_ids, labels, advantages, old_logps, rewards"),
     ],
 )
@@ -135,6 +139,26 @@ def test_wrong_batches_are_refused(changed, said, shared):
     batch = {**recorded_samples("llama", "dapo_off"), **changed}
     with pytest.raises(ValueError, match=said):
         surogate.Trainer(run("llama", read("llama", "grpo.json")["dapo_off"])).step(batch, 0.0)
+
+
+@pytest.mark.parametrize("name", ["old_logps", "reference_logps", "sampling_logps"])
+@pytest.mark.parametrize(
+    ("ids", "logps", "said"),
+    [
+        ([[1, 2, 3], [4, 5]], [[0.0] * 3, [0.0]], r": its rows have \[3, 1\] tokens, expected \[3, 2\] like input_ids"),
+        ([[1, 2, 3], [4, 5]], [[-1.0] * 3] * 2, r": its rows have \[3, 3\] tokens, expected \[3, 2\] like input_ids"),
+        ([[1, 2], [4, 5]], [[0.0] * 2, [0.0]], ": is no array: its rows have unequal lengths"),
+        ([[1, 2], [4, 5]], [[0.0], [0.0]], r": has shape \[2, 1\], expected \[2, 2\] like input_ids"),
+        ([[[1, 2]], [[4, 5]]], [[0.0] * 2] * 2, r": has shape \[2, 2\], expected \[2, 1, 2\] like input_ids"),
+        ([[1, 2], [4, 5]], [], r": is empty: has shape \[0\], expected \[1, 2, 2\] like input_ids"),
+    ],
+)
+def test_logps_of_other_lengths_than_the_rows_are_refused(name, ids, logps, said, shared):
+    trainer = surogate.Trainer(run("llama", read("llama", "grpo.json")["dapo_off"]))
+    advantages = [[1.0], [2.0]] if isinstance(ids[0][0], list) else [1.0, 2.0]
+    batch = {"input_ids": ids, "labels": ids, "advantages": advantages}
+    with pytest.raises(ValueError, match=name + said):
+        trainer.step({**batch, name: logps}, 0.0)
 
 
 def group_of(data, weights):

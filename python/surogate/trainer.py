@@ -349,7 +349,7 @@ def _each_label(rows: Any, name: str, shape: tuple[int, ...], lengths: list[int]
     """Numbers of each label, [accumulation, B, T, K]; rows have these lengths or more, and are padded on the right."""
     given = [rows] if depth(rows) == 3 else rows
     try:
-        lines = [[np.asarray(of, dtype) for of in batch] for batch in given]
+        lines: list[list[np.ndarray]] = [[np.asarray(of, dtype) for of in batch] for batch in given]
     except (TypeError, ValueError):
         raise ValueError(f"batch: {name} has not the same count of numbers for each label") from None
     fits = [len(batch) for batch in lines] == [shape[1]] * shape[0] and all(line.ndim == 2 for of in lines for line in of)

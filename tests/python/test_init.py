@@ -265,12 +265,48 @@ def test_a_file_of_llama_factory(tmp_path, monkeypatch, capsys):
          {"beta": 0.3, "loss_type": ["sigmoid", "sft"]}),
         ("model_name_or_path: m\nloss_type: apo_zero_unpaired\n", "kto", {"loss_type": "apo_zero_unpaired"}),
         ("model_name_or_path: m\ncenter_rewards_coefficient: 0.01\n", "reward", {"center_rewards_coefficient": 0.01}),
+        ("model_name_or_path: m\nreward_funcs: [a.b.c, d.py:e]\nreward_weights: [2.0, 0.5]\nscale_rewards: false\n", "grpo",
+         {"rewards": [{"function": "a.b:c", "weight": 2.0}, {"function": "d.py:e", "weight": 0.5}], "scale_rewards": "none"}),
+        ("model_name_or_path: m\nreward_funcs: a.b\nscale_rewards: true\n", "grpo",
+         {"rewards": [{"function": "a:b"}], "scale_rewards": "group"}),
+        ("model_name_or_path: m\nreward_funcs: [a.b]\nscale_rewards: batch\n", "grpo", {"scale_rewards": "batch"}),
     ],
 )  # fmt: skip
 def test_tasks_of_preferences_are_read_from_other_tools(text, task, expected, tmp_path):
     found = foreign.convert(text + "learning_rate: 1e-5\n", "foreign.yaml")
     assert found.task == task
     assert {name: found.options.get(name) for name in expected} == expected, found.left_out
+    assert not found.left_out.keys() & {"reward_funcs", "reward_weights", "scale_rewards", "truncation_strategy"}
+
+
+@pytest.mark.parametrize(
+    ("text", "task", "rate"),
+    [
+        ("beta: 0.1\n", "dpo", None),
+        ("loss_type: kto\n", "kto", None),
+        ("cpo_alpha: 1.0\n", "cpo", None),
+        ("num_generations: 8\nreward_funcs: [a.b]\n", "grpo", None),
+        ("center_rewards_coefficient: 0.01\n", "reward", None),
+        ("packing: true\n", "sft", 2e-5),
+    ],
+)
+def test_a_file_of_trl_without_a_learning_rate_has_that_of_its_task(text, task, rate):
+    found = foreign.convert("model_name_or_path: m\n" + text, "foreign.yaml")
+    assert (found.task, found.options.get("learning_rate")) == (task, rate)
+    assert "learning_rate" not in found.left_out
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "why", "rewards"),
+    [
+        ("reward_funcs: [a.b, owner/judge]\n", "reward_funcs", "owner/judge is a reward model", [{"function": "a:b"}]),
+        ("reward_funcs: [think_format_reward]\n", "reward_funcs", "needs it installed", [{"function": "trl.rewards:think_format_reward"}]),
+        ("reward_funcs: [a.b]\nreward_weights: [1.0, 2.0]\n", "reward_weights", "2 weights for 1 functions", [{"function": "a:b"}]),
+    ],
+)
+def test_rewards_of_trl_that_are_no_functions_here_are_named(text, name, why, rewards):
+    found = foreign.convert("model_name_or_path: m\n" + text, "foreign.yaml")
+    assert why in found.left_out[name] and found.options["rewards"] == rewards
 
 
 def test_a_file_of_trl(tmp_path, monkeypatch, capsys):

@@ -150,11 +150,15 @@ def convert(text: str, name: str) -> Draft:
     # TRL's way to say that nothing is cut.
     if draft.tool == "TRL" and fields.get("max_length", 0) is None:
         defaults.pop("sequence_len")
+    # The defaults of TRL's other trainers are those of the tasks here.
+    if draft.tool == "TRL" and draft.task not in ("sft", "pt"):
+        defaults.pop("learning_rate")
+    given = set(draft.options)
     draft.options = defaults | draft.options
     if not draft.options["lora"]:
         for option in [option for option in draft.options if option.startswith(("lora_", "qlora_", "modules_to"))]:
             source.leave(option, f"`{option}: {draft.options.pop(option)}` is of adapters, and all weights are trained")
-    _check(draft)
+    _check(draft, given)
     return draft
 
 
@@ -183,8 +187,8 @@ def _remaining(key: str, value: Any, draft: Draft) -> None:
         draft.left_out[key] = "there is no such option"
 
 
-def _check(draft: Draft) -> None:
-    """Leaves out what the engine refuses, with its words. Raises what is wrong with model and data."""
+def _check(draft: Draft, given: set[str]) -> None:
+    """Leaves out what the engine refuses, with its words where the file gives it. Raises what is wrong with model and data."""
     while True:
         try:
             _native.Config.from_json(json.dumps(draft.options), draft.task, [], None)
@@ -196,7 +200,8 @@ def _check(draft: Draft) -> None:
             if not wrong or wrong.keys() & {"model", "datasets", "validation_datasets"}:
                 raise
             for option, why in wrong.items():
-                draft.left_out[option] = why
+                if option in given:
+                    draft.left_out[option] = why
                 del draft.options[option]
 
 

@@ -1,4 +1,4 @@
-"""Entries of other tools on preferences: their tasks, losses and weights."""
+"""Entries of other tools on preferences and rewards: their tasks, losses, weights and functions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ OF_TRL = {
     "precompute_ref_log_probs": "dpo",
     "num_generations": "grpo",
     "max_completion_length": "grpo",
+    "reward_funcs": "grpo",
     "reward_weights": "grpo",
+    "scale_rewards": "grpo",
 }
 
 #: Losses by which TRL's trainer is known.
@@ -105,6 +107,29 @@ def of_trl(source: Source, draft: Draft) -> None:
         draft.task = by_name
     source.take("precompute_ref_log_probs")
     _named(source, draft)
+    source.put("scale_rewards", "scale_rewards", by=lambda of: {True: "group", False: "none"}.get(of, of))
+    _rewards(source, draft)
+
+
+def _rewards(source: Source, draft: Draft) -> None:
+    """Functions by their paths, `module.name`, or by the names of TRL's own, each with its weight."""
+    functions, weights = source.take("reward_funcs"), source.take("reward_weights")
+    names = functions if isinstance(functions, list) else str(functions).split(",") if functions else []
+    weights = weights if isinstance(weights, list) or weights is None else [weights]
+    if weights is not None and len(weights) != len(names):
+        source.leave("reward_weights", f"{len(weights)} weights for {len(names)} functions in `reward_funcs`")
+        weights = None
+    rewards = []
+    for name, weight in zip((str(name).strip() for name in names), weights or [None] * len(names), strict=True):
+        module, _, attribute = name.rpartition("." if ":" not in name else ":")
+        if "/" in module or "/" in attribute and not module.endswith(".py"):
+            source.leave("reward_funcs", f"{name} is a reward model, and functions alone judge answers here")
+            continue
+        if not module:
+            source.leave("reward_funcs", f"`{name}` is a function of TRL: `trl.rewards:{name}` needs it installed")
+        rewards.append({"function": f"{module or 'trl.rewards'}:{attribute}"} | ({} if weight is None else {"weight": weight}))
+    if rewards:
+        draft.options["rewards"] = rewards
 
 
 def _named(source: Source, draft: Draft) -> None:

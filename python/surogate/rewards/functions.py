@@ -210,7 +210,7 @@ def _called(function: RewardFunction, given: Mapping[str, Any], count: int) -> l
     """What a function returns for copies of its arguments, a value for each answer."""
     found = awaited(function(**{name: _copy(value) for name, value in given.items()}))
     is_listed = hasattr(found, "__iter__") and not isinstance(found, (str, bytes, bytearray, Mapping, Set))
-    rewards = list(itertools.islice(found, count + 1)) if is_listed and getattr(found, "ndim", 1) else None
+    rewards = list(itertools.islice(found, count + 1)) if is_listed and getattr(found, "ndim", None) != 0 else None
     if rewards is None or len(rewards) != count:
         what = "" if is_listed else f"a value of type {type(found).__name__}, "
         raise ConfigError(f"it returned {what}{str(found)[:80]}, expected {count} numbers, one for each answer")

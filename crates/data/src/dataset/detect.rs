@@ -83,15 +83,15 @@ impl<'a> Columns<'a> {
         self.values(name).next().is_some() && self.values(name).all(is)
     }
 
-    pub(crate) fn is_text(&self, name: &str) -> bool {
-        self.all(name, Value::is_string)
-    }
-
     /// Returns true if more than half of the values of a column are of the wanted kind: the rows of others are refused one by
     /// one, as they are read.
-    fn mostly(&self, name: &str, is: impl Fn(&Value) -> bool) -> bool {
+    pub(crate) fn mostly(&self, name: &str, is: impl Fn(&Value) -> bool) -> bool {
         let (are, count) = self.values(name).fold((0, 0), |(are, all), value| (are + usize::from(is(value)), all + 1));
         2 * are > count
+    }
+
+    pub(crate) fn is_mostly_text(&self, name: &str) -> bool {
+        self.mostly(name, Value::is_string)
     }
 
     fn names(&self) -> Vec<&'a str> {
@@ -268,8 +268,8 @@ fn no_json(columns: &Columns<'_>) -> Option<Refused> {
 /// Prompts without answers: what a model is asked, not what it should say.
 fn prompt_only(columns: &Columns<'_>) -> Option<Refused> {
     let is_messages = columns.all(PROMPT, |value| is_dialogue(value, &["role"]) || is_dialogue(value, &["from"]));
-    let has_text = ["text", "content", "document"].iter().any(|name| columns.is_text(name));
-    let is_prompt = is_messages || (columns.is_text(PROMPT) && !has_text);
+    let has_text = ["text", "content", "document"].iter().any(|name| columns.is_mostly_text(name));
+    let is_prompt = is_messages || (columns.is_mostly_text(PROMPT) && !has_text);
     let hint =
         "prompts alone are not trained on; name the column of the answers: `type: instruction` with `output_field`";
     is_prompt.then(|| (format!("these are prompts without answers: column `{PROMPT}`"), hint.to_owned()))
@@ -301,7 +301,7 @@ fn form_of(columns: &Columns<'_>, name: &str, hints: &ConversationColumns) -> Op
     } else {
         return None;
     };
-    let as_text = if columns.is_text(name) { ", as JSON text" } else { "" };
+    let as_text = if columns.is_mostly_text(name) { ", as JSON text" } else { "" };
     Some(format!("{form}{as_text}"))
 }
 
@@ -322,7 +322,7 @@ fn conversation(columns: &Columns<'_>, hints: &ConversationColumns) -> Option<De
     let mut completion = None;
     let mut with_completion = |task: &'static str, names: &[&'static str]| {
         // Either may be a plain text, but not both: that is an instruction.
-        let is_part = |name: &str| form_of(name).is_some() || columns.is_text(name);
+        let is_part = |name: &str| form_of(name).is_some() || columns.is_mostly_text(name);
         let answers = |of: &str| is_part(of) && (form_of(of).or(form_of(task))).is_some();
         completion = is_part(task).then(|| columns.first_of(names, answers)).flatten();
         completion.map(|_| task)
@@ -341,15 +341,15 @@ fn conversation(columns: &Columns<'_>, hints: &ConversationColumns) -> Option<De
     };
     // Messages that end with a question are a prompt, whatever their column is called.
     if given.is_none() && completion.is_none() && !answers(name) {
-        let is_answer = |of: &str| of != name && (columns.is_text(of) || form_of(of).is_some());
+        let is_answer = |of: &str| of != name && (columns.is_mostly_text(of) || form_of(of).is_some());
         completion = columns.first_of(COMPLETIONS, is_answer);
     }
     let form = form_of(name).or_else(|| completion.and_then(form_of))?;
     let is_prompt = |value: &Value| value.is_string() || value.is_object();
-    let system = SYSTEM.into_iter().find(|name| columns.all(name, is_prompt));
+    let system = SYSTEM.into_iter().find(|name| columns.mostly(name, is_prompt));
     let is_tools = |value: &Value| fits(TOOLS[0], value);
     let is_any = |value: &Value| as_list(value).is_none_or(|list| !list.is_empty());
-    let tools = TOOLS.into_iter().filter(|name| columns.all(name, is_tools));
+    let tools = TOOLS.into_iter().filter(|name| columns.mostly(name, is_tools));
     let tools = tools.max_by_key(|name| (columns.values(name).any(is_any), *name == "tools"));
     let system = hints.system.clone().or(system.map(str::to_owned));
     let tools = hints.tools.clone().or(tools.map(str::to_owned));
@@ -378,7 +378,7 @@ fn conversation(columns: &Columns<'_>, hints: &ConversationColumns) -> Option<De
 
 fn instruction(columns: &Columns<'_>, hints: &InstructionColumns) -> Option<Detected> {
     let given = |name: &str| (!name.is_empty()).then(|| name.to_owned());
-    let is_text = |name: &str| columns.is_text(name);
+    let is_text = |name: &str| columns.is_mostly_text(name);
     let usual = |task: &str, answers: &[&'static str]| {
         let task = given(&hints.instruction).or_else(|| is_text(task).then(|| task.to_owned()))?;
         let answer = given(&hints.output).or_else(|| columns.first_of(answers, is_text).map(str::to_owned))?;
@@ -388,11 +388,11 @@ fn instruction(columns: &Columns<'_>, hints: &InstructionColumns) -> Option<Dete
     let is_other = |name: &&str| *name != task && *name != answer;
     // What a prompt format has no place for is not read.
     let has_place = |name: &str| hints.prompt_format.as_ref().is_none_or(|format| format.contains(name));
-    let input = INPUTS.into_iter().filter(is_other).find(|name| columns.is_text(name) && has_place("{input}"));
-    let system = SYSTEM.into_iter().find(|name| columns.is_text(name) && has_place("{system}"));
+    let input = INPUTS.into_iter().filter(is_other).find(|name| columns.is_mostly_text(name) && has_place("{input}"));
+    let system = SYSTEM.into_iter().find(|name| columns.is_mostly_text(name) && has_place("{system}"));
     // A prompt format has no place for earlier turns.
     let is_history = |value: &Value| *value == "" || as_list(value).is_some();
-    let history = (hints.prompt_format.is_none() && columns.all(HISTORY, is_history)).then(|| HISTORY.to_owned());
+    let history = (hints.prompt_format.is_none() && columns.mostly(HISTORY, is_history)).then(|| HISTORY.to_owned());
     // A prompt format may have no place for a column.
     let mut optional: Vec<(&'static [&'static str], Option<&str>)> = Vec::new();
     if task == "instruction" && hints.input.is_none() && has_place("{input}") {
@@ -441,10 +441,10 @@ fn tokens(columns: &Columns<'_>) -> Option<Detected> {
 }
 
 fn text(columns: &Columns<'_>, hints: &AutoColumns) -> Option<Detected> {
-    let given = Some(hints.text.as_str()).filter(|name| columns.is_text(name));
-    let usual = || columns.first_of(&["text", "content", "document"], |name| columns.is_text(name));
+    let given = Some(hints.text.as_str()).filter(|name| columns.is_mostly_text(name));
+    let usual = || columns.first_of(&["text", "content", "document"], |name| columns.is_mostly_text(name));
     let only = || match columns.names()[..] {
-        [only] => columns.is_text(only).then_some(only),
+        [only] => columns.is_mostly_text(only).then_some(only),
         _ => None,
     };
     let open = || usual().or_else(only);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::reading::verdict;
+use super::reading::{is_number, verdict};
 use crate::dataset::{Columns, MESSAGES, Open, Refused, SYSTEM, TOOLS, as_list, fits, open, opened, optional};
 
 /// The columns of what is asked. Open until the rows are seen.
@@ -138,7 +138,7 @@ pub(crate) fn found_pair(
     if chosen.is_none() && question.prompt.is_none() {
         return None;
     }
-    let margin = hints.margin.clone().or_else(|| columns.all("margin", Value::is_number).then(|| "margin".to_owned()));
+    let margin = hints.margin.clone().or_else(|| columns.mostly("margin", is_number).then(|| "margin".to_owned()));
     let found = PreferenceColumns { question, chosen, rejected, margin, scores: scores(&columns) };
     let words = words(&found);
     Some(Ok(Found { columns: found, words }))
@@ -164,10 +164,11 @@ pub(crate) fn found_unpaired(
     is_wanted: bool,
 ) -> Option<Found<UnpairedColumns>> {
     let columns = Columns { rows };
-    let is_label = |name: &str| columns.all(name, |value| verdict(value).is_some());
+    let is_label = |name: &str| columns.mostly(name, |value| verdict(value).is_some());
     let named = (!hints.label.is_empty()).then(|| hints.label.clone());
     let label = named.clone().or_else(|| columns.first_of(&LABELS, is_label).map(str::to_owned))?;
-    let is_answer = |name: &str| columns.is_text(name) || form(&columns, name, &hints.question.properties).is_some();
+    let is_answer =
+        |name: &str| columns.is_mostly_text(name) || form(&columns, name, &hints.question.properties).is_some();
     let usual = || columns.first_of(&COMPLETIONS, is_answer).map(str::to_owned);
     let completion = hints.completion.clone().or_else(usual);
     let own: Vec<&str> = completion.iter().map(String::as_str).collect();
@@ -179,7 +180,7 @@ pub(crate) fn found_unpaired(
     // A conversation with a label of another kind is none of these.
     let is_clear = is_wanted || named.is_some() || label == VERDICT;
     let is_plain = question.prompt.as_deref() == Some(PROMPT) && completion.as_deref() == Some(COMPLETIONS[0]);
-    let is_usual = is_plain && columns.all(&label, Value::is_boolean);
+    let is_usual = is_plain && columns.mostly(&label, Value::is_boolean);
     if !is_clear && !is_usual {
         return None;
     }
@@ -238,7 +239,7 @@ fn form(columns: &Columns<'_>, name: &str, properties: &BTreeMap<String, String>
     let is_message = |value: &Value| [&role, &from].iter().any(|key| opened(value).get(key.as_str()).is_some());
     let is_talk = |value: &Value| messages_in(value).is_some_and(|list| list.iter().all(is_message));
     let is_there = columns.values(name).any(|value| messages_in(value).is_some_and(|list| !list.is_empty()));
-    (is_there && columns.all(name, is_talk)).then_some(())
+    (is_there && columns.mostly(name, is_talk)).then_some(())
 }
 
 /// The messages of a value: a list of them, or an object that holds one.
@@ -273,7 +274,7 @@ fn ends_with_answer(columns: &Columns<'_>, name: &str) -> bool {
         let list = messages_in(value).unwrap_or_default();
         list.last().is_some_and(|one| ASSISTANTS.contains(&role_of(one, &BTreeMap::new()).as_str()))
     };
-    columns.all(name, ends)
+    columns.mostly(name, ends)
 }
 
 /// The columns of what is asked, besides `own`; `is_whole`: the sides hold it. `None`: there are none, where the sides do not
@@ -282,7 +283,7 @@ fn question(columns: &Columns<'_>, hints: &Question, own: &[&str], is_whole: boo
     let form = |name: &str| form(columns, name, &hints.properties);
     let is_other = |name: &&str| !own.contains(name);
     let is_talk = |name: &&str| is_other(name) && form(name).is_some();
-    let is_task = |name: &&str| is_other(name) && columns.is_text(name);
+    let is_task = |name: &&str| is_other(name) && columns.is_mostly_text(name);
     let usual = || {
         let named = |names: &[&'static str], is: &dyn Fn(&&str) -> bool| names.iter().copied().find(|name| is(name));
         let own = [PROMPT];
@@ -298,15 +299,14 @@ fn question(columns: &Columns<'_>, hints: &Question, own: &[&str], is_whole: boo
     let is_turn = prompt.as_deref().is_some_and(|name| TASKS.contains(&name));
     let talks =
         prompt.as_deref().is_some_and(|name| form(name).is_some()) || own.iter().any(|name| form(name).is_some());
-    let is_text = |name: &&str| columns.values(name).all(Value::is_string) && columns.is_text(name);
     let is_free = |name: &&str| is_other(name) && prompt.as_deref() != Some(*name);
     let input = (prompt.as_deref() == Some("instruction"))
-        .then(|| ["input"].into_iter().find(|name| is_free(name) && is_text(name)))
+        .then(|| ["input"].into_iter().find(|name| is_free(name) && columns.is_mostly_text(name)))
         .flatten();
     let is_history = |value: &Value| *value == "" || as_list(value).is_some();
-    let history = (is_turn && columns.all("history", is_history)).then(|| "history".to_owned());
-    let system = SYSTEM.into_iter().find(|name| is_free(name) && columns.all(name, Value::is_string));
-    let tools = TOOLS.into_iter().find(|name| columns.all(name, |value| fits(name, value)));
+    let history = (is_turn && columns.mostly("history", is_history)).then(|| "history".to_owned());
+    let system = SYSTEM.into_iter().find(|name| is_free(name) && columns.is_mostly_text(name));
+    let tools = TOOLS.into_iter().find(|name| columns.mostly(name, |value| fits(name, value)));
     let system = hints.system.clone().or(system.map(str::to_owned));
     let is_chat = talks || is_turn || is_whole || system.is_some() || history.is_some();
     let taken: Vec<&str> = own.iter().copied().chain(prompt.as_deref()).collect();

@@ -48,6 +48,16 @@ enum Raw<'a> {
     List { list: Cow<'a, [Value]>, in_text: bool },
 }
 
+/// The finite number that a value is, or that its text says.
+fn number(value: &Value) -> Option<f64> {
+    let number = value.as_f64().or_else(|| value.as_str()?.trim().parse().ok());
+    number.filter(|number| number.is_finite())
+}
+
+pub(super) fn is_number(value: &Value) -> bool {
+    number(value).is_some()
+}
+
 /// The verdict that a value stands for.
 pub(super) fn verdict(value: &Value) -> Option<bool> {
     const GOOD: [&str; 8] = ["desirable", "true", "good", "chosen", "positive", "yes", "1", "preferred"];
@@ -98,7 +108,7 @@ impl RowReader<'_> {
     fn number(&self, name: &str) -> Result<Option<f32>, RowError> {
         match self.row.get(name) {
             None | Some(Value::Null) => Ok(None),
-            Some(value) => match value.as_f64().filter(|number| number.is_finite()) {
+            Some(value) => match number(value) {
                 Some(number) => Ok(Some(number as f32)),
                 None => Err(wrong(name, "a finite number", value)),
             },

@@ -21,6 +21,27 @@ fn losses_of(option: &str) -> &'static [PreferenceLoss] {
 /// Options of samples that distillation on the student's own answers has, too.
 const OF_SAMPLES: [&str; 4] = ["max_completion_length", "top_p", "top_k", "min_p"];
 
+/// Reports mixtures of datasets by share: prompts are taken as they are in the files.
+fn check_mixture(config: &Config, reader: &mut Reader) {
+    let task = config.task;
+    let lists = [("datasets", &config.data.datasets), ("validation_datasets", &config.data.validation_datasets)];
+    for (list, datasets) in lists {
+        for (index, dataset) in datasets.iter().flatten().enumerate() {
+            let path = format!("{list}[{index}].repeats");
+            if dataset.repeats != 1.0 && !reader.is_faulty(&path) {
+                let message = format!("`{path}: {}` is not available yet with `task: {task}`", dataset.repeats);
+                let hint = "remove it; `samples` takes fewer prompts of a dataset";
+                reader.report(&path, message, Some(hint.to_owned()));
+            }
+        }
+    }
+    if config.data.interleave_probs.is_some() && !reader.is_faulty("interleave_probs") {
+        let message = format!("`interleave_probs` is not available yet with `task: {task}`");
+        let hint = "remove it; `samples` takes fewer prompts of a dataset";
+        reader.report("interleave_probs", message, Some(hint.to_owned()));
+    }
+}
+
 /// Contradictions between the options of sampled answers, and what other tasks do not take.
 pub(super) fn check_reinforcement(config: &Config, reader: &mut Reader) {
     let of = &config.reinforcement;
@@ -56,6 +77,7 @@ pub(super) fn check_reinforcement(config: &Config, reader: &mut Reader) {
     if !is_grpo {
         return;
     }
+    check_mixture(config, reader);
     check_rewards(of, reader);
     check_environment(of, reader);
     let mut report = |path: &str, message: String, hint: &str| {

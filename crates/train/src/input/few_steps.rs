@@ -12,6 +12,8 @@ const ENOUGH: u64 = 20;
 pub(crate) struct Steps {
     /// Rows of a micro-batch of each rank.
     pub rows: u32,
+    /// The fewest rows that the loss takes.
+    pub least: u32,
     /// Micro-batches of an optimizer step.
     pub accumulation: u32,
     /// Micro-batches that are worked on at once.
@@ -42,6 +44,7 @@ impl Steps {
         let total = of.batch_size.map(|rows| (u64::from(rows) / replicas).max(1) as u32);
         of.fixed_steps().is_none().then(|| Steps {
             rows: total.unwrap_or(of.per_device_train_batch_size),
+            least: config.least_rows(),
             accumulation: if total.is_some() { 1 } else { of.gradient_accumulation_steps },
             is_total: total.is_some(),
             replicas,
@@ -89,9 +92,16 @@ impl Steps {
         ))
     }
 
-    /// The most rows of a step on a rank that divide `rows` and make enough steps; 1 where none does.
+    /// The most rows of a step on a rank that divide `rows` and make enough steps; the fewest where none do.
     pub fn most_rows(&self, rows: u32) -> u32 {
-        divisors(rows).find(|rows| Steps { rows: *rows, accumulation: 1, ..*self }.is_enough()).unwrap_or(1)
+        let is_enough = |rows: &u32| Steps { rows: *rows, accumulation: 1, ..*self }.is_enough();
+        self.fewer(rows).find(is_enough).or_else(|| self.fewer(rows).last()).unwrap_or(rows)
+    }
+
+    /// The divisors of a number of rows that the loss takes, from itself down.
+    fn fewer(&self, rows: u32) -> impl Iterator<Item = u32> + use<> {
+        let least = self.least;
+        divisors(rows).filter(move |rows| *rows >= least)
     }
 
     /// The first change that makes enough steps: fewer micro-batches, then fewer rows, then rows of single documents, then
@@ -124,14 +134,14 @@ impl Change {
 
     /// Fewer rows in a step, a little at first.
     fn smaller(&self) -> Vec<Change> {
-        let fewer = |of: u32| divisors(of).filter(move |part| *part < of);
-        let accumulations = fewer(self.steps.accumulation).map(|accumulation| {
+        let of = self.steps;
+        let accumulations = divisors(of.accumulation).filter(|part| *part < of.accumulation).map(|accumulation| {
             let steps = Steps { accumulation, ..self.steps };
             self.with(steps, format!("`gradient_accumulation_steps: {accumulation}`"))
         });
         let mut all: Vec<Change> = accumulations.collect();
         let least = all.last().map_or_else(|| self.same(), Change::same);
-        all.extend(fewer(self.steps.rows).map(|rows| {
+        all.extend(of.fewer(of.rows).filter(|rows| *rows < of.rows).map(|rows| {
             let steps = Steps { rows, ..least.steps };
             let option = match steps.is_total {
                 true => format!("`batch_size: {}`", u64::from(rows) * steps.replicas),
@@ -161,6 +171,7 @@ mod tests {
 
     const CHATS: Steps = Steps {
         rows: 2,
+        least: 1,
         accumulation: 4,
         replicas: 1,
         in_epoch: 5,
@@ -210,5 +221,14 @@ mod tests {
         assert_eq!(Steps { in_epoch: 14, ..CHATS }.most_rows(8), 2);
         assert_eq!(Steps { in_epoch: 1000, ..CHATS }.most_rows(8), 8);
         assert_eq!(CHATS.most_rows(8), 1);
+    }
+
+    #[test]
+    fn no_fewer_rows_are_named_than_the_loss_takes() {
+        let compares =
+            Steps { least: 2, rows: 4, accumulation: 1, in_epoch: 6, is_packed: false, epochs: 1.0, ..CHATS };
+        assert_eq!(compares.most_rows(8), 2);
+        let note = compares.note(2).unwrap();
+        assert!(note.ends_with("with `per_device_train_batch_size: 2` and `num_epochs: 7`"), "{note}");
     }
 }

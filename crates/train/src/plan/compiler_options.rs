@@ -105,6 +105,7 @@ impl Plan {
         }
         let samples = Samples::new(config, source)?.map(Arc::new);
         let reference = reference::choose(config, source)?;
+        notes.extend(reference::note(config, reference.as_ref()));
         let teacher = teacher::open(config, source, length.tokens)?;
         let entries = reference::entries(config, reference.as_ref());
         let entries = samples.as_ref().map_or(entries.clone(), |samples| samples.with_cache(entries));

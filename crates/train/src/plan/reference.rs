@@ -30,7 +30,10 @@ pub(crate) fn choose(config: &Config, source: &ModelSource) -> Result<Option<Ref
         return Ok(None);
     }
     Ok(Some(match &config.preferences.reference {
-        Some(folder) => Reference::Folder(PathBuf::from(folder)),
+        Some(folder) => {
+            check_folder(config, Path::new(folder), source)?;
+            Reference::Folder(PathBuf::from(folder))
+        }
         None if config.lora.lora => Reference::WithoutAdapter,
         None if config.model.init == Init::Random => {
             let message = format!(
@@ -42,6 +45,49 @@ pub(crate) fn choose(config: &Config, source: &ModelSource) -> Result<Option<Ref
         }
         None => Reference::Folder(source.folder.clone()),
     }))
+}
+
+/// Errors: no folder of a model with the architecture in training.
+fn check_folder(config: &Config, folder: &Path, source: &ModelSource) -> Result<()> {
+    let wrong = |message: String, hint: &str| {
+        TrainError::Config(vec![config.mistake("reference", message, Some(hint.to_owned()))])
+    };
+    let shown = folder.display();
+    let has = |file: &str| folder.join(file).is_file();
+    if !has("config.json") {
+        let message = format!("`reference: {shown}` has no `config.json`");
+        return Err(match () {
+            () if has("adapter_config.json") => {
+                wrong(format!("{message}: it is an adapter"), "merge it with `surogate merge`, and name the result")
+            }
+            () if has("model/config.json") => wrong(message, "name its folder `model`"),
+            () if has("adapter/adapter_config.json") => wrong(
+                format!("{message}: it is a run with an adapter"),
+                "merge it with `surogate merge`, and name the result",
+            ),
+            () => wrong(message, "name a folder with the files of a model"),
+        });
+    }
+    let of = crate::model::source::config_of(folder)?;
+    if of.model_type() != source.config.model_type() {
+        let message = format!(
+            "`reference: {shown}` is a model of type `{}`, and the one in training of type `{}`",
+            of.model_type(),
+            source.config.model_type()
+        );
+        return Err(wrong(message, "name a model of the same architecture"));
+    }
+    Ok(())
+}
+
+/// The note on a reference that does not have what a continued adapter has learned.
+pub(crate) fn note(config: &Config, reference: Option<&Reference>) -> Option<String> {
+    let without = reference == Some(&Reference::WithoutAdapter) && config.lora.adapter.is_some();
+    without.then(|| {
+        "the reference is the model without `adapter`, so that ratios begin with what the adapter has learned; `reference` names \
+         another folder, such as that of the merged adapter"
+            .to_owned()
+    })
 }
 
 /// The forward pass of the model without its adapter, or of another model.

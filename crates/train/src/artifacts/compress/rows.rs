@@ -46,10 +46,24 @@ impl Rows {
         if !problems.is_empty() {
             return Err(TrainError::Config(problems));
         }
-        if config.task.purpose() == Purpose::Prompts {
+        let has = match config.task.purpose() {
+            Purpose::Documents => None,
+            Purpose::Pairs | Purpose::Scores => Some("pairs of answers"),
+            Purpose::Answers => Some("answers with verdicts"),
+            Purpose::Prompts => Some("prompts without answers"),
+        };
+        if let Some(has) = has {
             let text =
-                "--calibration: the run has prompts without answers\n  hint: give a run of texts or conversations";
-            return Err(TrainError::Usage(text.to_owned()));
+                format!("--calibration: the run has {has}\n  hint: give a run of texts or conversations (`task: sft`)");
+            return Err(TrainError::Usage(text));
+        }
+        if source.config.is_classifier() {
+            let folder = source.folder.display();
+            let text = format!(
+                "--calibration: {folder}: this is a reward model, whose scores are not compared yet\n  hint: leave out \
+                 `--calibration`, or take a model with an output head"
+            );
+            return Err(TrainError::Usage(text));
         }
         let plan = Plan::new(config, source)?;
         let encoded = Encoded::read(config, source, plan.rows(), None, stop)?;

@@ -112,6 +112,11 @@ impl Prompts {
         for row in stream.take(spec.samples.unwrap_or(usize::MAX)) {
             let place = row.place.to_string();
             let fields = row.fields.map_err(|error| error.to_string());
+            if let Some(column) = fields.as_ref().ok().and_then(with_images) {
+                let problem = format!("{place}: `{column}` has images, and answers to images are not sampled yet");
+                let hint = "give prompts of text, or train on recorded answers with `task: sft` or `dpo`";
+                return Err(TrainError::Data(DataError::invalid(&of.path, problem).hint(hint.to_owned())));
+            }
             let row = fields.and_then(|fields| Row::of(fields, of, encoder));
             lengths.extend(row.as_ref().map(|row| row.ids.len()));
             match row {
@@ -174,7 +179,8 @@ impl Row {
     fn of(mut fields: Map<String, Value>, of: &Dataset, encoder: &PromptEncoder) -> std::result::Result<Row, String> {
         let (name, is_question) = column(&fields, of)?;
         let value = fields.remove(&name).unwrap_or_default();
-        let system = of.system_prompt.as_deref().filter(|_| of.system_prompt_type == Some(SystemPromptType::Fixed));
+        let system = system(&fields, of);
+        let is_fixed = of.system_prompt_type == Some(SystemPromptType::Fixed);
         let prompt = match opened(value, is_question)? {
             Value::Array(messages) => {
                 let asked = asked(messages, name == PROMPT)?;
@@ -183,12 +189,14 @@ impl Row {
                 Value::Array(system.into_iter().chain(asked).collect())
             }
             Value::String(text) if is_question && encoder.has_template() => {
-                let input = of.input_field.as_ref().and_then(|name| fields.get(name)).and_then(Value::as_str);
+                // Rows in the form of Alpaca.
+                let usual = || (name == "instruction").then_some("input");
+                let input = of.input_field.as_deref().or_else(usual).and_then(|name| fields.get(name)?.as_str());
                 let text = input.filter(|input| !input.is_empty()).map_or(text.clone(), |of| format!("{text}\n\n{of}"));
                 let system = system.map(|text| json!({"role": "system", "content": text}));
                 Value::Array(system.into_iter().chain([json!({"role": "user", "content": text})]).collect())
             }
-            Value::String(text) if system.is_none() => Value::String(text),
+            Value::String(text) if system.is_none() || !is_fixed => Value::String(text),
             Value::String(_) => return Err(format!("`{name}` is a text, and `system_prompt` goes before messages")),
             other => return Err(format!("`{name}` is {other}, expected a text or a list of messages")),
         };
@@ -216,6 +224,28 @@ impl Row {
 fn nearly_all(lengths: &mut [usize]) -> usize {
     lengths.sort_unstable();
     lengths.get((99 * lengths.len()).div_ceil(100).saturating_sub(1)).copied().unwrap_or(0)
+}
+
+/// The text that goes before the messages of a row: that of the dataset, or of a column of the row.
+fn system(fields: &Map<String, Value>, of: &Dataset) -> Option<String> {
+    let column = |name: &str| fields.get(name)?.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+    match of.system_prompt_type {
+        Some(SystemPromptType::Fixed) => of.system_prompt.clone(),
+        Some(SystemPromptType::Field) => of.system_prompt_field.as_deref().and_then(column),
+        None => ["system", "system_prompt"].into_iter().find_map(column),
+    }
+}
+
+/// The column of a row that has images: parts of messages, or images next to them.
+fn with_images(fields: &Map<String, Value>) -> Option<&str> {
+    let is_part = |part: &Value| part["type"].as_str().is_some_and(|of| ["image", "image_url"].contains(&of));
+    let has_part = |message: &Value| message["content"].as_array().is_some_and(|parts| parts.iter().any(is_part));
+    let has = |name: &str, value: &Value| match name {
+        PROMPT | "messages" | "conversations" => value.as_array().is_some_and(|list| list.iter().any(has_part)),
+        "images" => value.as_array().is_some_and(|images| !images.is_empty()),
+        _ => false,
+    };
+    fields.iter().find(|(name, value)| has(name, value)).map(|(name, _)| name.as_str())
 }
 
 /// The messages of a prompt as requests read them, also where they stand there as a text of JSON; other values as they are.

@@ -119,18 +119,20 @@ def test_what_pairs_with_images_cannot_be_is_said(folder, pairs, tmp_path, capsy
     rows = pairs.read_text().splitlines()
     first = json.loads(rows[0])
     long = [{"role": "user", "content": [first["prompt"][0]["content"][0], {"type": "text", "text": "Which color? " * 60}]}]
+    path = first["prompt"][0]["content"][0]["image"]
     for change, said in (
         ({"chosen": [{**first["chosen"][0], "content": first["prompt"][0]["content"]}]}, "an answer has an image: images are read in"),
         ({"images": ["more.png"]}, "the row has 1 more images than places for them"),
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "image 1: the row has no image for it"),
-        ({"prompt": "Which?", "images": ["0.png"], "chosen": "a", "rejected": "b"}, "its prompt is a plain text"),
+        ({"prompt": "Which?", "images": [path], "chosen": "a", "rejected": "b"}, "its prompt is a plain text"),
         ({"prompt": long}, "and no image is cut"),
     ):
-        pairs.write_text("\n".join([*rows[1:], json.dumps(first | change)]))
+        # A text among messages is a turn of the user; alone it is continued.
+        others = [] if "plain text" in said else rows[1:]
+        pairs.write_text("\n".join([*others, json.dumps(first | change)]))
         config = given(folder, tmp_path, pairs, task="dpo")
         (tmp_path / "run.yaml").write_text(json.dumps(config | {"truncation_mode": "keep_end"}))
-        # One prompt of text among lists of messages leaves no column that all rows have.
-        assert main(["tokenize", str(tmp_path / "run.yaml")]) == (4 if "plain text" in said else 0)
+        assert main(["tokenize", str(tmp_path / "run.yaml")]) == (0 if others else 4)
         captured = capsys.readouterr()
         assert said in captured.out + captured.err, captured
 

@@ -15,12 +15,12 @@ LORA = {"lora": True, "lora_rank": 4, "lora_dropout": 0.0}
 PAIRED = {"task": "dpo", "type": "preference", **LORA}
 
 
-def documents(path, count, trained):
+def documents(path, count, trained, ids=400):
     """Writes documents of 24 tokens; `trained` gives the number of trained ones at the end of each."""
     rows = []
     for number in range(count):
-        ids = [3 + (7 * number + 5 * at + at * at) % 400 for at in range(24)]
-        rows.append({"input_ids": ids, "labels": [-100] * (24 - trained(number)) + ids[24 - trained(number) :]})
+        tokens = [3 + (7 * number + 5 * at + at * at) % ids for at in range(24)]
+        rows.append({"input_ids": tokens, "labels": [-100] * (24 - trained(number)) + tokens[24 - trained(number) :]})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -59,8 +59,9 @@ def trained(tmp_path):
 
 def shapes(trainer, tmp_path):
     """The tokens whose logits are computed, by the shapes in a checkpoint; 0: all."""
-    trainer.save(tmp_path / "kept")
-    state = json.loads((tmp_path / "kept" / "state.json").read_text())
+    folder = tmp_path / f"kept-{id(trainer)}"
+    trainer.save(folder)
+    state = json.loads((folder / "state.json").read_text())
     return {shape.get("logits", 0) for shape in state["shapes"]}
 
 
@@ -120,3 +121,13 @@ def test_a_batch_with_more_trained_tokens_takes_the_logits_of_all(trained, tmp_p
 def test_all_logits_are_computed_where_nearly_all_tokens_are_trained(trained, tmp_path):
     documents(tmp_path / "tokens.jsonl", 80, lambda _: 24)
     assert shapes(trained(True, sequence_len=48, **LORA)[0], tmp_path) == {0}
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt2", "gpt_oss", "nemotron_h", "qwen3_vl", "granite"])
+def test_heads_of_other_families_take_trained_tokens_alone(trained, shared, tmp_path, family):
+    """A cap on logits, factors, experts that are balanced, layers with a state, a tower, a head of a transposed table."""
+    documents(tmp_path / "tokens.jsonl", 40, lambda _: 6, ids=40)
+    options = {"model": str(shared / "golden" / family), "sequence_len": 32, "steps": 2}
+    some, expected = trained(True, **options), trained(False, **options)
+    assert some[1:] == expected[1:]
+    assert shapes(some[0], tmp_path) == {32} and shapes(expected[0], tmp_path) == {0}

@@ -28,7 +28,7 @@ from .storage import buckets, hub
 #: What a batch may hold.
 BATCH = ("input_ids", "labels", "position_ids", "weights")
 
-#: What a batch holds by the task, where it is more than ids and labels, and the columns that only it has.
+#: The columns of a batch by the task, where they are more than ids and labels, and those that only it has.
 OF_TASKS = {
     **dict.fromkeys(("dpo", "orpo", "cpo", "reward"), ("`chosen` and `rejected`", {"chosen", "rejected"})),
     "kto": ("`input_ids`, `labels` and `desirable`", {"desirable"}),

@@ -409,55 +409,6 @@ def test_what_cannot_be_answered_is_an_error_that_names_it(client, change, statu
     assert raised.value.status_code == status and words in raised.value.message, raised.value.message
 
 
-@pytest.mark.parametrize(
-    ("change", "param", "message"),
-    [
-        ({"temperature": -1}, "temperature", "`temperature` is `-1`, expected a number from 0"),
-        ({"top_p": 0}, "top_p", "`top_p` is `0`, expected a number above 0 and up to 1"),
-        ({"seed": 1.5}, "seed", "`seed` is `1.5`, expected a whole number from 0"),
-        ({"top_k": -1}, "top_k", "`top_k` is `-1`, expected a whole number from 0"),
-        ({"temperature": 0, "min_p": 0.5}, "min_p", "`min_p` narrows what is drawn, and with `temperature: 0` nothing is"),
-        ({"prompt": [1, 99999]}, "prompt", "token id 99999 is outside of the vocabulary of 512"),
-        ({"prompt": "once " * 600}, "prompt", "allows sequences of 512"),
-        ({"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0}, None, None),
-    ],
-)
-def test_a_wrong_field_is_named_in_one_sentence(address, change, param, message):
-    body = {"prompt": "Once", "max_tokens": 2, **change}
-    status, _, text = fetched(address, "POST", "/v1/completions", json.dumps(body))
-    assert (status == 200) == (message is None), text
-    if message is not None:
-        error = json.loads(text)["error"]
-        assert (status, error["param"]) == (400, param)
-        assert message in error["message"] and "\n" not in error["message"]
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status", "allowed"),
-    [
-        ("GET", "/v1/completions", 405, "POST"),
-        ("GET", "/v1/chat/completions?a=b", 405, "POST"),
-        ("POST", "/v1/models", 405, "GET"),
-        ("GET", "/v1/other", 404, None),
-        ("POST", "/v1/other", 404, None),
-    ],
-)
-def test_a_path_of_another_method_names_it(address, method, path, status, allowed):
-    found, headers, text = fetched(address, method, path)
-    assert (found, headers["Allow"]) == (status, allowed)
-    assert (f"takes {allowed}, not {method}" if allowed else "there is no /v1/other") in text
-
-
-def fetched(address: str, method: str, path: str, body: str | None = None) -> tuple[int, http.client.HTTPMessage, str]:
-    connection = http.client.HTTPConnection(address.split("/")[2], timeout=60)
-    try:
-        connection.request(method, path, body, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, answer.headers, answer.read().decode()
-    finally:
-        connection.close()
-
-
 class Script:
     """An engine whose answers are put into queues, one for each request."""
 

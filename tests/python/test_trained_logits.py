@@ -12,6 +12,7 @@ from surogate.cli.commands import main
 MODEL = REPOSITORY / "examples" / "stories" / "model"
 #: Adapters without dropout, so that nothing is drawn by the shape of the head.
 LORA = {"lora": True, "lora_rank": 4, "lora_dropout": 0.0}
+SIDES = ("chosen", "rejected")
 PAIRED = {"task": "dpo", "type": "preference", **LORA}
 
 
@@ -31,6 +32,10 @@ def pairs(path):
         {"prompt": text(n, 20 + n % 5) + " ", "chosen": text(n + 1, 6), "rejected": text(n + 2, 5)} for n in range(40)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    verdicts = [
+        {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"} for row in rows for side in SIDES
+    ]
+    path.with_name("unpaired.jsonl").write_text("".join(json.dumps(row) + "\n" for row in verdicts))
 
 
 @pytest.fixture
@@ -76,28 +81,31 @@ def shapes(trainer, tmp_path):
         {**PAIRED},
         {**PAIRED, "precompute_ref_log_probs": True, "sample_packing": False},
         {**PAIRED, "task": "cpo", "share_prompts": False, "sequence_len": 128},
+        {**LORA, "task": "kto", "type": "unpaired"},
     ],
-    ids=["lora", "padded", "bfloat16", "ranks", "all weights", "dpo", "dpo precomputed", "cpo"],
+    ids=["lora", "padded", "bfloat16", "ranks", "all weights", "dpo", "dpo precomputed", "cpo", "kto"],
 )
-def test_trained_logits_make_the_bits_of_all_logits(trained, options):
+def test_trained_logits_make_the_bits_of_all_logits(trained, tmp_path, options):
     some, expected = trained(True, **options), trained(False, **options)
     assert some[1:] == expected[1:]
+    assert shapes(some[0], tmp_path) > {0} and shapes(expected[0], tmp_path) == {0}
 
 
 @pytest.mark.parametrize(
     "options", [{"lmhead_chunks": 3}, {"gpus": 2, "zero_level": 3}, {"task": "dpo", "type": "preference"}]
 )
-def test_gradients_of_a_trained_head_are_the_same_but_for_the_order_of_sums(trained, options):
+def test_gradients_of_a_trained_head_are_the_same_but_for_the_order_of_sums(trained, tmp_path, options):
     some, expected = trained(True, **options), trained(False, **options)
     for row, other in zip(some[1], expected[1], strict=True):
         assert row == pytest.approx(other, rel=1e-4, abs=1e-5)
     assert some[2] == pytest.approx(expected[2], rel=1e-5)
+    assert shapes(some[0], tmp_path) > {0}
 
 
 @pytest.mark.parametrize(("only", "logits"), [(True, 64), (False, 0)])
 def test_the_head_has_room_for_the_trained_tokens_and_a_note_says_so(trained, tmp_path, capfd, only, logits):
     trainer, *_ = trained(only, **LORA)
-    assert shapes(trainer, tmp_path) == {logits}, "of 4 × 64 tokens"
+    assert shapes(trainer, tmp_path) == {0, logits}, "of 4 × 64 tokens"
     run = tmp_path / "run.yaml"
     values = {
         "model": str(MODEL), "device": "cpu", "datasets": [{"path": str(tmp_path / "tokens.jsonl"), "type": "tokens"}],
@@ -107,7 +115,7 @@ def test_the_head_has_room_for_the_trained_tokens_and_a_note_says_so(trained, tm
     run.write_text(json.dumps(values))
     assert main(["sft", str(run)]) == 0
     shown = capfd.readouterr()
-    assert ("with room for 25 % of all" in shown.out + shown.err) == only
+    assert ("with room for up to 25 % of all" in shown.out + shown.err) == only
 
 
 def test_a_batch_with_more_trained_tokens_takes_the_logits_of_all(trained, tmp_path):
@@ -130,4 +138,27 @@ def test_heads_of_other_families_take_trained_tokens_alone(trained, shared, tmp_
     options = {"model": str(shared / "golden" / family), "sequence_len": 32, "steps": 2}
     some, expected = trained(True, **options), trained(False, **options)
     assert some[1:] == expected[1:]
-    assert shapes(some[0], tmp_path) == {32} and shapes(expected[0], tmp_path) == {0}
+    assert shapes(some[0], tmp_path) == {0, 32} and shapes(expected[0], tmp_path) == {0}
+
+
+@pytest.mark.parametrize("then", [{}, {"trained_logits_only": False}, {"gpus": 4, "sequence_parallel_size": 2}])
+def test_a_resumed_run_goes_on_with_the_shapes_of_its_options(tmp_path, then):
+    documents(tmp_path / "tokens.jsonl", 80, lambda number: 4 + number % 5)
+    path = tmp_path / "run.yaml"
+    run = {
+        "model": str(MODEL), "device": "cpu", "torch_dtype": "float32", **LORA, "gpus": 2, "sequence_len": 64, "data_cache": "off",
+        "datasets": [{"path": str(tmp_path / "tokens.jsonl"), "type": "tokens"}], "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 1, "learning_rate": 1e-3, "lr_scheduler_type": "constant", "save_steps": 2,
+    }  # fmt: skip
+
+    def losses(output, **more):
+        path.write_text(json.dumps(run | more | {"output_dir": str(tmp_path / output)}))
+        assert main(["sft", str(path)]) == 0
+        lines = [
+            line for log in sorted((tmp_path / output).glob("log-*.json")) for line in log.read_text().splitlines()
+        ]
+        return [event["loss"] for event in map(json.loads, lines) if event["event"] == "step"]
+
+    whole = losses("whole", max_steps=4)
+    assert losses("parts", max_steps=2) == whole[:2]
+    assert losses("parts", max_steps=4, resume_from_checkpoint=True, **then) == pytest.approx(whole, rel=1e-5)

@@ -40,7 +40,7 @@ pub struct Batch {
     pub patches: Patches,
     /// Its images, in the order of their tokens, until they are laid out; they stay where no reader lays them out.
     pub images: Vec<ImageRef>,
-    /// Tokens whose logits are computed, as many as its shape has room for: those with a target; 0: all tokens.
+    /// Number of tokens whose logits are computed, with room for those that have a target; 0: all tokens.
     pub logits: usize,
     /// Tokens of its documents, where another node has the batch: then there are no vectors.
     pub remote: Option<usize>,
@@ -77,11 +77,6 @@ impl Batch {
     /// The tokens that have a target.
     fn with_target(&self) -> impl Iterator<Item = usize> {
         self.targets.iter().enumerate().filter(|(_, target)| **target != IGNORE).map(|(at, _)| at)
-    }
-
-    /// Returns the number of tokens that have a target.
-    pub fn targets(&self) -> usize {
-        self.with_target().count()
     }
 
     /// The tokens whose logits are computed, by index among those of all rows, [logits]; −1 after the last.
@@ -333,7 +328,7 @@ impl Batch {
 
     /// The number of tokens that are trained.
     pub fn trained_tokens(&self) -> usize {
-        self.targets.iter().filter(|&&target| target != IGNORE).count()
+        self.with_target().count()
     }
 
     /// The sum by which the loss is divided.

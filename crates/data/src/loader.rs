@@ -145,7 +145,7 @@ impl Cursor {
         };
         let mut made: Vec<Made> = (rank..rank + here).map(of).collect();
         // Ranks take one shape.
-        let most = made.iter().flatten().map(Batch::targets).max().unwrap_or(0);
+        let most = made.iter().flatten().map(Batch::trained_tokens).max().unwrap_or(0);
         let logits = self.spec.logits.iter().find(|of| of.0 == length && of.1 >= most).map_or(0, |of| of.1);
         made.iter_mut().flatten().for_each(|batch| batch.logits = logits);
         Some((made, is_last))

@@ -208,7 +208,8 @@ pub fn mismatched(batch: &Batch) -> Batch {
     let made = Batch::from_labels(1, size, ids, &labels, Some(positions), Some(&weights));
     let made = made.expect("tokens of a batch make a batch");
     let made = if used == 0 { made } else { made.padded_from(&[used]) };
-    Batch { patches: moved_images(&batch.patches, &moved, &made), ..made }
+    // Answers keep their targets.
+    Batch { patches: moved_images(&batch.patches, &moved, &made), logits: batch.logits, ..made }
 }
 
 /// The images of prompts whose tokens moved. For each document: the tokens of its prompt where they were, the end of what

@@ -207,7 +207,7 @@ def _check_arguments(function: RewardFunction, given: Mapping[str, Any]) -> None
 
 
 def _called(function: RewardFunction, given: Mapping[str, Any], count: int) -> list[Any]:
-    """What a function returns for copies of its arguments, a value for each answer."""
+    """The values that a function returns for copies of its arguments, one for each answer."""
     found = awaited(function(**{name: _copy(value) for name, value in given.items()}))
     is_listed = hasattr(found, "__iter__") and not isinstance(found, (str, bytes, bytearray, Mapping, Set))
     rewards = list(itertools.islice(found, count + 1)) if is_listed and getattr(found, "ndim", None) != 0 else None

@@ -166,7 +166,7 @@ class Engine:
 def _failure(error: BaseException) -> BadRequest:
     """The answer to a request that failed."""
     if problems := json.loads(getattr(error, "problems", None) or "[]"):
-        # Of an option; no field is `auto` here.
+        # The text of an option names `auto`, which no field is.
         text = "; ".join(problem["message"].removesuffix(", or `auto`") for problem in problems)
         return BadRequest(text, problems[0]["path"] if problems[0]["path"] in OPTIONS else None)
     is_known = isinstance(error, SurogateError)

@@ -31,7 +31,7 @@ pub(crate) const MESSAGES: [&str; 8] =
     ["messages", "conversations", "conversation", "dialogue", "dialog", "chat", "turns", "contents"];
 
 /// Columns of a system prompt.
-pub(crate) const SYSTEM: [&str; 4] = ["system", "system_prompt", "systemInstruction", "system_instruction"];
+pub const SYSTEM: [&str; 4] = ["system", "system_prompt", "systemInstruction", "system_instruction"];
 
 /// The usual columns of the definitions of functions.
 pub(crate) const TOOLS: [&str; 2] = ["tools", "functions"];

@@ -224,17 +224,16 @@ fn check_losses(config: &Config, report: &mut impl FnMut(&str, String, &str)) {
         let message = "`loss_type: alphapo` needs `alpha`; with 0 it is SimPO".to_owned();
         report("alpha", message, "set `alpha`, or `loss_type: simpo`");
     }
-    if config.training.per_device_train_batch_size < config.least_rows() {
+    if !config.data.sample_packing && config.training.per_device_train_batch_size < config.least_documents() {
         let message = "`loss_type: kto` compares an answer with those of its micro-batch, which holds one".to_owned();
         report("per_device_train_batch_size", message, "set it to 2 or more, or `loss_type: apo_zero_unpaired`");
     }
 }
 
 impl Config {
-    /// The fewest rows of a micro-batch that the loss takes.
-    pub(crate) fn least_rows(&self) -> u32 {
-        let compares = self.preferences.loss_type.contains(&PreferenceLoss::Kto) && !self.data.sample_packing;
-        if compares { 2 } else { 1 }
+    /// The fewest documents of a micro-batch that the loss takes.
+    pub(crate) fn least_documents(&self) -> u32 {
+        if self.preferences.loss_type.contains(&PreferenceLoss::Kto) { 2 } else { 1 }
     }
 
     /// The option by which the loss compares the rows of a micro-batch, if one does.

@@ -23,8 +23,10 @@ options! {
         micro_batch_size: Setting<u32> = "auto", min = 1, max = 1048576, resumable;
         /// Number of steps. -1 derives it from `num_epochs` and the data.
         max_steps: i64 = -1, min = -1, resumable;
-        /// Compute logits only for the tokens that are trained, if a batch has many others: prompts, images, padding. The losses are
-        /// the same. `false` computes those of all tokens, as do several nodes, stages and sequence parallelism.
+        /// Compute logits only for the tokens that are trained, if batches have many others: prompts, images, padding. Losses are
+        /// the same, but for the order of sums in the gradient of a trained LM head. Of `sft`, `dpo`, `kto` and `cpo`, without
+        /// nodes, stages and sequence parallelism. A batch with more trained tokens than there is room for computes the logits
+        /// of all.
         trained_logits_only: bool = true, resumable;
         /// NEFTune: add noise to the embeddings in training steps, uniform between ±alpha / √(tokens · hidden size),
         /// where tokens are those of the document, without padding. Evaluations have no noise. 5 is a common value.

@@ -25,7 +25,7 @@ use crate::model::weight_set::WeightSet;
 use crate::model::weight_source::WeightSource;
 
 /// Shapes that a program keeps compiled when batches bring new ones; the one that was used least recently goes first.
-const MAX_VARIANTS: usize = 8;
+const MAX_VARIANTS: usize = 16;
 
 /// The entries and shapes that an engine is compiled for, to come back to.
 pub(crate) struct Compiled {

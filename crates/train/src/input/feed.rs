@@ -168,11 +168,16 @@ impl Feed {
         let extents = if self.spec.images.is_some() { self.shapes.extents.clone() } else { of_text.collect() };
         let variant =
             |(seq_len, patches)| Variant { batch, seq_len, documents, patches, logits: self.logits_of(seq_len) };
-        extents.into_iter().map(variant).collect()
+        let mut variants: Vec<Variant> = extents.into_iter().map(variant).collect();
+        // Later batches may have more trained tokens than the first ones: the largest has a place in the plan.
+        if let Some(last) = variants.last().copied().filter(|last| last.logits > 0) {
+            variants.insert(variants.len() - 1, Variant { logits: 0, ..last });
+        }
+        variants
     }
 
     /// Tokens whose logits are computed in a micro-batch of rows of a length; 0: all.
-    fn logits_of(&self, seq_len: usize) -> usize {
+    pub(crate) fn logits_of(&self, seq_len: usize) -> usize {
         self.spec.logits.iter().find(|of| of.0 == seq_len).map_or(0, |of| of.1)
     }
 

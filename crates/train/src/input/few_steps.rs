@@ -12,7 +12,7 @@ const ENOUGH: u64 = 20;
 pub(crate) struct Steps {
     /// Rows of a micro-batch of each rank.
     pub rows: u32,
-    /// The fewest rows that the loss takes.
+    /// The fewest rows of single documents that the loss takes.
     pub least: u32,
     /// Micro-batches of an optimizer step.
     pub accumulation: u32,
@@ -44,7 +44,7 @@ impl Steps {
         let total = of.batch_size.map(|rows| (u64::from(rows) / replicas).max(1) as u32);
         of.fixed_steps().is_none().then(|| Steps {
             rows: total.unwrap_or(of.per_device_train_batch_size),
-            least: config.least_rows(),
+            least: config.least_documents(),
             accumulation: if total.is_some() { 1 } else { of.gradient_accumulation_steps },
             is_total: total.is_some(),
             replicas,
@@ -100,7 +100,7 @@ impl Steps {
 
     /// The divisors of a number of rows that the loss takes, from itself down.
     fn fewer(&self, rows: u32) -> impl Iterator<Item = u32> + use<> {
-        let least = self.least;
+        let least = if self.is_packed { 1 } else { self.least };
         divisors(rows).filter(move |rows| *rows >= least)
     }
 
@@ -227,6 +227,8 @@ mod tests {
     fn no_fewer_rows_are_named_than_the_loss_takes() {
         let compares =
             Steps { least: 2, rows: 4, accumulation: 1, in_epoch: 6, is_packed: false, epochs: 1.0, ..CHATS };
+        let packed = Steps { is_packed: true, in_epoch: 3, documents: 6, ..compares }.note(1).unwrap();
+        assert!(!packed.contains("`sample_packing: false` and `per_device_train_batch_size: 1`"), "{packed}");
         assert_eq!(compares.most_rows(8), 2);
         let note = compares.note(2).unwrap();
         assert!(note.ends_with("with `per_device_train_batch_size: 2` and `num_epochs: 7`"), "{note}");

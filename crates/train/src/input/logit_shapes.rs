@@ -17,7 +17,7 @@ const WORTHWHILE: f64 = 0.9;
 /// target. `first`: the first batches, a round of one for each rank after the other.
 pub(super) fn of(first: Loader, ranks: usize) -> Result<Vec<(usize, usize)>> {
     let batches = first.take(COUNTED_BATCHES.next_multiple_of(ranks));
-    let counted = |batch: Batch| (batch.seq_len, batch.batch * batch.seq_len, batch.targets());
+    let counted = |batch: Batch| (batch.seq_len, batch.batch * batch.seq_len, batch.trained_tokens());
     let batches = batches.map(|batch| batch.map(counted).map_err(TrainError::Data)).collect::<Result<Vec<_>>>()?;
     Ok(rooms(&batches))
 }
@@ -39,10 +39,10 @@ fn rooms(batches: &[(usize, usize, usize)]) -> Vec<(usize, usize)> {
 
 /// Returns the note on logits that are not computed. `rooms`: as of [`of`]; `rows`: those of a micro-batch.
 pub(super) fn note(rooms: &[(usize, usize)], rows: usize) -> Option<String> {
-    let (length, logits) = *rooms.last()?;
-    let share = logits as f64 / (rows * length) as f64;
+    let shares = rooms.iter().map(|(length, logits)| *logits as f64 / (rows * length) as f64);
+    let share = shares.max_by(f64::total_cmp)?;
     Some(format!(
-        "logits are computed for the tokens that are trained, with room for {:.0} % of all (`trained_logits_only: false` \
+        "logits are computed for the tokens that are trained, with room for up to {:.0} % of all (`trained_logits_only: false` \
          computes those of all)",
         100.0 * share
     ))

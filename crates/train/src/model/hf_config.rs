@@ -59,6 +59,13 @@ impl HfConfig {
         self.text().get(name).and_then(Value::as_u64).map(|n| n as usize)
     }
 
+    /// The first of the sizes by which models of an architecture differ that another has otherwise: its name, and both.
+    pub fn other_size(&self, other: &HfConfig) -> Option<(&'static str, [usize; 2])> {
+        let sizes = ["hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "vocab_size"];
+        let both = |name: &'static str| Some((name, [self.size(name)?, other.size(name)?]));
+        sizes.into_iter().filter_map(both).find(|(_, [its, ours])| its != ours)
+    }
+
     /// Rows of the embedding table.
     pub fn vocab_size(&self) -> Option<usize> {
         self.size("vocab_size")

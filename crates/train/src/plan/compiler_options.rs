@@ -170,7 +170,7 @@ impl Plan {
 
 /// True if the task, and how the batch is divided, leave tokens without a target to themselves.
 fn takes_trained_logits(config: &Config) -> bool {
-    let task = matches!(config.task, Task::Sft | Task::Dpo | Task::Kto | Task::Orpo | Task::Cpo);
+    let task = matches!(config.task, Task::Sft | Task::Dpo | Task::Kto | Task::Cpo);
     let whole = config.nodes() == 1 && config.sequence() == 1 && config.stages() == 1;
     config.training.trained_logits_only && task && whole
 }

@@ -69,12 +69,8 @@ fn check_folder(config: &Config, folder: &Path, source: &ModelSource) -> Result<
         });
     }
     let of = crate::model::source::config_of(folder)?;
-    if of.model_type() != source.config.model_type() {
-        let message = format!(
-            "`reference: {shown}` is a model of type `{}`, and the one in training of type `{}`",
-            of.model_type(),
-            source.config.model_type()
-        );
+    if let Some((name, [its, ours])) = of.other_size(&source.config) {
+        let message = format!("`reference: {shown}` has `{name}` {its}, and the model in training {ours}");
         return Err(wrong(message, "name a model of the same architecture"));
     }
     Ok(())

@@ -211,11 +211,10 @@ impl Trainer {
         self.take_up(state)?;
         let rows = self.config.micro_rows() as usize;
         let mut variants: Vec<Variant> = state.shapes.iter().map(Variant::from).collect();
-        if variants.iter().any(|variant| variant.batch != rows) {
-            variants = match &self.feed {
-                Some(feed) => feed.variants(),
-                None => variants,
-            };
+        if let Some(feed) = &self.feed
+            && variants.iter().any(|of| of.batch != rows || of.logits > 0 && of.logits != feed.logits_of(of.seq_len))
+        {
+            variants = feed.variants();
         }
         self.startup_phase("folders");
         let mut engine = self.start(variants, Some(checkpoint))?;

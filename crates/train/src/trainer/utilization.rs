@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use compiler::{Keys, ModelFlops, model_flops};
 use data::{Batch, IGNORE, Patches};
+use program::Variant;
 
 use crate::engine::variant_of;
 use crate::plan::reference;
@@ -16,7 +17,7 @@ struct Parts {
     /// Shares of the tokens and of the patches that the shape has room for.
     tokens: f64,
     patches: f64,
-    /// The share of tokens with a target among those whose logits are computed.
+    /// The share of tokens with a target.
     logits: f64,
     /// For each token of documents the number of tokens from it on that see it: those of its document, of an answer after a
     /// shared prompt those of the answer.
@@ -46,7 +47,9 @@ impl Trainer {
 
     /// FLOPs of the micro-step of a batch's shape.
     fn model_flops(&mut self, batch: &Batch, one_per_row: bool) -> Option<Arc<ModelFlops>> {
-        let variant = variant_of(std::slice::from_ref(batch), one_per_row);
+        // Required are the logits of trained tokens, whatever the program computes.
+        let logits = batch.batch * batch.seq_len;
+        let variant = Variant { logits, ..variant_of(std::slice::from_ref(batch), one_per_row) };
         let engine = self.engine.as_ref()?;
         let count = || model_flops(&self.source.model, engine.options(), &self.device.machine, variant).ok().flatten();
         self.flops.entry(variant).or_insert_with(|| count().map(Arc::new)).clone()
@@ -64,7 +67,7 @@ impl Parts {
         let seen_by: Vec<usize> = seen_by.collect();
         let room = (batch.batch * batch.seq_len) as f64;
         let tokens = seen_by.len() as f64 / room;
-        let logits = batch.targets() as f64 / batch.logits.max(1) as f64;
+        let logits = batch.trained_tokens() as f64 / room;
         Parts { tokens, logits, patches: patches as f64 / batch.patches.count().max(1) as f64, seen_by, pairs }
     }
 
@@ -112,7 +115,7 @@ mod tests {
     use compiler::{CompileOptions, Flops};
     use data::patches::Form;
     use data::{Mark, Placed};
-    use program::{Documents, Machine, Variant};
+    use program::{Documents, Machine};
     use serde_json::{Value, json};
 
     use super::*;

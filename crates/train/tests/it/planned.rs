@@ -85,6 +85,10 @@ fn rows_that_nobody_asked_for_hold_the_longest_document() {
         assert_eq!(text.matches("Warning: ").count(), preview.warnings.len(), "{text}");
         (preview.shapes.variants.last().unwrap().seq_len, [preview.notes, preview.warnings].concat().join("\n"))
     };
+    let of = |lengths: &[usize], mut changed: Value| {
+        changed["trained_logits_only"] = false.into();
+        of(lengths, changed)
+    };
     let positions = source().max_positions().unwrap();
     assert!(positions < 2048);
     let (length, note) = of(&[30; 20], json!({}));

@@ -179,8 +179,7 @@ impl Row {
     fn of(mut fields: Map<String, Value>, of: &Dataset, encoder: &PromptEncoder) -> std::result::Result<Row, String> {
         let (name, is_question) = column(&fields, of)?;
         let value = fields.remove(&name).unwrap_or_default();
-        let system = system(&fields, of);
-        let is_fixed = of.system_prompt_type == Some(SystemPromptType::Fixed);
+        let system = system(&fields, of)?;
         let prompt = match opened(value, is_question)? {
             Value::Array(messages) => {
                 let asked = asked(messages, name == PROMPT)?;
@@ -196,7 +195,7 @@ impl Row {
                 let system = system.map(|text| json!({"role": "system", "content": text}));
                 Value::Array(system.into_iter().chain([json!({"role": "user", "content": text})]).collect())
             }
-            Value::String(text) if system.is_none() || !is_fixed => Value::String(text),
+            Value::String(text) if system.is_none() || of.system_prompt_type.is_none() => Value::String(text),
             Value::String(_) => return Err(format!("`{name}` is a text, and `system_prompt` goes before messages")),
             other => return Err(format!("`{name}` is {other}, expected a text or a list of messages")),
         };
@@ -226,13 +225,17 @@ fn nearly_all(lengths: &mut [usize]) -> usize {
     lengths.get((99 * lengths.len()).div_ceil(100).saturating_sub(1)).copied().unwrap_or(0)
 }
 
-/// The text that goes before the messages of a row: that of the dataset, or of a column of the row.
-fn system(fields: &Map<String, Value>, of: &Dataset) -> Option<String> {
+/// The text that goes before the messages of a row: that of the dataset, or of a column of the row. Errors: a named column that
+/// the row does not have.
+fn system(fields: &Map<String, Value>, of: &Dataset) -> std::result::Result<Option<String>, String> {
     let column = |name: &str| fields.get(name)?.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
-    match of.system_prompt_type {
-        Some(SystemPromptType::Fixed) => of.system_prompt.clone(),
-        Some(SystemPromptType::Field) => of.system_prompt_field.as_deref().and_then(column),
-        None => ["system", "system_prompt"].into_iter().find_map(column),
+    match (of.system_prompt_type, &of.system_prompt_field) {
+        (Some(SystemPromptType::Fixed), _) => Ok(of.system_prompt.clone()),
+        (Some(SystemPromptType::Field), Some(name)) if !fields.contains_key(name) => {
+            Err(format!("there is no `{name}`"))
+        }
+        (Some(SystemPromptType::Field), name) => Ok(name.as_deref().and_then(column)),
+        (None, _) => Ok(data::dataset::SYSTEM.into_iter().find_map(column)),
     }
 }
 
@@ -240,10 +243,15 @@ fn system(fields: &Map<String, Value>, of: &Dataset) -> Option<String> {
 fn with_images(fields: &Map<String, Value>) -> Option<&str> {
     let is_part = |part: &Value| part["type"].as_str().is_some_and(|of| ["image", "image_url"].contains(&of));
     let has_part = |message: &Value| message["content"].as_array().is_some_and(|parts| parts.iter().any(is_part));
-    let has = |name: &str, value: &Value| match name {
-        PROMPT | "messages" | "conversations" => value.as_array().is_some_and(|list| list.iter().any(has_part)),
-        "images" => value.as_array().is_some_and(|images| !images.is_empty()),
+    let is_empty = |value: &Value| match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.iter().all(Value::is_null),
         _ => false,
+    };
+    let has = |name: &str, value: &Value| match name {
+        "image" | "images" => !is_empty(value),
+        _ => data::dataset::messages_in(value).is_some_and(|list| list.iter().any(has_part)),
     };
     fields.iter().find(|(name, value)| has(name, value)).map(|(name, _)| name.as_str())
 }

@@ -14,7 +14,7 @@ from .arrays import Floats, Rows, batch
 from .convert import extend
 from .dsl import reads_images
 from .environment.cuda_libraries import site_packages
-from .errors import SurogateError
+from .errors import DataError, SurogateError
 from .images import Image, as_json, given, have_images
 from .rewards.scores import batches, encoded, is_reward_model, refuse, rows_of, with_score
 from .run import plain
@@ -226,7 +226,10 @@ class Model:
         for index, row in enumerate(found):
             if tokenizer is None and not (isinstance(row, Sequence) and row and isinstance(row[0], int)):
                 tokenizer = Tokenizer(self._folder)
-            ids.append(encoded(tokenizer, row, places[index] if places else f"rows[{index}]"))  # type: ignore[arg-type]
+            place = places[index] if places else f"rows[{index}]"
+            ids.append(encoded(tokenizer, row, place))  # type: ignore[arg-type]
+            if self.longest is not None and len(ids[-1]) > self.longest:
+                raise DataError(f"{place}: has {len(ids[-1])} tokens, and the model allows sequences of {self.longest}")
         scores = [0.0] * len(ids)
         for of in batches([len(row) for row in ids]):
             logits = self.forward([ids[index] for index in of])

@@ -205,6 +205,8 @@ def test_what_cannot_be_removed_is_refused_and_leaves_nothing(capsys, tmp_path, 
     for of, options, what in [
         (model, [], "it is not said how large the result is: give at least one of --layers, --hidden-size"),
         (model, ["--layers", "3"], "--layers: 3 is not supported, expected 1 to 2"),
+        (model, ["--layers", "2"], "nothing is removed: the model is as small as that already"),
+        (model, ["--parameters", "1.5"], "--parameters 1.5: no hidden size leaves as few"),
         (model, ["--heads", "3"], "--heads: 3 heads, expected a multiple of the 2 heads of keys and values, 4 at most"),
         (model, ["--parameters", "0.5", "--hidden-size", "64"], "--parameters: it chooses --hidden-size"),
         (latent, ["--heads", "2"], "--heads: they are not matrices of their own in this model"),

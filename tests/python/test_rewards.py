@@ -221,9 +221,13 @@ def test_a_run_on_texts_scores_good_answers_higher_and_says_so(text_run, tmp_pat
     again = command("score", str(tmp_path / "run" / "merged"), "--prompts", str(asked), "--json", "--device", "cpu")
     assert [json.loads(line)["reward"] for line in again.stdout.splitlines()] == pytest.approx([good, bad, other], abs=1e-4)
     assert "GGUF has no form" in command("export", text_run["output_dir"], "--format", "gguf").stderr
-    refused = command("generate", text_run["output_dir"], "--prompt", "Hello", "--device", "cpu")
-    assert refused.returncode != 0
-    assert "this is a reward model" in refused.stderr
+    for words in (["generate", "--prompt", "Hello"], ["serve"]):
+        refused = command(words[0], text_run["output_dir"], *words[1:], "--device", "cpu")
+        assert refused.returncode != 0
+        assert "this is a reward model" in refused.stderr
+    asked.write_text(json.dumps("long " * 200))
+    refused = command("score", text_run["output_dir"], "--prompts", str(asked), "--device", "cpu")
+    assert f"{asked}:1: has " in refused.stderr and "the model allows sequences of" in refused.stderr
 
 
 def test_packed_rows_and_a_resumed_run_take_the_same_steps(text_run, tmp_path):

@@ -15,6 +15,8 @@ from ..cli.arguments import UsageError
 from ..convert import export
 from ..errors import ConfigError, SurogateError
 from ..model import Model, load
+from ..rewards.scores import is_reward_model, refuse, with_score
+from ..storage import hub
 from ..terminal import warn
 
 #: Checkpoints of a run, which are models of their own.
@@ -86,6 +88,10 @@ class Models:
         adapters = {name: adapter for name, (_, adapter) in self._places.items() if adapter is not None}
         is_growing = self._is_run() and self._places[self.first][1] is not None
         most = self._options.max_adapters
+        first = self._places[self.first][1]
+        fields = hub.model_config(hub.folder(self._base))
+        if is_reward_model(fields if first is None else with_score(fields, first)):
+            raise refuse("serve")
         if (adapters or is_growing) and most != 0:
             model = self._load(self._base, None)
             together = {name: adapter for name, adapter in adapters.items() if self._can_share(model, name, adapter)}

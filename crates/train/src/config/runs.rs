@@ -22,10 +22,9 @@ pub fn names_of(reader: &mut Reader, root: &Node) -> Vec<String> {
     let items = match &list.tree {
         Tree::List(items) if !items.is_empty() => items.as_slice(),
         _ => {
-            let message = format!(
-                "`{RUNS}` is {}, expected a list of runs, each with `{NAME}` and what it changes",
-                list.describe()
-            );
+            let found = if matches!(list.tree, Tree::List(_)) { "empty".to_owned() } else { list.describe() };
+            let message =
+                format!("`{RUNS}` is {found}, expected a list of runs, each with `{NAME}` and what it changes");
             reader.report_at(list.span, RUNS, message, None);
             &[]
         }
@@ -156,7 +155,7 @@ mod tests {
         assert!(said(FILE, Some("c")).contains("it has a, b"));
         assert!(said("model: m\n", Some("c")).contains("the file is one run"));
         assert!(said("model: m\nruns: 3\n", None).contains("expected a list of runs"));
-        assert!(said("model: m\nruns: []\n", None).contains("expected a list of runs"));
+        assert!(said("model: m\nruns: []\n", None).contains("`runs` is empty, expected a list of runs"));
         for (name, expected) in [("", "no `run_name`"), ("x/y", "no `run_name`"), ("a", "of an earlier run")] {
             let text = format!("model: m\nruns:\n  - run_name: a\n  - run_name: {name}\n");
             let error = Config::run_names(&text, "run.yaml").map_err(|p| options::render_problems(&p)).unwrap_err();

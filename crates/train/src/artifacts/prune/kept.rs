@@ -128,9 +128,16 @@ pub fn check(sizes: &Sizes, axes: &Axes) -> Result<()> {
 pub fn within(sizes: &Sizes, axes: &Axes, model: &Model) -> Result<Sizes> {
     let Some(limit) = sizes.parameters else { return Ok(*sizes) };
     let all = count(&Sizes::default(), axes, model);
+    let written = limit;
     let limit = if limit < 1.0 { limit * all as f64 } else { limit };
     let found = widest("--parameters", sizes, axes, model, &mut |sizes| Ok(count(sizes, axes, model) as f64 <= limit))?;
-    found.ok_or_else(|| TrainError::Usage(format!("--parameters {limit}: expected more, the model has {all}")))
+    found.ok_or_else(|| {
+        let text = format!(
+            "--parameters {written}: no hidden size leaves as few: the model has {all}\n  hint: below 1 it is a share of them, from 1 \
+             on their number; `--layers` removes layers"
+        );
+        TrainError::Usage(text)
+    })
 }
 
 /// The widest sizes that fit, with residual stream and feed-forward layers shrunk alike; none if no size does. `flag`: the

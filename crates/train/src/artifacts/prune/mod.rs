@@ -94,6 +94,10 @@ pub fn prune(
     }
     let sizes = work.fast_enough(&sizes, request, &scores)?;
     let kept = kept::choose(&sizes, &axes, &scores);
+    if kept.layers.len() == axes.layers.len() && kept.cuts(&axes).is_empty() {
+        let text = format!("{}: nothing is removed: the model is as small as that already", folder.display());
+        return Err(TrainError::Usage(text));
+    }
     let own = source.own(folder)?;
     let (fields, changed) = fields(source, dtype, &sizes, &axes, &kept);
     write_synced(&staged.path().join(hf_config::FILE), pretty(&fields).as_bytes())?;

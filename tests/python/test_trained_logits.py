@@ -88,7 +88,7 @@ def shapes(trainer, tmp_path):
 def test_trained_logits_make_the_bits_of_all_logits(trained, tmp_path, options):
     some, expected = trained(True, **options), trained(False, **options)
     assert some[1:] == expected[1:]
-    assert shapes(some[0], tmp_path) > {0} and shapes(expected[0], tmp_path) == {0}
+    assert max(shapes(some[0], tmp_path)) > 0 and shapes(expected[0], tmp_path) == {0}
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,13 @@ def test_gradients_of_a_trained_head_are_the_same_but_for_the_order_of_sums(trai
     for row, other in zip(some[1], expected[1], strict=True):
         assert row == pytest.approx(other, rel=1e-4, abs=1e-5)
     assert some[2] == pytest.approx(expected[2], rel=1e-5)
-    assert shapes(some[0], tmp_path) > {0}
+    assert max(shapes(some[0], tmp_path)) > 0
 
 
 @pytest.mark.parametrize(("only", "logits"), [(True, 64), (False, 0)])
 def test_the_head_has_room_for_the_trained_tokens_and_a_note_says_so(trained, tmp_path, capfd, only, logits):
     trainer, *_ = trained(only, **LORA)
-    assert shapes(trainer, tmp_path) == {0, logits}, "of 4 × 64 tokens"
+    assert shapes(trainer, tmp_path) == {logits}, "of 4 × 64 tokens"
     run = tmp_path / "run.yaml"
     values = {
         "model": str(MODEL), "device": "cpu", "datasets": [{"path": str(tmp_path / "tokens.jsonl"), "type": "tokens"}],
@@ -119,11 +119,17 @@ def test_the_head_has_room_for_the_trained_tokens_and_a_note_says_so(trained, tm
 
 
 def test_a_batch_with_more_trained_tokens_takes_the_logits_of_all(trained, tmp_path):
-    documents(tmp_path / "tokens.jsonl", 2 * 4 * 70, lambda number: 4 if number < 2 * 4 * 66 else 24)
-    options = {**LORA, "shuffle": False, "validation_split_ratio": 0.0, "sample_packing": True, "steps": 70}
-    some, expected = trained(True, **options), trained(False, **options)
+    documents(tmp_path / "tokens.jsonl", 1030, lambda number: 4 if number < 1026 else 24)
+    options = {
+        **LORA,
+        "shuffle": False,
+        "validation_split_ratio": 0.0,
+        "sequence_len": 24,
+        "per_device_train_batch_size": 1,
+    }
+    some, expected = trained(True, steps=1030, **options), trained(False, steps=1030, **options)
     assert some[1:] == expected[1:]
-    assert shapes(some[0], tmp_path) == {0, 48}
+    assert shapes(some[0], tmp_path) == {0, 16}
 
 
 def test_all_logits_are_computed_where_nearly_all_tokens_are_trained(trained, tmp_path):
@@ -138,7 +144,7 @@ def test_heads_of_other_families_take_trained_tokens_alone(trained, shared, tmp_
     options = {"model": str(shared / "golden" / family), "sequence_len": 32, "steps": 2}
     some, expected = trained(True, **options), trained(False, **options)
     assert some[1:] == expected[1:]
-    assert shapes(some[0], tmp_path) == {0, 32} and shapes(expected[0], tmp_path) == {0}
+    assert shapes(some[0], tmp_path) == {32} and shapes(expected[0], tmp_path) == {0}
 
 
 @pytest.mark.parametrize("then", [{}, {"trained_logits_only": False}, {"gpus": 4, "sequence_parallel_size": 2}])

@@ -10,7 +10,7 @@ use data::pictures::ImageReader;
 use data::show::ShownRow;
 use data::{
     Batch, DatasetSummary, DocumentSet, Extent, IGNORE, Layout, Loader, LoaderSpec, Mark, Padding, Placed, Position,
-    Share, Stop, Stream, Summary, Tokenizer,
+    Share, Stop, Summary, Tokenizer,
 };
 use program::{Documents, OfPatch, Variant};
 
@@ -19,7 +19,8 @@ use crate::error::{Result, TrainError};
 use crate::input::data_digest::DataDigest;
 use crate::input::encoded::{Encoded, workers};
 use crate::input::few_steps::Steps;
-use crate::input::image_shapes::{COUNTED_BATCHES, ImageShapes, images_of};
+use crate::input::first_batches::{COUNTED_BATCHES, first_batches};
+use crate::input::image_shapes::{ImageShapes, images_of};
 use crate::input::logit_shapes;
 use crate::model::source::ModelSource;
 use crate::words::count;
@@ -123,11 +124,9 @@ impl Feed {
         let form = images.as_ref().map(|reader| &reader.form);
         let shapes = form.map(|form| ImageShapes::of(form, &documents, &train_spec)).transpose()?.unwrap_or_default();
         let images = images.map(|reader| Arc::new(ImageReader { rooms: shapes.rooms.clone(), ..reader }));
+        let first = [(&documents, stream.as_ref(), &train_spec), (&held_out, None, &validation_spec)];
         let logits = match trained_logits {
-            true => logit_shapes::of(
-                first_batches(&documents, stream.as_ref(), &train_spec)?,
-                train_spec.share.here.max(1),
-            )?,
+            true => logit_shapes::of(first, train_spec.batch_size * train_spec.seq_len)?,
             false => Vec::new(),
         };
         let train_spec = LoaderSpec { images: images.clone(), logits: logits.clone(), ..train_spec };
@@ -168,12 +167,7 @@ impl Feed {
         let extents = if self.spec.images.is_some() { self.shapes.extents.clone() } else { of_text.collect() };
         let variant =
             |(seq_len, patches)| Variant { batch, seq_len, documents, patches, logits: self.logits_of(seq_len) };
-        let mut variants: Vec<Variant> = extents.into_iter().map(variant).collect();
-        // Later batches may have more trained tokens than the first ones: the largest has a place in the plan.
-        if let Some(last) = variants.last().copied().filter(|last| last.logits > 0) {
-            variants.insert(variants.len() - 1, Variant { logits: 0, ..last });
-        }
-        variants
+        extents.into_iter().map(variant).collect()
     }
 
     /// Tokens whose logits are computed in a micro-batch of rows of a length; 0: all.
@@ -469,16 +463,6 @@ fn layout(config: &Config, longest: usize, sequence_len: usize) -> Layout {
     }
     let rows = config.micro_rows() as usize;
     Layout::Joined(lengths.into_iter().map(|length| length * rows).collect())
-}
-
-/// The first batches that training takes, with images as they are in the rows; of a stream as far as it is known before the
-/// first step.
-fn first_batches(documents: &DocumentSet, stream: Option<&Arc<Stream>>, spec: &LoaderSpec) -> Result<Loader> {
-    let spec = LoaderSpec { prefetch: 0, epochs: Some(1), images: None, ..spec.clone() };
-    match stream {
-        Some(stream) => Ok(Loader::beginning_of(stream, spec)),
-        None => Loader::new(documents.clone(), spec, Position::default()).map_err(TrainError::Data),
-    }
 }
 
 /// The shapes of the first batches.

@@ -2,12 +2,11 @@
 //! images of the first batches; no pixel is read.
 
 use data::patches::Form;
-use data::{Batch, DocumentSet, Layout, Loader, LoaderSpec, Position};
+use data::{Batch, DocumentSet, Layout, LoaderSpec};
 
 use crate::error::{Result, TrainError};
+use crate::input::first_batches::{COUNTED_BATCHES, first_batches};
 
-/// Batches that are looked at to learn what the data are like.
-pub(super) const COUNTED_BATCHES: usize = 64;
 /// Rounds with a number of patches, as a share of all, from which they get a shape of their own.
 const OWN_SHAPE: f64 = 0.25;
 /// Shapes that are compiled before the first step, at most.
@@ -26,8 +25,7 @@ impl ImageShapes {
     /// Counts the images of the first batches. Ranks take the batches of a round in one shape.
     pub fn of(form: &Form, documents: &DocumentSet, spec: &LoaderSpec) -> Result<ImageShapes> {
         let ranks = spec.share.here.max(1);
-        let first = LoaderSpec { prefetch: 0, epochs: Some(1), ..spec.clone() };
-        let loader = Loader::new(documents.clone(), first, Position::default()).map_err(TrainError::Data)?;
+        let loader = first_batches(documents, None, spec)?;
         let extents = |batch: Batch| (batch.seq_len, images_of(form, &batch).iter().sum::<usize>());
         let batches = loader.take(COUNTED_BATCHES.next_multiple_of(ranks));
         let batches = batches.map(|batch| Ok(extents(batch.map_err(TrainError::Data)?))).collect::<Result<Vec<_>>>()?;

@@ -2,23 +2,38 @@
 //! the first batches.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use data::{Batch, Loader};
+use data::{Batch, DocumentSet, LoaderSpec, Stream};
 
 use crate::error::{Result, TrainError};
-use crate::input::image_shapes::COUNTED_BATCHES;
+use crate::input::first_batches::{COUNTED_BATCHES, first_batches};
 
+/// Tokens of the batches that are looked at, at most; those of a few batches in any case.
+const COUNTED_TOKENS: usize = 1 << 24;
+/// Batches that are looked at, at most.
+const MOST_BATCHES: usize = 1024;
 /// Tokens beyond those of the first batches, as a share of them.
 const MARGIN: f64 = 0.03;
 /// The share of all tokens above which the logits of all are computed.
 const WORTHWHILE: f64 = 0.9;
 
+/// Documents, the stream that they come from, and their layout in batches.
+type Set<'a> = (&'a DocumentSet, Option<&'a Arc<Stream>>, &'a LoaderSpec);
+
 /// Returns, by tokens of a row, the tokens whose logits are computed; none for lengths of which all or nearly all have a
-/// target. `first`: the first batches, a round of one for each rank after the other.
-pub(super) fn of(first: Loader, ranks: usize) -> Result<Vec<(usize, usize)>> {
-    let batches = first.take(COUNTED_BATCHES.next_multiple_of(ranks));
+/// target. `sets`: the documents of training and those that are held out, with their layout; `tokens` of a batch.
+pub(super) fn of(sets: [Set<'_>; 2], tokens: usize) -> Result<Vec<(usize, usize)>> {
+    let count = (COUNTED_TOKENS / tokens.max(1)).clamp(COUNTED_BATCHES, MOST_BATCHES);
     let counted = |batch: Batch| (batch.seq_len, batch.batch * batch.seq_len, batch.trained_tokens());
-    let batches = batches.map(|batch| batch.map(counted).map_err(TrainError::Data)).collect::<Result<Vec<_>>>()?;
+    let mut batches = Vec::new();
+    for (documents, stream, spec) in sets {
+        if stream.is_some() || !documents.is_empty() {
+            let first = first_batches(documents, stream, spec)?.take(count);
+            let counts = first.map(|batch| batch.map(counted).map_err(TrainError::Data));
+            batches.extend(counts.collect::<Result<Vec<_>>>()?);
+        }
+    }
     Ok(rooms(&batches))
 }
 

@@ -7,6 +7,7 @@ pub(crate) mod dataset_spec;
 pub(crate) mod encoded;
 pub(crate) mod feed;
 pub(crate) mod few_steps;
+mod first_batches;
 mod image_shapes;
 pub(crate) mod images;
 mod logit_shapes;

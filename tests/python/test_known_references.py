@@ -148,7 +148,7 @@ def test_answers_with_verdicts_have_known_references(run, tmp_path):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"reference_free": True}, "`reference_free: true` computes no reference"),
+        ({"reference_free": True}, "`reference_free: true` cannot be combined with `precompute_ref_log_probs: true`"),
         ({"task": "orpo"}, "`precompute_ref_log_probs` has no effect on `task: orpo`"),
     ],
 )

@@ -319,7 +319,7 @@ def test_log_and_report_have_answers_with_their_rewards(tmp_path):
         ("vowels", {"rewards": [{"function": "number", "field": "age"}]}, "reads the field `age`"),
         ("vowels", {"max_completion_length": 64}, "leaves no token of `sequence_len: 64` for a prompt"),
         ("vowels", {"sequence_len": 14}, "no row has a prompt"),
-        ("vowels", {"gpus": 2, "sequence_parallel_size": 2}, "`sequence_parallel_size` does not go with `task: grpo` yet"),
+        ("vowels", {"gpus": 2, "sequence_parallel_size": 2}, "`sequence_parallel_size: 2` is not available yet with `task: grpo`"),
         ("vowels", {"gpus": 3, "num_generations": 5}, "does not divide the 24 answers of a step"),
         ("vowels", {"sapo_temperature_pos": 2.0}, "`sapo_temperature_pos` has no effect on `loss_type: dapo`"),
         ("vowels", {"loss_type": "sigmoid"}, "`task: grpo` has no loss `sigmoid`"),

@@ -15,6 +15,7 @@ pub fn generated() -> Result<Vec<(&'static str, String)>, String> {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository");
     let schema = serde_json::to_string_pretty(&train::config::schema()).expect("a JSON value can be written");
     Ok(vec![
+        ("docs/combinations.md", train::config::combinations_page()),
         ("docs/config.md", train::config::reference_page()),
         ("docs/surogate.schema.json", schema + "\n"),
         (stubs::FILE, stubs::text()),

@@ -5,6 +5,7 @@
 
 mod cadence;
 mod checks;
+mod combinations;
 mod criterion;
 mod data;
 mod distillation;
@@ -53,6 +54,7 @@ mod tests;
 mod training;
 
 pub use cadence::{Epochs, Strategy};
+pub use combinations::combinations_page;
 pub use criterion::Criterion;
 pub use data::{Data, Dataset, DatasetType, PreferenceSplit, Stopping, SystemPromptType};
 pub use distillation::Distillation;

@@ -10,7 +10,7 @@ use options::{Reader, Setting, Table};
 use super::logging::is_address;
 use super::sample_prompt::SamplePrompt;
 use super::{
-    self as config, Config, Dataset, DatasetType, Device, Dtype, Fp4Backend, GradientCompression, Init, MatmulDtype,
+    self as config, Config, Dataset, DatasetType, Device, Fp4Backend, GradientCompression, Init, MatmulDtype,
     PreferenceSplit, Problem, Recipe, Reporter, Resume, RopeScaling, Schedule, ShardScope, Strategy, SystemPromptType,
     Truncation, TruncationMode,
 };
@@ -18,12 +18,12 @@ use super::{pipeline, prompts};
 
 /// All contradictions inside one configuration.
 pub(super) fn check_options(config: &Config, reader: &mut Reader) {
+    super::combinations::check(config, reader);
     super::preference_checks::check_preferences(config, reader);
     super::reinforcement_checks::check_reinforcement(config, reader);
     super::distillation_checks::check_distillation(config, reader);
     check_recompute(config, reader);
     check_quantisation(config, reader);
-    check_recipe(config, reader);
     check_recipe_options(config, reader);
     super::quantize_aware::check_quantize_aware(config, reader);
     check_sharding(config, reader);
@@ -351,16 +351,6 @@ fn check_samples(config: &Config, reader: &mut Reader) {
     }
 }
 
-/// The scales of recipes and that of the loss would be two answers to one question.
-fn check_recipe(config: &Config, reader: &mut Reader) {
-    let recipe = config.precision.recipe;
-    if config.model.torch_dtype == Setting::Value(Dtype::Float16) && recipe.quantises_weights() {
-        let message = format!("`torch_dtype: float16` cannot be combined with `recipe: {recipe}`");
-        let hint = Some("set `torch_dtype: bfloat16`, or remove `recipe`".to_string());
-        reader.report("torch_dtype", message, hint);
-    }
-}
-
 fn check_adapter(config: &Config, reader: &mut Reader) {
     let of = &config.lora;
     if of.adapter.is_some() && !of.lora && !reader.is_faulty("lora") {
@@ -372,29 +362,8 @@ fn check_adapter(config: &Config, reader: &mut Reader) {
         let hint = Some("`[all-linear]` takes every linear but the head".to_string());
         reader.report("lora_target_modules", "`lora_target_modules: []` would train nothing", hint);
     }
-    if config.optimizer.router_bias_update_rate.is_some() && of.lora && !reader.is_faulty("lora") {
-        let message = "`router_bias_update_rate` needs `lora: false`: with adapters the model's own biases stay";
-        let hint = "set `lora: false`, or remove `router_bias_update_rate`";
-        reader.report("router_bias_update_rate", message, Some(hint.into()));
-    }
-    let compression = config.sharding.gradient_compression;
-    if config.optimizer.router_bias_update_rate.is_some()
-        && compression != GradientCompression::None
-        && !reader.is_faulty("gradient_compression")
-    {
-        let message = format!(
-            "`router_bias_update_rate` needs `gradient_compression: none`: {} rounds the experts' loads",
-            compression.name()
-        );
-        let hint = "remove `gradient_compression`, or `router_bias_update_rate`";
-        reader.report("router_bias_update_rate", message, Some(hint.into()));
-    }
     if of.lora_dora && !of.lora && !reader.is_faulty("lora") {
         report_need(reader, "lora_dora", "lora", "true");
-    }
-    if of.lora_dora && config.precision.recipe.quantises_weights() && !reader.is_faulty("recipe") {
-        let message = format!("`lora_dora: true` is not available yet with `recipe: {}`", config.precision.recipe);
-        reader.report("lora_dora", message, Some("set `recipe: bf16`, or remove `lora_dora`".into()));
     }
     for (option, given) in
         [("lora_target_parameters", !of.lora_target_parameters.is_empty()), ("train_router", of.train_router)]

@@ -59,15 +59,6 @@ pub(super) fn check_distillation(config: &Config, reader: &mut Reader) {
         let message = "`task: distil` needs `teacher`".to_owned();
         report("teacher", message, "set `teacher` to the folder of a model, or its name on the Hub");
     }
-    for (path, is_on, what) in [
-        ("pipeline_parallel_size", config.stages() > 1, "pipeline stages are"),
-        ("sequence_parallel_size", config.sequence() > 1, "sequence parallelism is"),
-        ("distributed.num_nodes", config.nodes() > 1, "several nodes are"),
-    ] {
-        if is_on {
-            report(path, format!("`{path}`: {what} not available yet with `task: distil`"), "remove it");
-        }
-    }
 }
 
 impl Config {

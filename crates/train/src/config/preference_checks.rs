@@ -138,25 +138,6 @@ pub(super) fn check_preferences(config: &Config, reader: &mut Reader) {
         let message = "`reference_free: true` computes no reference, and `reference` names one".to_owned();
         report("reference", message, "remove one of them");
     }
-    if of.precompute_ref_log_probs {
-        let estimates = task == Task::Kto && of.estimates_divergence();
-        let refused = [
-            (of.reference_free, "`reference_free: true` computes no reference"),
-            (estimates, "the loss compares answers with prompts of their micro-batch, which only the reference can"),
-            (config.nodes() > 1, "a node knows its own rows alone"),
-        ];
-        for (_, why) in refused.into_iter().filter(|(is_on, _)| *is_on) {
-            report("precompute_ref_log_probs", format!("`precompute_ref_log_probs: true`: {why}"), "remove it");
-        }
-    }
-    let unavailable = [
-        ("pipeline_parallel_size", config.stages() > 1, "pipeline stages"),
-        ("sequence_parallel_size", config.sequence() > 1, "sequence parallelism"),
-    ];
-    for (path, _, what) in unavailable.into_iter().filter(|(_, on, _)| *on) {
-        let message = format!("`{path}`: {what} are not available yet with `task: {task}`");
-        report(path, message, "remove it");
-    }
 }
 
 /// Contradictions between the losses and what they are made of.

@@ -39,18 +39,4 @@ pub(super) fn check_quantize_aware(config: &Config, reader: &mut Reader) {
         let message = format!("`quantize_aware_group_size` is {}", of.quantize_aware_group_size.unwrap_or_default());
         reader.report("quantize_aware_group_size", message, Some("give a number from 1, or remove it".to_owned()));
     }
-    let mut refuse = |option: &str, written: String, why: &str, hint: &str| {
-        if !reader.is_faulty(option) {
-            let message = format!("`{given}` cannot be combined with `{written}`: {why}");
-            reader.report("quantize_aware", message, Some(hint.to_owned()));
-        }
-    };
-    if config.lora.lora {
-        let why = "codes are those of whole weights, and an adapter leaves them unquantized";
-        refuse("lora", "lora: true".to_owned(), why, "set `lora: false`, or remove `quantize_aware`");
-    }
-    if of.recipe.quantises_weights() {
-        let why = "the recipe rounds weights to codes of its own";
-        refuse("recipe", format!("recipe: {}", of.recipe), why, "set `recipe: bf16`, or remove `quantize_aware`");
-    }
 }

@@ -35,11 +35,6 @@ fn check_mixture(config: &Config, reader: &mut Reader) {
             }
         }
     }
-    if config.data.interleave_probs.is_some() && !reader.is_faulty("interleave_probs") {
-        let message = format!("`interleave_probs` is not available yet with `task: {task}`");
-        let hint = "remove it; `samples` takes fewer prompts of a dataset";
-        reader.report("interleave_probs", message, Some(hint.to_owned()));
-    }
 }
 
 /// Contradictions between the options of sampled answers, and what other tasks do not take.
@@ -99,17 +94,6 @@ pub(super) fn check_reinforcement(config: &Config, reader: &mut Reader) {
         let message =
             format!("`vllm_importance_sampling_clip_min: {}` is above the upper bound {}", bounds.0, bounds.1);
         report("vllm_importance_sampling_clip_min", message, "exchange both bounds");
-    }
-    for (path, is_on, why) in [
-        ("sample_packing", config.data.sample_packing, "answers are rows of their own"),
-        ("padding_free", config.template.padding_free, "answers are rows of their own"),
-        ("sequence_parallel_size", config.sequence() > 1, "answers are sampled in whole rows"),
-        ("pipeline_parallel_size", config.stages() > 1, "answers are sampled with all layers on a device"),
-        ("distributed.num_nodes", config.nodes() > 1, "answers are sampled on one machine"),
-    ] {
-        if is_on {
-            report(path, format!("`{path}` does not go with `task: grpo` yet: {why}"), "remove it");
-        }
     }
 }
 

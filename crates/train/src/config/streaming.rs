@@ -1,10 +1,9 @@
 //! Checks of `streaming`: options that need the whole data before the first step do not go with it.
 
-use ::data::Purpose;
 use options::Reader;
 
+use super::Config;
 use super::rates::is_changed;
-use super::{Config, Strategy};
 
 const OPTION: &str = "streaming";
 
@@ -32,9 +31,8 @@ pub(super) fn check_streaming(config: &Config, reader: &mut Reader) {
         let hint = "write the share of each in the rows, 1 in all, such as `[0.8, 0.2]`";
         reader.report("interleave_probs", message, Some(hint.into()));
     }
-    let by_epoch = |strategy: Strategy| strategy == Strategy::Epoch;
     let held_out = "name a file of its own with `validation_datasets`, or set it to 0";
-    let refused: [(&str, bool, &str); 8] = [
+    let refused: [(&str, bool, &str); 2] = [
         (
             "validation_split_ratio",
             reader.is_written("validation_split_ratio")
@@ -47,12 +45,6 @@ pub(super) fn check_streaming(config: &Config, reader: &mut Reader) {
             is_changed(config, reader, "interleave_stopping"),
             "remove it: a dataset that is used up begins again",
         ),
-        ("eval_strategy", by_epoch(config.training.eval_strategy), "set `eval_strategy: steps`"),
-        ("save_strategy", by_epoch(config.run.save_strategy), "set `save_strategy: steps`"),
-        ("precompute_ref_log_probs", config.preferences.precompute_ref_log_probs, "remove it"),
-        ("precompute_teacher", config.distillation.precompute_teacher, "remove it"),
-        ("distributed.num_nodes", config.multi_node.distributed.most_nodes() > 1, "train on one node"),
-        ("task", config.task.purpose() == Purpose::Prompts, "rows with prompts are read as a whole"),
     ];
     for (path, _, hint) in refused.into_iter().filter(|(_, refused, _)| *refused) {
         if reader.is_faulty(path) {

@@ -392,7 +392,7 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
 
 #[test]
 fn float16_goes_with_no_recipe_that_quantises() {
-    let message = "`torch_dtype: float16` cannot be combined with `recipe: fp8_hybrid`";
+    let message = "`torch_dtype: float16` cannot be combined with `recipe: fp8_hybrid`: both scale gradients";
     assert_eq!(
         reported("model: m\ntorch_dtype: fp16\nrecipe: fp8_hybrid\n"),
         format!("2:14 {message} | set `torch_dtype: bfloat16`, or remove `recipe`")

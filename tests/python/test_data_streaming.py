@@ -301,8 +301,8 @@ def test_the_hub_is_streamed(place, monkeypatch):
     [
         ({"max_steps": -1}, "max_steps", "needs `max_steps`"),
         ({"validation_split_ratio": 0.1}, "validation_split_ratio", "does not go with `streaming: true`"),
-        ({"eval_strategy": "epoch"}, "eval_strategy", "cannot be combined with `streaming: true`"),
-        ({"save_strategy": "epoch"}, "save_strategy", "cannot be combined with `streaming: true`"),
+        ({"eval_strategy": "epoch"}, "eval_strategy: epoch", "cannot be combined with `streaming: true`"),
+        ({"save_strategy": "epoch"}, "save_strategy: epoch", "cannot be combined with `streaming: true`"),
         (
             {"datasets": [{"path": "examples", "type": "text", "samples": 3}]},
             "datasets[0].samples",
@@ -310,10 +310,10 @@ def test_the_hub_is_streamed(place, monkeypatch):
         ),
         ({"datasets": [{"path": "examples", "type": "text", "repeats": 2}]}, "datasets[0].repeats", "does not go with"),
         ({"datasets": [{"path": "examples", "type": "text"}] * 2}, "interleave_probs", "needs `interleave_probs`"),
-        ({"distributed": {"num_nodes": 2}}, "distributed.num_nodes", "is not available yet with `streaming: true`"),
+        ({"distributed": {"num_nodes": 2}}, "distributed.num_nodes: 2", "is not available yet with `streaming: true`"),
         (
             {"task": "distil", "teacher": "t", "beta": 0.0, "loss_top_k": 8, "precompute_teacher": True},
-            "precompute_teacher",
+            "precompute_teacher: true",
             "cannot be combined with `streaming: true`",
         ),
         ({"streaming": False}, "shuffle_buffer_size", "needs `streaming: true`"),

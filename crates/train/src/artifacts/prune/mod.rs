@@ -94,7 +94,7 @@ pub fn prune(
     }
     let sizes = work.fast_enough(&sizes, request, &scores)?;
     let kept = kept::choose(&sizes, &axes, &scores);
-    if kept.layers.len() == axes.layers.len() && kept.cuts(&axes).is_empty() {
+    if kept::count(&sizes, &axes, &source.model) == kept::count(&Sizes::default(), &axes, &source.model) {
         let text = format!("{}: nothing is removed: the model is as small as that already", folder.display());
         return Err(TrainError::Usage(text));
     }

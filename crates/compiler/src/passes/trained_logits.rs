@@ -1,6 +1,6 @@
 //! Computes the logits, and the losses of tokens that follow from them, for the tokens that have a target: their hidden
-//! states are put together before the output head, and their losses at their places after it. What other tokens would have
-//! is 0, as their weight is.
+//! states are put together before the output head, and their losses at their places after it. Other tokens get 0, as their
+//! weight is.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,9 +13,11 @@ use tensor::Attrs;
 use crate::CompileError;
 use crate::plan::head::{Head, by_tokens};
 
-/// Names of the inputs: the tokens with a target, the place of each token among them, and their targets.
+/// The input that has the tokens with a target.
 const TOKENS_OF: &str = "logit_tokens";
+/// The input that has the place of each token among them.
 const PLACES: &str = "logit_places";
+/// The input that has their targets.
 const TARGETS_OF: &str = "logit_targets";
 /// The input that has the targets of all tokens.
 const TARGETS: &str = "targets";
@@ -68,6 +70,7 @@ fn read_outside(graph: &Graph, head: &Head) -> HashSet<ValueId> {
     others.flat_map(|(_, node)| node.inputs.iter().copied()).chain(graph.outputs.iter().map(|(_, id)| *id)).collect()
 }
 
+/// Rewrites the head, which `takes` accepts: its nodes have one row of `variant.logits` tokens.
 fn take(graph: &mut Graph, head: &Head, variant: Variant) {
     let shape =
         |rows: usize, tokens: usize| ValueType::new(Element::I32, [Dim::Named(Rows, rows), Dim::Named(Tokens, tokens)]);

@@ -1,6 +1,6 @@
 //! Options that do not go together: one table, which the checks of a configuration and the page of combinations read.
 //!
-//! What depends on the model, the data or the machine is refused where these are known.
+//! Conflicts with the model, the data or the machine are refused where these are known.
 
 use options::{Reader, Setting};
 
@@ -64,7 +64,7 @@ fn number(option: &str, value: usize) -> Option<String> {
     (value > 1).then(|| format!("{option}: {value}"))
 }
 
-/// The sides of an option that is on or off.
+/// Sides of options that are on.
 macro_rules! on {
     ($($name:ident = $option:literal, $of:expr;)*) => {$(
         const $name: Side = side($option, "true", |config| {
@@ -104,7 +104,8 @@ const SEQUENCE: Side =
     side("sequence_parallel_size", "above 1", |config| number("sequence_parallel_size", config.sequence()));
 const NODES: Side = side("distributed.num_nodes", "above 1", |config| number("distributed.num_nodes", config.nodes()));
 const MOST_NODES: Side = side("distributed.num_nodes", "above 1", |config| {
-    number("distributed.num_nodes", config.multi_node.distributed.most_nodes() as usize)
+    let most = config.multi_node.distributed.most_nodes() as usize;
+    number("distributed.num_nodes", config.nodes()).or_else(|| number("distributed.max_nodes", most))
 });
 const FLOAT16: Side = side("torch_dtype", "float16", |config| {
     when(config.model.torch_dtype == Setting::Value(Dtype::Float16), "torch_dtype: float16")
@@ -276,8 +277,8 @@ pub fn combinations_page() -> String {
 # Combinations
 
 Options that do not go together are refused before anything runs, with the line of the file. *Not yet*: the combination makes sense
-and is not built. What depends on the model, such as heads that a number of GPUs does not divide, is refused when it is read. This
-page is generated from the table of the checks by `cargo xtask generate`.
+and is not built. Conflicts with a model, such as heads that a number of GPUs does not divide, are refused when it is read. This page
+is generated from the table of the checks by `cargo xtask generate`.
 "
     .to_owned();
     for group in GROUPS {

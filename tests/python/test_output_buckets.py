@@ -318,6 +318,60 @@ def test_a_trainer_and_a_checkpoint_dir_are_refused(s3, tmp_path):
     assert code == 2 and "`checkpoint_dir: " in text and "does not go with" in text
 
 
+@pytest.mark.parametrize(
+    ("changes", "variables", "message"),
+    [
+        ({"output-dir": "s3://runs/a//b"}, {}, "expected `s3://bucket/path`, no part of it empty"),
+        ({"output-dir": "s3://runs/../b"}, {}, "expected `s3://bucket/path`, no part of it empty"),
+        ({"output-dir": "gs://"}, {}, "expected `gs://bucket/path`"),
+        ({"output-dir": "S3://runs/a"}, {}, "expected a folder, `s3://bucket/path`"),
+        ({"output-dir": "s3:/runs/a"}, {}, "expected a folder, `s3://bucket/path`"),
+        ({"output-dir": "az://runs/a"}, {}, "expected a folder, `s3://bucket/path`"),
+        ({"output-dir": "out", "checkpoint-dir": "s3://runs/a"}, {}, "set `output_dir` to an address"),
+        ({"output-dir": "s3://runs/a"}, {"AWS_ENDPOINT_URL": "127.0.0.1:9000"}, "AWS_ENDPOINT_URL is `127.0.0.1:9000`, expected"),
+        ({"output-dir": "s3://runs/a"}, {"AWS_ENDPOINT_URL": "http://a:b"}, "AWS_ENDPOINT_URL is `http://a:b`, expected"),
+    ],
+)
+def test_what_is_no_address_is_refused_and_makes_no_folder(tmp_path, monkeypatch, changes, variables, message):
+    monkeypatch.chdir(tmp_path)
+    words = options(tmp_path, **changes)
+    variables = environment(tmp_path / "one", **{**keys("http://127.0.0.1:9"), **variables})
+    done = subprocess.run([sys.executable, "-m", "surogate", *words], capture_output=True, text=True, env=variables)
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert not [path.name for path in tmp_path.iterdir() if path.name.endswith(":")]
+
+
+def test_a_local_folder_that_cannot_be_made_is_named(s3, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, text = ended(start(tmp_path, f"s3://runs/{unused()}", tmp_path / "file", keys(s3)))
+    assert code == 1 and "the local folder cannot be made" in text and "SUROGATE_RUNS" in text and "Traceback" not in text, text
+
+
+def test_the_log_of_its_steps_is_in_the_bucket_before_a_checkpoint(s3, bucket, tmp_path, monkeypatch):
+    """Otherwise a run that goes on elsewhere has a gap in its log."""
+    output = tmp_path / "output"
+    output.mkdir()
+    for name in ("manifest.json", "log-a.json"):
+        (output / name).write_text("1")
+    address = f"s3://runs/{unused()}"
+    sender = Uploads({"address": address, "limit": 5, "say": lambda text: None}, output)
+    sender.take([{"event": "start"}])
+    (output / "checkpoint-1").mkdir()
+    (output / "checkpoint-1" / "state.json").write_text("{}")
+    for name in ("manifest.json", "log-a.json"):
+        (output / name).write_text("12")
+    found: list[bytes] = []
+    send = Remote.put_folder
+
+    def noted(self, *all_of_it):
+        found.extend(self.read(name) for name in ("manifest.json", "log-a.json"))
+        send(self, *all_of_it)
+
+    monkeypatch.setattr(Remote, "put_folder", noted)
+    sender.take([{"event": "checkpoint"}])
+    assert found == [b"12", b"12"] and set(bucket(address).marks(bucket(address).names())) == {"checkpoint-1"}
+
+
 def test_uploads_do_not_miss_a_checkpoint_that_the_run_removes(s3, bucket, tmp_path, monkeypatch):
     """The snapshot of a folder is sent whole though the folder is gone."""
     output = tmp_path / "output"

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from .. import _native
-from ..errors import DataError, RunError
+from ..errors import ConfigError, DataError, RunError
 from . import files
 
 if TYPE_CHECKING:
@@ -102,12 +102,28 @@ def store(scheme: str, bucket: str) -> Any:
     """A bucket, with the credentials of the environment."""
     from obstore.store import GCSStore, S3Store
 
-    names = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"] if scheme == "s3" else ["GOOGLE_BASE_URL"]
-    endpoint = next((os.environ[name] for name in names if os.environ.get(name)), "")
+    variable, endpoint = _endpoint(scheme)
+    if endpoint and not _is_url(endpoint):
+        # The library ends the process.
+        raise ConfigError(f"{variable} is `{endpoint}`, expected `https://host` or `http://host:port`")
     options: dict[str, Any] = {"client_options": {"allow_http": True}} if endpoint.startswith("http://") else {}
     if scheme == "gs":
         return GCSStore(bucket, **options)
     return S3Store(bucket, **_profile(), **options)
+
+
+def _endpoint(scheme: str) -> tuple[str, str]:
+    """The variable that names the server of a scheme, and its value; empty for the usual server."""
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT") if scheme == "s3" else ("GOOGLE_BASE_URL",)
+    return next(((name, os.environ[name]) for name in names if os.environ.get(name)), ("", ""))
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
 
 
 def _profile() -> dict[str, Any]:
@@ -164,8 +180,7 @@ def _objects(
 
 def origin(scheme: str) -> str:
     """The scheme, distinguished by the server that the variables name."""
-    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT") if scheme == "s3" else ("GOOGLE_BASE_URL",)
-    server = next((os.environ[name] for name in names if os.environ.get(name)), "")
+    _, server = _endpoint(scheme)
     return f"{scheme}-{hashlib.sha256(server.encode()).hexdigest()[:12]}" if server else scheme
 
 

@@ -1,5 +1,5 @@
 """The local folder of a run with `output_dir: s3://…` or `gs://…`, and the files that an earlier process of it left in
-the bucket. `uploads.py` sends what the run writes; the engine knows only the local folder.
+the bucket.
 
 `uploads.py` sends what the run writes; the engine knows only the local folder.
 """
@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,9 @@ from .uploads import COMPLETE
 #: Files of a run by which a later process knows it.
 OF_RUN = ("manifest.json", "resolved.yaml", "trainer_state.json")
 
+#: What begins as an address does, with one slash too.
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
 
 def prepare(config: _native.Config) -> tuple[_native.Config, dict[str, Any] | None]:
     """The configuration with a local folder in place of an address, and the description of the reader that uploads from it;
@@ -36,19 +40,33 @@ def prepare(config: _native.Config) -> tuple[_native.Config, dict[str, Any] | No
     """
     address = config.output_dir
     if not buckets.is_address(address):
+        _refuse_addresses(config)
         return config, None
     if config.checkpoint_dir is not None:
         hint = f"remove it: checkpoints go to {address} with everything else"
         raise ConfigError(f"`checkpoint_dir: {config.checkpoint_dir}` does not go with an `output_dir` in a bucket ({hint})")
     remote = Remote(address)
     place = folder_of(address)
-    place.mkdir(parents=True, exist_ok=True)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        hint = "set SUROGATE_RUNS to a folder that can be written"
+        raise RunError(f"`output_dir: {address}`: the local folder cannot be made: {error} ({hint})") from error
     with _locked(place):
         remote.check_writable()
         _take_up(remote, place, config.resumes_newest)
         (place / COMPLETE).unlink(missing_ok=True)
     spec = {"reader": "upload", "address": address, "limit": config.save_total_limit, "grace": config.save_grace_seconds}
     return config.with_output_dir(str(place)), spec
+
+
+def _refuse_addresses(config: _native.Config) -> None:
+    """Raises ConfigError where a local folder has the form of an address: what is written there is lost with the machine."""
+    if ADDRESS.match(config.output_dir):
+        raise ConfigError(f"`output_dir` is `{config.output_dir}`, expected a folder, `s3://bucket/path` or `gs://bucket/path`")
+    if config.checkpoint_dir is not None and ADDRESS.match(config.checkpoint_dir):
+        hint = "set `output_dir` to an address: checkpoints go there with everything else"
+        raise ConfigError(f"`checkpoint_dir` is `{config.checkpoint_dir}`, expected a folder ({hint})")
 
 
 def local(config: _native.Config) -> Path:

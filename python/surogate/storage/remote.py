@@ -38,12 +38,12 @@ class Remote:
     """The folder at an address such as `s3://bucket/path`."""
 
     def __init__(self, address: str) -> None:
-        self.address = address.rstrip("/")
-        self._scheme, _, rest = self.address.partition("://")
-        bucket, _, key = rest.partition("/")
-        if not bucket or not key:
-            raise ConfigError(f"`output_dir` is `{address}`, expected `{self._scheme}://bucket/path`")
-        self._prefix = key.strip("/") + "/"
+        self._scheme, _, rest = address.partition("://")
+        bucket, _, key = rest.rstrip("/").partition("/")
+        self.address = f"{self._scheme}://{bucket}/{key}"
+        if not bucket or not key or not {"", ".", ".."}.isdisjoint(key.split("/")):
+            raise ConfigError(f"`output_dir` is `{address}`, expected `{self._scheme}://bucket/path`, no part of it empty, `.` or `..`")
+        self._prefix = f"{key}/"
         try:
             self._store = buckets.store(self._scheme, bucket)
         except ImportError as error:

@@ -127,8 +127,9 @@ class Uploads:
                 return  # It was removed, or replaced: the next comparison finds what is there then.
             known = digest(snapshot)
             if self._there.get(folder.name) != known:
-                # The manifest names the folder already; a checkpoint that it does not name would not be the run's.
-                self._remote.put("manifest.json", self._output / "manifest.json")
+                # The manifest names the folder already; a checkpoint that it does not name would not be the run's. Where a
+                # machine is lost, the log of its steps comes from here too.
+                self._send_files()
                 self._there.pop(folder.name, None)
                 before = [name for name in self._remote.names() if name.startswith(f"{folder.name}/")]
                 begun = time.monotonic()

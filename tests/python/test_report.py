@@ -13,7 +13,7 @@ from conftest import REPOSITORY
 from surogate.cli.commands import main
 from surogate.logs.stream import History, Stream, history_of, log_of
 from surogate.logs.thinned import Thinned
-from surogate.report import page, shape, state
+from surogate.report import LiveReport, page, shape, state
 from surogate.report.charts import Chart, Line
 from surogate.report.series import Axis, short, smoothed, thinned
 from surogate.report.words import bytes_text, duration
@@ -388,6 +388,24 @@ def test_only_pages_of_its_own_are_replaced(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "comparison.html").write_text("mine")
     assert main(["report", str(tmp_path), str(log)]) == 1 and (tmp_path / "comparison.html").read_text() == "mine"
+
+
+def test_a_state_is_written_where_this_process_has_its_checkpoints(tmp_path):
+    """The log may come from a folder of another name, or from another machine."""
+    before, here = tmp_path / "before", tmp_path / "here"
+    said: list[str] = []
+    for folder in (before, here):
+        folder.mkdir()
+    events = []
+    for at, folder in enumerate((before, here)):
+        begin = opening(step=at)
+        begin["manifest"]["output"] = str(folder)
+        path = str(folder / f"checkpoint-{at + 1}")
+        events += [begin, step(at), {"event": "checkpoint", "time": begin["time"], "step": at + 1, "path": path}]
+    live = LiveReport(here, said.append)
+    live.take(events[:3])
+    live.take(events[3:])
+    assert [path.name for path in before.iterdir()] == [] and (here / "trainer_state.json").is_file() and said == []
 
 
 def test_rows_of_wide_tables_are_stacked_on_narrow_screens():

@@ -32,18 +32,26 @@ class LiveReport:
         self.interval = 1.0
         self._say = say
         self._failed: set[str] = set()
-        self._path = output / NAME
+        self._output, self._path = output, output / NAME
         self._history = History()
         self._due = 0.0
 
     def take(self, events: list[Event]) -> None:
         """Adds events to the history, keeps its state with checkpoints, and writes the page when it is due."""
+        folders = set()
         for event in events:
             self._history.take(event)
-        for folder in state.places(events):
+            if event["event"] == "checkpoint" and self._is_here():
+                folders.add(Path(event["path"]).parent)
+        for folder in folders:
             self._keep(folder / state.NAME, lambda path: state.replace(path, self._history))
         if time.monotonic() >= self._due and self._history.end is None:
             self._write(is_running=True)
+
+    def _is_here(self) -> bool:
+        """True if the newest process of the history writes to this folder: earlier ones may have had another, of another
+        machine too."""
+        return Path(self._history.manifest.get("output", "")).resolve() == self._output.resolve()
 
     def close(self, end: Event | None) -> None:
         """Writes the page of the ended run."""

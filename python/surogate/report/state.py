@@ -12,6 +12,7 @@ from ..storage import files
 
 NAME = "trainer_state.json"
 
+
 def trainer_state(history: History) -> dict[str, Any]:
     """Steps are counted from 1, as there; of a longer run every second, fourth, … is listed."""
     last = history.steps.last
@@ -49,11 +50,6 @@ def _step(event: Event) -> dict[str, Any]:
 
 def _evaluation(at: int, event: Event, epoch: float | None) -> dict[str, Any]:
     return {"epoch": epoch, "eval_loss": event.get("loss"), "eval_runtime": event.get("seconds"), "step": at}
-
-
-def places(events: list[Event]) -> set[Path]:
-    """The folders in which checkpoints were just written."""
-    return {Path(event["path"]).parent for event in events if event["event"] == "checkpoint"}
 
 
 def replace(path: Path, history: History) -> None:

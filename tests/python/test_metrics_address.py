@@ -95,9 +95,20 @@ def test_an_address_in_use_is_reported_and_the_run_goes_on(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        words = options(tmp_path, **{"metrics_address": f"127.0.0.1:{taken.getsockname()[1]}"})
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        words = options(tmp_path, **{"metrics_address": address})
         done = subprocess.run([sys.executable, "-m", "surogate", *words, "--quiet"], capture_output=True, text=True)
-    assert done.returncode == 0 and "metrics receives no more data" in done.stderr and "in use" in done.stderr, done.stderr
+    message = f"`metrics_address: {address}` cannot be used, so no metrics are served: Address already in use"
+    assert done.returncode == 0 and message in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("address", ["no-such-host.invalid:9400", "a..b:9400", "192.0.2.1:9400"])
+def test_an_address_of_no_network_here_is_named_and_ends_nothing(address):
+    said: list[str] = []
+    metrics = Metrics(address, said.append)
+    metrics.take([{"event": "failed", "time": None}])
+    metrics.close(None)
+    assert len(said) == 1 and f"`metrics_address: {address}` cannot be used" in said[0], said
 
 
 @pytest.mark.parametrize("address", ["here", ":x", "host:", "1.2.3.4:99999"])

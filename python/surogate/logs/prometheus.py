@@ -68,8 +68,15 @@ class Metrics:
         self._lock = threading.Lock()
         self._values: dict[str, tuple[str, str, float]] = {}
         self._labels: dict[str, str] = {}
+        #: None where the address cannot be used.
+        self._server: ThreadingHTTPServer | None = None
         host, port = parse(address)
-        self._server = _server(host, port, self.text)
+        try:
+            self._server = _server(host, port, self.text)
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            say(f"`metrics_address: {address}` cannot be used, so no metrics are served: {why}")
+            return
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
         shown = f"[{host}]" if ":" in host else host
         say(f"metrics for Prometheus: http://{shown}:{self._server.server_address[1]}/metrics")
@@ -82,8 +89,9 @@ class Metrics:
 
     def close(self, end: Event | None) -> None:
         """Stops the server and frees its port."""
-        self._server.shutdown()
-        self._server.server_close()
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
 
     def _take(self, event: Event) -> None:
         kind = event["event"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import json
+import socket
 import ssl
 import subprocess
 import sys
@@ -118,7 +119,9 @@ def test_a_report_has_the_newest_values_and_a_new_token(server, monkeypatch):
     assert said == []
 
 
-@pytest.mark.parametrize("fault", ["refused", "untrusted", "no token", "elsewhere", "redirect"])
+@pytest.mark.parametrize(
+    "fault", ["refused", "untrusted", "no token", "no certificate", "two lines", "elsewhere", "redirect", "no HTTP", "no URL"]
+)
 def test_no_failure_ends_a_run_and_each_is_reported_once(server, monkeypatch, fault):
     monkeypatch.setattr(kubeflow, "INTERVAL", 0.0)
     if fault == "refused":
@@ -127,6 +130,14 @@ def test_no_failure_ends_a_run_and_each_is_reported_once(server, monkeypatch, fa
         monkeypatch.delenv(kubeflow.CERTIFICATE)
     elif fault == "no token":
         server.unlink()
+    elif fault == "no certificate":
+        monkeypatch.setenv(kubeflow.CERTIFICATE, "/no/such/file")
+    elif fault == "two lines":
+        server.write_text("secret\nsecret")
+    elif fault == "no HTTP":
+        monkeypatch.setenv(kubeflow.URL, f"http://127.0.0.1:{speaking(b'SSH-2.0-OpenSSH')}/status")
+    elif fault == "no URL":
+        monkeypatch.setenv(kubeflow.URL, "https://127.0.0.1:port/status")
     elif fault == "redirect":
         Status.answer = 307
     else:
@@ -137,7 +148,24 @@ def test_no_failure_ends_a_run_and_each_is_reported_once(server, monkeypatch, fa
     progress.take([step(1)])
     progress.close(None)
     assert len(said) == 1 and "was not reported to Kubeflow Trainer" in said[0] and "the run goes on" in said[0], said
+    assert "secret" not in said[0] and (fault != "no certificate" or "/no/such/file" in said[0])
     assert not any(path == "/elsewhere" for _, path, *_ in Status.received), "a token goes to no other server"
+
+
+def speaking(answer: bytes) -> int:
+    """The port of a server that does not speak HTTP, for three connections."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def speak() -> None:
+        with listener:
+            for _ in range(3):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(answer + b"\r\n")
+
+    threading.Thread(target=speak, daemon=True).start()
+    return listener.getsockname()[1]
 
 
 def test_without_the_variables_nothing_is_reported(monkeypatch):

@@ -5,6 +5,7 @@ The controller sets the variables that say where to. Reports at most every `INTE
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import ssl
@@ -90,22 +91,31 @@ class Progress:
         try:
             # The token expires, and the system replaces its file.
             token = Path(os.environ[TOKEN]).read_text(encoding="ascii").strip()
+            if not token.isprintable():
+                raise ValueError(f"the token in {os.environ[TOKEN]} is not one line")
             request = urllib.request.Request(
                 os.environ[URL],
                 data=json.dumps(self.status()).encode(),
                 headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
                 method="POST",
             )
-            context = ssl.create_default_context(cafile=os.environ.get(CERTIFICATE))
+            context = _trusting(os.environ.get(CERTIFICATE))
             opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirects())
             with opener.open(request, timeout=TIMEOUT):
                 self._has_failed = False
-        except (OSError, KeyError, ValueError) as error:
+        except (OSError, KeyError, ValueError, http.client.HTTPException) as error:
             if not self._has_failed:
                 reason = f"{TOKEN} is not set" if isinstance(error, KeyError) else f"{error}"
                 self._say(f"the progress was not reported to Kubeflow Trainer: {reason}; the run goes on")
             # Once for each row of failures; the next report has newer values.
             self._has_failed, self._is_new = True, True
+
+
+def _trusting(certificate: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=certificate)
+    except OSError as error:
+        raise OSError(f"the certificate {certificate} cannot be read: {error}") from error
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -49,6 +49,9 @@ OPTIONS = {
 #: Sequences of `stop`, and answers to one prompt, at most.
 MOST_STOPS, MOST_ANSWERS = 16, 64
 
+#: Seeds of random numbers.
+SEEDS = 1 << 64
+
 
 class BadRequest(Exception):
     """An error for the client: a message, the field, a status of HTTP, and headers."""
@@ -101,7 +104,7 @@ def read(body: bytes, is_chat: bool, most_tokens: int, most_sequences: int) -> R
         raise BadRequest(f"{len(texts)} prompts with `n: {count}` are more than {most_sequences} sequences", "n")
     name = "max_completion_tokens" if of.get("max_completion_tokens") is not None else "max_tokens"
     tokens = _whole(of, name, most_tokens, 1, most_tokens)
-    prompts = [{**text, "max_new_tokens": tokens} for text in texts for _ in range(count)]
+    prompts = [{**text, "max_new_tokens": tokens, **_own_seed(of, number)} for text in texts for number in range(count)]
     options = {option: json.dumps(_number(of, name)) for name, option in OPTIONS.items() if of.get(name) is not None}
     if of.get("temperature") == 0 and (narrows := [name for name, off in OFF.items() if of.get(name, off) not in (None, off)]):
         hint = f"give a temperature above 0, or leave `{narrows[0]}` out"
@@ -116,13 +119,20 @@ def read(body: bytes, is_chat: bool, most_tokens: int, most_sequences: int) -> R
     return Request(model, is_chat, prompts, options, streams, bool(wishes.get("include_usage")))
 
 
+def _own_seed(of: dict[str, Any], number: int) -> dict[str, int]:
+    """The seed of an answer after the first to the same prompt: with the same one it would be the same text."""
+    seed = of.get("seed") or 0
+    return {"seed": (seed + number) % SEEDS} if number and type(seed) is int else {}
+
+
 def _check_fields(of: dict[str, Any], is_chat: bool) -> None:
     own = {"messages", "tools", "chat_template_kwargs", "max_completion_tokens"} if is_chat else {"prompt"}
     known = own | {"model", "max_tokens", "n", "stop", "stream", "stream_options"} | LABELS | OPTIONS.keys() | NEUTRAL.keys()
     for name, value in of.items():
         if name not in known:
             raise BadRequest(f"`{name}` is not known", name, code="unknown_parameter")
-        if name in NEUTRAL and value not in NEUTRAL[name]:
+        # `0` asks for one, where `False` asks for none.
+        if name in NEUTRAL and not any(value == off and isinstance(value, bool) == isinstance(off, bool) for off in NEUTRAL[name]):
             raise BadRequest(f"`{name}` is not supported", name, code="unsupported_parameter")
 
 

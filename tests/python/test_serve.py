@@ -562,10 +562,12 @@ def test_what_follows_a_request_is_not_read_as_another(scripted, method, headers
         for value in [values] if isinstance(values, str) else values:
             of.putheader(name, value)
     of.endheaders()
-    answer = of.getresponse()
-    assert answer.status == status
-    assert json.loads(answer.read())["error"]["message"]
-    assert of.sock.recv(1) == b"", "the connection ends"
+    # The client's own is closed as soon as the answer says that the connection ends.
+    with of.sock.dup() as left:
+        answer = of.getresponse()
+        assert (answer.status, answer.headers["Connection"]) == (status, "close")
+        assert json.loads(answer.read())["error"]["message"]
+        assert left.recv(1) == b"", "the connection ends"
     of.close()
 
 
@@ -706,6 +708,7 @@ def test_a_token_is_asked_for_and_never_accepted_in_part(folder, tmp_path):
         (["--address", "0.0.0.0:0"], {}, "there is no token"),
         (["--address", "here"], {}, "expected HOST:PORT or PORT"),
         ([], {"SUROGATE_SERVE_TOKEN": "short"}, "expected at least 16"),
+        ([], {"SUROGATE_SERVE_TOKEN": "ein-längeres-Geheimnis"}, "not ASCII"),
         (["--adapters", "x"], {}, "expected NAME=DIR"),
     ],
 )

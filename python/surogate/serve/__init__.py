@@ -89,6 +89,8 @@ def _token(file: str | None) -> str | None:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: the token cannot be read: {error}") from None
     text = text.strip() if text else None
+    if text is not None and not text.isascii():
+        raise ConfigError("the token has characters that are not ASCII, which no header takes (openssl rand -hex 32 prints one)")
     if text is not None and len(text) < SHORTEST:
         raise ConfigError(f"the token has {len(text)} characters, expected at least {SHORTEST} (openssl rand -hex 32 prints one)")
     return text

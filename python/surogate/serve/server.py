@@ -312,7 +312,10 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Cache-Control", "no-store")
-        self.send_header("Transfer-Encoding", "chunked")
+        if self._takes_chunks():
+            self.send_header("Transfer-Encoding", "chunked")
+        else:
+            self.send_header("Connection", "close")
         self.end_headers()
         make, event = protocol.pieces(job.request), first
         try:
@@ -328,13 +331,18 @@ class Handler(BaseHTTPRequestHandler):
             # The status is sent already: clients read an error in the stream.
             self.close_connection = True
             self._send_chunk(error.body())
-        self.wfile.write(b"0\r\n\r\n")
+        if self._takes_chunks():
+            self.wfile.write(b"0\r\n\r\n")
 
     def _send_chunk(self, value: dict[str, Any]) -> None:
         self._write(b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n")
 
     def _write(self, data: bytes) -> None:
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data) if self._takes_chunks() else data)
+
+    def _takes_chunks(self) -> bool:
+        """True unless the client is an older one, such as a proxy: its answer ends with the connection."""
+        return self.request_version != "HTTP/1.0"
 
     def _send(self, status: int, value: dict[str, Any], headers: dict[str, str] | None = None) -> None:
         body = json.dumps(value, ensure_ascii=False).encode()
@@ -354,6 +362,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("X-Content-Type-Options", "nosniff")
+        if self.close_connection:
+            # Otherwise a client sends its next request here, and gets no answer.
+            self.send_header("Connection", "close")
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()

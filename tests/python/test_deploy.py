@@ -129,7 +129,8 @@ def test_a_rayjob_asks_for_as_many_workers_as_nodes():
 
 def policies() -> list[dict[str, Any]]:
     (of_runtime,) = load("kubeflow.yaml", "ClusterTrainingRuntime")["spec"]["template"]["spec"]["replicatedJobs"]
-    return [load("job/job.yaml", "Job")["spec"], of_runtime["template"]["spec"]]
+    (of_set,) = load("jobset.yaml", "JobSet")["spec"]["replicatedJobs"]
+    return [load("job/job.yaml", "Job")["spec"], of_runtime["template"]["spec"], of_set["template"]["spec"]]
 
 
 @pytest.mark.parametrize("spec", policies())
@@ -141,6 +142,23 @@ def test_a_pod_failure_policy_gives_up_where_starting_again_cannot_help(spec):
     assert fails["onExitCodes"]["containerName"] == spec["template"]["spec"]["containers"][0]["name"]
     page = (REPOSITORY / "docs/errors.md").read_text()
     assert all(f"| {code}" in page for code in [*expected, *lost, 130])
+
+
+def test_a_signal_is_not_counted_and_what_is_wrong_fails_a_jobset():
+    for spec in policies()[:2]:
+        ignored = [rule["onExitCodes"]["values"] for rule in spec["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
+        assert ignored[1:] == [[138, 143]]
+    (rule,) = load("jobset.yaml", "JobSet")["spec"]["failurePolicy"]["rules"]
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+
+
+@pytest.mark.parametrize("name", ["jobset.yaml", "kubeflow.yaml"])
+def test_a_file_says_where_its_configuration_comes_from(name):
+    """kustomize makes that of the Job, under a name of its own."""
+    text = (DEPLOY / name).read_text()
+    (volume,) = set(re.findall(r"configMap:\s+name: (\S+)", text))
+    (made, path) = re.search(r"kubectl create configmap (\S+) --from-file=(\S+)", text).groups()
+    assert volume == made and (REPOSITORY / path).is_file()
 
 
 def test_a_pod_leaves_more_time_than_the_run_takes_to_end():
@@ -186,6 +204,7 @@ def test_the_file_of_skypilot_starts_a_node_on_each_machine():
     script(task["run"])
     for variable in ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES"):
         assert f"${variable}" in task["run"]
+    assert task["num_nodes"] > 1 and "nvidia-nccl-cu13" in task["setup"], "nodes of GPUs need NCCL"
     (path,) = re.findall(r"surogate sft (\S+)", task["run"])
     assert (REPOSITORY / path).is_file()
 
@@ -196,6 +215,8 @@ def test_the_script_of_slurm_saves_before_its_time_ends_and_goes_on_afterwards(t
     assert "--ntasks-per-node=1" in text and "distributed.num_nodes=$SLURM_NNODES" in text
     (before,), (grace,) = re.findall(r"--signal=USR1@(\d+)", text), re.findall(r"save_grace_seconds=(\d+)", text)
     assert int(grace) < int(before)
+    # Node 0 uploads its checkpoint after the other nodes have ended with the code of the signal.
+    assert "--kill-on-bad-exit=0" in text
     for name, code in (("srun", 138), ("scontrol", 0), ("openssl", 0)):
         stand_in = tmp_path / name
         stand_in.write_text(f'#!/bin/sh\necho "{name} $@" >> {tmp_path}/called\nexit {code}\n')

@@ -332,6 +332,26 @@ def test_an_adapter_that_changes_and_a_checkpoint_that_appears_are_answered(fold
         assert end(process) == 0
 
 
+def test_the_name_of_a_run_means_its_newest_checkpoint_and_then_its_result(folder, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(folder / "run", run)
+    (run / "adapter").rename(tmp_path / "adapter")
+    process, address = start(run)
+    try:
+        client = openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=60)
+        ask = lambda: client.completions.create(model="run", prompt=PROMPT, max_tokens=20).choices[0].text  # noqa: E731
+        expected = lambda of: surogate.load(folder / "talkative", of).generate(PROMPT, max_new_tokens=20)  # noqa: E731
+        assert ask() == expected(run / "checkpoint-4")
+        make_adapter(tmp_path / "made", tmp_path / "adapter", 6).rename(run / "checkpoint-6")
+        for old in (2, 4):
+            shutil.rmtree(run / f"checkpoint-{old}")
+        assert ask() == expected(run / "checkpoint-6")
+        (tmp_path / "adapter").rename(run / "adapter")
+        assert ask() == expected(run / "adapter")
+    finally:
+        assert end(process) == 0
+
+
 def test_a_server_inside_of_a_process_gives_its_handler_back(folder):
     text = f"""
         import os, signal, threading, time

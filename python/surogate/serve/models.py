@@ -53,8 +53,8 @@ class Models:
         self._slots: dict[int, Key | None] = {}
         #: Adapters that cannot be in a slot.
         self._apart: set[Key] = set()
-        #: The model that is loaded by itself.
-        self._alone: tuple[Key, Model] | None = None
+        #: The model that is loaded by itself, and its folder or name.
+        self._alone: tuple[tuple[Key, str], Model] | None = None
 
     @property
     def first(self) -> str:
@@ -76,6 +76,9 @@ class Models:
         return name in self._places or name in self._checkpoints()
 
     def _place(self, name: str) -> Place:
+        if name == self.first and self._is_run():
+            # Its newest checkpoint gives way to the next one, and that to the result.
+            return generate.places(self._options.model, self._options.adapter, self._options.base)
         if name in self._places:
             return self._places[name]
         folder = self._checkpoints().get(name)
@@ -136,7 +139,7 @@ class Models:
                     self._slots[slot] = key
                     return self._shared, slot
                 self._tell(name, adapter, why)
-        if self._alone is not None and self._alone[0] == key:
+        if self._alone is not None and self._alone[0] == (key, model):
             return self._alone[1], 0
         if busy:
             return None
@@ -147,7 +150,7 @@ class Models:
             self._shared.unload()
             self._slots = dict.fromkeys(self._slots)
         self._unload()
-        self._alone = key, self._load(model, adapter)
+        self._alone = (key, model), self._load(model, adapter)
         return self._alone[1], 0
 
     def _slot(self, key: Key, busy: Collection[int]) -> int | None:

@@ -20,6 +20,8 @@ import pytest
 from bucket_server import Faulty, s3_server
 from conftest import REPOSITORY
 from processes import descendants
+from surogate.errors import RunError
+from surogate.storage import outputs
 from surogate.storage.remote import MARK, Remote, digest
 from surogate.storage.uploads import Uploads, unsent
 from test_data_buckets import keys
@@ -300,11 +302,37 @@ def test_an_unfinished_folder_is_not_resumed_from(s3, bucket, tmp_path):
 
 
 def test_names_that_lead_out_of_the_folder_are_refused(s3, bucket, tmp_path):
-    from surogate.errors import RunError
-
     remote = bucket(f"s3://runs/{unused()}")
     with pytest.raises(RunError, match="expected a file of the folder"):
         remote.get_folder("checkpoint-1", {"files": {"../../x": 1}}, tmp_path / "here" / "checkpoint-1")
+
+
+@pytest.mark.parametrize("failure", [OSError("no space left"), KeyboardInterrupt()])
+def test_nothing_is_left_of_a_checkpoint_that_cannot_be_fetched(s3, bucket, tmp_path, monkeypatch, failure):
+    """Starts of twenty processes that are killed while they fetch would fill the disk."""
+    address, folder, place = f"s3://runs/{unused()}", tmp_path / "checkpoint-3", tmp_path / "place"
+    (place / ".fetched/checkpoint-1").mkdir(parents=True)
+    (place / ".fetched/checkpoint-1/weights").write_text("of a process that was killed")
+    folder.mkdir()
+    for name in ("a.safetensors", "state.json"):
+        (folder / name).write_text(name)
+    remote = bucket(address)
+    remote.put_folder(folder, "checkpoint-3", digest(folder), [])
+    remote.put_text("manifest.json", '{"run_id": "1"}')
+    get = Remote.get
+
+    def cut(self, name, path):
+        if name.endswith("state.json"):
+            raise failure
+        get(self, name, path)
+
+    with monkeypatch.context() as broken, pytest.raises((RunError, KeyboardInterrupt)):
+        broken.setattr(Remote, "get", cut)
+        outputs._take_up(remote, place, True)
+    assert list(place.iterdir()) == []
+    outputs._take_up(remote, place, True)
+    assert sorted(path.name for path in place.iterdir()) == ["checkpoint-3", "manifest.json"]
+    assert (place / "checkpoint-3/state.json").read_text() == "state.json"
 
 
 def test_a_trainer_and_a_checkpoint_dir_are_refused(s3, tmp_path):

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,9 @@ from .uploads import COMPLETE
 
 #: Files of a run by which a later process knows it.
 OF_RUN = ("manifest.json", "resolved.yaml", "trainer_state.json")
+
+#: The folder for what is being fetched, in that of the run.
+FETCHED = ".fetched"
 
 #: What begins as an address does, with one slash too.
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -87,6 +91,8 @@ def folder_of(address: str) -> Path:
 def _take_up(remote: Remote, place: Path, resumes: bool) -> None:
     import obstore
 
+    # A killed process leaves it, which may have the size of a checkpoint.
+    shutil.rmtree(place / FETCHED, ignore_errors=True)
     try:
         names = remote.names()
         if "manifest.json" not in names:
@@ -123,13 +129,19 @@ def _take_up(remote: Remote, place: Path, resumes: bool) -> None:
 def _fetch(remote: Remote, place: Path, names: dict[str, int], name: str, manifest: dict[str, Any]) -> None:
     """Brings a checkpoint, the log and what makes the folder this run's."""
     warn(f"surogate: fetching {name} from {remote.address}")
-    remote.get_folder(name, remote.marks({of: size for of, size in names.items() if of.startswith(f"{name}/")})[name], place / name)
+    mark = remote.marks({of: size for of, size in names.items() if of.startswith(f"{name}/")})[name]
     log = Path(str(manifest.get("log", ""))).name
-    for file in (*OF_RUN, log):
-        if file in names:
-            part = place / f".{file}.{os.getpid()}.tmp"
-            remote.get(file, part)
-            os.replace(part, place / file)
+    part = place / FETCHED
+    try:
+        remote.get_folder(name, mark, part / name)
+        # It appears under its name at once.
+        os.rename(part / name, place / name)
+        for file in (*OF_RUN, log):
+            if file in names:
+                remote.get(file, part / file)
+                os.replace(part / file, place / file)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 @contextmanager

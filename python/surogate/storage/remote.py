@@ -128,13 +128,11 @@ class Remote:
         self.put_text(f"{name}/{MARK}", json.dumps({"digest": digest, "files": sizes}, indent=1))
 
     def get_folder(self, name: str, mark: dict[str, Any], target: Path) -> None:
-        """Fetches a complete folder; it appears under its name at once."""
-        part = target.parent / f".{target.name}.{os.getpid()}.tmp"
+        """Fetches the files of a complete folder."""
         for file in mark["files"]:
             if ".." in Path(file).parts or Path(file).is_absolute():
                 raise RunError(f"{self.address}/{name}/{MARK}: names `{file}`, expected a file of the folder")
-            self.get(f"{name}/{file}", part / file)
-        os.rename(part, target)
+            self.get(f"{name}/{file}", target / file)
 
     def get(self, name: str, path: Path) -> None:
         """Fetches an object."""

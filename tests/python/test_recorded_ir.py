@@ -11,6 +11,9 @@ from surogate import models
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "crates/train/tests/ir"
 
+#: Every family in a small form, a line each: its name, its configuration and its graph.
+FAMILIES = RECORDED / "families.jsonl"
+
 OLMOE = {
     "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "vocab_size": 1024, "hidden_size": 256,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 512,
@@ -49,6 +52,26 @@ def test_recorded_graphs_are_those_of_today(name):
     if os.environ.get("SUROGATE_RECORD"):
         path.write_text(json.dumps(made, indent=1) + "\n")
     assert without_lines(json.loads(path.read_text())) == without_lines(made)
+
+
+def family_configs(golden: Path) -> dict[str, dict]:
+    """The configurations of the small models that have recorded values."""
+    folders = {path.parent.name: json.loads(path.read_text()) for path in golden.glob("*/config.json")}
+    drawn = json.loads((ROOT / "tests/golden/families.json").read_text())
+    return folders | {name: of["config"] for name, of in (drawn["images"] | drawn["families"]).items()}
+
+
+def test_recorded_families_are_all_and_those_of_today(shared):
+    made = [
+        {"name": name, "config": config, "ir": without_lines(json.loads(models.build(config)))}
+        for name, config in sorted(family_configs(shared / "golden").items())
+    ]
+    if os.environ.get("SUROGATE_RECORD"):
+        FAMILIES.write_text("".join(json.dumps(of, separators=(",", ":")) + "\n" for of in made))
+    recorded = [json.loads(line) for line in FAMILIES.read_text().splitlines()]
+    assert [of["name"] for of in recorded] == [of["name"] for of in made]
+    for found, expected in zip(recorded, made, strict=True):
+        assert found == expected, expected["name"]
 
 
 def test_every_recorded_graph_is_compared():

@@ -1,17 +1,19 @@
-//! GPUs that are not there: functions in place of a driver, a compiler and a library of products, of CUDA or of HIP, over the
+//! GPUs that are not there: functions in place of a driver, a compiler and libraries of products and collectives, of CUDA or of HIP, over the
 //! memory of this process. For tests: the sessions of `gpu` run whole programs on them.
 //!
 //! Imitates memory, streams, events, captures and graphs, with queued work that runs when something waits for it,
 //! streams alternating at random, so that a missing wait shows as wrong numbers. A launch is identified by its kernel and its
 //! arguments among the instructions of the programs that were loaded, and computes the operation by its CPU reference; an
 //! argument that no instruction has is a failed launch. Does not imitate the kernels themselves, time, Hopper's own kernels,
-//! cuDNN, NCCL.
+//! cuDNN, other processes.
 //!
 //! All state belongs to the thread that calls: a session stays on the thread that made it.
 
 mod capture;
+mod collectives;
 mod compiler;
 mod driver;
+mod groups;
 mod kernels;
 mod launches;
 mod memory;
@@ -51,6 +53,7 @@ pub fn search(vendor: Vendor) -> Search {
         driver: Some(driver::table(vendor)),
         nvrtc: Some(compiler::table(vendor)),
         cublaslt: Some(products::table(vendor)),
+        nccl: Some(collectives::table(vendor)),
         program: Some(launches::show),
         ..Given::default()
     };

@@ -10,6 +10,7 @@ use std::rc::Rc;
 use program::Arch;
 
 use crate::capture::{Capture, Graph};
+use crate::groups::{Call, Rank};
 use crate::launches::{Launches, Task};
 use crate::memory::Memory;
 use crate::status::{
@@ -107,6 +108,9 @@ pub struct World {
     pub capture: Option<Capture>,
     pub graphs: HashMap<usize, Rc<Graph>>,
     pub launches: Launches,
+    /// The ranks of communicators by their handles, and the calls of the group that is open.
+    pub ranks: HashMap<usize, Rank>,
+    pub group: Option<Vec<Call>>,
     /// Things that have run, and operations that were computed.
     ran: usize,
     pub computed: usize,
@@ -291,7 +295,8 @@ impl World {
         SUCCESS
     }
 
-    fn own_event(&mut self, device: usize) -> usize {
+    /// Returns a new event of a device.
+    pub fn own_event(&mut self, device: usize) -> usize {
         let number = self.number();
         self.events.insert(number, Event::of(device));
         number

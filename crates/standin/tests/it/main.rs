@@ -4,7 +4,6 @@
 #[allow(dead_code, reason = "the compiler's tests use the rest")]
 mod support;
 
-mod families;
 mod faults;
 mod reads;
 mod steps;

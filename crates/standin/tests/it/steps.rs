@@ -106,16 +106,18 @@ fn bits_do_not_depend_on_the_order_of_streams_or_on_graphs() {
     assert!((1..6).all(|seed| run(seed, true) == first) && run(7, false) == first);
 }
 
-/// Ranks copy from one another, or by way of the host; each of them has rows.
+/// Ranks copy from one another, by way of the host, or through the library of collectives; each of them has rows.
 #[test]
 fn ranks_give_the_sums_of_the_cpu_in_any_order_of_streams() {
-    let ways = |without_peers: bool| Ways { without_peers, ..Ways::default() };
-    for (turn, (ranks, target)) in [(2, "sm_80"), (4, "gfx942"), (3, "gfx1100")].into_iter().enumerate() {
+    let by_library = Ways { gather: Some(false), exchange: Some(false), without_peers: false };
+    let ways = [Ways::default(), Ways { without_peers: true, ..Ways::default() }, by_library];
+    let groups = [(2, "sm_80"), (4, "gfx942"), (3, "gfx1100"), (2, "gfx942"), (4, "sm_80")];
+    for (turn, (ranks, target)) in groups.into_iter().enumerate() {
         let cuts = [(false, false), (true, false), (true, true)];
         for (gradients, weights) in crate::support::in_turn(&cuts, turn) {
             let sharding = Sharding { ranks, bucket_bytes: Some(64 << 10), gradients, weights, ..Sharding::default() };
             let program = compile(&model(), &CompileOptions { sharding, ..in_f32(false) }, &on(target)).unwrap();
-            let change = |options: Options| Options { ways: ways(turn % 2 == 1), ..options };
+            let change = |options: Options| Options { ways: ways[turn % 3], ..options };
             let what = format!("{ranks} ranks on {target}, cut {gradients} {weights}");
             (0..2).for_each(|seed| compared(program.clone(), change, seed + 10 * turn as u64, &what, 2e-4));
         }

@@ -11,6 +11,7 @@ mod corpus;
 mod dora;
 mod equivalence;
 mod extend;
+mod families_on_stand_ins;
 mod flushed;
 mod formats;
 mod fp8;

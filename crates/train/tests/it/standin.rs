@@ -19,8 +19,13 @@ fn machine(target: &str) -> (Vendor, Machine) {
 
 /// A machine of a target, whose programs run on a stand-in or on the CPU.
 pub fn device(target: &str, stands_in: bool) -> Arc<Device> {
+    devices(target, 1, stands_in)
+}
+
+/// A machine with some GPUs of a target, or as many ranks or stages on the CPU.
+pub fn devices(target: &str, gpus: usize, stands_in: bool) -> Arc<Device> {
     let (vendor, machine) = machine(target);
-    standin::start(standin::machine(machine.arch, 1), 5);
+    standin::start(standin::machine(machine.arch, gpus), 5);
     let backend: Box<dyn Backend> = match stands_in {
         true => Box::new(GpuBackend::new(standin::options(vendor))),
         false => Box::new(cpu::CpuBackend::new(None).unwrap()),
@@ -29,7 +34,7 @@ pub fn device(target: &str, stands_in: bool) -> Arc<Device> {
         backend,
         machine,
         because: "requested".into(),
-        gpus: 1,
+        gpus,
         card: Default::default(),
         arithmetic: "a stand-in".into(),
         nodes: None,

@@ -141,8 +141,8 @@ fn obstacle(folder: &Path, options: &AdapterOptions, source: &ModelSource) -> Re
 pub(crate) struct Shared {
     rank: usize,
     modules: BTreeSet<String>,
-    /// The folder of each adapter.
-    pub slots: Vec<Option<PathBuf>>,
+    /// The adapter of each slot that waits for an engine: its files may be gone by then, as those of a run's old checkpoints.
+    pub slots: Vec<Option<Matrices>>,
 }
 
 impl Shared {
@@ -193,20 +193,21 @@ impl Shared {
         Some(format!("it is on `{module}`, and none of the adapters that were named first is"))
     }
 
-    /// Writes the table of ranks, and every adapter that is in a slot.
-    pub fn write_all(&self, engine: &mut Engine, source: &ModelSource) -> Result<()> {
-        let ranks = self.rank * self.slots.len();
-        let row = |slot: usize| (0..ranks).map(move |rank| f32::from(u8::from(rank / self.rank + 1 == slot)));
+    /// Writes the table of ranks, and every adapter that waited for the engine.
+    pub fn write_all(&mut self, engine: &mut Engine) -> Result<()> {
+        let (rank_of_slot, ranks) = (self.rank, self.rank * self.slots.len());
+        let row = |slot: usize| (0..ranks).map(move |rank| f32::from(u8::from(rank / rank_of_slot + 1 == slot)));
         let table: Vec<f32> = (0..=self.slots.len()).flat_map(row).collect();
         let program = engine.program().clone();
         let at = &program.parameter(RANKS_OF_SLOTS).expect("slots have a table").weight;
         let table = HostTensor::from_f32([self.slots.len() + 1, ranks], &table).cast(at.dtype);
         engine.session().write(at, &table.bytes)?;
-        for (index, folder) in self.slots.iter().enumerate().filter_map(|(index, of)| Some((index, of.as_ref()?))) {
-            let matrices = Matrices::read(folder, source)?.map_err(|why| apart(folder, &why))?;
-            self.write(engine, index as u32 + 1, &matrices)?;
+        for (index, matrices) in self.slots.iter().enumerate().filter_map(|(index, of)| Some((index, of.as_ref()?))) {
+            self.write(engine, index as u32 + 1, matrices)?;
         }
-        engine.weights_written()
+        engine.weights_written()?;
+        self.slots.iter_mut().for_each(|slot| *slot = None);
+        Ok(())
     }
 
     /// Writes an adapter into a slot, from 1 on; what the adapter does not have becomes 0.

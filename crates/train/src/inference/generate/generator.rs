@@ -153,10 +153,11 @@ impl Generator {
             return Ok(Some(why));
         }
         let texts = Texts::read(Some(folder), &self.source)?;
-        if let Some(engine) = &mut self.engine {
-            shared.write(engine, slot, &matrices)?;
+        let waits = &mut shared.slots[slot as usize - 1];
+        match &mut self.engine {
+            None => *waits = Some(matrices),
+            Some(engine) => shared.write(engine, slot, &matrices)?,
         }
-        shared.slots[slot as usize - 1] = Some(folder.to_owned());
         self.slot_texts[slot as usize - 1] = Some(texts);
         Ok(None)
     }
@@ -244,7 +245,7 @@ impl Generator {
     pub fn unload(&mut self) {
         (self.engine, self.capacity, self.kept, self.refused) = (None, None, None, None);
         if let Some(shared) = &mut self.shared {
-            shared.slots.fill(None);
+            shared.slots.iter_mut().for_each(|slot| *slot = None);
             self.slot_texts = shared.slots.iter().map(|_| None).collect();
         }
         self.started += 1;
@@ -288,8 +289,8 @@ impl Generator {
             None => {
                 let mut engine = Engine::new(self.device.clone(), self.source.clone(), options, &Choices::new())?;
                 load_weights(&mut engine, &self.source, self.adapter.as_deref())?;
-                if let Some(shared) = &self.shared {
-                    shared.write_all(&mut engine, &self.source)?;
+                if let Some(shared) = &mut self.shared {
+                    shared.write_all(&mut engine)?;
                 }
                 self.engine = Some(engine);
             }

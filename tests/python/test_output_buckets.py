@@ -120,6 +120,26 @@ def test_a_run_is_in_the_bucket_and_goes_on_where_there_is_no_copy(s3, bucket, t
     assert code == 2 and "holds another run" in text, text
 
 
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(s3, bucket, tmp_path):
+    address, variables = f"s3://runs/{unused()}", keys(s3)
+    code, text = ended(start(tmp_path, address, tmp_path / "one", variables))
+    assert code == 0, text
+    remote = bucket(address)
+    name = max((of for of in remote.names() if of.startswith("checkpoint-4/")), key=remote.names().__getitem__)
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(bytes(remote.names()[name]))
+    remote.put(name, damaged)
+    more = {"max-steps": 6, "resume-from-checkpoint": "true"}
+    code, text = ended(start(tmp_path, address, tmp_path / "two", variables, **more))
+    assert code == 0 and "checkpoint-4 of" in text and "is damaged" in text and "fetching checkpoint-2" in text, text
+    assert len(losses_of(log_of(remote))) == 6
+    damaged.write_bytes(bytes(remote.names()[name.replace("-4/", "-2/")]))
+    remote.remove([of for of in remote.names() if of.startswith(("checkpoint-4/", "checkpoint-6/"))])
+    remote.put(name.replace("-4/", "-2/"), damaged)
+    code, text = ended(start(tmp_path, address, tmp_path / "three", variables, **more))
+    assert code == 1 and "every checkpoint there is damaged: checkpoint-2" in text, text
+
+
 @pytest.mark.parametrize("whom", ["the run", "all its processes"])
 def test_a_signal_leaves_a_checkpoint_in_the_bucket(s3, bucket, tmp_path, whom):
     """Batch systems send it to the processes that a run has started, too."""

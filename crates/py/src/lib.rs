@@ -63,8 +63,8 @@ mod _native {
     use crate::prune::prune;
     #[pymodule_export]
     use crate::run::{
-        abandon, cache_folder, leave, machine_names, preview, run, say, signalled, unsaid, visible, visible_text,
-        without_userinfo,
+        abandon, cache_folder, checkpoint_fault, leave, machine_names, preview, run, say, signalled, unsaid, visible,
+        visible_text, without_userinfo,
     };
     #[pymodule_export]
     use crate::score::Scoring;

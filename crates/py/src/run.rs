@@ -122,6 +122,12 @@ pub fn cache_folder(py: Python<'_>, name: &str) -> PyResult<PathBuf> {
     made.map_err(|why| train_error(py, TrainError::Usage(format!("there is no cache of {name}: {why}"))))
 }
 
+/// Reads a checkpoint as a whole: what is wrong with it, or none.
+#[pyfunction]
+pub fn checkpoint_fault(py: Python<'_>, folder: PathBuf) -> Option<String> {
+    py.detach(|| train::checkpoint_fault(&folder))
+}
+
 /// Takes the messages of a run that were reported but not shown.
 #[pyfunction]
 pub fn unsaid() -> Vec<String> {

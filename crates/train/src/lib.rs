@@ -55,6 +55,7 @@ pub use run::journal::Journal;
 pub use run::rendezvous::come_together;
 pub use run::{Observer, Outcome, run};
 pub use trainer::Trainer;
+pub use trainer::checkpoint::fault as checkpoint_fault;
 pub use trainer::data_check::check_data;
 pub use trainer::flushed::Flushed;
 pub use trainer::metrics::{EvaluationMetrics, StepMetrics};

@@ -120,26 +120,38 @@ def _take_up(remote: Remote, place: Path, resumes: bool) -> None:
             place.rename(aside)
             place.mkdir()
             warn(f"surogate: {remote.address} has checkpoints of another process, so what was here is in {aside}")
-        if newest > local:
-            _fetch(remote, place, names, steps[newest], there)
+        damaged = []
+        for step in sorted((step for step in steps if step > local), reverse=True):
+            why = _fetch(remote, place, names, steps[step], there)
+            if why is None:
+                break
+            warn(f"surogate: {steps[step]} of {remote.address} is damaged ({why}), so an earlier checkpoint is used")
+            damaged.append(steps[step])
+        else:
+            if damaged and not local:
+                raise RunError(f"`output_dir: {remote.address}`: every checkpoint there is damaged: {', '.join(damaged)}")
     except (obstore.exceptions.BaseError, OSError, ValueError, KeyError, RecursionError) as error:
         raise RunError(f"`output_dir: {remote.address}`: the run there cannot be read: {remote.why(error)}") from error
 
 
-def _fetch(remote: Remote, place: Path, names: dict[str, int], name: str, manifest: dict[str, Any]) -> None:
-    """Brings a checkpoint, the log and what makes the folder this run's."""
+def _fetch(remote: Remote, place: Path, names: dict[str, int], name: str, manifest: dict[str, Any]) -> str | None:
+    """Brings a checkpoint, the log and what makes the folder this run's. Returns what is wrong with a checkpoint that is not
+    whole, of which nothing is kept."""
     warn(f"surogate: fetching {name} from {remote.address}")
     mark = remote.marks({of: size for of, size in names.items() if of.startswith(f"{name}/")})[name]
     log = Path(str(manifest.get("log", ""))).name
     part = place / FETCHED
     try:
         remote.get_folder(name, mark, part / name)
+        if why := _native.checkpoint_fault(part / name):
+            return why
         # It appears under its name at once.
         os.rename(part / name, place / name)
         for file in (*OF_RUN, log):
             if file in names:
                 remote.get(file, part / file)
                 os.replace(part / file, place / file)
+        return None
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

@@ -198,6 +198,11 @@ pub struct Checkpoint {
     pub state: State,
 }
 
+/// Returns what is wrong with a folder as a checkpoint, without its name; none where it is whole.
+pub fn fault(folder: &Path) -> Option<String> {
+    Checkpoint::open(folder).err()
+}
+
 impl Checkpoint {
     /// Opens a folder and checks every file. The error says what is wrong, without the folder's name.
     pub fn open(folder: &Path) -> std::result::Result<Checkpoint, String> {

@@ -191,7 +191,7 @@ fn gather(
             missing.sort_unstable();
             let names: Vec<String> = missing.iter().map(|node| format!("node {node}")).collect();
             let text = "within the time that `distributed.timeout` gives";
-            return Err(failed(format!("{} did not come to {at} {text}", names.join(" and "))));
+            return Err(lost(format!("{} did not come to {at} {text}", names.join(" and "))));
         }
     }
     // The thread that listens ends with the next connection: this one.
@@ -315,7 +315,7 @@ fn reach(
         }
         if Instant::now() > deadline {
             let (at, wait) = (&place.rendezvous, place.timeout.as_secs());
-            return Err(failed(format!("node 0 cannot be reached at `rendezvous: {at}` for {wait} s{last}")));
+            return Err(lost(format!("node 0 cannot be reached at `rendezvous: {at}` for {wait} s{last}")));
         }
         std::thread::sleep(PAUSE);
     }
@@ -343,7 +343,7 @@ fn await_roster(
             return Err(JoinError::Stopped);
         }
         if Instant::now() > deadline {
-            return Err(failed(format!("node 0 at {} does not continue", place.rendezvous)));
+            return Err(lost(format!("node 0 at {} does not continue", place.rendezvous)));
         }
     }
     let roster = hear(node_0, Duration::from_secs(10)).map_err(|e| lost(format!("node 0 is gone again: {e}")))?;

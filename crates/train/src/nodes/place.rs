@@ -10,10 +10,22 @@ use crate::config::{Config, Environment, LAUNCHERS, Problem, of_process};
 /// The port of the rendezvous under SLURM if none is given.
 const PORT: u64 = 29_400;
 
+/// The port of node 0 as torchrun and Kubeflow set it.
+const PORT_VARIABLE: &str = "MASTER_PORT";
+
 /// The place of this process among the nodes; None if there are no others.
 pub(crate) fn place(config: &Config, environment: Environment<'_>) -> std::result::Result<Option<Place>, Box<Problem>> {
     let of = &config.multi_node.distributed;
     let number = |name: &str| environment(name).and_then(|text| text.parse::<usize>().ok());
+    let unreadable = |name: &&str| environment(name).is_some_and(|text| text.parse::<usize>().is_err());
+    let ranks = LAUNCHERS.into_iter().filter(|_| of.node_rank.is_none());
+    let ports = [PORT_VARIABLE].into_iter().filter(|_| of.rendezvous.is_none());
+    if let Some(name) = ranks.chain(ports).filter(|_| config.nodes() > 1).find(unreadable) {
+        let message =
+            format!("the variable `{name}` is `{}`, expected a number", environment(name).unwrap_or_default());
+        let hint = Some("launchers set it; unset it where there is none".to_owned());
+        return Err(Box::new(config.mistake("distributed.num_nodes", message, hint)));
+    }
     let torchrun =
         number("WORLD_SIZE").filter(|_| environment("RANK").is_some() && environment("MASTER_ADDR").is_some());
     let nodes = config.nodes();
@@ -69,7 +81,7 @@ fn together(config: &Config, environment: Environment<'_>) -> usize {
 
 /// The rendezvous address that a launcher gives.
 fn rendezvous(environment: Environment<'_>) -> Option<String> {
-    let port = environment("MASTER_PORT").and_then(|port| port.parse::<u64>().ok());
+    let port = environment(PORT_VARIABLE).and_then(|port| port.parse::<u64>().ok());
     if let (Some(host), Some(port)) = (environment("MASTER_ADDR"), port) {
         // There torchrun's own store listens.
         let taken = environment("TORCHELASTIC_RUN_ID").is_some();
@@ -121,6 +133,18 @@ mod tests {
             let problem = found(options, &[]).unwrap_err();
             assert!(problem.contains(part), "{problem}");
         }
+    }
+
+    #[test]
+    fn a_variable_that_is_no_number_is_named() {
+        let variables = [("RANK", "x"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "h"), ("MASTER_PORT", "29500")];
+        let problem = found("{num_nodes: 2}", &variables).unwrap_err();
+        assert!(problem.contains("`RANK` is `x`, expected a number"), "{problem}");
+        let variables = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "h"), ("MASTER_PORT", "abc")];
+        let problem = found("{num_nodes: 2}", &variables).unwrap_err();
+        assert!(problem.contains("`MASTER_PORT` is `abc`"), "{problem}");
+        assert_eq!(found("{num_nodes: 2, node_rank: 0, rendezvous: 'h:1'}", &[("RANK", "x")]).unwrap().0, 0);
+        assert_eq!(found("{}", &[("RANK", "x")]), Err("alone".into()));
     }
 
     #[test]

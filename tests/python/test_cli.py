@@ -775,3 +775,15 @@ def test_a_result_says_what_adds_host_memory(capsys, tmp_path):
     assert code == 3 and re.search(
         r"`qlora_bnb: true` \(\d\.\d\d GiB, and \d\.\d\d GiB of host memory for [a-z, ]*frozen weights in codes\)", err
     ), err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "part"),
+    [
+        ("--output-dir", "", "`output_dir` is empty, expected a folder"),
+        ("--resume-from-checkpoint", "s3://b/run/checkpoint-2", "is an address, expected `true` or a local folder"),
+    ],
+)
+def test_folders_that_are_none_are_refused(capsys, run_file, option, value, part):
+    code, _, error = run(capsys, "sft", run_file[0], option, value)
+    assert code == 2 and part in error, error

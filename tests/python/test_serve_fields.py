@@ -10,6 +10,13 @@ import pytest
 from test_serve import address, folder  # noqa: F401
 
 
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
+def test_a_variable_of_the_template_that_the_prompt_gives_is_refused(address, name):  # noqa: F811
+    body = {"messages": [{"role": "user", "content": "Once"}], "max_tokens": 2, "chat_template_kwargs": {name: False}}
+    status, _, text = fetched(address, "POST", "/v1/chat/completions", json.dumps(body))
+    assert status == 400 and f"`chat_template_kwargs` has `{name}`" in json.loads(text)["error"]["message"], text
+
+
 def fetched(of: str, method: str, path: str, body: str | None = None) -> tuple[int, http.client.HTTPMessage, str]:
     connection = http.client.HTTPConnection(of.split("/")[2], timeout=60)
     try:

@@ -370,6 +370,8 @@ def _score(options: Namespace, overrides: Overrides) -> int:
     from ..rewards.scores import read
     from .generate import open_model
 
+    if not Path(options.prompts).is_file():
+        raise errors.ConfigError(f"--prompts {options.prompts}: there is no such file")
     rows = read(Path(options.prompts))
     for number, reward in enumerate(open_model(options).rewards(rows.values(), list(rows))):
         show(json.dumps({"row": number, "reward": reward}) if options.json else f"{reward:.6f}")

@@ -45,6 +45,10 @@ pub(super) fn check_options(config: &Config, reader: &mut Reader) {
         let hint = Some("remove `none`, or the others".to_string());
         reader.report("report_to", "`report_to` has `none` next to trackers", hint);
     }
+    if config.run.output_dir.is_empty() {
+        let hint = Some("such as `output`; `.` is the working directory".to_owned());
+        reader.report("output_dir", "`output_dir` is empty, expected a folder", hint);
+    }
     check_rows(config, reader);
     check_hidden(config, reader);
     if !config.logging.has_valid_metrics_address() {

@@ -135,6 +135,14 @@ fn named(config: &Config, place: &RunFolder, folder: &Path) -> Result<Start> {
     };
     let checkpoint = match Checkpoint::open(folder) {
         Ok(checkpoint) => checkpoint,
+        Err(_) if folder.to_string_lossy().contains("://") => {
+            let hint =
+                "set `resume_from_checkpoint: true`: it fetches the newest checkpoint of an `output_dir` in a bucket";
+            return mistake(
+                format!("`{}` is an address, expected `true` or a local folder", folder.display()),
+                Some(hint.to_owned()),
+            );
+        }
         Err(why) => {
             let hint = "name a folder such as `output/checkpoint-50`; `true` uses the newest complete one";
             return mistake(
@@ -321,6 +329,9 @@ fn whole(folder: &Path) -> Result<Checkpoint> {
     Checkpoint::open(folder).map_err(damaged)
 }
 
+/// Fields of options that say where a process was started.
+const OF_START: [&str; 2] = ["node_rank", "rendezvous"];
+
 /// The options against those of a checkpoint: problems, and what differs where it may.
 fn compare(config: &Config, resolved: &Value, state: &State) -> (Vec<Problem>, Vec<String>) {
     let (mut problems, mut notes) = (Vec::new(), Vec::new());
@@ -344,7 +355,18 @@ fn compare(config: &Config, resolved: &Value, state: &State) -> (Vec<Problem>, V
             continue;
         }
         if row.changes_on_resume {
-            notes.push(format!("`{}` is {given}, it was {before}", row.name));
+            let (fields, then) = (now.given[row.name].as_object(), &then.given[row.name]);
+            let changed =
+                |(name, value): &(&String, &Value)| then[*name] != **value && !OF_START.contains(&name.as_str());
+            match fields.filter(|_| then.is_object()) {
+                None => notes.push(format!("`{}` is {given}, it was {before}", row.name)),
+                Some(fields) => notes.extend(
+                    fields
+                        .iter()
+                        .filter(changed)
+                        .map(|(name, value)| format!("`{}.{name}` is `{value}`, it was `{}`", row.name, then[name])),
+                ),
+            }
         } else {
             let message = format!("`{}` is {given}, but the checkpoint was written with {before}", row.name);
             let hint = Some("set it back: a resumed run may only change what docs/config.md marks with ↻".to_owned());

@@ -353,6 +353,8 @@ fn nodes_train_on_every_document_once() {
             said.contains("the data were in 2 parts and are in 3 now: what is left of the epoch is dealt again"),
             "{said}"
         );
+        let options = said.lines().filter(|line| line.contains("`distributed"));
+        assert!(options.eq(["Note: `distributed.num_nodes` is `3`, it was `2`"]), "{said}");
         let finished = alone(&broken, 1, &again, None);
         assert!(matches!(finished, Outcome::Finished(_)), "{finished:?}");
         assert_eq!(tokens(&broken), tokens(&straight), "{more}");

@@ -120,6 +120,9 @@ impl From<Prompt> for Request {
     }
 }
 
+/// Variables of chat templates that follow from the prompt.
+const RESERVED: [&str; 3] = ["messages", "tools", "add_generation_prompt"];
+
 impl Request {
     /// Fields of an object that hold its prompt, in the order in which they are looked for.
     pub const PROMPTS: [&'static str; 4] = ["prompt", "messages", "conversations", "text"];
@@ -151,9 +154,15 @@ impl Request {
         let as_object = |value: &Value| value.as_object().cloned();
         let variables =
             variables.map(|of| as_object(of).ok_or_else(|| wrong("chat_template_kwargs", "names with values")));
+        let variables = variables.transpose()?;
+        let is_own = |of: &&String| RESERVED.contains(&of.as_str());
+        if let Some(name) = variables.iter().flat_map(|of| of.keys()).find(is_own) {
+            let text = format!("`chat_template_kwargs` has `{name}`, which the prompt itself gives");
+            return Err(TrainError::Usage(text));
+        }
         let images =
             given("images").map(|of| of.as_array().cloned().ok_or_else(|| wrong("images", "a list of images")));
-        let (variables, images) = (variables.transpose()?, images.transpose()?);
+        let images = images.transpose()?;
         match &mut prompt {
             Prompt::Messages(of) => {
                 (of.tools, of.variables, of.images) = (tools, variables.unwrap_or_default(), images);

@@ -119,13 +119,11 @@ pub fn f32_to_bf16(x: f32) -> u16 {
 }
 
 /// Rounds up or down with a probability given by the distance: the expectation equals `x`.
-/// `random` supplies 16 uniform bits (its low half). Infinities and NaN are kept.
-#[inline]
+/// `random` supplies 16 uniform bits (its low half). Infinities and NaN are kept. Without branches, as [`f32_to_bf16`].
+#[inline(always)]
 pub fn f32_to_bf16_stochastic(x: f32, random: u32) -> u16 {
-    if !x.is_finite() {
-        return f32_to_bf16(x);
-    }
-    (x.to_bits().wrapping_add(random & 0xffff) >> 16) as u16
+    let rounded = (x.to_bits().wrapping_add(random & 0xffff) >> 16) as u16;
+    if x.is_finite() { rounded } else { f32_to_bf16(x) }
 }
 
 /// Converts the bits of an f16 to an f32 exactly, denormals included.

@@ -16,6 +16,7 @@ use crate::real::Real;
 use crate::registry::id;
 use crate::seed::seed_of;
 use crate::sequence::{FIRST, FIRST_PER_PART};
+use crate::vector::{Loop, vectorised};
 
 const SOURCE: &str = include_str!("dropout.cu");
 const HEADERS: &[(&str, &str)] = &[
@@ -100,6 +101,7 @@ impl Dice {
         }
     }
 
+    #[inline(always)]
     fn kept(&self, word: u32) -> bool {
         philox::unit(word) >= self.p
     }
@@ -112,17 +114,27 @@ impl Dice {
 
     /// Writes zeros for the dropped ones of `values`, which begin at index `first` of the tensor.
     pub fn drop<T: Real>(&self, first: usize, values: &mut [T]) {
-        let mut at = 0;
-        while at < values.len() {
-            let place = self.first + (first + at) as u64;
-            let (block, skip) = (place / WORDS as u64, (place % WORDS as u64) as usize);
-            let words = philox::words(self.seed, Purpose::Dropout, self.stream, self.step, block);
-            for (value, word) in values[at..].iter_mut().zip(&words[skip..]) {
-                if !self.kept(*word) {
-                    *value = T::default();
-                }
+        vectorised(DropAll, (self, self.first + first as u64, values));
+    }
+}
+
+struct DropAll;
+
+impl<'a, T: Real> Loop<(&'a Dice, u64, &'a mut [T])> for DropAll {
+    type Output = ();
+
+    #[inline(always)]
+    fn run((dice, place, values): (&'a Dice, u64, &'a mut [T])) {
+        let (mut block, mut skip) = (place / WORDS as u64, (place % WORDS as u64) as usize);
+        let mut rest = values;
+        while !rest.is_empty() {
+            let words = philox::run_of_words(dice.seed, Purpose::Dropout, dice.stream, dice.step, block);
+            let count = (words.len() - skip).min(rest.len());
+            let (values, after) = rest.split_at_mut(count);
+            for (value, word) in values.iter_mut().zip(&words[skip..]) {
+                *value = if dice.kept(*word) { *value } else { T::default() };
             }
-            at += WORDS - skip;
+            (block, skip, rest) = (block + philox::BLOCKS as u64, 0, after);
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::kernel::device_type;
 use crate::op::{Attribute, ExampleInput};
 use crate::real::Real;
 use crate::seed::seed_of;
+use crate::vector::{Loop, vectorised};
 
 pub const ATTRIBUTES: &[Attribute] = &[
     Attribute { name: "beta1", kind: "float", doc: "decay of the first moment" },
@@ -137,12 +138,24 @@ impl Rounding {
 
     /// Rounds new weights to what will be stored. The first is element `start` of the call, a multiple of four.
     pub fn round<T: Real>(&self, weights: &mut [T], start: usize) {
-        for (i, four) in weights.chunks_mut(4).enumerate() {
-            let index = (self.before + start / 4 + i) as u64;
-            let words = philox::words(self.seed, Purpose::StochasticRounding, self.stream, self.step, index);
-            for (weight, word) in four.iter_mut().zip(words) {
+        vectorised(RoundAll, (self, weights, start));
+    }
+}
+
+struct RoundAll;
+
+impl<'a, T: Real> Loop<(&'a Rounding, &'a mut [T], usize)> for RoundAll {
+    type Output = ();
+
+    #[inline(always)]
+    fn run((of, weights, start): (&'a Rounding, &'a mut [T], usize)) {
+        let mut block = (of.before + start / 4) as u64;
+        for run in weights.chunks_mut(4 * philox::BLOCKS) {
+            let words = philox::run_of_words(of.seed, Purpose::StochasticRounding, of.stream, of.step, block);
+            for (weight, word) in run.iter_mut().zip(words) {
                 *weight = T::from_f32(bf16_to_f32(f32_to_bf16_stochastic(weight.to_f32(), word)));
             }
+            block += philox::BLOCKS as u64;
         }
     }
 }

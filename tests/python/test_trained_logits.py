@@ -118,7 +118,7 @@ def test_the_head_has_room_for_the_trained_tokens_and_a_note_says_so(trained, tm
     assert ("with room for up to 25 % of all" in shown.out + shown.err) == only
 
 
-def test_a_batch_with_more_trained_tokens_takes_the_logits_of_all(trained, tmp_path):
+def test_a_batch_with_more_trained_tokens_takes_the_logits_of_all(trained, tmp_path, capfd):
     documents(tmp_path / "tokens.jsonl", 1030, lambda number: 4 if number < 1026 else 24)
     options = {
         **LORA,
@@ -130,6 +130,15 @@ def test_a_batch_with_more_trained_tokens_takes_the_logits_of_all(trained, tmp_p
     some, expected = trained(True, steps=1030, **options), trained(False, steps=1030, **options)
     assert some[1:] == expected[1:]
     assert shapes(some[0], tmp_path) == {0, 16}
+    run = tmp_path / "run.yaml"
+    values = {
+        "model": str(MODEL), "device": "cpu", "datasets": [{"path": str(tmp_path / "tokens.jsonl"), "type": "tokens"}],
+        "gradient_accumulation_steps": 1, "output_dir": str(tmp_path / "other"), "logging_steps": 500, **options,
+    }  # fmt: skip
+    run.write_text(json.dumps(values))
+    assert main(["sft", str(run)]) == 0
+    shown = capfd.readouterr()
+    assert (shown.out + shown.err).count("a program with the logits of all was compiled for it") == 1
 
 
 def test_all_logits_are_computed_where_nearly_all_tokens_are_trained(trained, tmp_path):

@@ -25,6 +25,9 @@ use crate::input::logit_shapes;
 use crate::model::source::ModelSource;
 use crate::words::count;
 
+/// The note on a batch with more patches than those that were counted for the plan.
+const MORE_PATCHES: &str = "a batch has more patches of images than those that were counted: a program of its own was compiled for it, which is in no plan";
+
 /// Micro-batches that are made ahead of the loop.
 pub const PREFETCH: usize = 4;
 
@@ -173,6 +176,20 @@ impl Feed {
     /// Tokens whose logits are computed in a micro-batch of rows of a length; 0: all.
     pub(crate) fn logits_of(&self, seq_len: usize) -> usize {
         self.spec.logits.iter().find(|of| of.0 == seq_len).map_or(0, |of| of.1)
+    }
+
+    /// The note on a batch with a shape that is in no plan, where one of these has.
+    pub(crate) fn note_on_overflow(&self, batches: &[Batch]) -> Option<&'static str> {
+        let planned = self.variants();
+        let mut own = batches.iter().filter(|batch| batch.remote.is_none());
+        own.find_map(|batch| {
+            let patches = batch.patches.count();
+            let has_patches = || planned.iter().any(|of| (of.seq_len, of.patches) == (batch.seq_len, patches));
+            match batch.logits == 0 && self.logits_of(batch.seq_len) > 0 {
+                true => Some(logit_shapes::OVERFLOW),
+                false => (patches > 0 && !has_patches()).then_some(MORE_PATCHES),
+            }
+        })
     }
 
     /// The note on logits that are not computed.

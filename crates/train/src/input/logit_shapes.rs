@@ -18,6 +18,10 @@ const MARGIN: f64 = 0.03;
 /// The share of all tokens above which the logits of all are computed.
 const WORTHWHILE: f64 = 0.9;
 
+/// The note on a batch with more trained tokens than the plan has room for.
+pub(super) const OVERFLOW: &str = "a batch has more trained tokens than the first ones: a program with the logits of all was \
+    compiled for it, which is in no plan (`trained_logits_only: false` computes those of all from the start)";
+
 /// Documents, the stream that they come from, and their layout in batches.
 type Set<'a> = (&'a DocumentSet, Option<&'a Arc<Stream>>, &'a LoaderSpec);
 

@@ -46,6 +46,14 @@ use crate::trainer::rollout::{OnPolicy, Rollouts};
 use crate::trainer::schedule::LearningRate;
 use crate::trainer::startup::Startup;
 
+/// The report of a batch whose shape is in no plan, which is made once.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Overflow {
+    Never,
+    Unreported(&'static str),
+    Reported,
+}
+
 /// A model in training, with its data where there is any.
 pub struct Trainer {
     /// The run's name: what its checkpoints belong to.
@@ -85,6 +93,8 @@ pub struct Trainer {
     pub(crate) startup: Option<Startup>,
     /// True until the note on values that became 0 in 8 bits is shown.
     pub(crate) tells_flushed: bool,
+    /// The report of a shape that is in no plan.
+    pub(crate) overflow: Overflow,
     /// The differences from the checkpoint that it began at, where it may differ, a sentence each.
     pub differences: Vec<String>,
     /// The rounding of the last merged result.
@@ -185,6 +195,7 @@ impl Trainer {
             written,
             progress: Progress::default(),
             tells_flushed: true,
+            overflow: Overflow::Never,
             differences: Vec::new(),
             rounding: Rounding::default(),
             model_digest: None,

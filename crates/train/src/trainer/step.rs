@@ -18,6 +18,7 @@ use crate::trainer::metrics::{EvaluationMetrics, RouterMetrics, StepMetrics};
 use crate::trainer::progress::Progress;
 use crate::trainer::reference::check_batches;
 use crate::trainer::schedule::LearningRate;
+use crate::trainer::state::Overflow;
 
 /// Suppressed updates in a row after which a run is given up.
 const MAX_SUPPRESSED: u64 = 5;
@@ -124,6 +125,11 @@ impl Trainer {
         let batches = self.next_batches()?;
         if batches.is_empty() {
             return Ok(Advance::Ended(before.or(self.settle()?)));
+        }
+        // A student's own answers have shapes of their own.
+        if self.overflow == Overflow::Never && self.on_policy.is_none() {
+            let note = self.feed.as_ref().and_then(|feed| feed.note_on_overflow(&batches));
+            self.overflow = note.map_or(Overflow::Never, Overflow::Unreported);
         }
         let learning_rate = self.rate(None)?;
         let one_per_row = self.one_per_row();

@@ -23,6 +23,7 @@ use crate::trainer::command::Part;
 use crate::trainer::memory;
 use crate::trainer::metrics::StepMetrics;
 use crate::trainer::saving::Saving;
+use crate::trainer::state::Overflow;
 use crate::trainer::step::{Advance, Evaluation};
 use crate::words;
 
@@ -249,6 +250,10 @@ impl Run {
             startup.done("first step");
             observer.line(&startup.line());
             self.emit(startup.to_json(), observer)?;
+        }
+        if let Overflow::Unreported(note) = trainer.overflow {
+            trainer.overflow = Overflow::Reported;
+            observer.line(&format!("Note: {note}"));
         }
         let done = metrics.step + 1;
         if done.is_multiple_of(trainer.config.logging.logging_steps) || Some(done) == total || !metrics.applied {

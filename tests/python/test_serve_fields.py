@@ -62,6 +62,9 @@ def test_a_wrong_field_is_named_in_one_sentence(address, change, param, message)
         ("GET", "/v1/completions", 405, "POST"),
         ("GET", "/v1/chat/completions?a=b", 405, "POST"),
         ("POST", "/v1/models", 405, "GET"),
+        ("PUT", "/v1/completions", 405, "POST"),
+        ("DELETE", "/v1/models", 405, "GET"),
+        ("OPTIONS", "/v1/chat/completions", 405, "POST"),
         ("GET", "/v1/other", 404, None),
         ("POST", "/v1/other", 404, None),
     ],
@@ -70,6 +73,13 @@ def test_a_path_of_another_method_names_it(address, method, path, status, allowe
     found, headers, text = fetched(address, method, path)
     assert (found, headers["Allow"]) == (status, allowed)
     assert (f"takes {allowed}, not {method}" if allowed else "there is no /v1/other") in text
+
+
+def test_a_health_check_may_ask_for_the_head_alone(address):  # noqa: F811
+    status, headers, text = fetched(address, "HEAD", "/health")
+    assert (status, text) == (200, "") and int(headers["Content-Length"]) > 0
+    status, headers, text = fetched(address, "HEAD", "/v1/completions")
+    assert (status, headers["Allow"], text) == (405, "POST", "")
 
 
 @pytest.mark.parametrize("seed", [None, 7, (1 << 64) - 1])

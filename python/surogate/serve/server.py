@@ -181,6 +181,16 @@ class Handler(BaseHTTPRequestHandler):
         """Answers a GET request; exceptions become error responses."""
         self._guarded(self._get)
 
+    def do_HEAD(self) -> None:
+        """Answers as a GET request is answered, without the body."""
+        self._guarded(self._get)
+
+    def do_PUT(self) -> None:
+        """Refuses a request of a method that no path has."""
+        self._guarded(self._refuse)
+
+    do_DELETE = do_PATCH = do_OPTIONS = do_PUT
+
     def do_POST(self) -> None:
         """Answers a POST request; exceptions become error responses."""
         self._guarded(self._post)
@@ -208,7 +218,7 @@ class Handler(BaseHTTPRequestHandler):
             raise BadRequest("`Transfer-Encoding` is not supported, expected `Content-Length`", status=411)
         if len(self.headers.get_all("Content-Length", [])) > 1:
             raise BadRequest("`Content-Length` stands there several times, expected once")
-        if self.command == "GET" and self.headers.get("Content-Length", "0") != "0":
+        if self.command in ("GET", "HEAD") and self.headers.get("Content-Length", "0") != "0":
             raise BadRequest("the request has a body, expected none")
 
     def _check_token(self) -> None:
@@ -246,6 +256,9 @@ class Handler(BaseHTTPRequestHandler):
                 self._whole(job, first, events)
         finally:
             job.is_cancelled.set()
+
+    def _refuse(self) -> None:
+        raise self._no_place(self.path.partition("?")[0])
 
     def _no_place(self, path: str) -> BadRequest:
         """The error of a path that this method does not have."""
@@ -368,4 +381,5 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)

@@ -30,7 +30,7 @@ OF_RUN = ("manifest.json", "resolved.yaml", "trainer_state.json")
 #: The folder for what is being fetched, in that of the run.
 FETCHED = ".fetched"
 
-#: What begins as an address does, with one slash too.
+#: The beginning of an address, with one slash too.
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 

@@ -87,6 +87,16 @@ def losses(output: Path) -> dict[tuple[str, int], float]:
     return {(e["event"], e["step"]): e["loss"] for e in events if e["event"] in ("step", "evaluation")}
 
 
+def test_killed_while_the_first_manifest_was_written(tmp_path):
+    output = tmp_path / "output"
+    output.mkdir()
+    for name in (".manifest.json.f68b192c4896d8e6.17406.0.tmp", ".resolved.yaml.f68b192c4896d8e6.17406.0.tmp", ".manifest.json.mine.tmp"):
+        (output / name).write_text("{")
+    (tmp_path / "run.yaml").write_text(json.dumps(options(output)))
+    whole(tmp_path / "run.yaml")
+    assert [entry.name for entry in output.iterdir() if entry.name.startswith(".")] == [".manifest.json.mine.tmp"]
+
+
 @pytest.mark.parametrize(
     "changed",
     [

@@ -16,7 +16,7 @@ use crate::config::{Config, Resume};
 use crate::error::{Result, TrainError};
 use crate::files::log::{self, Log};
 use crate::files::staged::{create_new, free_name};
-use crate::files::written::{Record, Written, occupant};
+use crate::files::written::{Record, Written, names, occupant};
 use crate::model::source::ModelSource;
 use crate::trainer::checkpoint;
 use crate::trainer::{is_run_id, run_name};
@@ -86,6 +86,9 @@ impl RunFolder {
         if checkpoint_identity != identity(&output)? {
             // Two runs that write checkpoints of the same names would meet only at the first of them.
             locks.push(lock(config, "checkpoint_dir", &checkpoints, &mut notes)?);
+        }
+        if earlier.is_none() && notes.is_empty() {
+            clear_begun(&output)?;
         }
         let said = |key: &str| earlier.as_ref().and_then(|of| of.manifest[key].as_str());
         let name = match (&config.run.run_name, said("run")) {
@@ -292,6 +295,23 @@ fn unused_log(folder: &Path) -> Option<PathBuf> {
     let is_log = |name: &str| name.starts_with("log-") && name.ends_with(".json");
     let logs = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_log));
     logs.filter(|entry| entry.metadata().is_ok_and(|of| of.is_file() && of.len() == 0)).map(|entry| entry.path()).min()
+}
+
+/// Removes the first manifest of a process that had locked this folder and was killed while it wrote it: no later one has its
+/// identity.
+fn clear_begun(folder: &Path) -> Result<()> {
+    for name in names(folder).map_err(|e| TrainError::io("read", folder, e))? {
+        let text = name.to_string_lossy();
+        let is_of = |file: &str| {
+            let owner = text.strip_prefix(&format!(".{file}.")).and_then(|rest| rest.split_once('.'));
+            owner.is_some_and(|(owner, _)| is_run_id(owner))
+        };
+        if text.ends_with(".tmp") && [MANIFEST, RESOLVED].into_iter().any(is_of) {
+            let path = folder.join(&name);
+            fs::remove_file(&path).map_err(|e| TrainError::io("remove", &path, e))?;
+        }
+    }
+    Ok(())
 }
 
 fn identity(folder: &Path) -> Result<(u64, u64)> {

@@ -140,7 +140,7 @@ def test_one_row_alone_is_no_list_of_rows(rows, shared):
         ("[1, 2]\n\n{}\n", ":3: has no text, expected `messages`"),
         ("[1, 2]\n{", ":2: this is not JSON"),
         ("\n", ": the file holds no rows, expected one per line"),
-        (None, ": the rows cannot be read"),
+        (None, ": there is no such file"),
     ],
 )
 def test_the_command_names_the_line_of_a_row(text, named, with_tokenizer, tmp_path, capsys):

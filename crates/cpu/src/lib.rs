@@ -17,6 +17,7 @@ mod finite;
 mod group;
 mod layout;
 mod matmul;
+mod pieces;
 mod pipeline;
 mod rows;
 mod scratch;

@@ -14,12 +14,13 @@ use crate::arena::Memory;
 use crate::deferred::DeferredTransfers;
 use crate::fabric::RankHandle;
 use crate::scratch::Scratch;
-use crate::{call, copy, finite, matmul, rows};
+use crate::{call, copy, finite, matmul, pieces, rows};
 
 /// An instruction with all decisions of loading taken.
 enum BoundInstruction {
     Call(call::ReferenceCall),
     Rows(rows::RowwiseCall),
+    Pieces(pieces::PiecewiseCall),
     Gemm(Box<matmul::GemmPlan>),
     Copy(copy::StridedCopy),
     Zero(TensorRef),
@@ -33,6 +34,7 @@ impl BoundInstruction {
         match self {
             BoundInstruction::Call(call) => call.run(memory, scratch),
             BoundInstruction::Rows(rows) => rows.run(memory, scratch),
+            BoundInstruction::Pieces(pieces) => pieces.run(memory),
             BoundInstruction::Gemm(gemm) => gemm.run(memory, scratch),
             BoundInstruction::Copy(copy) => copy.run(memory, scratch),
             BoundInstruction::Zero(at) => copy::zero(memory, at),
@@ -126,10 +128,13 @@ fn prepare(
         memory.check(at);
     }
     let prepared = match &step.instruction {
-        Instruction::Launch(launch) => match rows::RowwiseCall::launch(launch) {
-            Some(rows) => Ok(BoundInstruction::Rows(rows)),
-            None => call::ReferenceCall::launch(launch).map(BoundInstruction::Call),
-        },
+        Instruction::Launch(launch) => {
+            let rows = rows::RowwiseCall::launch(launch).map(BoundInstruction::Rows);
+            match rows.or_else(|| pieces::PiecewiseCall::launch(launch).map(BoundInstruction::Pieces)) {
+                Some(divided) => Ok(divided),
+                None => call::ReferenceCall::launch(launch).map(BoundInstruction::Call),
+            }
+        }
         Instruction::AttentionForward(a) => call::ReferenceCall::attention_forward(a).map(BoundInstruction::Call),
         Instruction::Gemm(gemm) => matmul::GemmPlan::new(gemm).map(|gemm| BoundInstruction::Gemm(Box::new(gemm))),
         Instruction::Copy { from, to } | Instruction::Transfer { from, to, .. } => {
@@ -154,6 +159,7 @@ fn prepare(
         BoundInstruction::Gemm(gemm) => gemm.reserve(scratch),
         BoundInstruction::Copy(copy) => copy.reserve(scratch),
         BoundInstruction::Zero(_)
+        | BoundInstruction::Pieces(_)
         | BoundInstruction::Collective(..)
         | BoundInstruction::Record(..)
         | BoundInstruction::Wait(..) => {}

@@ -95,6 +95,12 @@ pub trait Op: Send + Sync {
         None
     }
 
+    /// True if an update of flat tensors may be made for parts of them: the elements of results and of inputs as long as they
+    /// are independent of one another, and the attribute `start` counts those before. Parts begin at multiples of four.
+    fn divides(&self) -> bool {
+        false
+    }
+
     /// An input and the result of its shape that may take its place in memory, where nothing else reads the input:
     /// every element is read before it is written.
     fn in_place(&self) -> Option<(usize, usize)> {

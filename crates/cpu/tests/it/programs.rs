@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use cpu::CpuBackend;
+use ops::{Call, Data, Input, Output};
 use program::{
     Arena, ArenaId, ArenaKind, Arithmetic, Backend, BackendError, Constant, Cost, Entry, EntryKind, Gemm, Instruction,
     Launch, LowRank, Machine, Program, Provenance, Scales, Session, Step, TensorRef,
@@ -159,6 +160,51 @@ fn rows_computed_some_at_a_time_may_overwrite_what_they_read() {
     assert!(apart.iter().all(|x| x.is_finite()) && apart.iter().any(|x| x.abs() > 1e-4));
     assert_eq!(apart, run(&logits, 1));
     assert_eq!(apart, run(&logits, 3));
+}
+
+#[test]
+fn an_update_in_pieces_has_the_bits_of_one_call() {
+    // The last piece is a small one, and the call is a part of a larger tensor.
+    let n = (2 << 15) + 4468;
+    let [gradient, first, second] = [0, 300_032, 600_064].map(|offset| at(offset, DType::F32, &[n]));
+    let weight = at(900_096, DType::BF16, &[n]);
+    let scalars: Vec<TensorRef> = (0..5).map(|i| at(1_100_032 + 64 * i, DType::F32, &[1])).collect();
+    let step = at(1_101_056, DType::I32, &[1]);
+    let attrs = [("beta1", 0.9), ("beta2", 0.99), ("epsilon", 1e-8), ("weight_decay", 0.1)];
+    let attrs = attrs.into_iter().fold(Attrs::new(), |attrs, (name, value)| attrs.with(name, value));
+    let attrs = attrs.with("stochastic_rounding", true).with("seed", 7).with("stream", 3).with("start", 4096);
+    let numbers = [values(n, 1), values(n, 2), values(n, 3).iter().map(|x| x.abs()).collect()];
+    let of_step = [1e-2, 0.1, 0.01, 1.0, 1.0];
+    let inputs: Vec<&TensorRef> = std::iter::once(&gradient).chain(&scalars).chain([&step]).collect();
+    let found = [1, 3].map(|threads| {
+        let mut session = load(vec![launch("adamw", attrs.clone(), &inputs, &[&weight, &first, &second])], threads);
+        for (at, values) in [&gradient, &first, &second].into_iter().zip(&numbers) {
+            put(&mut *session, at, values);
+        }
+        put(&mut *session, &weight, &values(n, 4));
+        for (at, value) in scalars.iter().zip(of_step) {
+            put(&mut *session, at, &[value]);
+        }
+        session.write(&step, &5i32.to_le_bytes()).unwrap();
+        session.run(0).unwrap();
+        [&weight, &first, &second].map(|at| get(&mut *session, at))
+    });
+    let [g, mut m, mut v] = numbers;
+    let mut w = rounded(&values(n, 4));
+    let (shape, one) = ([n], [1]);
+    let of_step = of_step.map(|value| [value]);
+    let real = |shape, values| Input { shape, data: Data::Real(values) };
+    let scalars = of_step.iter().map(|value| real(&one[..], &value[..]));
+    let step = Input { shape: &one[..], data: Data::Int(&[5]) };
+    let inputs: Vec<Input<'_, f32>> = std::iter::once(real(&shape[..], &g[..])).chain(scalars).chain([step]).collect();
+    let stored = [DType::BF16, DType::F32, DType::F32];
+    let outputs = [&mut w, &mut m, &mut v].into_iter().zip(stored);
+    let mut outputs: Vec<Output<'_, f32>> =
+        outputs.map(|(data, storage)| Output::Real { shape: &shape, data, storage }).collect();
+    ops::find("adamw").unwrap().reference_f32(&mut Call { attrs: &attrs, inputs: &inputs, outputs: &mut outputs });
+    assert_ne!(w, rounded(&values(n, 4)));
+    let expected = [w, m, v];
+    assert!(found.iter().all(|found| *found == expected));
 }
 
 #[test]

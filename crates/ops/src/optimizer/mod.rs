@@ -26,4 +26,5 @@ pub use momentum::{Momentum, MomentumPart};
 pub use newton_schulz::{NewtonSchulzPolynomial, UnitMatrices};
 pub use normuon::NorMuon;
 pub use pieces::{MaxPieces, SumPieces};
+pub use rule::START;
 pub use squares::{BlockSquares, TotalSquares, block_count, blocks_of};

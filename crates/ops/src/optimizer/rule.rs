@@ -27,7 +27,7 @@ pub const ATTRIBUTES: &[Attribute] = &[
     Attribute { name: "seed", kind: "int", doc: "key of the random numbers" },
     Attribute { name: "stream", kind: "int", doc: "keeps the random numbers of different tensors apart" },
     Attribute {
-        name: "start",
+        name: START,
         kind: "int?",
         doc: "elements of the whole tensor before these, a multiple of four: the random numbers go on from there",
     },
@@ -75,9 +75,12 @@ pub fn check(inputs: &[ValueType], attrs: &Attrs) -> Result<usize, String> {
     gradient.last().ok_or_else(|| "the number of elements must be known".into())
 }
 
+/// The attribute that says where the random numbers of a call begin.
+pub const START: &str = "start";
+
 /// Elements of the whole tensor before those of a call, on the first rank.
 pub fn start(attrs: &Attrs) -> Result<usize, String> {
-    optional_size(attrs, "start")
+    optional_size(attrs, START)
 }
 
 fn optional_size(attrs: &Attrs, name: &str) -> Result<usize, String> {
@@ -87,7 +90,7 @@ fn optional_size(attrs: &Attrs, name: &str) -> Result<usize, String> {
 
 /// Checks where the random numbers of a call begin.
 pub fn check_start(attrs: &Attrs) -> Result<(), String> {
-    for name in ["start", "start_per_rank"] {
+    for name in [START, "start_per_rank"] {
         if optional_size(attrs, name)? % 4 != 0 {
             return Err(format!("`{name}` must be a multiple of four"));
         }
@@ -224,8 +227,8 @@ pub fn defines(attrs: &Attrs, weight: &TensorRef, tensors: &[&TensorRef], thread
 pub fn before(attrs: &Attrs) -> Arg {
     let blocks = |name: &str| (optional_size(attrs, name).expect("checked by the shape rule") / 4) as i64;
     match blocks("start_per_rank") {
-        0 => Arg::I64(blocks("start")),
-        step => Arg::PerRank { first: blocks("start"), step },
+        0 => Arg::I64(blocks(START)),
+        step => Arg::PerRank { first: blocks(START), step },
     }
 }
 

@@ -155,6 +155,10 @@ impl Op for AdamW {
         Gradients::NoGradient("part of the update")
     }
 
+    fn divides(&self) -> bool {
+        true
+    }
+
     /// Weight and states are read and written.
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {
         let state: usize = outputs.iter().map(TensorRef::bytes).sum();

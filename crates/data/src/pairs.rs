@@ -281,8 +281,8 @@ mod tests {
         assert_eq!(documents(&batch), [0, 0, 0, -1, 1, 1, 1, 1]);
         assert_eq!((weights(&batch)[..3].to_vec(), desirable(&batch)[..2].to_vec()), (vec![1., 1., 0.], vec![1., 0.]));
         assert_eq!(next_tokens(&batch), [2, 3, -100, -100, 5, 6, 7, -100]);
-        let other = mismatched(&batch);
-        assert_eq!((other.batch, other.seq_len), (1, 8));
+        let other = mismatched(&Batch { logits: 4, ..batch });
+        assert_eq!((other.batch, other.seq_len, other.logits), (1, 8, 4), "its answers have the same tokens");
         assert_eq!(other.input_ids, [1, 6, 7, 4, 5, 2, 3, 0]);
         assert_eq!(other.targets, [6, 7, -100, -100, 2, 3, -100, -100]);
         assert_eq!(other.document_start, [0, 0, 0, 3, 3, 3, 3, 7]);

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.xdist_group("image"),
     pytest.mark.skipif(shutil.which("mmdebstrap") is None, reason="mmdebstrap is not installed (apt-get install mmdebstrap)"),
-    pytest.mark.skipif(shutil.which("rustc") is None, reason="no toolchain of Rust"),
+    pytest.mark.skipif(shutil.which("rustc") is None, reason="the stage that compiles takes the Rust toolchain of the host"),
     pytest.mark.skipif(os.geteuid() != 0, reason="root file systems are made and entered as root"),
 ]
 
